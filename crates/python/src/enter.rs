@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one door into the core: every call that may wait goes through it, without the GIL, and yields to Ctrl-C.
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_types::{Error, Result};
+use pyo3::prelude::*;
+use tokio::runtime::{Handle, Runtime};
+
+use crate::raise::raise;
+
+/// How often a wait looks for a pending Ctrl-C; short enough to feel instant, long enough to cost nothing.
+const SIGNAL_POLL: Duration = Duration::from_millis(50);
+
+/// The runtime of this process. After a fork the child must not touch its parent's, whose threads are gone: it leaks
+/// that one and builds its own.
+static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
+
+/// The process-wide runtime for sockets and timers, built at first use.
+pub fn runtime() -> Handle {
+    let mut slot = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let pid = std::process::id();
+    if let Some((owner, runtime)) = slot.as_ref()
+        && *owner == pid
+    {
+        return runtime.handle().clone();
+    }
+    if let Some((_, foreign)) = slot.take() {
+        std::mem::forget(foreign);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("penstock-io")
+        .enable_all()
+        .build()
+        .expect("a runtime needs a few threads and descriptors; without them nothing here can run");
+    let handle = runtime.handle().clone();
+    *slot = Some((pid, runtime));
+    handle
+}
+
+/// Runs blocking `work` without the GIL and turns its error into ours. For work that does not wait on a signal.
+pub fn enter<T, F>(py: Python<'_>, work: F) -> PyResult<T>
+where
+    F: FnOnce() -> Result<T> + Send,
+    T: Send,
+{
+    py.detach(work).map_err(|error| raise(py, error))
+}
+
+/// Runs a future to its end without the GIL, looking for Ctrl-C as it waits. Interrupted work is dropped, so its
+/// requests end with it.
+pub fn enter_async<T, F>(py: Python<'_>, work: F) -> PyResult<T>
+where
+    F: Future<Output = Result<T>> + Send + 'static,
+    T: Send + 'static,
+{
+    let mut task = runtime().spawn(work);
+    loop {
+        let finished = py.detach(|| runtime().block_on(async { tokio::time::timeout(SIGNAL_POLL, &mut task).await }));
+        match finished {
+            Ok(Ok(result)) => return result.map_err(|error| raise(py, error)),
+            Ok(Err(join)) => return Err(raise(py, Error::bug(join.to_string()))),
+            Err(_still_waiting) => {
+                if let Err(signal) = py.check_signals() {
+                    task.abort();
+                    return Err(signal);
+                }
+            }
+        }
+    }
+}

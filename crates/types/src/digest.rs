@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Digests of stored and of inflated bytes, with the algorithm that made them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// What made a digest. The first four are what stores give; `Xxh3` (128 bits) is our own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Algorithm {
+    /// CRC-32 (ISO-HDLC), as in gzip.
+    Crc32,
+    /// CRC-32C (Castagnoli), as in TFRecord and S3.
+    Crc32c,
+    /// CRC-64/NVME, S3's default.
+    Crc64Nvme,
+    /// SHA-1, as S3 may store it.
+    Sha1,
+    /// SHA-256, as S3 may store it.
+    Sha256,
+    /// MD5, as ETags and Content-MD5 hold it.
+    Md5,
+    /// XXH3, 128 bits: detects damage, resists no attacker.
+    Xxh3,
+}
+
+impl Algorithm {
+    /// Its name in manifests and journals.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crc32 => "crc32",
+            Self::Crc32c => "crc32c",
+            Self::Crc64Nvme => "crc64nvme",
+            Self::Sha1 => "sha1",
+            Self::Sha256 => "sha256",
+            Self::Md5 => "md5",
+            Self::Xxh3 => "xxh3",
+        }
+    }
+}
+
+/// A digest: an algorithm and its big-endian value. Printed and stored as `algorithm:hex`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Digest {
+    /// What made it.
+    pub algorithm: Algorithm,
+    /// Its bytes, most significant first.
+    pub value: Vec<u8>,
+}
+
+impl Digest {
+    /// A digest of 32 bits.
+    pub fn of_u32(algorithm: Algorithm, value: u32) -> Self {
+        Self { algorithm, value: value.to_be_bytes().to_vec() }
+    }
+
+    /// A digest of 128 bits.
+    pub fn of_u128(algorithm: Algorithm, value: u128) -> Self {
+        Self { algorithm, value: value.to_be_bytes().to_vec() }
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.algorithm.name())?;
+        self.value.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for Digest {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || Error::config("digest", format!("`{text}` is not algorithm:hex"));
+        let (name, hex) = text.split_once(':').ok_or_else(bad)?;
+        let algorithm = [
+            Algorithm::Crc32,
+            Algorithm::Crc32c,
+            Algorithm::Crc64Nvme,
+            Algorithm::Sha1,
+            Algorithm::Sha256,
+            Algorithm::Md5,
+            Algorithm::Xxh3,
+        ]
+        .into_iter()
+        .find(|algorithm| algorithm.name() == name)
+        .ok_or_else(bad)?;
+        if !hex.is_ascii() || hex.len() % 2 != 0 {
+            return Err(bad());
+        }
+        let value = (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).map_err(|_| bad()))
+            .collect::<Result<_>>()?;
+        Ok(Self { algorithm, value })
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digest_text_round_trips() {
+        let digest = Digest::of_u32(Algorithm::Crc32c, 0x00c0_ffee);
+        assert_eq!(digest.to_string(), "crc32c:00c0ffee");
+        assert_eq!("crc32c:00c0ffee".parse::<Digest>().unwrap(), digest);
+        assert!("crc32c:0x".parse::<Digest>().is_err());
+        assert!("nope:00".parse::<Digest>().is_err());
+    }
+}

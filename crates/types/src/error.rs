@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One enum for every way a call can fail. A variant is something that a caller can act on; the rest is `Bug`.
+//!
+//! Messages name the thing, what happened and the numbers. `crates/python` matches this enum without a wildcard, so a
+//! variant that Python has no class for does not compile.
+
+use std::time::Duration;
+
+/// Shorthand for results with our [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, in terms of what the caller can do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// No object, bucket, folder or file of that name.
+    #[error("{place} does not exist")]
+    NotFound {
+        /// URL or path.
+        place: String,
+    },
+    /// Credentials or permissions refused it.
+    #[error("{place} may not be accessed: {reason}")]
+    Denied {
+        /// URL or path.
+        place: String,
+        /// What the store or the system said; never a secret.
+        reason: String,
+    },
+    /// The store refused for rate, and the wall-clock budget for waiting is spent.
+    #[error("{place} refused {refused} of {sent} requests in {:.1} s", window.as_secs_f64())]
+    Throttled {
+        /// URL.
+        place: String,
+        /// Requests refused with 429 or 503.
+        refused: u32,
+        /// Requests sent.
+        sent: u32,
+        /// How long we went on asking.
+        window: Duration,
+        /// What the store asked us to wait before the next try, if it said.
+        retry_after: Option<Duration>,
+    },
+    /// Nothing answers there: name, connection, TLS, or the connection broke.
+    #[error("{place} cannot be reached: {reason}")]
+    Unreachable {
+        /// Endpoint or URL.
+        place: String,
+        /// What the network said.
+        reason: String,
+    },
+    /// The store answered 5xx (other than throttling) or broke the protocol; another try may help.
+    #[error("{place} answered {status}: {reason}")]
+    Server {
+        /// URL.
+        place: String,
+        /// HTTP status, or 0 when the answer was no HTTP.
+        status: u16,
+        /// What it said.
+        reason: String,
+    },
+    /// The deadline of the call passed.
+    #[error("{what} did not finish in {:.1} s", limit.as_secs_f64())]
+    Deadline {
+        /// The call.
+        what: String,
+        /// The limit it had.
+        limit: Duration,
+    },
+    /// Bytes that are not what they should be: truncated, wrong checksum, not of the format.
+    #[error("{place} {problem}")]
+    Corrupt {
+        /// URL or path, with the record when known.
+        place: String,
+        /// What is wrong, with the numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
+        problem: String,
+    },
+    /// The object is no longer the version that was pinned.
+    #[error("{place} was replaced while it was read (version {want} pinned, {have} found)")]
+    Changed {
+        /// URL.
+        place: String,
+        /// The version pinned.
+        want: String,
+        /// The version found, or `another`.
+        have: String,
+    },
+    /// A conditional write found its condition untrue (an object is already there, say).
+    #[error("{place} was not written: {reason}")]
+    Precondition {
+        /// URL or path.
+        place: String,
+        /// The condition and what was found.
+        reason: String,
+    },
+    /// A setting, flag or argument that cannot be.
+    #[error("{what}: {problem}")]
+    Config {
+        /// The setting.
+        what: String,
+        /// What is wrong with it, with the value.
+        problem: String,
+    },
+    /// The store or build cannot do this.
+    #[error("{what} is not supported by {by}")]
+    Unsupported {
+        /// The operation.
+        what: String,
+        /// Who cannot do it.
+        by: String,
+    },
+    /// The memory budget is too small for what was asked.
+    #[error("{what} needs {need} bytes and the memory budget is {budget} bytes")]
+    BudgetExceeded {
+        /// What needs the memory.
+        what: String,
+        /// Bytes needed.
+        need: u64,
+        /// Bytes allowed.
+        budget: u64,
+    },
+    /// The disk is full.
+    #[error("{place} has {free} bytes free and {need} are needed")]
+    NoSpace {
+        /// Path.
+        place: String,
+        /// Bytes needed.
+        need: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// A key that cannot be a file under the destination, or two that cannot stand side by side.
+    #[error("key `{key}` cannot be written under {place}: {reason}")]
+    KeyRefused {
+        /// The key, escaped.
+        key: String,
+        /// The destination.
+        place: String,
+        /// Why: leaves the folder, too long, equals another but for case, file against folder.
+        reason: String,
+    },
+    /// The operating system refused for a reason of its own (EIO, ELOOP, ...).
+    #[error("{place}: {reason}")]
+    System {
+        /// Path or endpoint.
+        place: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// Another rank of the job failed, so this one cannot go on.
+    #[error("rank {rank} failed: {reason}")]
+    RankFailed {
+        /// Its number.
+        rank: u32,
+        /// What is known of it.
+        reason: String,
+    },
+    /// The user interrupted.
+    #[error("interrupted")]
+    Interrupted,
+    /// Ours to mend: a state that cannot be.
+    #[error("this is a bug in Penstock: {what}")]
+    Bug {
+        /// What should not be.
+        what: String,
+    },
+}
+
+impl Error {
+    /// A short stable name, printed as `error[code]`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "not-found",
+            Self::Denied { .. } => "denied",
+            Self::Throttled { .. } => "throttled",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Server { .. } => "server",
+            Self::Deadline { .. } => "deadline",
+            Self::Corrupt { .. } => "corrupt",
+            Self::Changed { .. } => "changed",
+            Self::Precondition { .. } => "precondition",
+            Self::Config { .. } => "config",
+            Self::Unsupported { .. } => "unsupported",
+            Self::BudgetExceeded { .. } => "budget",
+            Self::NoSpace { .. } => "no-space",
+            Self::KeyRefused { .. } => "key",
+            Self::System { .. } => "system",
+            Self::RankFailed { .. } => "rank-failed",
+            Self::Interrupted => "interrupted",
+            Self::Bug { .. } => "bug",
+        }
+    }
+
+    /// True when the same request may succeed if sent again.
+    pub fn retryable(&self) -> bool {
+        matches!(self, Self::Throttled { .. } | Self::Unreachable { .. } | Self::Server { .. } | Self::Deadline { .. })
+    }
+
+    /// One line of advice, where one helps.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::NotFound { place } if place.starts_with("s3:") => {
+                "check the bucket and prefix with `aws s3 ls`, and AWS_ENDPOINT_URL if the store is not AWS"
+            }
+            Self::NotFound { .. } => "check the path",
+            Self::Denied { place, .. } if place.contains("://") && !place.starts_with("file:") => {
+                "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...) and that they may list and read this bucket"
+            }
+            Self::Denied { .. } => "check the owner and the mode of the folder",
+            Self::Throttled { .. } => "lower --concurrency, or spread the data over more prefixes or accounts",
+            Self::Unreachable { .. } => "check AWS_ENDPOINT_URL and that the endpoint is up",
+            Self::Server { .. } => "the store is at fault; try again later",
+            Self::Deadline { .. } => "raise --deadline, or check the endpoint's health",
+            Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
+            Self::Changed { .. } => "run `penstock index` again: the dataset is being written to",
+            Self::Precondition { .. } => "another writer was there first; choose another name or remove the object",
+            Self::BudgetExceeded { .. } => "raise the memory budget or make the batch smaller",
+            Self::NoSpace { .. } => {
+                "free some space or choose another destination, then run the same command again: it resumes"
+            }
+            Self::KeyRefused { .. } => "rename the object at its source, or stage a prefix without it",
+            Self::RankFailed { .. } => "read that rank's log",
+            Self::Bug { .. } => "please report it with the output of the same command under --debug",
+            Self::Config { .. } | Self::Unsupported { .. } | Self::System { .. } | Self::Interrupted => return None,
+        };
+        Some(text.to_owned())
+    }
+
+    /// A [`Error::Config`].
+    pub fn config(what: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Config { what: what.into(), problem: problem.into() }
+    }
+
+    /// A [`Error::Corrupt`].
+    pub fn corrupt(place: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Corrupt { place: place.into(), problem: problem.into() }
+    }
+
+    /// A [`Error::Bug`].
+    pub fn bug(what: impl Into<String>) -> Self {
+        Self::Bug { what: what.into() }
+    }
+
+    /// The variant that an operating system's error is, at `place`.
+    pub fn from_io(place: impl Into<String>, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let place = place.into();
+        match error.kind() {
+            ErrorKind::NotFound => Self::NotFound { place },
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                Self::Denied { place, reason: error.to_string() }
+            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::NoSpace { place, need: 0, free: 0 },
+            ErrorKind::AlreadyExists => Self::Precondition { place, reason: "it exists already".to_owned() },
+            ErrorKind::Interrupted => Self::Interrupted,
+            ErrorKind::UnexpectedEof => Self::Corrupt { place, problem: "ends too early".to_owned() },
+            _ => Self::System { place, reason: error.to_string() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_names_place_and_numbers() {
+        let error = Error::Throttled {
+            place: "s3://frames/a".into(),
+            refused: 3,
+            sent: 9,
+            window: Duration::from_millis(1500),
+            retry_after: None,
+        };
+        assert_eq!(error.to_string(), "s3://frames/a refused 3 of 9 requests in 1.5 s");
+        assert!(error.retryable() && error.hint().is_some());
+    }
+
+    #[test]
+    fn io_errors_become_actionable_variants() {
+        let full = std::io::Error::from_raw_os_error(28);
+        assert_eq!(Error::from_io("/d", &full).code(), "no-space");
+        let denied = std::io::Error::from_raw_os_error(13);
+        assert_eq!(Error::from_io("/d", &denied).code(), "denied");
+    }
+}

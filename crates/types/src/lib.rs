@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The nouns that every Penstock crate speaks: errors, URLs, keys, ranges, shapes, digests, metrics and the clock.
+//!
+//! No I/O happens here and no other Penstock crate is known here.
+
+mod clock;
+mod digest;
+mod error;
+mod metric;
+mod range;
+mod shape;
+mod url;
+
+pub use clock::{Deadline, Stopwatch, now, unix_now};
+pub use digest::{Algorithm, Digest};
+pub use error::{Error, Result};
+pub use metric::{Metric, Metrics, Unit};
+pub use range::ByteRange;
+pub use shape::{DType, TensorSpec};
+pub use url::{Key, Scheme, Url};

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where an object lies. Keys are bytes: a store may hold any, and none is trusted.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bytes::Bytes;
+
+use crate::{Error, Result};
+
+/// The kind of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scheme {
+    /// A local folder.
+    File,
+    /// In this process.
+    Memory,
+    /// S3 and whatever speaks like it.
+    S3,
+    /// Azure Blob Storage.
+    Azure,
+    /// Google Cloud Storage.
+    Gcs,
+    /// A plain web server.
+    Http,
+    /// The same with TLS.
+    Https,
+    /// HDFS.
+    Hdfs,
+}
+
+impl Scheme {
+    const ALL: [Self; 8] =
+        [Self::File, Self::Memory, Self::S3, Self::Azure, Self::Gcs, Self::Http, Self::Https, Self::Hdfs];
+
+    /// As written before `://`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Memory => "memory",
+            Self::S3 => "s3",
+            Self::Azure => "az",
+            Self::Gcs => "gs",
+            Self::Http => "http",
+            Self::Https => "https",
+            Self::Hdfs => "hdfs",
+        }
+    }
+}
+
+/// An object's key below its store's root: bytes, not a path, not necessarily UTF-8.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Key(Bytes);
+
+impl Key {
+    /// A key of these bytes.
+    pub fn new(bytes: impl Into<Bytes>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// True for the root.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The key with `tail` appended, byte for byte: no separator is added.
+    pub fn join(&self, tail: &[u8]) -> Self {
+        let mut bytes = self.0.to_vec();
+        bytes.extend_from_slice(tail);
+        Self(bytes.into())
+    }
+
+    /// What follows `prefix`; `None` when the key does not begin with it.
+    pub fn strip_prefix(&self, prefix: &Key) -> Option<Key> {
+        self.0.starts_with(&prefix.0).then(|| Self(self.0.slice(prefix.0.len()..)))
+    }
+
+    /// The key as text, if it is UTF-8.
+    pub fn as_str(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()
+    }
+}
+
+impl From<&str> for Key {
+    fn from(text: &str) -> Self {
+        Self(Bytes::copy_from_slice(text.as_bytes()))
+    }
+}
+
+/// Printed with control and non-UTF-8 bytes escaped, so that a hostile key cannot draw on a terminal.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if c.is_control() { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
+            }
+            chunk.invalid().iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// A store and a key (or key prefix) in it: `s3://bucket/key`, `file:///folder/key`, or a plain path.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Url {
+    /// The kind of store.
+    pub scheme: Scheme,
+    /// Bucket, container or host; empty for `file`.
+    pub authority: String,
+    /// The rest, unescaped. For `file` the path without its leading `/`.
+    pub key: Key,
+}
+
+impl Url {
+    /// The same store, another key.
+    pub fn with_key(&self, key: Key) -> Self {
+        Self { key, ..self.clone() }
+    }
+
+    /// The key taken as a folder: ends in `/` unless empty, so that `a` does not match `ab`.
+    pub fn as_folder(&self) -> Self {
+        if self.key.is_empty() || self.key.as_bytes().ends_with(b"/") {
+            self.clone()
+        } else {
+            self.with_key(self.key.join(b"/"))
+        }
+    }
+
+    /// The local path of a `file` URL.
+    pub fn to_path(&self) -> Option<std::path::PathBuf> {
+        use std::os::unix::ffi::OsStrExt;
+        (self.scheme == Scheme::File).then(|| {
+            let mut bytes = b"/".to_vec();
+            bytes.extend_from_slice(self.key.as_bytes());
+            std::path::PathBuf::from(std::ffi::OsStr::from_bytes(&bytes))
+        })
+    }
+
+    /// The `file` URL of an absolute path.
+    pub fn from_path(path: &std::path::Path) -> Result<Self> {
+        use std::os::unix::ffi::OsStrExt;
+        let bytes = path.as_os_str().as_bytes();
+        let Some(tail) = bytes.strip_prefix(b"/") else {
+            return Err(Error::config("path", format!("`{}` is not absolute", path.display())));
+        };
+        Ok(Self { scheme: Scheme::File, authority: String::new(), key: Key::new(tail.to_vec()) })
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}/{}", self.scheme.name(), self.authority, self.key)
+    }
+}
+
+/// Text is taken as it stands, not percent-decoded: keys hold `%` and `+` freely. A text without a scheme must be an
+/// absolute path; relative ones are resolved by the caller, who knows the working directory.
+impl FromStr for Url {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((name, rest)) = text.split_once("://") else {
+            return Self::from_path(std::path::Path::new(text));
+        };
+        let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == name) else {
+            return Err(Error::config(
+                "url",
+                format!(
+                    "`{name}://` is none of {}",
+                    Scheme::ALL.map(|scheme| format!("{}://", scheme.name())).join(", ")
+                ),
+            ));
+        };
+        if scheme == Scheme::File {
+            // file://host/path is not ours to resolve; file:///path and file://localhost/path are.
+            let path = rest.strip_prefix("localhost").unwrap_or(rest);
+            return Self::from_path(std::path::Path::new(path));
+        }
+        let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
+        if authority.is_empty() {
+            return Err(Error::config("url", format!("`{text}` names no bucket")));
+        }
+        Ok(Self { scheme, authority: authority.to_owned(), key: Key::from(key) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn url_text_round_trips() {
+        for text in ["s3://b/k/with space+and%20", "file:///data/x", "memory://m/", "az://c/a//b"] {
+            assert_eq!(text.parse::<Url>().unwrap().to_string(), text);
+        }
+        assert_eq!("/data/x".parse::<Url>().unwrap().to_string(), "file:///data/x");
+        assert!("ftp://x/y".parse::<Url>().is_err());
+        assert!("s3:///k".parse::<Url>().is_err());
+    }
+
+    #[test]
+    fn key_print_escapes_what_could_draw() {
+        assert_eq!(Key::new(&b"a\x1b[2J\xffb"[..]).to_string(), "a\\u{1b}[2J\\xffb");
+    }
+
+    #[test]
+    fn folder_does_not_match_its_longer_neighbour() {
+        let url: Url = "s3://b/a".parse().unwrap();
+        assert!(Key::from("ab/x").strip_prefix(&url.as_folder().key).is_none());
+        assert_eq!(Key::from("a/x").strip_prefix(&url.as_folder().key), Some(Key::from("x")));
+    }
+}

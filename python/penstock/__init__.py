@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Penstock: the pipe between object storage and accelerators.
+
+`open` a dataset where it lies, shape it with `fields` and `shuffle`, and read it with a `Loader`. Names load when they
+are first used, so that `import penstock` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock import errors, torch
+    from penstock._native import __version__
+    from penstock.feed import Dataset, Loader, open, tensor  # noqa: A004
+
+__all__ = ["Dataset", "Loader", "__version__", "errors", "open", "tensor", "torch"]
+
+_HOMES = {
+    "Dataset": "penstock.feed",
+    "Loader": "penstock.feed",
+    "open": "penstock.feed",
+    "tensor": "penstock.feed",
+    "__version__": "penstock._native",
+}
+_MODULES = {"errors": "penstock.errors", "torch": "penstock.feed.torch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value: Any = import_module(_MODULES[name])
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'penstock' has no attribute '{name}'")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

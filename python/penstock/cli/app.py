@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The group of verbs, and the one place where an error becomes text and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from penstock.errors import PenstockError
+
+__all__ = ["VERBS", "main"]
+
+# Verb -> what it is for. Kept here so that `penstock --help` imports no verb.
+VERBS = {
+    "demo": "Show the whole path on real input: four storage paths, one model, one report.",
+    "dataset": "Make honest data to try things on.",
+    "emulate": "Serve a folder as an S3 endpoint with the limits of a storage tier.",
+    "index": "List a dataset once into a manifest.",
+    "stage": "Bring a dataset to this node, whole and verified.",
+    "train": "Train a workload from any URL.",
+}
+
+_EPILOG = "Every verb has --json (data on stdout, talk on stderr). Guide: docs/guides/first-water.md"
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"penstock.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from penstock import __version__
+
+        click.echo(f"penstock {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Verbs, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit.")
+@click.pass_context
+def penstock(ctx: click.Context, debug: bool) -> None:
+    """Move training data from object storage to accelerators, and say which path is worth its price."""
+    ctx.obj = {"debug": debug}
+
+
+def _tell(error: PenstockError) -> None:
+    click.echo(f"{click.style(f'error[{error.code}]', fg='red', bold=True)}: {error}", err=True)
+    if error.hint:
+        click.echo(f"  hint: {error.hint}", err=True)
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    if debug:  # allowed anywhere on the line, as people add it to the end of what failed
+        arguments = [a for a in arguments if a != "--debug"]
+    try:
+        code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, obj={"debug": debug})
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except PenstockError as error:
+        if debug:
+            raise
+        _tell(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # `penstock ... | head` is no failure; leave without a second complaint from the interpreter's flush.
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that Penstock raises. One root; each class is also the builtin that a caller would expect.
+
+    PenstockError
+    ├── NotFound (FileNotFoundError)      no object, bucket, folder or file of that name
+    ├── Denied (PermissionError)          credentials or permissions refused it
+    ├── Throttled (OSError)               refused for rate until the wall-clock budget was spent
+    ├── Unreachable (ConnectionError)     nothing answers there
+    ├── ServerError (OSError)             the store answered 5xx, or broke the protocol
+    ├── Deadline (TimeoutError)           the deadline of the call passed
+    ├── Corrupt (ValueError)              bytes that are not what they should be
+    ├── Changed (OSError)                 the object is no longer the version that was pinned
+    ├── PreconditionFailed (FileExistsError)  a conditional write found its condition untrue
+    ├── ConfigError (ValueError)          a setting, flag or argument that cannot be
+    ├── Unsupported (NotImplementedError) the store or the build cannot do this
+    ├── BudgetExceeded (MemoryError)      the memory budget is too small for what was asked
+    ├── NoSpace (OSError)                 the disk is full
+    ├── KeyRefused (ValueError)           a key that cannot be a file under the destination
+    ├── SystemFault (OSError)             the operating system refused for a reason of its own
+    ├── RankFailed (RuntimeError)         another rank of the job failed
+    ├── Interrupted (KeyboardInterrupt)   the user interrupted
+    └── Bug (RuntimeError)                ours to mend
+
+Each builds from one string, so that it survives pickling and a torch worker. Facts are attributes (`where`, `retryable`
+and those named below); advice is a note (`error.__notes__`), printed as `hint:`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "BudgetExceeded",
+    "Bug",
+    "Changed",
+    "ConfigError",
+    "Corrupt",
+    "Deadline",
+    "Denied",
+    "Interrupted",
+    "KeyRefused",
+    "NoSpace",
+    "NotFound",
+    "PenstockError",
+    "PreconditionFailed",
+    "RankFailed",
+    "ServerError",
+    "SystemFault",
+    "Throttled",
+    "Unreachable",
+    "Unsupported",
+]
+
+
+class PenstockError(Exception):
+    """The root. `code` is stable and printed as `error[code]`; `exit_code` is what the CLI ends with."""
+
+    code: ClassVar[str] = "penstock"
+    exit_code: ClassVar[int] = 1
+    retryable: bool = False
+    where: str | None = None
+
+    def __init__(self, message: str = "", *, hint: str | None = None, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        for name, value in facts.items():
+            setattr(self, name, value)
+        if hint:
+            self.add_note(hint)
+
+    def __str__(self) -> str:
+        # OSError and KeyError would print errno or quotes of their own.
+        return self.message
+
+    @property
+    def hint(self) -> str | None:
+        """The advice that travels with the error, or None."""
+        notes = getattr(self, "__notes__", None)
+        return notes[0] if notes else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default of OSError drops attributes; ours go with the object between processes.
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(kind: type[PenstockError], message: str, state: dict[str, Any]) -> PenstockError:
+    error = kind(message)
+    error.__dict__.update(state)
+    return error
+
+
+class NotFound(PenstockError, FileNotFoundError):
+    code = "not-found"
+    exit_code = 3
+
+
+class Denied(PenstockError, PermissionError):
+    code = "denied"
+    exit_code = 3
+
+
+class Throttled(PenstockError, OSError):
+    """`refused` of `sent` requests in `window_s` seconds."""
+
+    code = "throttled"
+    exit_code = 3
+    retryable = True
+    refused: int = 0
+    sent: int = 0
+    window_s: float = 0.0
+
+
+class Unreachable(PenstockError, ConnectionError):
+    code = "unreachable"
+    exit_code = 3
+    retryable = True
+
+
+class ServerError(PenstockError, OSError):
+    """`status` is the HTTP status, 0 when the answer was no HTTP."""
+
+    code = "server"
+    exit_code = 3
+    retryable = True
+    status: int = 0
+
+
+class Deadline(PenstockError, TimeoutError):
+    """`limit_s` is the limit that passed."""
+
+    code = "deadline"
+    exit_code = 3
+    retryable = True
+    limit_s: float = 0.0
+
+
+class Corrupt(PenstockError, ValueError):
+    code = "corrupt"
+
+
+class Changed(PenstockError, OSError):
+    """`want` and `have` are versions."""
+
+    code = "changed"
+    want: str = ""
+    have: str = ""
+
+
+class PreconditionFailed(PenstockError, FileExistsError):
+    code = "precondition"
+    exit_code = 3
+
+
+class ConfigError(PenstockError, ValueError):
+    code = "config"
+    exit_code = 2
+
+
+class Unsupported(PenstockError, NotImplementedError):
+    code = "unsupported"
+    exit_code = 3
+
+
+class BudgetExceeded(PenstockError, MemoryError):
+    """`need` and `budget` are bytes."""
+
+    code = "budget"
+    exit_code = 3
+    need: int = 0
+    budget: int = 0
+
+
+class NoSpace(PenstockError, OSError):
+    """`need` and `free` are bytes."""
+
+    code = "no-space"
+    exit_code = 3
+    need: int = 0
+    free: int = 0
+
+
+class KeyRefused(PenstockError, ValueError):
+    """`key` is the key, escaped."""
+
+    code = "key"
+    key: str = ""
+
+
+class SystemFault(PenstockError, OSError):
+    code = "system"
+    exit_code = 3
+
+
+class RankFailed(PenstockError, RuntimeError):
+    code = "rank-failed"
+    rank: int = -1
+
+
+class Interrupted(PenstockError, KeyboardInterrupt):
+    code = "interrupted"
+    exit_code = 130
+
+
+class Bug(PenstockError, RuntimeError):
+    code = "bug"

@@ -49,9 +49,13 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=_Verbs, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Verbs, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit.")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
+)
 @click.pass_context
 def penstock(ctx: click.Context, debug: bool) -> None:
     """Move training data from object storage to accelerators, and say which path is worth its price."""

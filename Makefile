@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+# Penstock's house: every check is one target, and every target does its own set-up. `make help` lists them.
+#
+# Set-up is kept by stamps in .tools/stamps: a step runs again only when what it was made from has changed. Package
+# indexes, proxies and certificates are the environment's business (PIP_*, UV_*, CARGO_*, GOPROXY): nothing here overrides them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# An empty HOME is normal in CI. The tools need one that exists to keep their caches in.
+ifeq ($(strip $(HOME)),)
+export HOME := $(CURDIR)/.tools/home
+endif
+
+# rustup's proxies look for toolchains under $HOME. Where HOME is not the one they were installed under, the toolchains
+# are still beside the proxies: .../.cargo/bin/cargo and .../.rustup.
+ifndef RUSTUP_HOME
+ifeq ($(wildcard $(HOME)/.rustup/toolchains/*),)
+CARGO_PROXY := $(shell command -v cargo)
+RUSTUP_BESIDE := $(abspath $(dir $(CARGO_PROXY))../../.rustup)
+ifneq ($(and $(CARGO_PROXY),$(wildcard $(RUSTUP_BESIDE)/toolchains/*)),)
+export RUSTUP_HOME := $(RUSTUP_BESIDE)
+endif
+endif
+endif
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TOOLS := .tools
+STAMPS := $(TOOLS)/stamps
+VERSITYGW := v1.8.0
+SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
+# Nothing a developer's shell activated may leak in; uv and maturin find our environment by this alone.
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+unexport CONDA_PREFIX
+
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto' 2>/dev/null) Cargo.toml Cargo.lock
+comma := ,
+SAY = @echo "set-up: $(1)"
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+# ---------------------------------------------------------------- what people run
+
+.PHONY: demo
+demo: setup ## Show the whole path on real input, then print where the report is (ARGS="..." for more)
+	@$(BIN)/penstock demo $(ARGS)
+
+.PHONY: test
+test: setup setup-peers static test-rust test-python ## Everything that CI asks: set-up, guards, Rust tests, Python tests
+
+.PHONY: check
+check: setup static test-rust-unit test-python-fast ## The fast gate: formats, lints, types, guards, unit tests
+
+.PHONY: bench
+bench: setup ## Micro benches that guard regressions; rows go to runs/bench
+	@for bench in benches/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
+
+.PHONY: fmt
+fmt: setup ## Format Rust and Python in place
+	@cargo fmt --all
+	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format --quiet .
+
+.PHONY: clean
+clean: ## Remove what was built and installed here (sources and runs/ stay)
+	rm -rf target $(VENV) $(TOOLS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find python -name '*.so' -delete
+
+# ---------------------------------------------------------------- one command per check
+
+.PHONY: static
+static: setup rustfmt clippy ruff mypy stubtest imports guards generated ## All checks that run no test
+
+.PHONY: rustfmt
+rustfmt: ## Rust formatting
+	@cargo fmt --all --check
+
+.PHONY: clippy
+clippy: ## Rust lints, warnings are errors
+	@cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+
+.PHONY: ruff
+ruff: setup ## Python lints and formatting
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+
+.PHONY: mypy
+mypy: setup ## Python types, strict
+	@$(BIN)/mypy --no-error-summary
+
+.PHONY: stubtest
+stubtest: setup ## The hand-written stub against the compiled module
+	@$(BIN)/python -m mypy.stubtest penstock._native --concise
+
+.PHONY: imports
+imports: setup ## Direction rules between Python's rooms
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: guards
+guards: setup ## Direction of crates, licence lines, file lengths, leaks, the public list
+	@$(BIN)/python tools/guard.py
+
+.PHONY: generated
+generated: setup ## Generated files are what their generators write
+	@$(BIN)/python tools/generate_cli_reference.py --check
+
+.PHONY: generate
+generate: setup ## Write the generated files
+	@$(BIN)/python tools/generate_cli_reference.py
+
+.PHONY: test-rust
+test-rust: ## All Rust tests
+	@cargo test --workspace --locked --quiet
+
+.PHONY: test-rust-unit
+test-rust-unit: ## Rust tests that lie beside the code
+	@cargo test --workspace --locked --quiet --lib
+
+.PHONY: test-python
+test-python: setup setup-peers ## All Python tests but those that need TensorFlow
+	@$(BIN)/python -m pytest -q -m "not needs_tf"
+
+.PHONY: test-python-fast
+test-python-fast: setup ## Python tests that need no server, no browser and no minutes
+	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_browser and not needs_torch"
+
+.PHONY: test-peers
+test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large for `make test`: TensorFlow
+	@$(BIN)/python -m pytest -q -m needs_tf
+
+# ---------------------------------------------------------------- set-up
+
+.PHONY: setup
+setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
+
+.PHONY: setup-peers
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/chromium ## The strict S3 peer and a browser, for the tests
+
+.PHONY: lock
+lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
+	@$(BIN)/uv pip compile pyproject.toml --extra demo --group dev -o requirements/dev.txt $(LOCK_FLAGS)
+	@$(BIN)/uv pip compile pyproject.toml --group tf -o requirements/tf.txt $(LOCK_FLAGS)
+LOCK_ARGS ?= --upgrade
+LOCK_FLAGS = --quiet --python-version 3.11 --universal --no-emit-index-url --no-annotate --no-header $(LOCK_ARGS)
+
+$(BIN)/python:
+	$(call SAY,$(VENV) from $$($(PYTHON) --version 2>&1): everything Python is installed there and nowhere else)
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
+
+$(STAMPS):
+	@mkdir -p $@
+
+$(STAMPS)/venv: requirements/dev.txt | $(BIN)/python $(STAMPS)
+	$(call SAY,pinned Python packages; torch brings CUDA along: ~3 GB to fetch$(comma) 5.7 GB on disk)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "$$(grep '^uv==' requirements/dev.txt)"
+	@$(BIN)/uv pip install --quiet -r requirements/dev.txt
+	@touch $@
+
+$(STAMPS)/native: $(RUST_SOURCES) pyproject.toml $(STAMPS)/venv
+	$(call SAY,the Rust core in release mode$(comma) some minutes on two cores the first time)
+	@$(BIN)/maturin develop --release --locked --uv --quiet > $(TOOLS)/maturin.log 2>&1 || { cat $(TOOLS)/maturin.log; exit 1; }
+	@touch $@
+
+$(STAMPS)/versitygw-$(VERSITYGW): | $(STAMPS)
+	$(call SAY,versitygw $(VERSITYGW)$(comma) the strict S3 peer of the store tests$(comma) about a minute to compile)
+	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
+	@touch $@
+
+$(STAMPS)/chromium: | $(STAMPS)
+	@command -v chromium > /dev/null || { \
+		echo "set-up: Chromium from Debian, to open the report as a reader would (~100 MB)"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install=($(SUDO) apt-get install -y -qq --no-install-recommends chromium); \
+		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	@touch $@
+
+$(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv
+	$(call SAY,TensorFlow in an environment of its own ($(TOOLS)/tf)$(comma) so that its pins bind nobody else; ~1 GB)
+	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/tf
+	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/tf" $(BIN)/uv pip install --quiet -r requirements/tf.txt
+	@touch $@

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the guards that are no test runner's and no linter's. Exit 0 when all hold, 1 with one line for each breach."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.guards import crates, leaks, length, licence, public_names  # noqa: E402 - the root must be on the path first
+
+GUARDS = (licence, length, leaks, crates, public_names)
+
+
+def main() -> int:
+    breaches = [f"{guard.__name__.rpartition('.')[2]}: {line}" for guard in GUARDS for line in guard.find(ROOT)]
+    for line in breaches:
+        print(line)
+    print(f"guards: {len(GUARDS)} rules, {len(breaches)} breaches")
+    return 1 if breaches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which crate may know which (DESIGN: direction rules 1 and 2). Cargo refuses cycles; this refuses the wrong direction.
+
+Only what is linked into the product counts: a crate's tests may use any crate as a peer.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["MAY_KNOW", "breaches_of", "find"]
+
+_ALL = {"types", "store", "codec", "record", "flow", "bench", "emulator"}
+MAY_KNOW = {
+    "types": set(),
+    "store": {"types"},
+    "codec": {"types"},
+    "record": {"types", "codec"},
+    "flow": {"types", "codec", "store", "record"},
+    "bench": {"types", "codec", "store", "record", "flow"},
+    "mount": {"types", "codec", "store", "record", "flow"},
+    "emulator": {"types", "codec", "store"},
+    "python": _ALL,
+}
+
+
+def find(root: Path) -> list[str]:
+    told = subprocess.run(
+        ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked", "--offline"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return breaches_of(json.loads(told)["packages"])
+
+
+def breaches_of(packages: list[dict[str, object]]) -> list[str]:
+    """One line for each arrow that points the wrong way, from what `cargo metadata` says of the workspace."""
+    breaches = []
+    for package in packages:
+        crate = str(package["name"]).removeprefix("penstock-")
+        if crate not in MAY_KNOW:
+            breaches.append(f"crates/{crate}: no direction rule for it; add it to DESIGN and to {__name__}")
+            continue
+        linked = [d["name"] for d in package["dependencies"] if d["kind"] != "dev"]  # type: ignore[attr-defined]
+        ours = {name.removeprefix("penstock-") for name in linked if name.startswith("penstock-")}
+        breaches += [f"crates/{crate} may not know crates/{other}" for other in sorted(ours - MAY_KNOW[crate])]
+        if crate != "python":
+            breaches += [f"crates/{crate} may not know Python ({name})" for name in linked if name.startswith("pyo3")]
+    return breaches

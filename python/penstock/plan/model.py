@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + exposed allreduce.
+
+A reader without read-ahead overlaps nothing, so there the read is added to the compute and not hidden behind it. All
+functions are pure; the caller brings limits (from a tier, a data sheet or a probe) and says where they came from.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.price.cost import Cost, job_cost
+
+__all__ = ["Job", "Prediction", "Route", "StagePrediction", "explain_stage", "predict", "predict_stage", "replay"]
+
+Term = Literal["compute", "reader", "account", "nic", "requests", "inflate", "decode", "disk"]
+
+TERM_WORDS: dict[str, str] = {
+    "compute": "the accelerators",
+    "reader": "one file at a time: latency and one connection",
+    "account": "the storage account's bandwidth",
+    "nic": "the nodes' network cards",
+    "requests": "the store's request rate",
+    "inflate": "decompression on the nodes' cores",
+    "decode": "decoding on the nodes' cores",
+    "disk": "the nodes' disks",
+}
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A training job, whole. Times in seconds, sizes in bytes."""
+
+    samples: int
+    epochs: int
+    nodes: int
+    ranks_per_node: int
+    batch_per_rank: int
+    compute_step_s: float
+    sample_bytes: int
+    stored_bytes: int
+    cores_per_node: int
+    nic_bytes_per_s: float
+    account_bytes_per_s: float
+    held_out: int = 0
+    exposed_allreduce_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole = (
+            self.samples,
+            self.epochs,
+            self.nodes,
+            self.ranks_per_node,
+            self.batch_per_rank,
+            self.sample_bytes,
+            self.stored_bytes,
+            self.cores_per_node,
+        )
+        if min(whole) < 1 or self.compute_step_s < 0 or min(self.nic_bytes_per_s, self.account_bytes_per_s) <= 0:
+            raise ValueError(f"a job needs positive counts, sizes and rates, not {self}")
+
+    @property
+    def ranks(self) -> int:
+        """Processes in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def global_batch(self) -> int:
+        """Samples a step."""
+        return self.ranks * self.batch_per_rank
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole steps; the remainder is dropped, as the published job does."""
+        return self.samples // self.global_batch
+
+
+class Route(msgspec.Struct, frozen=True):
+    """How a path reads: what crosses the wire for a sample, and what the reader and the store allow.
+
+    Attributes:
+        wire_bytes: Bytes of one sample on the wire: stored, or raw where whole raw files are read.
+        from_store: False where epochs read local disks and neither NIC nor account is touched.
+        overlaps: Reads hide behind compute (read-ahead). False: a plain reader, one file at a time a rank.
+        latency_s: Median first byte of one request.
+        connection_bytes_per_s: What one connection (one file being read) carries, or inf.
+        requests_per_s: The store's limit for the whole account, or inf.
+        in_flight_per_rank: Requests that a rank keeps open; 1 for the plain reader.
+        inflate_core_s: CPU seconds to inflate one sample, 0 where the path carries raw bytes.
+        decode_core_s: CPU seconds to frame, check and decode one sample.
+        disk_bytes_per_s: Of one node's disk, where epochs read it.
+    """
+
+    name: str
+    wire_bytes: float
+    overlaps: bool = True
+    from_store: bool = True
+    latency_s: float = 0.0
+    connection_bytes_per_s: float = math.inf
+    requests_per_s: float = math.inf
+    requests_per_sample: float = 1.0
+    in_flight_per_rank: int = 16
+    inflate_core_s: float = 0.0
+    decode_core_s: float = 0.0
+    disk_bytes_per_s: float = math.inf
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What the model says of a job on a route. `terms_s` holds the seconds a step that each limit alone would take."""
+
+    route: str
+    step_s: float
+    samples_per_s: float
+    epoch_s: float
+    run_h: float
+    stage_h: float
+    wait_share: float
+    limited_by: Term
+    terms_s: dict[str, float]
+    cost: Cost
+
+    @property
+    def total_h(self) -> float:
+        """Hours that the nodes are paid for."""
+        return self.run_h + self.stage_h
+
+
+class StagePrediction(msgspec.Struct, frozen=True):
+    """What the model says of staging."""
+
+    stage_s: float
+    limited_by: Term
+    terms_s: dict[str, float]
+
+
+def _terms(job: Job, route: Route) -> dict[str, float]:
+    batch, in_node = job.global_batch, job.global_batch / job.nodes
+    terms = {"compute": job.compute_step_s}
+    if route.from_store:
+        terms["account"] = batch * route.wire_bytes / job.account_bytes_per_s
+        terms["nic"] = in_node * route.wire_bytes / job.nic_bytes_per_s
+        terms["requests"] = batch * route.requests_per_sample / route.requests_per_s
+        one = route.requests_per_sample * route.latency_s + route.wire_bytes / route.connection_bytes_per_s
+        terms["reader"] = job.batch_per_rank * one / route.in_flight_per_rank
+    else:
+        terms["disk"] = in_node * route.wire_bytes / route.disk_bytes_per_s
+    terms["inflate"] = in_node * route.inflate_core_s / job.cores_per_node
+    terms["decode"] = in_node * route.decode_core_s / job.cores_per_node
+    return terms
+
+
+def predict(
+    job: Job,
+    route: Route,
+    *,
+    usd_per_node_hour: float,
+    stage_s: float = 0.0,
+    usd_per_request: float = 0.0,
+    storage_usd: float = 0.0,
+    egress_usd: float = 0.0,
+) -> Prediction:
+    """Predict a whole job on one route.
+
+    Args:
+        stage_s: Seconds of staging before the first step, paid for as the run is.
+        usd_per_request: Price of one read; every sample of every epoch is `requests_per_sample` of them, and once in
+            all where the route reads local disks.
+        storage_usd: Rent of the data for the time of the job.
+        egress_usd: Money for bytes that leave the region.
+    Source:
+        DESIGN section 4, Plan. In a synchronous job all ranks wait for the slowest; that straggler is not modelled.
+    """
+    terms = _terms(job, route)
+    reading = {name: seconds for name, seconds in terms.items() if name != "compute"}
+    slowest_read = max(reading.values())
+    step = max(job.compute_step_s, slowest_read) if route.overlaps else job.compute_step_s + slowest_read
+    limit = max(terms, key=lambda name: terms[name])
+    step += job.exposed_allreduce_s
+    epoch = job.steps_per_epoch * step
+    run_h = job.epochs * epoch / 3600
+    passes = job.epochs if route.from_store else 1
+    requests = passes * job.samples * route.requests_per_sample
+    cost = job_cost(
+        nodes=job.nodes,
+        usd_per_node_hour=usd_per_node_hour,
+        run_h=run_h,
+        stage_h=stage_s / 3600,
+        requests=requests * usd_per_request,
+        storage=storage_usd,
+        egress=egress_usd,
+    )
+    return Prediction(
+        route=route.name,
+        step_s=step,
+        samples_per_s=job.global_batch / step,
+        epoch_s=epoch,
+        run_h=run_h,
+        stage_h=stage_s / 3600,
+        wait_share=max(0.0, (step - job.compute_step_s - job.exposed_allreduce_s) / step),
+        limited_by=limit,  # type: ignore[arg-type]
+        terms_s=terms,
+        cost=cost,
+    )
+
+
+def predict_stage(
+    *,
+    nodes: int,
+    wire_bytes: float,
+    written_bytes: float,
+    nic_bytes_per_s: float,
+    account_bytes_per_s: float,
+    inflate_bytes_per_s: float = math.inf,
+    disk_bytes_per_s: float = math.inf,
+    objects: int = 0,
+    requests_per_s: float = math.inf,
+) -> StagePrediction:
+    """Predict a staging of `wire_bytes` over `nodes` that leaves `written_bytes` on their disks.
+
+    Args:
+        inflate_bytes_per_s: Inflated bytes one node makes in a second with all cores that it gives to it.
+        disk_bytes_per_s: Bytes one node's disk takes in a second.
+    """
+    if nodes < 1 or wire_bytes < 0 or written_bytes < 0:
+        raise ConfigError(f"staging needs nodes and bytes, not {nodes} nodes, {wire_bytes} and {written_bytes} bytes")
+    terms = {
+        "nic": wire_bytes / nodes / nic_bytes_per_s,
+        "account": wire_bytes / account_bytes_per_s,
+        "inflate": written_bytes / nodes / inflate_bytes_per_s,
+        "disk": written_bytes / nodes / disk_bytes_per_s,
+        "requests": objects / requests_per_s,
+    }
+    limit = max(terms, key=lambda name: terms[name])
+    return StagePrediction(terms[limit], limit, terms)  # type: ignore[arg-type]
+
+
+def explain_stage(
+    observed_s: float, predicted: StagePrediction, *, nodes: int, written_bytes: float, slack: float = 1.15
+) -> str:
+    """Say whether the modelled limits explain an observed staging time, and if not what is left.
+
+    Args:
+        slack: Observed over modelled time up to which the limit counts as the explanation; 1.15 covers protocol
+            overhead (5 % for Ethernet, IP and TCP at an MTU of 1500) and a ramp.
+    """
+    ratio = observed_s / predicted.stage_s
+    if ratio <= slack:
+        return f"bound by {TERM_WORDS[predicted.limited_by]}: {predicted.stage_s / 60:.1f} min modelled, {observed_s / 60:.1f} min observed"
+    per_node = written_bytes / nodes / observed_s
+    return (
+        f"not bound by {TERM_WORDS[predicted.limited_by]} ({predicted.stage_s / 60:.1f} min modelled, {observed_s / 60:.1f} min observed): "
+        f"what is left is decompression or the write, {per_node / 1e9:.2f} GB/s a node"
+    )
+
+
+def replay(job: Job, steps_per_s: float, usd_per_node_hour: float) -> tuple[float, float, float]:
+    """Turn a stated rate into (epoch minutes, run hours, USD), as the article's own table does.
+
+    Source:
+        steps = floor(n / (GPUs x batch)); epoch = steps / rate; run = epochs x epoch; USD = nodes x $/h x run.
+    """
+    if not steps_per_s > 0:
+        raise ConfigError(f"a rate of {steps_per_s} steps/s trains nothing")
+    epoch_s = job.steps_per_epoch / steps_per_s
+    run_h = job.epochs * epoch_s / 3600
+    return epoch_s / 60, run_h, job_cost(nodes=job.nodes, usd_per_node_hour=usd_per_node_hour, run_h=run_h).total_usd

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
+from penstock.cli.parameters import default_map
+from penstock.env import read
 from penstock.errors import PenstockError
 
 __all__ = ["VERBS", "main"]
@@ -21,6 +24,7 @@ VERBS = {
     "index": "List a dataset once into a manifest.",
     "stage": "Bring a dataset to this node, whole and verified.",
     "train": "Train a workload from any URL.",
+    "config": "Show which settings hold, and who said so.",
 }
 
 _EPILOG = "Every verb has --json (data on stdout, talk on stderr). Guide: docs/guides/first-water.md"
@@ -41,6 +45,16 @@ class _Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
+def _completion(ctx: click.Context, _param: click.Parameter, shell: str | None) -> None:
+    if shell and not ctx.resilient_parsing:
+        from click.shell_completion import get_completion_class
+
+        kind = get_completion_class(shell)
+        assert kind is not None  # the choices of the flag are click's own
+        click.echo(kind(ctx.command, {}, "penstock", "_PENSTOCK_COMPLETE").source())
+        ctx.exit()
+
+
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         from penstock import __version__
@@ -56,10 +70,27 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
 )
+@click.option(
+    "--completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    expose_value=False,
+    is_eager=True,
+    callback=_completion,
+    help="Print the completion script of a shell, to be sourced, and exit.",
+)
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Settings file; instead of ./penstock.toml and the user's own."
+)
 @click.pass_context
-def penstock(ctx: click.Context, debug: bool) -> None:
+def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     """Move training data from object storage to accelerators, and say which path is worth its price."""
-    ctx.obj = {"debug": debug}
+    from penstock.config import load  # TOML and msgspec, which --help does without
+
+    ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
+    verb = ctx.invoked_subcommand
+    command = penstock.get_command(ctx, verb) if verb else None
+    if verb and command is not None:
+        ctx.default_map = {verb: default_map(ctx.obj["config"], command, (verb,))}
 
 
 def _tell(error: PenstockError) -> None:
@@ -75,7 +106,7 @@ def main(argv: list[str] | None = None) -> Any:
     if debug:  # allowed anywhere on the line, as people add it to the end of what failed
         arguments = [a for a in arguments if a != "--debug"]
     try:
-        code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, obj={"debug": debug})
+        code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)

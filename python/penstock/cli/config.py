@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock config`: which settings hold, and who said so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from penstock.cli.parameters import default_map, settable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.config import Config
+
+__all__ = ["command"]
+
+_ORIGINS = {
+    ParameterSource.ENVIRONMENT: "environment",
+    ParameterSource.DEFAULT_MAP: "file",
+    ParameterSource.DEFAULT: "default",
+}
+
+
+@click.group("config")
+def command() -> None:
+    """Which settings hold: flag > environment > file > default."""
+
+
+@command.command("show")
+@click.option("--origin", is_flag=True, help="Say for each setting who set it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.pass_context
+def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
+    """List every setting of every verb, as a run started now would have it without flags."""
+    config: Config = ctx.obj["config"]
+    rows = list(_settings(ctx.find_root(), config))
+    if as_json:
+        document = {"schema_version": 1, "files": [layer.path for layer in config.layers], "settings": rows}
+        click.echo(json.dumps(document, ensure_ascii=False))
+        return
+    for layer in config.layers:
+        click.echo(f"read {layer.path}", err=True)
+    verb = None
+    for row in rows:
+        if row["verb"] != verb:
+            verb = row["verb"]
+            click.echo(f"[{verb}]")
+        comment = f"  # {row['origin']}{': ' + row['place'] if row['place'] else ''}" if origin else ""
+        # A setting without a value is printed as a comment, so that the whole is a settings file again.
+        click.echo((f"# {row['key']} =" if row["value"] is None else f"{row['key']} = {_toml(row['value'])}") + comment)
+    sys.stdout.flush()
+
+
+def _settings(root: click.Context, config: Config) -> Iterator[dict[str, Any]]:
+    group = root.command
+    assert isinstance(group, click.Group)
+    for name in group.list_commands(root):
+        below = group.get_command(root, name)
+        if below is not None and name != "config":
+            yield from _of(below, (name,), root, default_map(config, below, (name,)), config)
+
+
+def _of(
+    command: click.Command, verb: tuple[str, ...], parent: click.Context, defaults: dict[str, Any], config: Config
+) -> Iterator[dict[str, Any]]:
+    # Resilient parsing asks no question about missing arguments: nothing is run here.
+    ctx = command.make_context(verb[-1], [], parent=parent, resilient_parsing=True, default_map=defaults)
+    said = config.table(verb)
+    for key, option in settable(command).items():
+        source = ctx.get_parameter_source(str(option.name))
+        place = ""
+        if source is ParameterSource.ENVIRONMENT:
+            place = str(option.envvar or f"{ctx.auto_envvar_prefix}_{str(option.name).upper()}")
+        elif source is ParameterSource.DEFAULT_MAP:
+            place = said[key][1]
+        value = _plain(ctx.params.get(str(option.name)))
+        origin = _ORIGINS.get(source, "default") if source else "default"
+        yield {"verb": ".".join(verb), "key": key, "value": value, "origin": origin, "place": place}
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            below = command.get_command(ctx, name)
+            if below is not None:
+                yield from _of(below, (*verb, name), ctx, defaults.get(name, {}), config)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else str(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What flags may hold beyond click's own types, and how settings files become their defaults.
+
+A verb does nothing for its settings: a flag `--max-in-flight` of `stage` is the key `max-in-flight` in `[stage]` and the
+variable PENSTOCK_STAGE_MAX_IN_FLIGHT. Flag > environment > file > default is click's own order, given a default map.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.errors import ConfigError
+from penstock.units import parse_bytes, parse_rate, parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.config import Config
+
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic for type checkers only, in the oldest click that we take
+
+__all__ = ["BYTES", "RATE", "SECONDS", "default_map", "settable"]
+
+
+class _Quantity(_ParamType):
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ConfigError as error:
+            self.fail(f"{error}" + (f"; {error.hint}" if error.hint else ""), param, ctx)
+
+
+BYTES = _Quantity("bytes", parse_bytes)
+RATE = _Quantity("rate", parse_rate)
+SECONDS = _Quantity("duration", parse_seconds)
+
+
+def settable(command: click.Command) -> dict[str, click.Option]:
+    """Key -> option, for every flag of a verb that a file or the environment may set."""
+    options = [p for p in command.params if isinstance(p, click.Option) and p.expose_value and not p.is_eager]
+    return {
+        long[0].removeprefix("--"): o for o in options if (long := [name for name in o.opts if name.startswith("--")])
+    }
+
+
+def default_map(config: Config, command: click.Command, verb: tuple[str, ...]) -> dict[str, Any]:
+    """click's default map for a verb: its own settings, and those of its sub-verbs under their names.
+
+    Raises:
+        ConfigError: A file sets what the verb has not, or a value that the flag would refuse.
+    """
+    options = settable(command)
+    found: dict[str, Any] = {}
+    for key, (value, path) in config.table(verb).items():
+        option = options.get(key)
+        where = f"{path}: [{'.'.join(verb)}] {key}"
+        if option is None:
+            known = ", ".join(sorted(options)) or "none"
+            raise ConfigError(
+                f"{where} is no setting of `penstock {' '.join(verb)}`", hint=f"its settings are: {known}"
+            )
+        try:
+            option.type_cast_value(click.Context(command), value)
+        except click.BadParameter as error:
+            raise ConfigError(f"{where} = {value!r}: {error.message}") from error
+        found[str(option.name)] = value
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None:
+                found[name] = default_map(config, below, (*verb, name))
+    return found

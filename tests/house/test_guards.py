@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each guard finds a planted breach, and is silent on a clean tree. That ours is clean is `make guards`' business."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.guards import crates, leaks, length, licence, public_names, readers
+
+SPDX = "SPDX-License-Identifier: Apache-2.0"
+
+
+@pytest.fixture
+def tree(tmp_path: Path):
+    """Write files into a fresh git repository; returns its root."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+
+    def plant(**files: str) -> Path:
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return plant
+
+
+def test_licence_missing_line_is_found(tree):
+    assert licence.find(tree(a_dot_py="x = 1\n")) == [f"a.py: the first line must be the comment `{SPDX}`"]
+
+
+@pytest.mark.parametrize("text", [f"# {SPDX}\n", f"#!/bin/sh\n# {SPDX}\n"])
+def test_licence_present_line_is_accepted(tree, text):
+    assert licence.find(tree(a_dot_sh=text)) == []
+
+
+def test_licence_ignored_file_is_not_asked(tree):
+    assert licence.find(tree(_dot_gitignore="a.py\n", a_dot_py="x = 1\n")) == []
+
+
+def test_length_long_file_without_reason_is_found(tree):
+    text = f"# {SPDX}\n" + "x = 1\n" * length.LIMIT
+    assert length.find(tree(a_dot_py=text)) == [
+        f"a.py: {length.LIMIT + 1} lines; split it, or let its first comment say why it is longer than {length.LIMIT}"
+    ]
+
+
+def test_length_long_file_with_reason_is_accepted(tree):
+    text = f"# {SPDX}\n# One table; it is long because the standard's is.\n" + "x = 1\n" * length.LIMIT
+    assert length.find(tree(a_dot_py=text)) == []
+
+
+def test_length_reason_in_code_does_not_count(tree):
+    text = f"# {SPDX}\nimport long\n# long\n" + "x = 1\n" * length.LIMIT
+    assert len(length.find(tree(a_dot_py=text))) == 1
+
+
+# In pieces, so that this file is no breach itself.
+LEAKS = {
+    "home": ("data = '/ro" + "ot/data'", "an absolute path of somebody's machine"),
+    "worktree": ("see /wo" + "rk/main/x.py", "an absolute path of somebody's machine"),
+    "index": ("--index-url https://py" + "pi.example.org/simple", "a package registry or mirror"),
+    "mirror": ("url = 'https://mir" + "ror.corp.example/x'", "a package registry or mirror"),
+    "access key": ("AKI" + "AQ3EGZXCVBNMASDFG", "an AWS access key"),
+    "private key": ("-----BEGIN RSA PRIV" + "ATE KEY-----", "a private key"),
+    "token": ("ghp" + "_" + "a1B2" * 9, "a token"),
+    "signed": ("?X-Amz-Sig" + "nature=" + "0a" * 32, "a signed URL"),
+}
+
+
+@pytest.mark.parametrize("case", LEAKS)
+def test_leaks_planted_secret_is_found(tree, case):
+    line, what = LEAKS[case]
+    assert leaks.find(tree(notes_dot_md=f"fine\n{line}\n")) == [f"notes.md:2: looks like {what}"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "$HOME/work/x",
+        "/tmp/x",
+        "~/work/x",
+        "file:///data",
+        "https://github.com/a/b",
+        "AKIAIOSFODNN7" + "EXAMPLE",
+        "../work/x",
+    ],
+)
+def test_leaks_harmless_line_is_accepted(tree, line):
+    assert leaks.find(tree(notes_dot_md=line)) == []
+
+
+def test_leaks_download_address_in_lock_is_found(tree):
+    line = 'source = "regis' + "try+https://regis" + 'try.example/index"'
+    assert leaks.find(tree(Cargo_dot_lock=line)) == ["Cargo.lock:1: looks like a package registry or mirror"]
+
+
+def _package(name: str, *dependencies: str, kind: str | None = None) -> dict:
+    return {"name": name, "dependencies": [{"name": d, "kind": kind} for d in dependencies]}
+
+
+def test_crates_arrow_to_the_right_is_found():
+    assert crates.breaches_of([_package("penstock-codec", "penstock-store", "zstd")]) == [
+        "crates/codec may not know crates/store"
+    ]
+
+
+def test_crates_pyo3_outside_python_is_found():
+    assert crates.breaches_of([_package("penstock-flow", "pyo3")]) == ["crates/flow may not know Python (pyo3)"]
+
+
+def test_crates_unknown_crate_asks_for_a_rule():
+    assert len(crates.breaches_of([_package("penstock-confetti")])) == 1
+
+
+def test_crates_peer_in_tests_is_accepted():
+    assert crates.breaches_of([_package("penstock-store", "penstock-emulator", kind="dev")]) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("report", "import penstock._native"),
+        ("report", "from penstock import feed"),
+        ("price", "def late():\n    import torch\n"),
+        ("stage", "from penstock.testing import suites"),
+        ("workloads", "from penstock.feed import Loader"),
+    ],
+)
+def test_readers_wrong_import_is_found(tmp_path, place, text):
+    room = tmp_path / "python/penstock" / place
+    room.mkdir(parents=True)
+    (room / "a.py").write_text(text)
+    assert len(readers.find(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("report", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.feed import Loader\n"),
+        ("report", "import penstock.units, penstock.bench.results"),
+        ("workloads", "from penstock.protocols import Demand\nfrom penstock.workloads import step"),
+        ("workloads", "import torch"),
+        ("stage", "import penstock.feed_like"),
+    ],
+)
+def test_readers_right_import_is_accepted(tmp_path, place, text):
+    room = tmp_path / "python/penstock" / place
+    room.mkdir(parents=True)
+    (room / "a.py").write_text(text)
+    assert readers.find(tmp_path) == []
+
+
+def test_public_names_heading_is_read_with_and_without_call():
+    page = "### `penstock.open(url, manifest=None)`\n#### `penstock.torch.Loader`\ntext `penstock.hidden`\n"
+    assert public_names.documented(page) == {"open", "torch"}
+
+
+def test_public_names_list_is_read_without_running(tmp_path):
+    (tmp_path / "m.py").write_text("raise SystemExit\n__all__ = ['a', 'b']\n")
+    assert public_names.listed(tmp_path / "m.py") == ["a", "b"]

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which codec an object is in, by its name or by its first bytes.
+
+use std::fmt;
+use std::str::FromStr;
+
+use penstock_types::{Error, Result};
+
+/// How an object's bytes are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Codec {
+    /// Not at all.
+    #[default]
+    None,
+    /// RFC 1952, one or more members.
+    Gzip,
+    /// RFC 8878, one or more frames.
+    Zstd,
+    /// The LZ4 frame format, one or more frames.
+    Lz4,
+}
+
+impl Codec {
+    /// Every codec.
+    pub const ALL: [Self; 4] = [Self::None, Self::Gzip, Self::Zstd, Self::Lz4];
+
+    /// Its name in manifests, flags and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+            Self::Lz4 => "lz4",
+        }
+    }
+
+    /// The suffix of names in this codec; empty for [`Codec::None`].
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Gzip => ".gz",
+            Self::Zstd => ".zst",
+            Self::Lz4 => ".lz4",
+        }
+    }
+
+    /// The codec that a name's suffix says. A name that is nothing but a suffix (`a/.gz`) has none: cutting it would
+    /// leave no name.
+    pub fn of_name(name: &[u8]) -> Self {
+        [Self::Gzip, Self::Zstd, Self::Lz4]
+            .into_iter()
+            .find(|codec| {
+                name.strip_suffix(codec.suffix().as_bytes())
+                    .is_some_and(|stem| !matches!(stem.last(), None | Some(b'/')))
+            })
+            .unwrap_or(Self::None)
+    }
+
+    /// The codec that an object's first bytes say; four are enough. Fewer, or a skippable frame (which zstd and LZ4
+    /// share), say [`Codec::None`].
+    pub fn sniff(head: &[u8]) -> Self {
+        match head {
+            [0x1f, 0x8b, 8, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
+            [0x04, 0x22, 0x4d, 0x18, ..] => Self::Lz4,
+            _ => Self::None,
+        }
+    }
+
+    /// The level that [`crate::deflate`] is best called with where the user names none.
+    pub fn default_level(self) -> i32 {
+        match self {
+            Self::None | Self::Lz4 => 0,
+            Self::Gzip => 6,
+            Self::Zstd => 3,
+        }
+    }
+}
+
+/// The name without the suffix of its codec.
+pub fn strip_suffix(name: &[u8]) -> &[u8] {
+    &name[..name.len() - Codec::of_name(name).suffix().len()]
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Codec {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|codec| codec.name() == name).ok_or_else(|| {
+            Error::config("codec", format!("`{name}` is none of {}", Self::ALL.map(Self::name).join(", ")))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codec_of_name_reads_the_suffix() {
+        for (name, codec, stem) in [
+            (&b"a.tfrecord.gz"[..], Codec::Gzip, &b"a.tfrecord"[..]),
+            (b"a.zst", Codec::Zstd, b"a"),
+            (b"d/a.lz4", Codec::Lz4, b"d/a"),
+            (b"a.tfrecord", Codec::None, b"a.tfrecord"),
+            (b"d/.gz", Codec::None, b"d/.gz"),
+            (b".gz", Codec::None, b".gz"),
+            (b"agz", Codec::None, b"agz"),
+            (b"", Codec::None, b""),
+            (b"\xff.gz", Codec::Gzip, b"\xff"),
+            (b"a.gz.gz", Codec::Gzip, b"a.gz"),
+        ] {
+            assert_eq!((Codec::of_name(name), strip_suffix(name)), (codec, stem));
+        }
+    }
+
+    #[test]
+    fn codec_sniff_of_own_output_is_itself() {
+        for codec in Codec::ALL {
+            let stored = crate::deflate(codec, b"some bytes", codec.default_level()).unwrap();
+            assert_eq!(Codec::sniff(&stored), codec);
+            assert_eq!(codec.name().parse::<Codec>().unwrap(), codec);
+        }
+        assert_eq!(Codec::sniff(&[0x1f, 0x8b]), Codec::None);
+        assert!("bzip2".parse::<Codec>().is_err());
+    }
+}

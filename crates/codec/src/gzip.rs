@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+//! gzip (RFC 1952): the header walk, whole objects through libdeflate, streams through zlib-rs.
+//!
+//! Members may follow one another. After a member may stand zero bytes to the end (tapes and block devices pad so, and
+//! gzip(1) takes it); anything else there is damage. Where libdeflate refuses an object, the stream decoder goes over it
+//! again to say where and why: the fast path need not carry the words.
+
+use flate2::{Decompress, FlushDecompress, Status};
+use libdeflater::Crc;
+use penstock_types::{Error, Result, grouped};
+
+use crate::inflater::{Inflater, Outlet};
+use crate::libdeflate::{Outcome, inflate_raw};
+use crate::{Codec, inflate};
+
+/// DEFLATE makes at most 1032 bytes of one: a trailer that says more lies.
+const MOST_OF_ONE: u64 = 1032;
+/// CRC-32 and size modulo 2³².
+const TRAILER: usize = 8;
+/// What a stream is inflated into before the sink sees it; stays in L2.
+const STREAM_BUFFER: usize = 128 << 10;
+
+/// How much of gzip's own trailer is checked, whole-object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GzipCheck {
+    /// CRC-32 and size.
+    #[default]
+    Full,
+    /// Size alone: for content that carries checksums of its own and has them verified (TFRecord with `verify_crc`).
+    /// Spares one pass over the content.
+    SizeOnly,
+}
+
+/// The size that the last four bytes of a gzip object say: of its last member, modulo 2³². A hint, never trusted.
+pub fn gzip_size_hint(last4: [u8; 4]) -> u64 {
+    u64::from(u32::from_le_bytes(last4))
+}
+
+/// Where a member's header walk stands.
+#[derive(Debug, Clone, Copy)]
+enum Field {
+    Fixed,
+    ExtraLen,
+    Extra { left: u16 },
+    Name,
+    Comment,
+    Crc,
+    Done,
+}
+
+/// Walks a member's header, however it is cut into pieces; keeps none of it.
+struct HeaderWalk {
+    field: Field,
+    bytes: [u8; 10],
+    have: usize,
+    flags: u8,
+    crc: Crc,
+}
+
+impl HeaderWalk {
+    const HCRC: u8 = 2;
+    const EXTRA: u8 = 4;
+    const NAME: u8 = 8;
+    const COMMENT: u8 = 16;
+    const RESERVED: u8 = 0xe0;
+
+    fn new() -> Self {
+        Self { field: Field::Fixed, bytes: [0; 10], have: 0, flags: 0, crc: Crc::new() }
+    }
+
+    /// Takes what of `input` is header: the bytes taken, or what is wrong.
+    fn push(&mut self, input: &[u8]) -> Result<usize, String> {
+        let mut at = 0;
+        while at < input.len() {
+            let rest = &input[at..];
+            let used = match self.field {
+                Field::Fixed => self.collect(rest, 10),
+                Field::ExtraLen | Field::Crc => self.collect(rest, 2),
+                Field::Extra { left } => rest.len().min(usize::from(left)),
+                Field::Name | Field::Comment => {
+                    rest.iter().position(|&byte| byte == 0).map_or(rest.len(), |zero| zero + 1)
+                }
+                Field::Done => break,
+            };
+            let taken = &rest[..used];
+            if !matches!(self.field, Field::Crc) {
+                self.crc.update(taken);
+            }
+            at += used;
+            self.advance(taken)?;
+        }
+        Ok(at)
+    }
+
+    fn done(&self) -> bool {
+        matches!(self.field, Field::Done)
+    }
+
+    fn collect(&mut self, input: &[u8], want: usize) -> usize {
+        let used = input.len().min(want - self.have);
+        self.bytes[self.have..self.have + used].copy_from_slice(&input[..used]);
+        self.have += used;
+        used
+    }
+
+    fn advance(&mut self, taken: &[u8]) -> Result<(), String> {
+        match self.field {
+            Field::Fixed => {
+                let magic = self.have.min(2);
+                if self.bytes[..magic] != [0x1f, 0x8b][..magic] {
+                    let found: Vec<_> = self.bytes[..magic].iter().map(|byte| format!("{byte:02x}")).collect();
+                    return Err(format!("begins with {} (want 1f 8b)", found.join(" ")));
+                }
+                if self.have < 10 {
+                    return Ok(());
+                }
+                if self.bytes[2] != 8 {
+                    return Err(format!("uses compression method {} (want 8, DEFLATE)", self.bytes[2]));
+                }
+                self.flags = self.bytes[3];
+                if self.flags & Self::RESERVED != 0 {
+                    return Err(format!("sets reserved flags ({:#04x})", self.flags & Self::RESERVED));
+                }
+                self.enter(Field::ExtraLen);
+            }
+            Field::ExtraLen if self.have == 2 => {
+                match u16::from_le_bytes([self.bytes[0], self.bytes[1]]) {
+                    0 => self.enter(Field::Name),
+                    left => self.field = Field::Extra { left },
+                };
+            }
+            Field::Extra { left } => match left - taken.len() as u16 {
+                0 => self.enter(Field::Name),
+                left => self.field = Field::Extra { left },
+            },
+            Field::Name if taken.ends_with(&[0]) => self.enter(Field::Comment),
+            Field::Comment if taken.ends_with(&[0]) => self.enter(Field::Crc),
+            Field::Crc if self.have == 2 => {
+                let (is, want) = (self.crc.sum() as u16, u16::from_le_bytes([self.bytes[0], self.bytes[1]]));
+                if is != want {
+                    return Err(format!("has a wrong header CRC-16 (is {is:#06x}, want {want:#06x})"));
+                }
+                self.field = Field::Done;
+            }
+            Field::ExtraLen | Field::Name | Field::Comment | Field::Crc | Field::Done => {}
+        }
+        Ok(())
+    }
+
+    /// Goes to `field`, or to the first after it that the flags announce.
+    fn enter(&mut self, field: Field) {
+        self.have = 0;
+        let announced = |flag| self.flags & flag != 0;
+        self.field = match field {
+            Field::ExtraLen if !announced(Self::EXTRA) => return self.enter(Field::Name),
+            Field::Name if !announced(Self::NAME) => return self.enter(Field::Comment),
+            Field::Comment if !announced(Self::COMMENT) => return self.enter(Field::Crc),
+            Field::Crc if !announced(Self::HCRC) => Field::Done,
+            other => other,
+        };
+    }
+}
+
+fn wrong_crc(member: u64, is: u32, want: u32) -> String {
+    format!("has a wrong CRC-32 in gzip member {member} (is {is:#010x}, want {want:#010x})")
+}
+
+fn wrong_size(member: u64, is: u64, want: u32) -> String {
+    format!(
+        "has a wrong size in gzip member {member} (inflates to {} bytes, its trailer says {} modulo 2³²)",
+        grouped(is),
+        grouped(u64::from(want))
+    )
+}
+
+fn trailer_of(bytes: [u8; TRAILER]) -> (u32, u32) {
+    let [a, b, c, d, e, f, g, h] = bytes;
+    (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
+}
+
+/// A whole object into `out`, which is empty and may have room.
+pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: GzipCheck, place: &str) -> Result<()> {
+    let (mut at, mut member) = (0, 1);
+    if let Some(last4) = input.last_chunk::<4>() {
+        // One member is the rule, and then this is its size; any other hint only costs a second try.
+        let plausible = (input.len() as u64).saturating_mul(MOST_OF_ONE);
+        inflate::reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
+    }
+    loop {
+        let mut walk = HeaderWalk::new();
+        let header = match walk.push(&input[at..]) {
+            Ok(header) if walk.done() => header,
+            _ => return Err(explain(input, limit, place)),
+        };
+        let body = at + header;
+        // The trailer is not the stream's to read.
+        let Some(stream) = input.len().checked_sub(TRAILER).and_then(|end| input.get(body..end)) else {
+            return Err(explain(input, limit, place));
+        };
+        let start = out.len();
+        let used = inflate_member(stream, out, limit, place)?.ok_or_else(|| explain(input, limit, place))?;
+        let end = body + used;
+        let Some(trailer) = input[end..].first_chunk::<TRAILER>() else {
+            return Err(explain(input, limit, place));
+        };
+        let (crc, size) = trailer_of(*trailer);
+        let made = &out[start..];
+        if made.len() as u32 != size {
+            return Err(Error::corrupt(place, wrong_size(member, made.len() as u64, size)));
+        }
+        if check == GzipCheck::Full {
+            let is = libdeflater::crc32(made);
+            if is != crc {
+                return Err(Error::corrupt(place, wrong_crc(member, is, crc)));
+            }
+        }
+        at = end + TRAILER;
+        match input.get(at) {
+            None => return Ok(()),
+            Some(0) if input[at..].iter().all(|&byte| byte == 0) => return Ok(()),
+            Some(_) => member += 1,
+        }
+    }
+}
+
+/// One member's DEFLATE stream behind what `out` holds: the bytes it took, `None` where it is damaged.
+fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<Option<usize>> {
+    loop {
+        let start = out.len();
+        // A buffer that the caller used before may have more room than the limit allows.
+        let room = usize::try_from(limit - start as u64).unwrap_or(usize::MAX).min(out.capacity() - start);
+        match inflate_raw(stream, &mut out.spare_capacity_mut()[..room]) {
+            Outcome::Done { used, made } => {
+                // SAFETY: libdeflate has written `made` bytes from `start` on, within the spare capacity it was given.
+                unsafe { out.set_len(start + made) };
+                return Ok(Some(used));
+            }
+            Outcome::Bad => return Ok(None),
+            Outcome::NoRoom => {
+                let most = (stream.len() as u64).saturating_mul(MOST_OF_ONE).saturating_add(start as u64);
+                if (start + room) as u64 >= limit {
+                    return Err(inflate::above_limit(limit, place));
+                }
+                if (start + room) as u64 > most {
+                    return Ok(None);
+                }
+                // libdeflate begins a member anew, so the room must grow by a factor for the sum to stay linear.
+                let wanted = (out.capacity() as u64).saturating_mul(2).max(64 << 10);
+                inflate::reserve(out, wanted.min(most + 1).min(limit), place)?;
+            }
+        }
+    }
+}
+
+/// Why libdeflate refused: the stream decoder's words.
+fn explain(input: &[u8], limit: u64, place: &str) -> Error {
+    let mut inflater = Inflater::new(Codec::Gzip, limit, place);
+    match inflater.push(input, &mut |_| Ok(())).and_then(|()| inflater.finish()) {
+        Err(error) => error,
+        Ok(_) => Error::corrupt(place, "is gzip that zlib takes and libdeflate refuses"),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Header,
+    Body,
+    Trailer,
+    Between,
+    Padding,
+}
+
+/// A gzip object in pieces.
+pub(crate) struct GzipStream {
+    state: State,
+    member: u64,
+    walk: HeaderWalk,
+    body: Decompress,
+    crc: Crc,
+    made: u64,
+    trailer: [u8; TRAILER],
+    have: usize,
+    buffer: Box<[u8]>,
+}
+
+impl GzipStream {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: State::Header,
+            member: 1,
+            walk: HeaderWalk::new(),
+            body: Decompress::new(false),
+            crc: Crc::new(),
+            made: 0,
+            trailer: [0; TRAILER],
+            have: 0,
+            buffer: vec![0; STREAM_BUFFER].into_boxed_slice(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+        while let Some(&next) = input.first() {
+            let used = match self.state {
+                State::Header => self.header(input, outlet)?,
+                State::Body => self.inflate(input, outlet)?,
+                State::Trailer => self.trailer(input, outlet)?,
+                State::Between => {
+                    self.state = match next {
+                        0 => State::Padding,
+                        _ => State::Header,
+                    };
+                    if next != 0 {
+                        self.member += 1;
+                        self.walk = HeaderWalk::new();
+                    }
+                    0
+                }
+                State::Padding => match input.iter().position(|&byte| byte != 0) {
+                    None => input.len(),
+                    Some(at) => {
+                        return Err(outlet.corrupt(format!(
+                            "has bytes after gzip member {} that are neither gzip nor zero padding (at stored byte {})",
+                            self.member,
+                            grouped(outlet.bytes_in() + at as u64)
+                        )));
+                    }
+                },
+            };
+            outlet.took(used);
+            input = &input[used..];
+        }
+        Ok(())
+    }
+
+    fn header(&mut self, input: &[u8], outlet: &Outlet<'_>) -> Result<usize> {
+        let used = self.walk.push(input).map_err(|problem| match self.member {
+            1 => outlet.corrupt(format!("is not gzip: it {problem}")),
+            later => outlet.corrupt(format!(
+                "has bytes after gzip member {} that are not gzip (near stored byte {}: {problem})",
+                later - 1,
+                grouped(outlet.bytes_in())
+            )),
+        })?;
+        if self.walk.done() {
+            self.state = State::Body;
+            self.body.reset(false);
+            self.crc = Crc::new();
+            self.made = 0;
+        }
+        Ok(used)
+    }
+
+    fn inflate(&mut self, input: &[u8], outlet: &mut Outlet<'_>) -> Result<usize> {
+        let mut used = 0;
+        loop {
+            let (before_in, before_out) = (self.body.total_in(), self.body.total_out());
+            let status = self.body.decompress(&input[used..], &mut self.buffer, FlushDecompress::None);
+            let took = (self.body.total_in() - before_in) as usize;
+            let made = (self.body.total_out() - before_out) as usize;
+            let bad = |reason: &str| {
+                outlet.corrupt(format!(
+                    "is damaged in gzip member {} near stored byte {}: {reason} (inflated {} bytes so far)",
+                    self.member,
+                    grouped(outlet.bytes_in() + (used + took) as u64),
+                    grouped(outlet.bytes_out() + made as u64)
+                ))
+            };
+            let status = status.map_err(|error| bad(error.message().unwrap_or("invalid DEFLATE data")))?;
+            let stuck = took == 0 && made == 0 && status != Status::StreamEnd;
+            if stuck && used < input.len() {
+                return Err(bad("DEFLATE data that lead nowhere"));
+            }
+            used += took;
+            self.made += made as u64;
+            let made = &self.buffer[..made];
+            self.crc.update(made);
+            outlet.emit(made)?;
+            if status == Status::StreamEnd {
+                self.state = State::Trailer;
+                self.have = 0;
+                return Ok(used);
+            }
+            // A full buffer may have more behind it even when the input is used up.
+            if stuck || (used == input.len() && made.len() < self.buffer.len()) {
+                return Ok(used);
+            }
+        }
+    }
+
+    fn trailer(&mut self, input: &[u8], outlet: &Outlet<'_>) -> Result<usize> {
+        let used = input.len().min(TRAILER - self.have);
+        self.trailer[self.have..self.have + used].copy_from_slice(&input[..used]);
+        self.have += used;
+        if self.have == TRAILER {
+            let (crc, size) = trailer_of(self.trailer);
+            if self.made as u32 != size {
+                return Err(outlet.corrupt(wrong_size(self.member, self.made, size)));
+            }
+            if self.crc.sum() != crc {
+                return Err(outlet.corrupt(wrong_crc(self.member, self.crc.sum(), crc)));
+            }
+            self.state = State::Between;
+        }
+        Ok(used)
+    }
+
+    /// What the stream ends inside, if it may not end here.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        match self.state {
+            State::Between | State::Padding => None,
+            State::Header => Some(format!("the header of gzip member {}", self.member)),
+            State::Body => Some(format!("gzip member {}", self.member)),
+            State::Trailer => Some(format!("the trailer of gzip member {}", self.member)),
+        }
+    }
+}

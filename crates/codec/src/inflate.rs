@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Inflation of whole objects into a buffer that the caller keeps and gives again.
+
+use penstock_types::{Error, Result, grouped};
+
+use crate::gzip::{self, GzipCheck};
+use crate::{Codec, Inflater, zstandard};
+
+/// Inflates the whole object `input` into `out`, which then holds exactly its content: what was there is replaced, the
+/// room is reused, and nothing is zeroed first. `limit` bounds the content (a bomb stops there); on an error `out` is
+/// empty. `place` names the object in messages.
+///
+/// Gzip goes through libdeflate, zstd in one pass where the frame says its size, LZ4 block by block.
+pub fn inflate_into(codec: Codec, input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
+    inflate_into_checked(codec, input, out, limit, GzipCheck::Full, place)
+}
+
+/// [`inflate_into`] with a say in how much of gzip's trailer is checked; the other codecs check all they carry.
+pub fn inflate_into_checked(
+    codec: Codec,
+    input: &[u8],
+    out: &mut Vec<u8>,
+    limit: u64,
+    check: GzipCheck,
+    place: &str,
+) -> Result<()> {
+    out.clear();
+    let result = match codec {
+        Codec::None => copy(input, out, limit, place),
+        Codec::Gzip => gzip::inflate_whole(input, out, limit, check, place),
+        Codec::Zstd => zstandard::inflate_whole(input, out, limit, place),
+        Codec::Lz4 => {
+            let mut inflater = Inflater::new(codec, limit, place);
+            let mut append = |bytes: &[u8]| {
+                reserve_more(out, bytes.len(), limit, place)?;
+                out.extend_from_slice(bytes);
+                Ok(())
+            };
+            inflater.push(input, &mut append).and_then(|()| inflater.finish()).map(drop)
+        }
+    };
+    if result.is_err() {
+        out.clear();
+    }
+    result
+}
+
+fn copy(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
+    if input.len() as u64 > limit {
+        return Err(above_limit(limit, place));
+    }
+    reserve(out, input.len() as u64, place)?;
+    out.extend_from_slice(input);
+    Ok(())
+}
+
+/// Room for `more` bytes behind what `out` holds, growing by a factor, the limit allowing.
+fn reserve_more(out: &mut Vec<u8>, more: usize, limit: u64, place: &str) -> Result<()> {
+    let need = out.len() as u64 + more as u64;
+    if need > out.capacity() as u64 {
+        reserve(out, (out.capacity() as u64).saturating_mul(2).min(limit).max(need), place)?;
+    }
+    Ok(())
+}
+
+/// Room for `total` bytes in all in `out`; memory that the machine has not got is an error, not an abort.
+pub(crate) fn reserve(out: &mut Vec<u8>, total: u64, place: &str) -> Result<()> {
+    let have = out.capacity() as u64;
+    let refused = || Error::BudgetExceeded { what: format!("inflating {place}"), need: total, budget: have };
+    let more = usize::try_from(total.saturating_sub(out.len() as u64)).map_err(|_| refused())?;
+    if out.try_reserve_exact(more).is_err() {
+        return Err(refused());
+    }
+    Ok(())
+}
+
+pub(crate) fn above_limit(limit: u64, place: &str) -> Error {
+    Error::corrupt(place, format!("inflates to more than the limit of {} bytes", grouped(limit)))
+}

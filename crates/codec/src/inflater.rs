@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Inflation of bytes as they arrive, in pieces cut anywhere.
+
+use penstock_types::{Error, Result, grouped};
+
+use crate::gzip::GzipStream;
+use crate::lz4::Lz4Stream;
+use crate::zstandard::ZstdStream;
+use crate::{Codec, inflate};
+
+/// What passed through an [`Inflater`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inflated {
+    /// Stored bytes.
+    pub bytes_in: u64,
+    /// Inflated bytes.
+    pub bytes_out: u64,
+}
+
+enum Decoder {
+    None,
+    Gzip(Box<GzipStream>),
+    Zstd(ZstdStream),
+    Lz4(Box<Lz4Stream>),
+}
+
+/// Inflates one object as its bytes arrive. Holds at most a window and a block of it; the sink sees at most `limit`
+/// bytes. After an error, of ours or of the sink, it is spent.
+pub struct Inflater {
+    place: String,
+    decoder: Decoder,
+    limit: u64,
+    passed: Inflated,
+    failed: bool,
+}
+
+impl Inflater {
+    /// An inflater of the object that messages call `place`.
+    pub fn new(codec: Codec, limit: u64, place: &str) -> Self {
+        let decoder = match codec {
+            Codec::None => Decoder::None,
+            Codec::Gzip => Decoder::Gzip(Box::new(GzipStream::new())),
+            Codec::Zstd => Decoder::Zstd(ZstdStream::new()),
+            Codec::Lz4 => Decoder::Lz4(Box::new(Lz4Stream::new())),
+        };
+        Self { place: place.to_owned(), decoder, limit, passed: Inflated { bytes_in: 0, bytes_out: 0 }, failed: false }
+    }
+
+    /// Takes the next piece of the object and gives `sink` what it inflates to, in pieces.
+    pub fn push(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        if self.failed {
+            return Err(Error::bug(format!("an inflater was pushed to after its error ({})", self.place)));
+        }
+        let mut outlet = Outlet { place: &self.place, limit: self.limit, passed: &mut self.passed, sink };
+        let result = match &mut self.decoder {
+            Decoder::None => outlet.emit(input).map(|()| outlet.took(input.len())),
+            Decoder::Gzip(stream) => stream.push(input, &mut outlet),
+            Decoder::Zstd(stream) => stream.push(input, &mut outlet),
+            Decoder::Lz4(stream) => stream.push(input, &mut outlet),
+        };
+        self.failed = result.is_err();
+        result
+    }
+
+    /// What has passed so far.
+    pub fn so_far(&self) -> Inflated {
+        self.passed
+    }
+
+    /// Ends the object; errs where it may not end here.
+    pub fn finish(self) -> Result<Inflated> {
+        if self.failed {
+            return Err(Error::bug(format!("an inflater was finished after its error ({})", self.place)));
+        }
+        let unfinished = match &self.decoder {
+            Decoder::None => None,
+            Decoder::Gzip(stream) => stream.unfinished(),
+            Decoder::Zstd(stream) => stream.unfinished(),
+            Decoder::Lz4(stream) => stream.unfinished(),
+        };
+        match unfinished {
+            None => Ok(self.passed),
+            Some(what) => Err(Error::corrupt(
+                self.place,
+                format!(
+                    "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
+                    grouped(self.passed.bytes_in),
+                    grouped(self.passed.bytes_out)
+                ),
+            )),
+        }
+    }
+}
+
+/// Where a decoder's output goes, and its numbers.
+pub(crate) struct Outlet<'a> {
+    place: &'a str,
+    limit: u64,
+    passed: &'a mut Inflated,
+    sink: &'a mut dyn FnMut(&[u8]) -> Result<()>,
+}
+
+impl Outlet<'_> {
+    /// Gives the sink `bytes`, if the limit allows.
+    pub(crate) fn emit(&mut self, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let after = self.passed.bytes_out.saturating_add(bytes.len() as u64);
+        if after > self.limit {
+            return Err(inflate::above_limit(self.limit, self.place));
+        }
+        (self.sink)(bytes)?;
+        self.passed.bytes_out = after;
+        Ok(())
+    }
+
+    /// Counts `len` stored bytes as taken.
+    pub(crate) fn took(&mut self, len: usize) {
+        self.passed.bytes_in += len as u64;
+    }
+
+    pub(crate) fn bytes_in(&self) -> u64 {
+        self.passed.bytes_in
+    }
+
+    pub(crate) fn bytes_out(&self) -> u64 {
+        self.passed.bytes_out
+    }
+
+    pub(crate) fn corrupt(&self, problem: String) -> Error {
+        Error::corrupt(self.place, problem)
+    }
+}

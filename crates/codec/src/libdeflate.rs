@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! libdeflate's raw inflate, over `libdeflate-sys`: the safe `libdeflater` says neither where a stream ended (several
+//! members follow one another) nor writes to memory that was never zeroed (zeroing 16 MB costs a tenth of inflating it).
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use libdeflate_sys::{
+    libdeflate_alloc_decompressor, libdeflate_decompressor, libdeflate_deflate_decompress_ex,
+    libdeflate_free_decompressor, libdeflate_result_LIBDEFLATE_INSUFFICIENT_SPACE,
+    libdeflate_result_LIBDEFLATE_SUCCESS,
+};
+
+/// What became of one DEFLATE stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It took the first `used` bytes and made `made`.
+    Done { used: usize, made: usize },
+    /// Damaged, or it ends too early: libdeflate does not say which.
+    Bad,
+    /// It makes more than there was room for.
+    NoRoom,
+}
+
+struct Decompressor(NonNull<libdeflate_decompressor>);
+
+impl Decompressor {
+    fn new() -> Self {
+        // SAFETY: takes no argument; null says that there is no memory.
+        match NonNull::new(unsafe { libdeflate_alloc_decompressor() }) {
+            Some(pointer) => Self(pointer),
+            None => handle_alloc_error(Layout::new::<[u8; 16 << 10]>()),
+        }
+    }
+}
+
+impl Drop for Decompressor {
+    fn drop(&mut self) {
+        // SAFETY: it came from `libdeflate_alloc_decompressor` and is freed once.
+        unsafe { libdeflate_free_decompressor(self.0.as_ptr()) }
+    }
+}
+
+thread_local! {
+    // Its tables are 11 KB and of no use to another thread.
+    static DECOMPRESSOR: RefCell<Decompressor> = RefCell::new(Decompressor::new());
+}
+
+/// Inflates the raw DEFLATE stream that `input` begins with into `out`, of which the first `made` bytes are then
+/// initialised.
+pub(crate) fn inflate_raw(input: &[u8], out: &mut [MaybeUninit<u8>]) -> Outcome {
+    let (mut used, mut made) = (0, 0);
+    let result = DECOMPRESSOR.with_borrow_mut(|decompressor| {
+        // SAFETY: both buffers are given with their true lengths; libdeflate reads only the first, writes only within
+        // the second, and the decompressor is borrowed for the call alone.
+        unsafe {
+            libdeflate_deflate_decompress_ex(
+                decompressor.0.as_ptr(),
+                input.as_ptr().cast(),
+                input.len(),
+                out.as_mut_ptr().cast(),
+                out.len(),
+                &mut used,
+                &mut made,
+            )
+        }
+    });
+    #[allow(non_upper_case_globals)]
+    match result {
+        libdeflate_result_LIBDEFLATE_SUCCESS if used <= input.len() && made <= out.len() => {
+            Outcome::Done { used, made }
+        }
+        libdeflate_result_LIBDEFLATE_INSUFFICIENT_SPACE => Outcome::NoRoom,
+        _ => Outcome::Bad,
+    }
+}

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//! LZ4 frames in pieces. `lz4_flex` reads frames only from a blocking reader, so the framing is walked here and its
+//! block decoder called; the checksums (header, block, content) are checked. Dictionaries and legacy frames are refused.
+
+use lz4_flex::block::decompress_into_with_dict;
+use penstock_types::{Error, Result, grouped};
+use xxhash_rust::xxh32::{Xxh32, xxh32};
+
+use crate::inflater::Outlet;
+
+const MAGIC: u32 = 0x184d_2204;
+const LEGACY: u32 = 0x184c_2102;
+const SKIPPABLE: u32 = 0x184d_2a50;
+/// How far back a linked block may refer.
+const WINDOW: usize = 64 << 10;
+
+/// What the next bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Magic,
+    SkipLen,
+    Skip {
+        left: u32,
+    },
+    /// FLG and BD.
+    Flags,
+    /// Sizes and the header checksum.
+    Descriptor,
+    BlockLen,
+    /// A block, with its checksum where the frame has them.
+    Block {
+        plain: bool,
+    },
+    ContentSum,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Frame {
+    flags: [u8; 2],
+    block_max: usize,
+    independent: bool,
+    block_sums: bool,
+    content_sum: bool,
+    content_size: Option<u64>,
+}
+
+pub(crate) struct Lz4Stream {
+    part: Part,
+    /// Bytes that the part needs.
+    need: usize,
+    /// Bytes of the part so far, when a piece ended inside it.
+    held: Vec<u8>,
+    frame: Frame,
+    count: u64,
+    made: u64,
+    sum: Xxh32,
+    /// The last bytes made, for linked blocks.
+    window: Vec<u8>,
+    block: Vec<u8>,
+}
+
+impl Lz4Stream {
+    pub(crate) fn new() -> Self {
+        Self {
+            part: Part::Magic,
+            need: 4,
+            held: Vec::new(),
+            frame: Frame::default(),
+            count: 0,
+            made: 0,
+            sum: Xxh32::new(0),
+            window: Vec::new(),
+            block: Vec::new(),
+        }
+    }
+
+    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+        while !input.is_empty() {
+            if let Part::Skip { left } = self.part {
+                let used = input.len().min(left as usize);
+                match left - used as u32 {
+                    0 => self.expect(Part::Magic, 4),
+                    left => self.part = Part::Skip { left },
+                }
+                outlet.took(used);
+                input = &input[used..];
+                continue;
+            }
+            let used = input.len().min(self.need - self.held.len());
+            outlet.took(used);
+            let (taken, rest) = input.split_at(used);
+            input = rest;
+            if self.held.is_empty() && used == self.need {
+                self.take(taken, outlet)?;
+            } else {
+                self.held.extend_from_slice(taken);
+                if self.held.len() == self.need {
+                    let whole = std::mem::take(&mut self.held);
+                    self.take(&whole, outlet)?;
+                    // Keep the room for the next part that is cut.
+                    self.held = whole;
+                    self.held.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, part: Part, need: usize) {
+        (self.part, self.need) = (part, need);
+    }
+
+    fn bad(&self, outlet: &Outlet<'_>, reason: String) -> Error {
+        outlet.corrupt(format!(
+            "is damaged in lz4 frame {} before stored byte {}: {reason} (inflated {} bytes so far)",
+            self.count,
+            grouped(outlet.bytes_in()),
+            grouped(outlet.bytes_out())
+        ))
+    }
+
+    /// Takes the `need` bytes of the part.
+    fn take(&mut self, bytes: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+        match self.part {
+            Part::Magic => self.magic(word(bytes), outlet),
+            Part::SkipLen => {
+                match word(bytes) {
+                    0 => self.expect(Part::Magic, 4),
+                    left => self.part = Part::Skip { left },
+                }
+                Ok(())
+            }
+            Part::Skip { .. } => Ok(()),
+            Part::Flags => self.flags(bytes, outlet),
+            Part::Descriptor => self.descriptor(bytes, outlet),
+            Part::BlockLen => self.block_len(word(bytes), outlet),
+            Part::Block { plain } => self.block(bytes, plain, outlet),
+            Part::ContentSum => {
+                let (is, want) = (self.sum.digest(), word(bytes));
+                if is != want {
+                    return Err(self.bad(outlet, format!("content checksum is {is:#010x}, want {want:#010x}")));
+                }
+                self.expect(Part::Magic, 4);
+                Ok(())
+            }
+        }
+    }
+
+    fn magic(&mut self, magic: u32, outlet: &Outlet<'_>) -> Result<()> {
+        match magic {
+            MAGIC => {
+                self.count += 1;
+                self.expect(Part::Flags, 2);
+                Ok(())
+            }
+            magic if magic & !0xf == SKIPPABLE => {
+                // It counts: an object of skippable frames alone is well-formed and empty.
+                self.count += 1;
+                self.expect(Part::SkipLen, 4);
+                Ok(())
+            }
+            LEGACY => {
+                Err(outlet.corrupt("is a legacy LZ4 frame, which carries no checksum and is not read".to_owned()))
+            }
+            other if self.count == 0 => {
+                Err(outlet.corrupt(format!("is not lz4: it begins with {other:#010x} (want {MAGIC:#010x})")))
+            }
+            other => Err(outlet.corrupt(format!(
+                "has bytes after lz4 frame {} that are not lz4 (before stored byte {}: {other:#010x})",
+                self.count,
+                grouped(outlet.bytes_in())
+            ))),
+        }
+    }
+
+    fn flags(&mut self, bytes: &[u8], outlet: &Outlet<'_>) -> Result<()> {
+        let (flg, bd) = (bytes[0], bytes[1]);
+        if flg >> 6 != 1 || flg & 2 != 0 || bd & 0x8f != 0 || bd >> 4 < 4 {
+            return Err(self.bad(outlet, format!("its flags {flg:#04x} {bd:#04x} are of no known version")));
+        }
+        if flg & 1 != 0 {
+            return Err(self.bad(outlet, "it needs a dictionary".to_owned()));
+        }
+        self.frame = Frame {
+            flags: [flg, bd],
+            block_max: 1 << (8 + 2 * (bd >> 4)),
+            independent: flg & 0x20 != 0,
+            block_sums: flg & 0x10 != 0,
+            content_sum: flg & 4 != 0,
+            content_size: None,
+        };
+        self.expect(Part::Descriptor, if flg & 8 != 0 { 9 } else { 1 });
+        Ok(())
+    }
+
+    fn descriptor(&mut self, bytes: &[u8], outlet: &Outlet<'_>) -> Result<()> {
+        let (sizes, sum) = bytes.split_at(bytes.len() - 1);
+        let mut hash = Xxh32::new(0);
+        hash.update(&self.frame.flags);
+        hash.update(sizes);
+        let is = (hash.digest() >> 8) as u8;
+        if is != sum[0] {
+            return Err(self.bad(outlet, format!("header checksum is {is:#04x}, want {:#04x}", sum[0])));
+        }
+        self.frame.content_size = sizes.first_chunk::<8>().map(|size| u64::from_le_bytes(*size));
+        self.made = 0;
+        self.sum.reset(0);
+        self.window.clear();
+        self.expect(Part::BlockLen, 4);
+        Ok(())
+    }
+
+    fn block_len(&mut self, word: u32, outlet: &Outlet<'_>) -> Result<()> {
+        if word == 0 {
+            if let Some(want) = self.frame.content_size
+                && want != self.made
+            {
+                let reason = format!("its content is {} bytes, want {}", grouped(self.made), grouped(want));
+                return Err(self.bad(outlet, reason));
+            }
+            match self.frame.content_sum {
+                true => self.expect(Part::ContentSum, 4),
+                false => self.expect(Part::Magic, 4),
+            }
+            return Ok(());
+        }
+        let len = (word & 0x7fff_ffff) as usize;
+        if len > self.frame.block_max {
+            let reason = format!("a block has {} bytes, want at most {}", len, self.frame.block_max);
+            return Err(self.bad(outlet, reason));
+        }
+        self.expect(Part::Block { plain: word >> 31 == 1 }, len + if self.frame.block_sums { 4 } else { 0 });
+        if self.need == 0 {
+            // A plain block of no bytes: nothing will come that could take it.
+            self.expect(Part::BlockLen, 4);
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, bytes: &[u8], plain: bool, outlet: &mut Outlet<'_>) -> Result<()> {
+        let (data, sum) = bytes.split_at(bytes.len() - if self.frame.block_sums { 4 } else { 0 });
+        if self.frame.block_sums {
+            let (is, want) = (xxh32(data, 0), word(sum));
+            if is != want {
+                return Err(self.bad(outlet, format!("block checksum is {is:#010x}, want {want:#010x}")));
+            }
+        }
+        let mut block = std::mem::take(&mut self.block);
+        let made = if plain {
+            data
+        } else {
+            if block.len() < self.frame.block_max {
+                block.resize(self.frame.block_max, 0);
+            }
+            let room = &mut block[..self.frame.block_max];
+            let len = decompress_into_with_dict(data, room, &self.window)
+                .map_err(|error| self.bad(outlet, error.to_string()))?;
+            &room[..len]
+        };
+        self.made += made.len() as u64;
+        if self.frame.content_sum {
+            self.sum.update(made);
+        }
+        outlet.emit(made)?;
+        if !self.frame.independent {
+            self.remember(made);
+        }
+        self.block = block;
+        self.expect(Part::BlockLen, 4);
+        Ok(())
+    }
+
+    fn remember(&mut self, made: &[u8]) {
+        let made = &made[made.len().saturating_sub(WINDOW)..];
+        let keep = WINDOW - made.len();
+        self.window.drain(..self.window.len().saturating_sub(keep));
+        self.window.extend_from_slice(made);
+    }
+
+    /// What the stream ends inside, if it may not end here.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        match self.part {
+            Part::Magic if self.held.is_empty() && self.count > 0 => None,
+            Part::Magic => Some(format!("the header of lz4 frame {}", self.count + 1)),
+            _ => Some(format!("lz4 frame {}", self.count)),
+        }
+    }
+}
+
+/// The little-endian word that `bytes` begins with; callers give four.
+fn word(bytes: &[u8]) -> u32 {
+    bytes.first_chunk::<4>().map_or(0, |four| u32::from_le_bytes(*four))
+}

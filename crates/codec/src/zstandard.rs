@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! zstd (RFC 8878) through the reference library: frames one after another, skippable ones skipped, and nothing else
+//! after them. Windows up to 128 MiB (the library's own limit); dictionaries and the formats before 1.0 are refused.
+
+use penstock_types::{Error, Result, grouped};
+use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name, get_frame_content_size};
+
+use crate::inflate;
+use crate::inflater::Outlet;
+
+/// A block is at most 128 KiB of content in at least 4 bytes: a frame header that says more lies.
+const MOST_OF_ONE: u64 = 32 << 10;
+/// What a stream is inflated into before the sink sees it: one block.
+const STREAM_BUFFER: usize = 128 << 10;
+
+/// Counts frames as the decoder goes through them.
+struct Frames {
+    context: DCtx<'static>,
+    /// The frame that is, or is to come.
+    frame: u64,
+    inside: bool,
+}
+
+impl Frames {
+    fn new() -> Self {
+        Self { context: DCtx::create(), frame: 1, inside: false }
+    }
+
+    /// One call of the decoder: the stored bytes it took. `at` and `out` say where, for the error.
+    fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, &'static str> {
+        let before = out.len();
+        let mut source = InBuffer::around(input);
+        let mut sink = OutBuffer::around_pos(out, before);
+        let hint = self.context.decompress_stream(&mut sink, &mut source).map_err(get_error_name)?;
+        let moved = source.pos() > 0 || sink.pos() > before;
+        if hint == 0 {
+            if moved {
+                self.frame += 1;
+            }
+            self.inside = false;
+        } else if moved {
+            self.inside = true;
+        }
+        Ok(source.pos())
+    }
+
+    fn problem(&self, reason: &str, bytes_in: u64, bytes_out: u64) -> String {
+        let numbers =
+            format!("near stored byte {}: {reason}, inflated {} bytes so far", grouped(bytes_in), grouped(bytes_out));
+        match (self.inside, self.frame) {
+            (false, 1) => format!("is not zstd ({numbers})"),
+            (false, later) => format!("has bytes after zstd frame {} that are not zstd ({numbers})", later - 1),
+            (true, frame) => format!("is damaged in zstd frame {frame} ({numbers})"),
+        }
+    }
+
+    fn unfinished(&self) -> Option<String> {
+        // No frame at all is no zstd either.
+        (self.inside || self.frame == 1).then(|| format!("zstd frame {}", self.frame))
+    }
+}
+
+/// A whole object into `out`, which is empty and may have room.
+pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
+    let mut frames = Frames::new();
+    let mut at = 0;
+    loop {
+        let rest = &input[at..];
+        if !frames.inside
+            && let Ok(Some(size)) = get_frame_content_size(rest)
+        {
+            // With room for all of it the library inflates in one pass, with no window of its own.
+            let total = size.saturating_add(out.len() as u64);
+            if total > limit {
+                return Err(inflate::above_limit(limit, place));
+            }
+            let plausible = (rest.len() as u64).saturating_mul(MOST_OF_ONE).saturating_add(out.len() as u64);
+            inflate::reserve(out, total.min(plausible), place)?;
+        }
+        let before = out.len();
+        let used = frames
+            .step(rest, out)
+            .map_err(|reason| Error::corrupt(place, frames.problem(reason, at as u64, out.len() as u64)))?;
+        at += used;
+        // A buffer that the caller used before may have more room than the limit allows.
+        if out.len() as u64 > limit {
+            return Err(inflate::above_limit(limit, place));
+        }
+        if at == input.len() && !frames.inside && frames.frame > 1 {
+            return Ok(());
+        }
+        if out.len() == out.capacity() {
+            if out.len() as u64 == limit && used == 0 && out.len() == before {
+                return Err(inflate::above_limit(limit, place));
+            }
+            let wanted = (out.capacity() as u64).saturating_mul(2).max(STREAM_BUFFER as u64);
+            inflate::reserve(out, wanted.min(limit), place)?;
+        } else if at == input.len() {
+            let what = frames.unfinished().unwrap_or_else(|| "zstd".to_owned());
+            return Err(Error::corrupt(
+                place,
+                format!(
+                    "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
+                    grouped(at as u64),
+                    grouped(out.len() as u64)
+                ),
+            ));
+        }
+    }
+}
+
+/// A zstd object in pieces.
+pub(crate) struct ZstdStream {
+    frames: Frames,
+    buffer: Vec<u8>,
+}
+
+impl ZstdStream {
+    pub(crate) fn new() -> Self {
+        Self { frames: Frames::new(), buffer: Vec::with_capacity(STREAM_BUFFER) }
+    }
+
+    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+        if input.is_empty() {
+            return Ok(());
+        }
+        loop {
+            self.buffer.clear();
+            let used = self
+                .frames
+                .step(input, &mut self.buffer)
+                .map_err(|reason| outlet.corrupt(self.frames.problem(reason, outlet.bytes_in(), outlet.bytes_out())))?;
+            outlet.took(used);
+            input = &input[used..];
+            outlet.emit(&self.buffer)?;
+            // A full buffer may have more behind it even when the input is used up.
+            let more_behind = self.frames.inside && self.buffer.len() == self.buffer.capacity();
+            if input.is_empty() && !more_behind {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What the stream ends inside, if it may not end here.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        self.frames.unfinished()
+    }
+}

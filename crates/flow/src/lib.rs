@@ -1,1 +1,10 @@
-//! (in progress)
+// SPDX-License-Identifier: Apache-2.0
+//! What moves: the manifest, the share plan, the stage and the feed.
+//!
+//! Knows stores, codecs and records; knows no Python.
+
+mod manifest;
+mod share;
+
+pub use manifest::{Entry, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, index};
+pub use share::SharePlan;

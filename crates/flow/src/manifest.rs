@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The manifest: the immutable list of a dataset's objects, made by one listing and read by everything after it.
+//!
+//! Owns the document (docs/reference/manifest.md), its order and the fingerprint of the logical dataset. Opens no
+//! object: codec and format come from names alone.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+
+use futures::TryStreamExt;
+use penstock_codec::{Codec, strip_suffix};
+use penstock_store::{Meta, Store, Version};
+use penstock_types::{Deadline, Digest, Error, Key, Result, Url, unix_now};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+/// The version of the document that this build writes and reads.
+pub const MANIFEST_VERSION: u32 = 1;
+
+/// Names that begin with this are our own state (journal, manifest, locks) and never part of a dataset.
+pub const OWN_PREFIX: &[u8] = b".penstock";
+
+/// A manifest of a billion objects does not fit a JSON document; one beyond this is refused before it is read.
+const MAX_DOCUMENT_BYTES: u64 = 16 << 30;
+
+/// How records are framed inside an object, once it is inflated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecordFormat {
+    /// TFRecord framing.
+    TfRecord,
+    /// A tar archive.
+    Tar,
+    /// One NumPy array.
+    Npy,
+    /// One JPEG image.
+    Jpeg,
+    /// Not known from the name: the object is one record, or its reader is told.
+    Raw,
+}
+
+impl RecordFormat {
+    /// Every format.
+    pub const ALL: [Self; 5] = [Self::TfRecord, Self::Tar, Self::Npy, Self::Jpeg, Self::Raw];
+
+    /// Its name in manifests and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TfRecord => "tfrecord",
+            Self::Tar => "tar",
+            Self::Npy => "npy",
+            Self::Jpeg => "jpeg",
+            Self::Raw => "raw",
+        }
+    }
+
+    /// The format that a name claims, whatever codec its suffix adds: `a.tfrecord.gz`, `train.tfrecord-00001-of-00100`.
+    pub fn of_name(name: &[u8]) -> Self {
+        let name = strip_suffix(name).to_ascii_lowercase();
+        let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let ends = |suffixes: &[&[u8]]| suffixes.iter().any(|suffix| last.ends_with(suffix));
+        if ends(&[b".tfrecord", b".tfrecords"]) || last.windows(10).any(|part| part == b".tfrecord-") {
+            Self::TfRecord
+        } else if ends(&[b".tar"]) {
+            Self::Tar
+        } else if ends(&[b".npy"]) {
+            Self::Npy
+        } else if ends(&[b".jpg", b".jpeg"]) {
+            Self::Jpeg
+        } else {
+            Self::Raw
+        }
+    }
+}
+
+/// Where a staged copy's object came from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Its key below the source's folder.
+    #[serde(flatten, with = "key_text")]
+    pub key: Key,
+    /// Stored bytes there.
+    pub size: u64,
+    /// The version that was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Version>,
+    /// Digests of the bytes as stored there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<Digest>,
+}
+
+/// One object of a dataset.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Key relative to the manifest's folder.
+    #[serde(flatten, with = "key_text")]
+    pub key: Key,
+    /// Stored bytes.
+    pub size: u64,
+    /// The version that the listing saw; reads are pinned to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Version>,
+    /// Last change, seconds since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_s: Option<f64>,
+    /// Digests of the bytes as stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<Digest>,
+    /// Content-Encoding, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<String>,
+    /// How the bytes are compressed, by name.
+    #[serde(with = "codec_text")]
+    pub codec: Codec,
+    /// How the inflated bytes are framed, by name.
+    pub format: RecordFormat,
+    /// Records inside, where they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<u64>,
+    /// In a staged copy: the object that this one was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+impl Entry {
+    /// An object of which only name and size are known.
+    pub fn new(key: Key, size: u64) -> Self {
+        let (codec, format) = (Codec::of_name(key.as_bytes()), RecordFormat::of_name(key.as_bytes()));
+        Self {
+            key,
+            size,
+            version: None,
+            modified_s: None,
+            digests: Vec::new(),
+            encoding: None,
+            codec,
+            format,
+            records: None,
+            origin: None,
+        }
+    }
+
+    fn of_meta(key: Key, meta: Meta) -> Self {
+        Self {
+            version: meta.version,
+            modified_s: meta.modified_s,
+            digests: meta.digests,
+            encoding: meta.encoding,
+            ..Self::new(key, meta.size)
+        }
+    }
+
+    /// The name without its codec suffix: what a gzip'd object and its inflated copy share.
+    pub fn logical_name(&self) -> &[u8] {
+        strip_suffix(self.key.as_bytes())
+    }
+}
+
+/// The list. Sorted by logical name, then key, so that object *i* of a compressed dataset is object *i* of its inflated
+/// copy (`a.gz` sorts after `a-b.gz`, but `a` before `a-b`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`MANIFEST_VERSION`].
+    #[serde(rename = "penstock_manifest")]
+    pub version: u32,
+    /// The folder that keys are relative to; ends in `/`.
+    pub url: String,
+    /// When the listing ended, seconds since the Unix epoch.
+    pub created_s: f64,
+    /// The objects.
+    pub objects: Vec<Entry>,
+}
+
+impl Manifest {
+    /// A manifest of these objects, in the manifest's order.
+    pub fn new(url: String, mut objects: Vec<Entry>) -> Self {
+        objects.sort_by(|a, b| (a.logical_name(), &a.key).cmp(&(b.logical_name(), &b.key)));
+        Self { version: MANIFEST_VERSION, url, created_s: unix_now().as_secs_f64(), objects }
+    }
+
+    /// Stored bytes of all objects.
+    pub fn bytes(&self) -> u64 {
+        self.objects.iter().map(|entry| entry.size).sum()
+    }
+
+    /// The dataset's identity whatever path it is read by: logical names and, where the feed's ladder has found them,
+    /// record counts (`records[i]` belongs to `objects[i]`; empty when they are not known). Sizes, codecs, versions and
+    /// URLs do not enter, so a staged, inflated or transcoded copy keeps it.
+    pub fn fingerprint(&self, records: &[u64]) -> u128 {
+        let mut hash = Xxh3::new();
+        hash.update(b"penstock dataset 1");
+        let mut order: Vec<usize> = (0..self.objects.len()).collect();
+        order.sort_by_key(|&at| (self.objects[at].logical_name(), &self.objects[at].key));
+        for at in order {
+            let name = self.objects[at].logical_name();
+            hash.update(&(name.len() as u64).to_le_bytes());
+            hash.update(name);
+            hash.update(&records.get(at).copied().unwrap_or(u64::MAX).to_le_bytes());
+        }
+        hash.digest128()
+    }
+
+    /// The document, one object a line: it diffs, and `head` shows something.
+    pub fn to_json(&self) -> Result<Vec<u8>> {
+        let bug = |error: serde_json::Error| Error::bug(format!("a manifest does not serialise: {error}"));
+        let mut out = Vec::with_capacity(256 + 192 * self.objects.len());
+        out.extend_from_slice(format!("{{\"penstock_manifest\":{},\"url\":", self.version).as_bytes());
+        serde_json::to_writer(&mut out, &self.url).map_err(bug)?;
+        out.extend_from_slice(b",\"created_s\":");
+        serde_json::to_writer(&mut out, &self.created_s).map_err(bug)?;
+        out.extend_from_slice(b",\"objects\":[");
+        for (at, entry) in self.objects.iter().enumerate() {
+            out.extend_from_slice(if at == 0 { b"\n" } else { b",\n" });
+            serde_json::to_writer(&mut out, entry).map_err(bug)?;
+        }
+        out.extend_from_slice(b"\n]}\n");
+        Ok(out)
+    }
+
+    /// Reads a document; `place` stands in the error.
+    pub fn from_json(bytes: &[u8], place: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Head {
+            penstock_manifest: Option<u32>,
+        }
+        let head: Head = serde_json::from_slice(bytes)
+            .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
+        match head.penstock_manifest {
+            Some(MANIFEST_VERSION) => {}
+            Some(version) => {
+                return Err(Error::Unsupported {
+                    what: format!("manifest version {version} of {place}"),
+                    by: format!("this build, which reads version {MANIFEST_VERSION}"),
+                });
+            }
+            None => return Err(Error::corrupt(place, "is no Penstock manifest: it has no `penstock_manifest`")),
+        }
+        let mut manifest: Self = serde_json::from_slice(bytes)
+            .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
+        // Foreign tools may have written it: the order is ours to hold.
+        manifest.objects.sort_by(|a, b| (a.logical_name(), &a.key).cmp(&(b.logical_name(), &b.key)));
+        if let Some(pair) = manifest.objects.windows(2).find(|pair| pair[0].key == pair[1].key) {
+            return Err(Error::corrupt(place, format!("names `{}` twice", pair[0].key)));
+        }
+        Ok(manifest)
+    }
+
+    /// Writes the document under a temporary name, then renames it: readers see the old one or the new one.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let json = self.to_json()?;
+        write_atomically(path, &json)
+    }
+
+    /// Reads a document from a local file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let place = path.display().to_string();
+        let io = |error: std::io::Error| Error::from_io(&place, &error);
+        let mut file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
+        if size > MAX_DOCUMENT_BYTES {
+            return Err(Error::corrupt(&place, format!("has {size} bytes, more than any manifest")));
+        }
+        let mut bytes = Vec::with_capacity(size as usize);
+        file.read_to_end(&mut bytes).map_err(io)?;
+        Self::from_json(&bytes, &place)
+    }
+}
+
+/// Writes a whole small file: temporary name, fsync, rename, fsync of the folder.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let place = path.display().to_string();
+    let io = |error: std::io::Error| Error::from_io(&place, &error);
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut name = path.file_name().ok_or_else(|| Error::config(&place, "is no file name"))?.to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = folder.join(name);
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        File::open(folder)?.sync_all()
+    };
+    write().map_err(|error| {
+        let _ = std::fs::remove_file(&temporary);
+        io(error)
+    })
+}
+
+/// One listing of everything under `prefix` (a folder, or one object), as a manifest. No object is opened: codec and
+/// format are what names say. Skips our own state at any level, and the empty objects that stand for folders.
+///
+/// `url` is what the user wrote; the manifest's URL is its folder. Errs with `NotFound` when nothing is there.
+pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
+    let folder = match prefix.as_bytes() {
+        b"" => prefix.clone(),
+        bytes if bytes.ends_with(b"/") => prefix.clone(),
+        _ => prefix.join(b"/"),
+    };
+    let mut objects = Vec::new();
+    let mut listing = store.list(&folder, None, deadline);
+    loop {
+        match listing.try_next().await {
+            Ok(Some(meta)) => {
+                let Some(key) = meta.key.strip_prefix(&folder) else {
+                    return Err(Error::bug(format!("a listing of `{folder}` gave `{}`", meta.key)));
+                };
+                if !is_own(&key) && !is_folder_marker(&key, meta.size) {
+                    objects.push(Entry::of_meta(key, meta));
+                }
+            }
+            Ok(None) => break,
+            // A single file has nothing below it; whether it is there itself is asked next.
+            Err(Error::NotFound { .. }) if objects.is_empty() && folder != *prefix => break,
+            Err(error) => return Err(error),
+        }
+    }
+    drop(listing);
+    if !objects.is_empty() {
+        return Ok(Manifest::new(url.as_folder().to_string(), objects));
+    }
+    if folder != *prefix {
+        match store.head(prefix, deadline).await {
+            Ok(meta) => {
+                let cut = prefix.as_bytes().iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+                let parent =
+                    Key::new(url.key.as_bytes()[..url.key.as_bytes().len() - (prefix.as_bytes().len() - cut)].to_vec());
+                let name = Key::new(prefix.as_bytes()[cut..].to_vec());
+                return Ok(Manifest::new(url.with_key(parent).to_string(), vec![Entry::of_meta(name, meta)]));
+            }
+            Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Error::NotFound { place: format!("any object under {url}") })
+}
+
+/// True for a key with a component that is Penstock's own.
+pub(crate) fn is_own(key: &Key) -> bool {
+    key.as_bytes().split(|byte| *byte == b'/').any(|part| part.starts_with(OWN_PREFIX))
+}
+
+fn is_folder_marker(key: &Key, size: u64) -> bool {
+    size == 0 && (key.is_empty() || key.as_bytes().ends_with(b"/"))
+}
+
+/// A key in JSON: `"key": "text"`, or `"key_hex": "61ff"` where it is not UTF-8.
+pub(crate) mod key_text {
+    use penstock_types::Key;
+    use serde::ser::SerializeMap;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(key: &Key, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(1))?;
+        match key.as_str() {
+            Some(text) => map.serialize_entry("key", text)?,
+            None => {
+                let hex: String = key.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+                map.serialize_entry("key_hex", &hex)?;
+            }
+        }
+        map.end()
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
+        #[derive(Deserialize)]
+        struct Text {
+            key: Option<String>,
+            key_hex: Option<String>,
+        }
+        let text = Text::deserialize(deserializer)?;
+        match (text.key, text.key_hex) {
+            (Some(key), None) => Ok(Key::new(key.into_bytes())),
+            (None, Some(hex)) => {
+                let bad = || serde::de::Error::custom(format!("`{hex}` is not hex"));
+                if !hex.is_ascii() || hex.len() % 2 != 0 {
+                    return Err(bad());
+                }
+                let bytes: Result<Vec<u8>, _> =
+                    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16)).collect();
+                Ok(Key::new(bytes.map_err(|_| bad())?))
+            }
+            _ => Err(serde::de::Error::custom("wants one of `key` and `key_hex`")),
+        }
+    }
+}
+
+/// A codec in JSON, by name.
+mod codec_text {
+    use penstock_codec::Codec;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(codec: &Codec, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(codec.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Codec, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+use bytes::Bytes;
+use penstock_store::{Memory, PutOptions};
+use proptest::prelude::*;
+
+use super::*;
+
+fn indexed(name: &str, keys: &[&[u8]], url: &str) -> Result<Manifest> {
+    let store = Memory::named(name);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        for key in keys {
+            let body = if key.ends_with(b"/") { Bytes::new() } else { Bytes::from_static(b"x") };
+            store.put(&Key::new(key.to_vec()), vec![body], &PutOptions::default(), Deadline::NEVER).await?;
+        }
+        let url: Url = url.parse()?;
+        index(&store, &url.key.clone(), &url, Deadline::NEVER).await
+    })
+}
+
+fn keys(manifest: &Manifest) -> Vec<String> {
+    manifest.objects.iter().map(|entry| entry.key.to_string()).collect()
+}
+
+#[test]
+fn index_lists_the_folder_and_not_its_longer_neighbour() {
+    let manifest = indexed("index-a", &[b"d/a.tfrecord.gz", b"d/b", b"dd/c", b"d/"], "memory://index-a/d").unwrap();
+    assert_eq!(
+        (keys(&manifest), manifest.url.as_str()),
+        (vec!["a.tfrecord.gz".into(), "b".into()], "memory://index-a/d/")
+    );
+    assert_eq!(manifest.objects[0].codec, Codec::Gzip);
+    assert_eq!(manifest.objects[0].format, RecordFormat::TfRecord);
+    assert!(manifest.objects[0].version.is_some() && !manifest.objects[0].digests.is_empty());
+}
+
+#[test]
+fn index_skips_our_own_state_at_any_level() {
+    let listed: [&[u8]; 4] = [b".penstock/stage/journal", b"a", b"x/.penstock-y/z", b"x/b"];
+    assert_eq!(keys(&indexed("index-b", &listed, "memory://index-b/").unwrap()), ["a", "x/b"]);
+}
+
+#[test]
+fn index_of_one_object_is_relative_to_its_folder() {
+    let manifest = indexed("index-c", &[b"p/q/one.npy", b"p/q/one.npy2"], "memory://index-c/p/q/one.npy").unwrap();
+    assert_eq!((keys(&manifest), manifest.url.as_str()), (vec!["one.npy".into()], "memory://index-c/p/q/"));
+}
+
+#[test]
+fn index_of_nothing_is_not_found() {
+    let error = indexed("index-d", &[b"a"], "memory://index-d/nothing/").unwrap_err();
+    assert_eq!(error.code(), "not-found");
+    assert!(error.to_string().contains("memory://index-d/nothing/"), "{error}");
+}
+
+#[test]
+fn manifest_order_and_fingerprint_are_those_of_the_inflated_copy() {
+    let make = |names: &[&str]| {
+        Manifest::new("memory://m/".into(), names.iter().map(|name| Entry::new(Key::from(*name), 1)).collect())
+    };
+    let (stored, staged) = (make(&["a-b.gz", "a.gz", "c.zst"]), make(&["c", "a", "a-b"]));
+    assert_eq!(keys(&stored), ["a.gz", "a-b.gz", "c.zst"]);
+    assert_eq!(keys(&staged), ["a", "a-b", "c"]);
+    assert_eq!(stored.fingerprint(&[]), staged.fingerprint(&[]));
+    assert_eq!(stored.fingerprint(&[1, 2, 3]), staged.fingerprint(&[1, 2, 3]));
+    assert_ne!(stored.fingerprint(&[1, 2, 3]), staged.fingerprint(&[1, 3, 2]));
+    assert_ne!(make(&["a"]).fingerprint(&[]), make(&["b"]).fingerprint(&[]));
+}
+
+#[test]
+fn manifest_file_of_another_kind_is_refused_in_words() {
+    for (text, says) in [
+        (&b"{}"[..], "is no Penstock manifest"),
+        (b"[1", "is no Penstock manifest"),
+        (b"{\"penstock_manifest\":9}", "version 9"),
+        (b"{\"penstock_manifest\":1,\"url\":\"u\",\"created_s\":0,\"objects\":[{\"key\":\"a\",\"size\":-1}]}", "manifest"),
+        (
+            b"{\"penstock_manifest\":1,\"url\":\"u\",\"created_s\":0,\"objects\":[{\"key\":\"a\",\"size\":1,\"codec\":\"none\",\"format\":\"raw\"},{\"key\":\"a\",\"size\":1,\"codec\":\"none\",\"format\":\"raw\"}]}",
+            "twice",
+        ),
+    ] {
+        let error = Manifest::from_json(text, "m.json").unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn manifest_names_formats_by_suffix() {
+    let of = |name: &str| RecordFormat::of_name(name.as_bytes());
+    assert_eq!(of("a/b.TFRecord.gz"), RecordFormat::TfRecord);
+    assert_eq!(of("train.tfrecord-00001-of-00100"), RecordFormat::TfRecord);
+    assert_eq!(
+        (of("x.tar.zst"), of("v.npy"), of("i.JPEG")),
+        (RecordFormat::Tar, RecordFormat::Npy, RecordFormat::Jpeg)
+    );
+    assert_eq!(of("notes.tfrecord/readme"), RecordFormat::Raw);
+}
+
+proptest! {
+    #[test]
+    fn prop_manifest_round_trips_any_key(names in prop::collection::btree_set(prop::collection::vec(any::<u8>(), 1..40), 0..20)) {
+        let objects = names.into_iter().enumerate().map(|(at, name)| {
+            let mut entry = Entry::new(Key::new(name), at as u64);
+            entry.version = (at % 2 == 0).then(|| Version(format!("\"v{at}\"")));
+            entry.modified_s = (at % 3 == 0).then_some(1.7e9 + at as f64);
+            entry.records = (at % 4 == 0).then_some(at as u64);
+            entry.origin = (at % 5 == 0).then(|| Origin { key: Key::new(vec![0xff, 0x2f]), size: 3, version: None, digests: Vec::new() });
+            entry
+        });
+        let mut manifest = Manifest::new("memory://m/".into(), objects.collect());
+        manifest.created_s = 1.7e9; // a time is not promised to the last bit
+        let json = manifest.to_json().unwrap();
+        prop_assert_eq!(Manifest::from_json(&json, "m").unwrap(), manifest);
+    }
+
+    #[test]
+    fn prop_manifest_reader_survives_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = Manifest::from_json(&bytes, "m");
+    }
+}
+
+#[test]
+fn manifest_is_replaced_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.json");
+    let mut first = Manifest::new("memory://m/".into(), vec![Entry::new(Key::from("a"), 1)]);
+    first.created_s = 1.7e9;
+    first.save(&path).unwrap();
+    first.save(&path).unwrap();
+    assert_eq!(Manifest::load(&path).unwrap(), first);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(first.save(&folder.path().join("no/m.json")).unwrap_err().code(), "not-found");
+}

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process of a job this is, from the variables that launchers set. Pure: a mapping in, a `Rank` out.
+
+Launchers nest (torchrun inside srun, mpirun inside a Slurm batch script), so the innermost speaks first:
+
+1. torchrun: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`
+2. Horovod: `HOROVOD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`, `_CROSS_RANK`, `_CROSS_SIZE`
+3. Open MPI: `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`
+4. PMI (MPICH, Hydra, Intel MPI, PALS), unless Slurm's own variables say the same rank, and then more
+5. Slurm steps: `SLURM_PROCID`, `SLURM_NODEID`, `SLURM_NNODES`, `SLURM_LOCALID`
+6. none: one process on one node. An interactive shell inside `salloc` is that: it has a job but no `SLURM_PROCID`.
+
+Half-set or contradictory variables raise `ConfigError` and name themselves: a wrong guess would leave data out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Rank", "detect", "place"]
+
+_HINT = "say --node I --nodes N yourself, or start every rank with one launcher"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a job. `launch_id` is the same on all ranks of one launch and differs between launches, or None."""
+
+    node: int = 0
+    nodes: int = 1
+    local_rank: int = 0
+    rank: int = 0
+    world: int = 1
+    launch_id: str | None = None
+    launcher: str = "none"
+    note: str | None = None
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = env.get(name, "")
+    # Slurm writes `2(x3)` in some per-node lists; none of those is asked for here.
+    if not text.strip().isdecimal():
+        raise ConfigError(f"{name}: `{text}` is not a whole number", where=name, hint=_HINT)
+    return int(text)
+
+
+def _need(env: Mapping[str, str], launcher: str, seen: str, *names: str) -> int:
+    """The first of `names` that is set; an error that names them all when none is."""
+    for name in names:
+        if name in env:
+            return _number(env, name)
+    raise ConfigError(
+        f"{' or '.join(names)}: not set, though {seen} is; {launcher}'s variables are half there",
+        where=names[0],
+        hint=_HINT,
+    )
+
+
+def _below(value: int, limit: int, value_name: str, limit_name: str) -> None:
+    if value >= limit:
+        raise ConfigError(
+            f"{value_name}: {value} contradicts {limit_name} of {limit}; numbers run from 0 to {limit - 1}",
+            where=value_name,
+            hint=_HINT,
+        )
+
+
+def _blocks(
+    rank: int, world: int, local_rank: int, local_size: int, names: tuple[str, str, str, str]
+) -> tuple[int, int]:
+    """Node and nodes where a launcher numbers ranks node after node. At least one rank errs where it does not."""
+    rank_name, world_name, local_rank_name, local_size_name = names
+    _below(rank, world, rank_name, world_name)
+    _below(local_rank, local_size, local_rank_name, local_size_name)
+    if world % local_size or rank % local_size != local_rank:
+        raise ConfigError(
+            f"{local_rank_name}: {local_rank} of {local_size} for rank {rank} of {world}: ranks are not placed in equal"
+            " blocks, so the node's number cannot be told",
+            where=local_rank_name,
+            hint=_HINT,
+        )
+    return rank // local_size, world // local_size
+
+
+def _torchrun(env: Mapping[str, str]) -> Rank | None:
+    if "RANK" not in env and "TORCHELASTIC_RUN_ID" not in env:
+        return None
+    if "TORCHELASTIC_RUN_ID" not in env and "WORLD_SIZE" not in env and "LOCAL_RANK" not in env:
+        return None  # a stray RANK is no launcher
+    rank = _need(env, "torchrun", "TORCHELASTIC_RUN_ID", "RANK")
+    world = _need(env, "torchrun", "RANK", "WORLD_SIZE")
+    _below(rank, world, "RANK", "WORLD_SIZE")
+    parts = [
+        env[n]
+        for n in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        if env.get(n)
+    ]
+    launch_id = "torchrun-" + "-".join(parts) if len(parts) > 1 else None
+    if world == 1:
+        return Rank(launch_id=launch_id, launcher="torchrun")
+    local_rank = _need(env, "torchrun", "RANK", "LOCAL_RANK")
+    if "GROUP_RANK" in env and ("GROUP_WORLD_SIZE" in env or "LOCAL_WORLD_SIZE" in env):
+        node = _number(env, "GROUP_RANK")
+        if "GROUP_WORLD_SIZE" in env:
+            nodes, nodes_name = _number(env, "GROUP_WORLD_SIZE"), "GROUP_WORLD_SIZE"
+        else:
+            local_size = max(_number(env, "LOCAL_WORLD_SIZE"), 1)
+            nodes, nodes_name = -(-world // local_size), "WORLD_SIZE / LOCAL_WORLD_SIZE"
+        _below(node, nodes, "GROUP_RANK", nodes_name)
+    else:
+        local_size = _need(env, "torchrun", "RANK", "LOCAL_WORLD_SIZE")
+        node, nodes = _blocks(
+            rank, world, local_rank, local_size, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+    if "LOCAL_WORLD_SIZE" in env:
+        _below(local_rank, _number(env, "LOCAL_WORLD_SIZE"), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return Rank(node, nodes, local_rank, rank, world, launch_id, "torchrun")
+
+
+def _horovod(env: Mapping[str, str]) -> Rank | None:
+    if "HOROVOD_RANK" not in env and "HOROVOD_SIZE" not in env:
+        return None
+
+    def need(name: str, seen: str) -> int:
+        return _need(env, "Horovod", seen, name)
+
+    rank, world = need("HOROVOD_RANK", "HOROVOD_SIZE"), need("HOROVOD_SIZE", "HOROVOD_RANK")
+    local_rank = need("HOROVOD_LOCAL_RANK", "HOROVOD_RANK")
+    _below(rank, world, "HOROVOD_RANK", "HOROVOD_SIZE")
+    if "HOROVOD_CROSS_RANK" in env or "HOROVOD_CROSS_SIZE" in env:
+        node, nodes = need("HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"), need("HOROVOD_CROSS_SIZE", "HOROVOD_CROSS_RANK")
+        _below(node, nodes, "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE")
+    else:
+        names = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
+        node, nodes = _blocks(rank, world, local_rank, need("HOROVOD_LOCAL_SIZE", "HOROVOD_RANK"), names)
+    return Rank(node, nodes, local_rank, rank, world, _slurm_launch(env), "horovod")
+
+
+def _open_mpi(env: Mapping[str, str]) -> Rank | None:
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    seen = next((name for name in names if name in env), None)
+    if seen is None:
+        return None
+    rank, world, local_rank, local_size = (_need(env, "Open MPI", seen, name) for name in names)
+    node, nodes = _blocks(rank, world, local_rank, max(local_size, 1), names)
+    job = next(
+        (env[n] for n in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri") if env.get(n)), None
+    )
+    return Rank(node, nodes, local_rank, rank, world, f"ompi-{job}" if job else _slurm_launch(env), "openmpi")
+
+
+def _pmi(env: Mapping[str, str]) -> Rank | None:
+    if "PMI_RANK" not in env and "PALS_RANKID" not in env:
+        return None
+    if env.get("SLURM_PROCID") == env.get("PMI_RANK") and env.get("SLURM_NTASKS") == env.get("PMI_SIZE"):
+        return None  # srun --mpi=pmi2: Slurm's own variables say the same, and the node too
+    rank = _need(env, "PMI", "PALS_RANKID", "PMI_RANK", "PALS_RANKID")
+    world = _need(env, "PMI", "PMI_RANK", "PMI_SIZE", "PALS_SIZE")
+    _below(rank, world, "PMI_RANK", "PMI_SIZE")
+    job = next((env[n] for n in ("PALS_APID", "PMI_JOBID", "PBS_JOBID") if env.get(n)), None)
+    launch_id = f"pmi-{job}" if job else _slurm_launch(env)
+    if world == 1:
+        return Rank(launch_id=launch_id, launcher="pmi")
+    local_rank = _need(env, "PMI", "PMI_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK")
+    local_size = _need(env, "PMI", "PMI_RANK", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    node, nodes = _blocks(rank, world, local_rank, max(local_size, 1), names)
+    if "PALS_NODEID" in env and _number(env, "PALS_NODEID") != node:
+        raise ConfigError(
+            f"PALS_NODEID: {env['PALS_NODEID']} contradicts rank {rank} of {world} with {local_size} a node",
+            where="PALS_NODEID",
+            hint=_HINT,
+        )
+    return Rank(node, nodes, local_rank, rank, world, launch_id, "pmi")
+
+
+def _slurm_launch(env: Mapping[str, str]) -> str | None:
+    job = env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID")
+    if not job:
+        return None
+    step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or "-"
+    return f"slurm-{job}.{step}.{env.get('SLURM_RESTART_COUNT') or 0}"
+
+
+def _slurm(env: Mapping[str, str]) -> Rank | None:
+    if "SLURM_PROCID" not in env:
+        return None
+    rank = _number(env, "SLURM_PROCID")
+    world = _need(env, "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+    node = _need(env, "Slurm", "SLURM_PROCID", "SLURM_NODEID")
+    nodes = _need(env, "Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    local_rank = _need(env, "Slurm", "SLURM_PROCID", "SLURM_LOCALID")
+    _below(rank, world, "SLURM_PROCID", "SLURM_NTASKS")
+    _below(node, nodes, "SLURM_NODEID", "SLURM_NNODES")
+    if local_rank > rank:
+        raise ConfigError(
+            f"SLURM_LOCALID: {local_rank} contradicts SLURM_PROCID of {rank}", where="SLURM_LOCALID", hint=_HINT
+        )
+    note = None
+    if nodes > 1 and rank == 0 and not (env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID")):
+        # A batch script has SLURM_PROCID=0 too, on the first node only: its other nodes would stay without data.
+        note = (
+            f"this is node 0 of {nodes}; in a batch script put `srun` before penstock so that every node does its share"
+        )
+    return Rank(node, nodes, local_rank, rank, world, _slurm_launch(env), "slurm", note)
+
+
+def detect(env: Mapping[str, str]) -> Rank:
+    """The place of this process in its job, from its launcher's variables.
+
+    Raises:
+        ConfigError: The variables contradict each other or are half set; the message names them.
+    """
+    for read in (_torchrun, _horovod, _open_mpi, _pmi, _slurm):
+        found = read(env)
+        if found is not None:
+            return found
+    return Rank()
+
+
+def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
+    """`detect`, with `--node` and `--nodes` in front: they win over any launcher, whose local rank still counts.
+
+    Raises:
+        ConfigError: Only one of the two, or a node that is not below nodes.
+    """
+    if node is None and nodes is None:
+        return detect(env)
+    if node is None or nodes is None:
+        given, missing = ("--node", "--nodes") if nodes is None else ("--nodes", "--node")
+        raise ConfigError(f"{missing}: not given, though {given} is; they come together", where=missing)
+    if nodes < 1:
+        raise ConfigError(f"--nodes: {nodes} nodes can move nothing", where="--nodes")
+    if not 0 <= node < nodes:
+        raise ConfigError(f"--node: {node} is not below --nodes of {nodes}; nodes count from 0", where="--node")
+    try:
+        found = detect(env)
+    except ConfigError:
+        found = Rank()  # the flags are there because the variables are not to be trusted
+    return replace(found, node=node, nodes=nodes, note=None)

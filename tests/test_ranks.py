@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.ranks import Rank, detect, place
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "2",
+    "SLURM_NTASKS": "6",
+    "SLURM_NNODES": "3",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "6",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "n1",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "6", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_JOBID": "j"}
+PALS = {
+    "PMI_RANK": "3",
+    "PMI_SIZE": "6",
+    "PALS_NODEID": "1",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "2",
+    "PALS_APID": "a",
+}
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3",
+    "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "h", "MASTER_PORT": "29500",
+}  # fmt: skip
+HOROVOD = {
+    "HOROVOD_RANK": "3", "HOROVOD_SIZE": "6", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "3",
+}  # fmt: skip
+LAUNCHERS = {"slurm": SLURM, "openmpi": OPEN_MPI, "pmi": HYDRA, "torchrun": TORCHRUN, "horovod": HOROVOD}
+
+
+@pytest.mark.parametrize(("launcher", "env"), [*LAUNCHERS.items(), ("pmi", PALS)])
+def test_rank_under_each_launcher_is_the_same_place(launcher, env):
+    found = detect(env)
+    assert (found.node, found.nodes, found.local_rank, found.rank, found.world) == (1, 3, 1, 3, 6)
+    assert found.launcher == launcher
+    assert (found.launch_id is None) == (launcher == "horovod")
+
+
+def test_rank_without_a_launcher_is_single():
+    assert detect({}) == Rank()
+    # an interactive shell inside salloc
+    assert detect({k: v for k, v in SLURM.items() if k in ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS")}) == Rank()
+    assert detect({"RANK": "captain"}) == Rank()
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher"),
+    [
+        ({**SLURM, **TORCHRUN}, "torchrun"),
+        ({**SLURM, **OPEN_MPI}, "openmpi"),
+        ({**OPEN_MPI, **HOROVOD}, "horovod"),
+        ({**SLURM, **HYDRA}, "slurm"),  # srun --mpi=pmi2
+        ({**SLURM, **HYDRA, "SLURM_NTASKS": "3", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}, "pmi"),  # Hydra over srun
+    ],
+)
+def test_rank_under_nested_launchers_is_the_inner_ones(env, launcher):
+    assert detect(env).launcher == launcher
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_rank_from_half_set_variables_is_refused_by_name(launcher):
+    env = LAUNCHERS[launcher]
+    needed = {
+        "slurm": ["SLURM_NTASKS", "SLURM_NODEID", "SLURM_NNODES", "SLURM_LOCALID"],
+        "openmpi": [n for n in env if n.startswith("OMPI")],
+        "pmi": ["PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+        "torchrun": ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+        "horovod": ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_SIZE"],
+    }[launcher]
+    for name in needed:
+        with pytest.raises(ConfigError, match=name):
+            detect({k: v for k, v in env.items() if k != name})
+        with pytest.raises(ConfigError, match=name):
+            detect({**env, name: "many"})
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({**SLURM, "SLURM_NODEID": "3"}, "SLURM_NODEID"),
+        ({**SLURM, "SLURM_PROCID": "6"}, "SLURM_PROCID"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "LOCAL_RANK"),  # --map-by node
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "7"}, "LOCAL_RANK"),  # uneven nodes
+        ({**TORCHRUN, "GROUP_RANK": "3"}, "GROUP_RANK"),
+        ({**HOROVOD, "HOROVOD_RANK": "6"}, "HOROVOD_RANK"),
+        ({**PALS, "PALS_NODEID": "2"}, "PALS_NODEID"),
+    ],
+)
+def test_rank_from_contradictory_variables_is_refused_by_name(env, named):
+    with pytest.raises(ConfigError, match=named) as caught:
+        detect(env)
+    assert "--node" in (caught.value.hint or "")
+
+
+def test_rank_placed_in_blocks_or_refused_on_some_rank():
+    # Every placement other than blocks must be noticed by at least one rank.
+    nodes, size = 3, 2
+
+    def env(rank, local):
+        return {
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_SIZE": "6",
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(local),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        }
+
+    assert [detect(env(r, r % size)).node for r in range(6)] == [0, 0, 1, 1, 2, 2]
+    refused = 0
+    for r in range(6):
+        try:
+            detect(env(r, r // nodes))
+        except ConfigError:
+            refused += 1
+    assert refused
+
+
+def test_flags_win_over_launchers_and_keep_the_local_rank():
+    found = place(SLURM, 0, 5)
+    assert (found.node, found.nodes, found.local_rank) == (0, 5, 1)
+    assert place({"SLURM_PROCID": "x"}, 2, 3).node == 2
+    assert place(SLURM, None, None) == detect(SLURM)
+
+
+@pytest.mark.parametrize(("node", "nodes"), [(1, None), (None, 3), (3, 3), (-1, 3), (0, 0)])
+def test_flags_that_cannot_be_are_refused(node, nodes):
+    with pytest.raises(ConfigError, match="--node"):
+        place({}, node, nodes)
+
+
+def test_rank_zero_without_a_step_is_told_about_srun():
+    batch = {**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+    del batch["SLURM_STEP_ID"]
+    assert "srun" in (detect(batch).note or "")
+    assert detect(SLURM).note is None

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What moves: the manifest, the share plan, the stage and the feed.
+//! What moves: the manifest, the order, the share plan, the stage and the feed.
 //!
 //! Knows stores, codecs and records; knows no Python.
 
+mod budget;
 mod manifest;
+pub mod order;
 mod share;
 
+pub use budget::{Budget, Reservation};
 pub use manifest::{Entry, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, index};
 pub use share::SharePlan;

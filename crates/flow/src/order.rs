@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which sample stands at a position of an epoch: a pure function of the counts, the seed, the epoch and the position.
+//!
+//! Owns the permutation and the way from a position to (object, record). Knows no bytes, ranks or batches. What stands
+//! here is a promise to saved states: a change of the order needs another [`ORDER_VERSION`].
+
+use std::sync::Arc;
+
+/// The version of the order; it stands in every saved state.
+pub const ORDER_VERSION: u32 = 1;
+
+/// Sets of at most this many are permuted by a table: a Feistel network over so few bits is visibly uneven, and a table
+/// of this size costs no more than its rounds.
+const TABLE: u64 = 32;
+
+/// Luby and Rackoff need 4 rounds against an adversary who sees everything; 8 leave no trace in the tests below.
+const ROUNDS: usize = 8;
+
+/// SplitMix64's finaliser (Stafford's mix 13): every input bit reaches every output bit.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// A key from a seed, an epoch and a domain; each passes the mixer before the next is added, so that no two cancel.
+fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
+    let golden = 0x9e37_79b9_7f4a_7c15_u64;
+    mix(mix(mix(seed.wrapping_add(golden)) ^ epoch.wrapping_add(golden)).wrapping_add(golden) ^ domain)
+}
+
+/// A keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits, walked
+/// until it lands inside (at most four steps on average, as the domain is less than four times `n`).
+#[derive(Debug, Clone)]
+pub struct Permutation {
+    n: u64,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone)]
+enum Kind {
+    Identity,
+    Table([u8; TABLE as usize]),
+    Feistel { half: u32, keys: [u64; ROUNDS] },
+}
+
+impl Permutation {
+    /// The permutation of `0..n` that leaves everything where it is.
+    pub fn identity(n: u64) -> Self {
+        Self { n, kind: Kind::Identity }
+    }
+
+    /// The permutation of `0..n` that (seed, epoch, domain) name.
+    pub fn keyed(n: u64, seed: u64, epoch: u64, domain: u64) -> Self {
+        let mut state = key(seed, epoch, domain);
+        let mut next = || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            mix(state)
+        };
+        let kind = if n <= TABLE {
+            let mut table = [0u8; TABLE as usize];
+            (0..n as usize).for_each(|at| table[at] = at as u8);
+            for at in (1..n as usize).rev() {
+                // Multiply-shift instead of a remainder; its bias at 64 bits is below 2^-58.
+                let other = ((u128::from(next()) * (at as u128 + 1)) >> 64) as usize;
+                table.swap(at, other);
+            }
+            Kind::Table(table)
+        } else {
+            let bits = 64 - (n - 1).leading_zeros();
+            Kind::Feistel { half: bits.div_ceil(2), keys: std::array::from_fn(|_| next()) }
+        };
+        Self { n, kind }
+    }
+
+    /// How many it permutes.
+    pub fn len(&self) -> u64 {
+        self.n
+    }
+
+    /// True when there is nothing to permute.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    /// Where `index` goes. `index` must be below `len()`.
+    pub fn at(&self, index: u64) -> u64 {
+        debug_assert!(index < self.n, "{index} is not below {}", self.n);
+        match &self.kind {
+            Kind::Identity => index,
+            Kind::Table(table) => u64::from(table[index as usize]),
+            Kind::Feistel { half, keys } => {
+                let mask = (1u64 << half) - 1;
+                let mut value = index;
+                loop {
+                    let (mut left, mut right) = (value >> half, value & mask);
+                    for key in keys {
+                        (left, right) = (right, left ^ (mix(right ^ key) & mask));
+                    }
+                    value = (left << half) | right;
+                    if value < self.n {
+                        return value;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How many records each object holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Counts {
+    /// The same in each of `objects`: every step is O(1).
+    Equal {
+        /// Objects.
+        objects: u64,
+        /// Records in each.
+        each: u64,
+    },
+    /// One number an object; an epoch sums them once.
+    Each(Arc<[u64]>),
+}
+
+impl Counts {
+    /// The counts, as `Equal` where they are.
+    pub fn of(counts: &[u64]) -> Self {
+        match counts.first() {
+            None => Self::Equal { objects: 0, each: 0 },
+            Some(&each) if counts.iter().all(|&count| count == each) => {
+                Self::Equal { objects: counts.len() as u64, each }
+            }
+            Some(_) => Self::Each(counts.into()),
+        }
+    }
+
+    /// Objects.
+    pub fn objects(&self) -> u64 {
+        match self {
+            Self::Equal { objects, .. } => *objects,
+            Self::Each(counts) => counts.len() as u64,
+        }
+    }
+
+    /// Samples in all.
+    pub fn samples(&self) -> u64 {
+        match self {
+            Self::Equal { objects, each } => objects * each,
+            Self::Each(counts) => counts.iter().sum(),
+        }
+    }
+
+    /// Records in one object.
+    pub fn records(&self, object: u64) -> u64 {
+        match self {
+            Self::Equal { each, .. } => *each,
+            Self::Each(counts) => counts[object as usize],
+        }
+    }
+
+    /// The most records that one object holds.
+    pub fn most(&self) -> u64 {
+        match self {
+            Self::Equal { each, .. } => *each,
+            Self::Each(counts) => counts.iter().copied().max().unwrap_or(0),
+        }
+    }
+}
+
+/// How to shuffle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shuffle {
+    /// Names the order.
+    pub seed: u64,
+    /// Objects, neighbours in the epoch's order of objects, whose samples are mixed with each other; at least 1.
+    pub window: u64,
+}
+
+/// The window when none is given: 16 objects, fewer where objects hold many records (16 Ki samples mix well enough, and
+/// a window's decoded samples are what the feed may have to hold), but never fewer than 2. A function of the counts
+/// alone, so that every path and every rank finds the same.
+pub fn default_window(counts: &Counts) -> u64 {
+    (16_384 / counts.most().max(1)).clamp(2, 16)
+}
+
+/// The order of a dataset, over all epochs.
+#[derive(Debug, Clone)]
+pub struct Order {
+    counts: Counts,
+    shuffle: Option<Shuffle>,
+}
+
+/// Where a sample is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Which object, by its rank among the dataset's names.
+    pub object: u64,
+    /// Which of its records.
+    pub record: u64,
+}
+
+impl Order {
+    /// The order of objects of these counts; as they are stored without `shuffle`.
+    pub fn new(counts: Counts, shuffle: Option<Shuffle>) -> Self {
+        let shuffle = shuffle.map(|shuffle| Shuffle { window: shuffle.window.max(1), ..shuffle });
+        Self { counts, shuffle }
+    }
+
+    /// The counts it was made from.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Samples in an epoch.
+    pub fn samples(&self) -> u64 {
+        self.counts.samples()
+    }
+
+    /// Objects whose samples are mixed; 1 without a shuffle.
+    pub fn window(&self) -> u64 {
+        self.shuffle.map_or(1, |shuffle| shuffle.window)
+    }
+
+    /// The order of one epoch: O(1), or one pass over the counts where they differ.
+    pub fn epoch(&self, epoch: u64) -> EpochOrder {
+        let objects = self.counts.objects();
+        let blocks = match self.shuffle {
+            None => Permutation::identity(objects),
+            Some(shuffle) => Permutation::keyed(objects, shuffle.seed, epoch, 0),
+        };
+        let starts = match &self.counts {
+            Counts::Equal { .. } => None,
+            Counts::Each(counts) => {
+                let mut starts = Vec::with_capacity(counts.len() + 1);
+                let mut sum = 0;
+                starts.push(0);
+                starts.extend((0..objects).map(|block| {
+                    sum += counts[blocks.at(block) as usize];
+                    sum
+                }));
+                Some(starts)
+            }
+        };
+        EpochOrder { order: self.clone(), epoch, blocks, starts }
+    }
+}
+
+/// The order of one epoch. A block is an object at its place in the epoch's order of objects.
+#[derive(Debug, Clone)]
+pub struct EpochOrder {
+    order: Order,
+    epoch: u64,
+    blocks: Permutation,
+    /// First position of each block and, last, the number of samples; `None` when all blocks are of one length.
+    starts: Option<Vec<u64>>,
+}
+
+impl EpochOrder {
+    fn start(&self, block: u64) -> u64 {
+        match (&self.starts, &self.order.counts) {
+            (Some(starts), _) => starts[block as usize],
+            (None, counts) => block * counts.most(),
+        }
+    }
+
+    /// The block that holds `offset` samples from the epoch's start, before the window is mixed.
+    fn block(&self, offset: u64) -> u64 {
+        match &self.starts {
+            Some(starts) => starts.partition_point(|&start| start <= offset) as u64 - 1,
+            None => offset / self.order.counts.most(),
+        }
+    }
+
+    /// The window that holds a position; `position` must be below the number of samples.
+    pub fn window(&self, position: u64) -> Window<'_> {
+        let size = self.order.window();
+        let number = self.block(position) / size;
+        let first = number * size;
+        let last = first.saturating_add(size).min(self.order.counts.objects());
+        let (start, end) = (self.start(first), self.start(last));
+        let samples = match self.order.shuffle {
+            None => Permutation::identity(end - start),
+            Some(shuffle) => Permutation::keyed(end - start, shuffle.seed, self.epoch, number + 1),
+        };
+        Window { epoch: self, start, end, samples }
+    }
+
+    /// Where the sample at a position is stored; `position` must be below the number of samples.
+    pub fn locate(&self, position: u64) -> Place {
+        self.window(position).locate(position)
+    }
+}
+
+/// A run of positions whose samples all lie in the same few objects.
+#[derive(Debug)]
+pub struct Window<'a> {
+    epoch: &'a EpochOrder,
+    /// First position.
+    pub start: u64,
+    /// The position after the last.
+    pub end: u64,
+    samples: Permutation,
+}
+
+impl Window<'_> {
+    /// Where the sample at a position of this window is stored.
+    pub fn locate(&self, position: u64) -> Place {
+        let offset = self.start + self.samples.at(position - self.start);
+        let block = self.epoch.block(offset);
+        Place { object: self.epoch.blocks.at(block), record: offset - self.epoch.start(block) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn order(counts: &[u64], seed: u64, window: u64) -> Order {
+        Order::new(Counts::of(counts), Some(Shuffle { seed, window }))
+    }
+
+    fn sequence(order: &Order, epoch: u64) -> Vec<Place> {
+        let epoch = order.epoch(epoch);
+        (0..order.samples()).map(|position| epoch.locate(position)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn prop_permutation_is_a_bijection(n in 0u64..3000, seed: u64, epoch: u64, domain: u64) {
+            let permutation = Permutation::keyed(n, seed, epoch, domain);
+            let seen: HashSet<u64> = (0..n).map(|index| permutation.at(index)).collect();
+            prop_assert_eq!(seen.len() as u64, n);
+            prop_assert!(seen.iter().all(|&value| value < n));
+        }
+
+        #[test]
+        fn prop_epoch_holds_every_sample_once(counts in prop::collection::vec(0u64..9, 0..40), seed: u64, window in 1u64..50, epoch: u64) {
+            let order = order(&counts, seed, window);
+            let seen: HashSet<Place> = sequence(&order, epoch).into_iter().collect();
+            prop_assert_eq!(seen.len() as u64, order.samples());
+            prop_assert!(seen.iter().all(|place| place.record < counts[place.object as usize]));
+        }
+
+        #[test]
+        fn prop_equal_counts_give_the_order_of_summed_ones(objects in 1u64..40, each in 1u64..9, seed: u64, window in 1u64..50) {
+            let shuffle = Some(Shuffle { seed, window });
+            let short = Order::new(Counts::Equal { objects, each }, shuffle);
+            let long = Order::new(Counts::Each(vec![each; objects as usize].into()), shuffle);
+            prop_assert_eq!(sequence(&short, 3), sequence(&long, 3));
+        }
+
+        #[test]
+        fn prop_a_window_touches_no_more_objects_than_it_says(counts in prop::collection::vec(1u64..9, 1..40), seed: u64, window in 1u64..9) {
+            let order = order(&counts, seed, window);
+            let epoch = order.epoch(0);
+            let mut position = 0;
+            while position < order.samples() {
+                let found = epoch.window(position);
+                prop_assert_eq!(found.start, position);
+                let objects: HashSet<u64> = (found.start..found.end).map(|p| found.locate(p).object).collect();
+                prop_assert!(objects.len() as u64 <= window);
+                position = found.end;
+            }
+        }
+
+        #[test]
+        fn prop_one_key_bit_changes_about_half_of_the_places(bit in 0u32..64, seed: u64) {
+            // Two unrelated permutations of n agree in 1 place on average; 12 would be a chance of 1 in 10^9.
+            let (a, b) = (Permutation::keyed(1000, seed, 0, 0), Permutation::keyed(1000, seed ^ (1 << bit), 0, 0));
+            prop_assert!((0..1000).filter(|&index| a.at(index) == b.at(index)).count() < 12);
+            let (c, d) = (Permutation::keyed(1000, 0, seed, 0), Permutation::keyed(1000, 0, 0, seed | 1));
+            prop_assert!((0..1000).filter(|&index| c.at(index) == d.at(index)).count() < 12);
+        }
+    }
+
+    #[test]
+    fn order_without_shuffle_is_the_order_of_storage() {
+        let order = Order::new(Counts::of(&[2, 0, 1]), None);
+        let place = |object, record| Place { object, record };
+        assert_eq!(sequence(&order, 5), [place(0, 0), place(0, 1), place(2, 0)]);
+    }
+
+    #[test]
+    fn epochs_and_seeds_differ() {
+        let order = order(&[3; 50], 7, 4);
+        assert_ne!(sequence(&order, 0), sequence(&order, 1));
+        assert_eq!(sequence(&order, 1), sequence(&order, 1));
+        assert_ne!(sequence(&order, 0), sequence(&self::order(&[3; 50], 8, 4), 0));
+    }
+
+    /// Saved states lean on this order for ever: if this test fails, [`ORDER_VERSION`] must rise.
+    #[test]
+    fn order_of_version_1_stays_what_it_was() {
+        let small = Permutation::keyed(10, 17, 0, 0);
+        let large = Permutation::keyed(1_000_000_007, 17, 3, 1);
+        let have: (Vec<_>, Vec<_>) =
+            ((0..10).map(|i| small.at(i)).collect(), (0..6).map(|i| large.at(i * 123_456_789)).collect());
+        assert_eq!(have, (GOLDEN_SMALL.to_vec(), GOLDEN_LARGE.to_vec()));
+    }
+    const GOLDEN_SMALL: [u64; 10] = [0, 6, 5, 3, 4, 1, 7, 8, 9, 2];
+    const GOLDEN_LARGE: [u64; 6] = [459_948_786, 782_072_326, 433_871_941, 813_798_177, 454_535_400, 694_614_147];
+
+    /// χ² of where each of n goes, over many seeds: n - 1 degrees of freedom a row; both kinds of permutation.
+    #[test]
+    fn every_place_is_equally_likely() {
+        for n in [6u64, 31, 33, 64] {
+            let seeds = 6000u64;
+            let mut hits = vec![vec![0f64; n as usize]; n as usize];
+            for seed in 0..seeds {
+                let permutation = Permutation::keyed(n, seed, 1, 2);
+                (0..n).for_each(|index| hits[index as usize][permutation.at(index) as usize] += 1.0);
+            }
+            let want = seeds as f64 / n as f64;
+            let chi2: f64 = hits.iter().flatten().map(|have| (have - want).powi(2) / want).sum();
+            // Rows and columns sum to `seeds`, hence (n - 1)² degrees of freedom; 5 standard deviations above.
+            let freedom = ((n - 1) * (n - 1)) as f64;
+            assert!(chi2 < freedom + 5.0 * (2.0 * freedom).sqrt(), "n {n}: chi² {chi2:.0} of {freedom:.0}");
+        }
+    }
+
+    /// All 24 orders of 4 appear equally often: pairs of places are independent, not only single ones.
+    #[test]
+    fn every_order_of_four_is_equally_likely() {
+        let mut hits = std::collections::HashMap::new();
+        for seed in 0..24_000u64 {
+            let permutation = Permutation::keyed(4, seed, 0, 0);
+            *hits.entry([0, 1, 2, 3].map(|index| permutation.at(index))).or_insert(0f64) += 1.0;
+        }
+        assert_eq!(hits.len(), 24);
+        let chi2: f64 = hits.values().map(|have| (have - 1000.0).powi(2) / 1000.0).sum();
+        assert!(chi2 < 23.0 + 5.0 * 46f64.sqrt(), "{chi2:.0}");
+    }
+
+    /// Neighbours in storage are no neighbours in the order: the serial correlation of a full shuffle is nil.
+    #[test]
+    fn neighbours_are_parted() {
+        let permutation = Permutation::keyed(10_000, 5, 0, 0);
+        let values: Vec<f64> = (0..10_000).map(|index| permutation.at(index) as f64 / 10_000.0 - 0.5).collect();
+        let correlation = values.windows(2).map(|w| w[0] * w[1]).sum::<f64>() / 9_999.0 * 12.0;
+        assert!(correlation.abs() < 0.05, "{correlation}");
+    }
+
+    #[test]
+    fn order_of_a_billion_samples_is_at_hand() {
+        let order =
+            Order::new(Counts::Equal { objects: 1_000_000_007, each: 1 }, Some(Shuffle { seed: 1, window: 16 }));
+        let epoch = order.epoch(9);
+        let seen: HashSet<u64> = (999_900_000..1_000_000_000).map(|position| epoch.locate(position).object).collect();
+        assert_eq!(seen.len(), 100_000);
+    }
+}

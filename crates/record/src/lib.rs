@@ -1,1 +1,13 @@
-//! (in progress)
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes to records: TFRecord framing ([`tfrecord`]), tf.Example ([`example`]), and which format an object is in.
+//!
+//! Everything here works on inflated bytes in memory and copies no payload. It knows no store and no thread. Damaged or
+//! hostile bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
+
+pub mod example;
+mod feature;
+mod format;
+pub mod tfrecord;
+mod wire;
+
+pub use format::RecordFormat;

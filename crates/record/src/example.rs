@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! tf.Example: a map from names to features, read where it lies and written in a stated order.
+//!
+//! Reading follows protobuf's own rules, since any conforming writer may have made the bytes: fields in any order, the
+//! last of two equal names wins, a message in two pieces is one, unknown fields are skipped, lists packed or not. A
+//! feature of no kind is no feature, as TensorFlow has it.
+
+use std::collections::HashMap;
+
+use penstock_types::{Error, Result, TensorSpec};
+
+pub use crate::feature::{Feature, Floats, Ints};
+use crate::wire::{Message, Problem, Value, field_len, put_len, put_varint, varint_len};
+
+/// Names that a message lists when the one asked for is not there.
+const NAMES_SHOWN: usize = 8;
+
+/// All features of one record. To read one or two, [`find_feature`] and [`read_feature_into`] are quicker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Example<'a> {
+    features: Vec<(&'a str, Feature<'a>)>,
+}
+
+impl<'a> Example<'a> {
+    /// Reads `payload`, which messages call `place`.
+    pub fn parse(payload: &'a [u8], place: &str) -> Result<Self> {
+        let mut features: Vec<(&'a str, Option<Feature<'a>>)> = Vec::new();
+        let mut known = HashMap::new();
+        each_entry(payload, |entry| {
+            let name = std::str::from_utf8(entry_name(entry)?).map_err(|_| "has a feature whose name is not UTF-8")?;
+            let feature = entry_feature(entry)?;
+            match known.get(name) {
+                Some(&at) => {
+                    let slot: &mut (&str, Option<Feature<'a>>) = &mut features[at];
+                    slot.1 = feature;
+                }
+                None => {
+                    known.insert(name, features.len());
+                    features.push((name, feature));
+                }
+            }
+            Ok(())
+        })
+        .map_err(|problem| not_an_example(place, problem))?;
+        let features = features.into_iter().filter_map(|(name, feature)| Some((name, feature?))).collect();
+        Ok(Self { features })
+    }
+
+    /// The features, in the order in which their names first stand.
+    pub fn features(&self) -> &[(&'a str, Feature<'a>)] {
+        &self.features
+    }
+
+    /// The feature of that name.
+    pub fn get(&self, name: &str) -> Option<&Feature<'a>> {
+        self.features.iter().find(|(known, _)| *known == name).map(|(_, feature)| feature)
+    }
+}
+
+fn not_an_example(place: &str, problem: Problem) -> Error {
+    Error::corrupt(place, format!("is not a tf.Example: it {problem}"))
+}
+
+/// Calls `entry` with each entry of the map `Example.features.feature`, in order.
+fn each_entry<'a>(payload: &'a [u8], mut entry: impl FnMut(&'a [u8]) -> Result<(), Problem>) -> Result<(), Problem> {
+    let mut example = Message::new(payload);
+    while let Some(field) = example.next()? {
+        let (1, Value::Bytes(features)) = field else { continue };
+        let mut features = Message::new(features);
+        while let Some(field) = features.next()? {
+            if let (1, Value::Bytes(bytes)) = field {
+                entry(bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An entry's key; a missing one is empty.
+fn entry_name(entry: &[u8]) -> Result<&[u8], Problem> {
+    let (mut fields, mut name) = (Message::new(entry), &[][..]);
+    while let Some(field) = fields.next()? {
+        if let (1, Value::Bytes(bytes)) = field {
+            name = bytes;
+        }
+    }
+    Ok(name)
+}
+
+fn entry_feature(entry: &[u8]) -> Result<Option<Feature<'_>>, Problem> {
+    let (mut fields, mut feature) = (Message::new(entry), None);
+    while let Some(field) = fields.next()? {
+        if let (2, Value::Bytes(message)) = field {
+            feature = Feature::merge(feature, message)?;
+        }
+    }
+    Ok(feature)
+}
+
+fn find<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>, Problem> {
+    // Only the last entry of the name is read: many equal names must not cost their values each.
+    let mut last = None;
+    each_entry(payload, |entry| {
+        if entry_name(entry)? == name.as_bytes() {
+            last = Some(entry);
+        }
+        Ok(())
+    })?;
+    last.map_or(Ok(None), entry_feature)
+}
+
+/// The feature `name` of a record; `None` where it has none.
+pub fn find_feature<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>> {
+    find(payload, name).map_err(|problem| not_an_example("a record", problem))
+}
+
+/// Writes the feature `name` of a record into `out`, its slot in a batch, as `spec` says: one byte string is taken as
+/// the elements lie in memory (little-endian, C order), a float_list becomes float32 or float64, an int64_list any
+/// integer type that holds its values. `place` names the record in messages.
+///
+/// # Errors
+/// [`Error::Corrupt`] when the record has no such feature, or one of another kind or length.
+pub fn read_feature_into(payload: &[u8], name: &str, spec: &TensorSpec, out: &mut [u8], place: &str) -> Result<()> {
+    if out.len() != spec.size_bytes()? {
+        return Err(Error::bug(format!("the slot of feature `{name}` has {} bytes", out.len())));
+    }
+    let found = find(payload, name).map_err(|problem| not_an_example(place, problem))?;
+    let Some(feature) = found else {
+        return Err(Error::corrupt(place, format!("has no feature `{name}` ({})", names(payload))));
+    };
+    feature.write(spec, out).map_err(|problem| Error::corrupt(place, format!("feature `{name}` {problem}")))
+}
+
+/// The names that a record has, for a message.
+fn names(payload: &[u8]) -> String {
+    let mut shown: Vec<String> = Vec::new();
+    let mut count = 0usize;
+    let walked = each_entry(payload, |entry| {
+        count += 1;
+        if shown.len() < NAMES_SHOWN {
+            let name = entry_name(entry)?;
+            shown.push(format!("`{}`", name[..name.len().min(64)].escape_ascii()));
+        }
+        Ok(())
+    });
+    match (walked, count) {
+        (Ok(()), 0) => "it has none".to_owned(),
+        (Ok(()), count) if count > shown.len() => {
+            format!("it has {} and {} more", shown.join(", "), count - shown.len())
+        }
+        _ => format!("it has {}", shown.join(", ")),
+    }
+}
+
+/// The value of a feature to be written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum FeatureValue<'a> {
+    /// A `bytes_list` of one.
+    Bytes(&'a [u8]),
+    /// A `bytes_list`.
+    BytesList(&'a [&'a [u8]]),
+    /// A `float_list`.
+    Floats(&'a [f32]),
+    /// An `int64_list`.
+    Ints(&'a [i64]),
+}
+
+impl FeatureValue<'_> {
+    /// The field of `Feature` that holds it, and the bytes of its list message.
+    fn list(&self) -> (u32, usize) {
+        let packed = |len: usize| if len == 0 { 0 } else { field_len(len) };
+        match self {
+            Self::Bytes(value) => (1, field_len(value.len())),
+            Self::BytesList(values) => (1, values.iter().map(|value| field_len(value.len())).sum()),
+            Self::Floats(values) => (2, packed(4 * values.len())),
+            Self::Ints(values) => (3, packed(ints_len(values))),
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let bytes = |value: &[u8], out: &mut Vec<u8>| {
+            put_len(1, value.len(), out);
+            out.extend_from_slice(value);
+        };
+        match self {
+            Self::Bytes(value) => bytes(value, out),
+            Self::BytesList(values) => values.iter().for_each(|value| bytes(value, out)),
+            Self::Floats([]) | Self::Ints([]) => {}
+            Self::Floats(values) => {
+                put_len(1, 4 * values.len(), out);
+                values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
+            }
+            Self::Ints(values) => {
+                put_len(1, ints_len(values), out);
+                values.iter().for_each(|&value| put_varint(value as u64, out));
+            }
+        }
+    }
+}
+
+fn ints_len(values: &[i64]) -> usize {
+    values.iter().map(|&value| varint_len(value as u64)).sum()
+}
+
+/// A tf.Example of these features, in this order: the same features give the same bytes (TensorFlow's own writer gives
+/// a map's entries in any order). Names are to differ; of equal ones a reader sees the last.
+pub fn encode_example(features: &[(&str, FeatureValue<'_>)]) -> Vec<u8> {
+    let entry_len = |name: &str, value: &FeatureValue<'_>| {
+        let (_, list) = value.list();
+        field_len(name.len()) + field_len(field_len(list))
+    };
+    let all = features.iter().map(|(name, value)| field_len(entry_len(name, value))).sum();
+    let mut out = Vec::with_capacity(field_len(all));
+    put_len(1, all, &mut out);
+    for (name, value) in features {
+        let (field, list) = value.list();
+        put_len(1, entry_len(name, value), &mut out);
+        put_len(1, name.len(), &mut out);
+        out.extend_from_slice(name.as_bytes());
+        put_len(2, field_len(list), &mut out);
+        put_len(field, list, &mut out);
+        value.write(&mut out);
+    }
+    out
+}

@@ -33,9 +33,9 @@ _SECONDS = {
     "h": Fraction(3600),
     "d": Fraction(86400),
 }
-_NUMBER = r"(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,2})?"
-_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([^\W\d_]*)\s*", re.IGNORECASE)
-_DURATION = re.compile(rf"\s*({_NUMBER})\s*([^\W\d_]+)\s*")
+_NUMBER = r"(?:[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]*)\s*")
+_DURATION = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
 
 
 def parse_bytes(text: str) -> int:

@@ -40,6 +40,17 @@ class _Verbs(click.Group):
         command: click.Command = importlib.import_module(f"penstock.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word not in VERBS and not word.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = get_close_matches(word, VERBS)
+            raise click.UsageError(f"no verb `{word}`." + (f" Did you mean `{near[0]}`?" if near else ""), ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
@@ -108,8 +119,12 @@ def main(argv: list[str] | None = None) -> Any:
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
         sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
+    except click.exceptions.Abort as abort:
+        # click makes one Abort of every interrupt; ours may carry advice (how to go on).
+        if isinstance(abort.__cause__, PenstockError):
+            _tell(abort.__cause__)
+        else:
+            click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every verb from outside: help, unknown words, errors without tracebacks, narrow and wide terminals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import click
+import pytest
+
+import penstock.cli.app as app
+from penstock import errors
+
+CLI = Path(app.__file__).parent
+
+
+def test_verbs_each_has_one_file_of_its_name():
+    assert {verb for verb in app.VERBS if not (CLI / f"{verb.replace('-', '_')}.py").exists()} == set()
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_verb_help_says_what_it_is_for(run_cli, verb):
+    done = run_cli(verb, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: penstock {verb}")
+
+
+@pytest.mark.parametrize("verb", app.VERBS)
+def test_verb_unknown_flag_is_a_usage_error(run_cli, verb):
+    done = run_cli(verb, "--no-such-flag")
+    assert (done.code, done.out) == (2, "")
+    assert "Traceback" not in done.err
+
+
+def test_unknown_verb_is_a_usage_error(run_cli):
+    done = run_cli("stagee")
+    assert (done.code, done.out) == (2, "")
+    assert "stagee" in done.err
+    assert "Did you mean" in done.err
+
+
+def test_version_is_the_core_s(run_cli):
+    from penstock import __version__
+
+    assert run_cli("--version").out == f"penstock {__version__}\n"
+
+
+def _wide(text: str, columns: int) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > columns]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("verb", [None, *app.VERBS])
+def test_help_fits_the_terminal(run_cli, verb, columns):
+    done = run_cli(*([verb] if verb else []), "--help", env={"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)})
+    assert _wide(done.out, columns) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_names_the_program(run_cli, shell):
+    done = run_cli("--completion", shell)
+    assert done.code == 0
+    assert "_PENSTOCK_COMPLETE" in done.out
+
+
+def test_completion_in_bash_offers_verbs_and_flags():
+    program = Path(sys.executable).with_name("penstock")
+    script = f"""
+    export PATH="{program.parent}:$PATH"
+    source <(penstock --completion bash)
+    COMP_WORDS=(penstock st) COMP_CWORD=1; _penstock_completion penstock; echo "${{COMPREPLY[@]}}"
+    COMP_WORDS=(penstock stage --no) COMP_CWORD=2; _penstock_completion penstock; echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    verbs, flags = done.stdout.splitlines()
+    assert verbs.split() == [verb for verb in app.VERBS if verb.startswith("st")]
+    assert {"--node", "--nodes"} <= set(flags.split())
+
+
+KINDS = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A verb that raises what it is given."""
+
+    def fail(error: BaseException) -> None:
+        @click.command("fail")
+        def command() -> None:
+            raise error
+
+        monkeypatch.setitem(app.VERBS, "fail", "Fail.")
+        monkeypatch.setattr(app._Verbs, "get_command", lambda *_: command)
+
+    return fail
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_error_becomes_two_lines_and_its_exit_code(failing, capsys, kind):
+    failing(kind("s3://b/k ends inside record 88 (want 5, have 3)", hint="try again"))
+    with pytest.raises(SystemExit) as ended:
+        app.main(["fail"])
+    assert ended.value.code == kind.exit_code
+    out, err = capsys.readouterr()
+    # After ^C the terminal's line is left first.
+    assert (out, err.lstrip("\n")) == (
+        "",
+        f"error[{kind.code}]: s3://b/k ends inside record 88 (want 5, have 3)\n  hint: try again\n",
+    )
+
+
+def test_error_with_debug_shows_where_it_was_raised(failing):
+    failing(errors.Corrupt("broken"))
+    with pytest.raises(errors.Corrupt, match="broken"):
+        app.main(["fail", "--debug"])
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, click.exceptions.Abort])
+def test_interrupt_exits_130(failing, capsys, kind):
+    failing(kind())
+    with pytest.raises(SystemExit) as ended:
+        app.main(["fail"])
+    assert (ended.value.code, capsys.readouterr().err.strip()) == (130, "interrupted")
+
+
+def test_exit_codes_stay_within_the_design():
+    assert {kind.exit_code for kind in KINDS} <= {1, 2, 3, 130}
+
+
+def test_print_and_exit_stay_in_the_cli():
+    """Direction: no other room prints or exits; seen by token, so that a comment or a text may say the words."""
+    found = []
+    for path in sorted(CLI.parent.rglob("*.py")):
+        if CLI in path.parents:
+            continue
+        with path.open("rb") as source:
+            names = [token for token in tokenize.tokenize(source.readline) if token.type == tokenize.NAME]
+        found += [
+            f"{path.name}:{token.start[0]} {token.string}" for token in names if token.string in {"print", "SystemExit"}
+        ]
+    assert found == []

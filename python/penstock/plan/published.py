@@ -58,10 +58,20 @@ class Published(msgspec.Struct, frozen=True):
 
 # Both notations are kept: the words as printed, and the number a bar can be drawn with.
 PUBLISHED = {
-    "hot-mount": Published("Hot blob through a FUSE mount", "> 120", "> 110", "~12,000", 120.0, 110.0, 12_000.0, 0.24),
-    "premium-mount": Published("Premium blob through a FUSE mount", "~75", "> 60", "~7,000", 75.0, 60.0, 7_000.0, 0.42),
+    "hot-mount": Published("Hot blob through a FUSE mount", "> 120", "> 110", "~$12,000", 120.0, 110.0, 12_000.0, 0.24),
+    "premium-mount": Published(
+        "Premium blob through a FUSE mount", "~75", "> 60", "~$7,000", 75.0, 60.0, 7_000.0, 0.42
+    ),
     "pool": Published(
-        "pooled NVMe, staged first", "15", "just over 11.5", "~1,200", 15.0, 11.5, 1_200.0, _STEPS_PER_S, stage_min=13.0
+        "pooled NVMe, staged first",
+        "15",
+        "just over 11.5",
+        "~$1,200",
+        15.0,
+        11.5,
+        1_200.0,
+        _STEPS_PER_S,
+        stage_min=13.0,
     ),
 }
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page is whole, asks for nothing, escapes what it is given, and really draws in a browser."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+
+import msgspec
+import pytest
+
+from penstock.report.facts import read, write
+from penstock.report.page import page, write_page
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Addresses(html.parser.HTMLParser):
+    """Everything that a browser would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.text = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.found += [
+            v for k, v in attrs if k in {"src", "href", "srcset", "data", "action"} and not v.startswith(("data:", "#"))
+        ]
+
+
+@pytest.fixture
+def made(facts):
+    return page(facts)
+
+
+def test_page_fetches_nothing(made):
+    seen = Addresses()
+    seen.feed(made)
+    assert seen.found == []
+    assert not re.search(r"@import|url\(\s*['\"]?http", made)
+    assert "default-src 'none'" in made  # and a browser would refuse if it tried
+
+
+def test_page_is_under_three_megabytes(made):
+    assert len(made.encode()) < 3e6
+
+
+def test_page_names_every_path_figure_and_caveat(made, facts):
+    for path in facts.paths:
+        assert path.label in made
+    assert all(note.replace("'", "&#x27;") in made for note in facts.notes)
+    assert facts.learning.digest[:16] in made
+    assert "older than 12 months" in made
+
+
+def test_page_hostile_text_stays_text(facts):
+    evil = '</script><script>alert(1)</script><img src=x onerror="alert(1)">'
+    bad = msgspec.structs.replace(
+        facts, lead=evil, paths=[msgspec.structs.replace(p, label=evil + str(i)) for i, p in enumerate(facts.paths)]
+    )
+    text = page(bad)
+    assert "<script>alert" not in text
+    assert "<img" not in text[: text.index('id="specs"')]
+    specs = re.search(r'id="specs">(.*?)</script>', text, re.DOTALL)
+    assert "rates" in json.loads(specs.group(1))
+
+
+def test_comparison_survives_the_disk(facts, tmp_path):
+    write(facts, tmp_path / "comparison.json")
+    assert read(tmp_path / "comparison.json") == facts
+    assert [p.name for p in tmp_path.iterdir()] == ["comparison.json"]
+
+
+@pytest.mark.needs_browser
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_page_opened_draws_every_chart(facts, tmp_path):
+    file = tmp_path / "report.html"
+    write_page(facts, file)
+    dom = opened(file, tmp_path)
+    assert 'data-charts="drawn"' in dom
+    for name in ("rates", "steps", "hours", "losses", "scaling"):
+        place = dom[dom.index(f'id="chart-{name}"') :]
+        drawn = place[: place.index("</figure>")]
+        assert "<svg" in drawn, name
+        marks = len(
+            re.findall(r"<path [^>]*aria-roledescription=\"(?:bar|line mark|point|tick)", drawn)
+        ) or drawn.count("mark-")
+        assert marks >= 2, name
+
+
+def opened(file, tmp_path):
+    """The document after its scripts have run, in a browser that has never been anywhere."""
+    quiet = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
+    done = subprocess.run(
+        [
+            BROWSER,
+            *quiet,
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1200,2400",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-400:]
+    return done.stdout

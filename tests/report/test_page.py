@@ -3,6 +3,7 @@
 
 import html.parser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -76,8 +77,8 @@ def test_comparison_survives_the_disk(facts, tmp_path):
 
 
 @pytest.mark.needs_browser
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_page_opened_draws_every_chart(facts, tmp_path):
+    assert BROWSER, "no Chromium here: make setup-peers installs it"
     file = tmp_path / "report.html"
     write_page(facts, file)
     dom = opened(file, tmp_path)
@@ -116,6 +117,7 @@ def opened(file, tmp_path):
         ],
         capture_output=True,
         text=True,
+        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
         timeout=90,
         check=False,
     )

@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The terminal table says everything at 80 columns, at 200, and without colour."""
 
-import io
-
 import msgspec
 import pytest
-from rich.console import Console
 
-from penstock.report.table import render
+from penstock.report.table import lines
 
 
-def printed(facts, width, **how):
-    out = io.StringIO()
-    Console(file=out, width=width, **how).print(render(facts, width))
-    return out.getvalue()
+def printed(facts, width):
+    return "\n".join(line.text for line in lines(facts, width))
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_table_any_width_cuts_no_word_and_no_number(facts, width):
-    text = printed(facts, width, no_color=True)
+    text = printed(facts, width)
     assert "…" not in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     for path in facts.paths:
@@ -28,8 +23,15 @@ def test_table_any_width_cuts_no_word_and_no_number(facts, width):
         assert number in text
 
 
-def test_table_without_colour_has_no_escape(facts):
-    assert "\x1b" not in printed(facts, 100, no_color=True, force_terminal=False)
+def test_table_brings_no_colour_of_its_own(facts):
+    assert "\x1b" not in printed(facts, 100)
+
+
+def test_table_debug_build_is_called_invalid(facts):
+    assert "INVALID" not in printed(facts, 80)
+    assert "INVALID as a measurement: debug build" in " ".join(
+        printed(msgspec.structs.replace(facts, invalid="debug build"), 80).split()
+    )
 
 
 def test_table_says_scale_and_age_of_prices(facts):

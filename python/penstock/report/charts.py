@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.report import words
+from penstock.units import format_seconds
 
 if TYPE_CHECKING:
     from penstock.report.facts import Comparison
@@ -98,7 +99,7 @@ def steps(facts: Comparison) -> Spec:
 
     order = list(dict.fromkeys(part for p in facts.paths for part in p.step_parts_s))
     rows = [
-        {"path": p.label, "part": part, "seconds": value, "order": order.index(part), "text": words.seconds(value)}
+        {"path": p.label, "part": part, "seconds": value, "order": order.index(part), "text": format_seconds(value)}
         for p in facts.paths
         for part, value in p.step_parts_s.items()
     ]

@@ -148,7 +148,7 @@ class ScalePoint(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Everything that the report shows."""
+    """Everything that the report shows. `invalid` says why its rates are no measurement, where they are none."""
 
     created: str
     scale: float
@@ -164,6 +164,7 @@ class Comparison(msgspec.Struct, frozen=True):
     machine: dict[str, str]
     scaling: list[ScalePoint] = []
     seconds: float = 0.0
+    invalid: str = ""
     schema_version: int = SCHEMA_VERSION
 
     def best(self) -> PathFacts:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import Unsupported
 from penstock.report import words
 from penstock.report.charts import charts
+from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,8 +61,8 @@ def _card(index: int, path: PathFacts) -> str:
     facts = [
         ("samples/s here", words.rate(path.samples_per_s)),
         ("data wait", words.share(path.wait_share)),
-        ("first batch", words.seconds(path.first_batch_s)),
-        ("staging", words.seconds(path.stage_s) if path.stage_s else "none"),
+        ("first batch", format_seconds(path.first_batch_s)),
+        ("staging", format_seconds(path.stage_s) if path.stage_s else "none"),
     ]
     rows = "".join(f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>" for name, value in facts)
     return (
@@ -89,9 +90,9 @@ def _measured(facts: Comparison) -> str:
             ("n", words.rate(p.samples_per_s)),
             ("n", words.rate(p.model_samples_per_s) if p.model_samples_per_s else "–"),
             ("n", words.share(p.wait_share)),
-            ("n", words.seconds(p.first_batch_s)),
-            ("n", words.seconds(p.stage_s) if p.stage_s else "–"),
-            ("n", words.size(p.bytes)),
+            ("n", format_seconds(p.first_batch_s)),
+            ("n", format_seconds(p.stage_s) if p.stage_s else "–"),
+            ("n", format_bytes(p.bytes)),
             ("n", words.count(p.requests)),
             ("n", words.count(p.throttles)),
         ]
@@ -122,7 +123,7 @@ def _predicted(facts: Comparison) -> str:
             [
                 ("head", f'<i style="--c:var(--path{i})"></i>{_e(p.label)}'),
                 ("n", f"{said.epoch_min:.1f} min"),
-                ("n", words.seconds(said.stage_h * 3600) if said.stage_h else "–"),
+                ("n", format_seconds(said.stage_h * 3600) if said.stage_h else "–"),
                 ("n", words.hours(said.run_h)),
                 ("n", words.usd(said.usd)),
                 ("w", _e(said.limited_by)),
@@ -210,6 +211,7 @@ def page(facts: Comparison) -> str:
     parts = [
         f'<p class="kicker"><b>Penstock</b><span>first water</span><span>{_e(facts.created)}</span><span>scale F = {facts.scale:g}</span></p>',
         f"<h1>{_e(facts.headline[0])} <span>{_e(' '.join(facts.headline[1:]))}</span></h1>",
+        f'<p class="invalid">INVALID as a measurement: {_e(facts.invalid)}.</p>' if facts.invalid else "",
         f'<p class="lead">{_e(facts.lead)}</p>',
         f'<ul class="cards">{"".join(_card(i, p) for i, p in enumerate(facts.paths))}</ul>',
         (
@@ -223,8 +225,8 @@ def page(facts: Comparison) -> str:
         _predicted(facts),
         (
             "<h2>Rehearsed here</h2>"
-            f'<p class="note">{r.samples:,} volumes of {r.voxels}³ × 4 ({words.size(r.sample_bytes)} raw, {words.size(r.stored_bytes)} gzip’d), {r.epochs} epochs, batches of {r.batch}. '
-            f"A step of the 32 accelerators is emulated by {words.seconds(r.step_s)} of waiting; storage, network, inflating and delivery are real.</p>"
+            f'<p class="note">{r.samples:,} volumes of {r.voxels}³ × 4 ({format_bytes(r.sample_bytes)} raw, {format_bytes(r.stored_bytes)} gzip’d), {r.epochs} epochs, batches of {r.batch}. '
+            f"A step of the 32 accelerators is emulated by {format_seconds(r.step_s)} of waiting; storage, network, inflating and delivery are real.</p>"
         ),
         _figure(
             "rates",
@@ -247,7 +249,7 @@ def page(facts: Comparison) -> str:
         f'<h2>Prices</h2><p class="note">{_e(facts.prices_line[:1].upper() + facts.prices_line[1:])}.</p>{_prices(facts)}',
         f'<h2>Read this before you quote it</h2><ul class="notes">{"".join(f"<li>{_e(n)}</li>" for n in facts.notes)}</ul>',
         f'<h2>The machine</h2><dl class="machine">{"".join(f"<div><dt>{_e(k)}</dt><dd>{_e(v)}</dd></div>" for k, v in facts.machine.items())}</dl>',
-        f"<footer>Made by <code>penstock demo</code> in {words.seconds(facts.seconds)}. This file is whole: it loads nothing from anywhere.</footer>",
+        f"<footer>Made by <code>penstock demo</code> in {format_seconds(facts.seconds)}. This file is whole: it loads nothing from anywhere.</footer>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

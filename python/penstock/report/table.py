@@ -1,34 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison for a terminal: as wide as the terminal allows, and readable without colour."""
+"""The comparison for a terminal: lines of plain text, as wide as the terminal allows, readable without colour.
+
+Knows no terminal: it is told a width and gives lines, each with a claim to weight that a terminal may grant.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rich.console import Group
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+import textwrap
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.report import words
+from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
+    from collections.abc import Callable, Mapping
 
     from penstock.report.facts import Comparison, PathFacts
 
-__all__ = ["render"]
+__all__ = ["Line", "lines"]
 
-WIDE = 150
+WIDE = 160
+_GAP = "  "
+
+
+class Line(NamedTuple):
+    """One line; `strong` asks for bold, `faint` for dim."""
+
+    text: str
+    strong: bool = False
+    faint: bool = False
+
+
+def _staging(path: PathFacts) -> str:
+    return format_seconds(path.stage_s) if path.stage_s else "–"
+
 
 _MEASURED: dict[str, Callable[[PathFacts], str]] = {
     "samples/s": lambda p: words.rate(p.samples_per_s),
     "data wait": lambda p: words.share(p.wait_share),
-    "first batch": lambda p: words.seconds(p.first_batch_s),
-    "staging": lambda p: words.seconds(p.stage_s) if p.stage_s else "–",
-    "moved": lambda p: words.size(p.bytes),
+    "first batch": lambda p: format_seconds(p.first_batch_s),
+    "staging": _staging,
+    "moved": lambda p: format_bytes(p.bytes),
     "throttles": lambda p: words.count(p.throttles),
 }
 _SHORT = {"data wait": "wait", "first batch": "first", "throttles": "503s"}
@@ -40,63 +52,64 @@ _PREDICTED: dict[str, Callable[[PathFacts], str]] = {
 }
 
 
-def _table(
-    facts: Comparison,
-    title: str,
-    columns: dict[str, Callable[[PathFacts], str]],
-    last: tuple[str, Callable[[PathFacts], str]] | None = None,
-) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        header_style="dim",
-    )
-    table.add_column("path", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    if last:
-        table.add_column(last[0], overflow="fold")
+def _grid(
+    facts: Comparison, title: str, columns: Mapping[str, Callable[[PathFacts], str]], last: str = ""
+) -> list[Line]:
+    """Left the path, then right-aligned figures, then where asked a left-aligned last column (what limits the path)."""
     best = facts.best()
-    for path in facts.paths:
-        cells = [make(path) for make in columns.values()]
-        table.add_row(path.label, *cells, *([last[1](path)] if last else []), style="bold" if path is best else None)
-    return table
+    head = ["path", *columns, *([last] if last else [])]
+    rows = [
+        [p.label, *(make(p) for make in columns.values()), *([p.predicted.limited_by] if last else [])]
+        for p in facts.paths
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def row(cells: list[str]) -> str:
+        ragged = {0, len(columns) + 1}
+        return _GAP.join(
+            cell.ljust(w) if i in ragged else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
+
+    return [
+        Line(title, strong=True),
+        Line(row(head), faint=True),
+        *(Line(row(cells), strong=p is best) for p, cells in zip(facts.paths, rows, strict=True)),
+    ]
 
 
-def render(facts: Comparison, width: int) -> RenderableType:
-    """Tables for a terminal of `width` columns: one wide one, or two that fit 80."""
-    headline = Text(" ".join(facts.headline), style="bold")
+def _wrapped(text: str, width: int, *, strong: bool = False, faint: bool = False) -> list[Line]:
+    return [Line(part, strong, faint) for part in textwrap.wrap(text, width)]
+
+
+def lines(facts: Comparison, width: int) -> list[Line]:
+    """The whole comparison for a terminal of `width` columns: one wide table, or two that fit 80."""
     learnt = facts.learning
     curve = (
-        f"One loss curve on {len(facts.paths)} paths, bit for bit (xxh {learnt.digest[:12]}); "
+        f"One loss curve on {len(facts.paths)} paths, bit for bit ({learnt.digest[:12]})"
         if learnt.identical
-        else "The loss curves DIFFER between paths; "
+        else "The loss curves DIFFER between paths"
     )
-    learning = Text(f"{curve}MAE {learnt.mae:.3f} against {learnt.mae_constant:.3f} of a constant answer.")
-    small = Text(
-        f"Rates rehearsed at scale F = {facts.scale:g} of the stated tier limits. {facts.prices_line[:1].upper()}{facts.prices_line[1:]}.",
-        style="dim",
-    )
+    tested = "" if not facts.invalid else f" INVALID as a measurement: {facts.invalid}."
+    small = f"Rates rehearsed at scale F = {facts.scale:g} of the stated tier limits. {facts.prices_line[:1].upper()}{facts.prices_line[1:]}.{tested}"
+    predicted = "the published job predicted (48 epochs, 4 nodes)"
     if width >= WIDE:
-        both = {**_MEASURED, **_PREDICTED}
-        tables: list[RenderableType] = [
-            _table(
-                facts,
-                "Rehearsed here, and the published job predicted from it (48 epochs, 4 nodes)",
-                both,
-                ("limited by", lambda p: p.predicted.limited_by),
-            )
-        ]
+        tables = _grid(facts, f"Rehearsed here, and {predicted}", {**_MEASURED, **_PREDICTED}, "limited by")
     else:
         tables = [
-            _table(facts, "Rehearsed here", {_SHORT.get(name, name): make for name, make in _MEASURED.items()}),
-            Text(""),
-            _table(facts, "The published job, predicted (48 epochs, 4 nodes)", _PREDICTED),
-            Text(""),
-            *(Text(f"{p.label}: limited by {p.limited_by}") for p in facts.paths),
+            *_grid(facts, "Rehearsed here", {_SHORT.get(name, name): make for name, make in _MEASURED.items()}),
+            Line(""),
+            *_grid(facts, f"{predicted[:1].upper()}{predicted[1:]}", _PREDICTED),
+            Line(""),
+            *(part for p in facts.paths for part in _wrapped(f"{p.label}: limited by {p.predicted.limited_by}", width)),
         ]
-    return Padding(Group(headline, Text(""), *tables, Text(""), learning, small), (1, 0))
+    return [
+        *_wrapped(" ".join(facts.headline), min(width, 110), strong=True),
+        Line(""),
+        *tables,
+        Line(""),
+        *_wrapped(
+            f"{curve}; MAE {learnt.mae:.3f} against {learnt.mae_constant:.3f} of a constant answer.", min(width, 110)
+        ),
+        *_wrapped(small, min(width, 110), faint=True),
+    ]

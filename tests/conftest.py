@@ -12,9 +12,11 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
@@ -112,6 +114,25 @@ def run_cli() -> Callable[..., Ran]:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def emulator(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """`with`-less: `store = emulator(folder=..., tier="s3-standard", scale=1.0)`; `.url`, `.env`; all end with the test.
+
+    Without a folder it serves a new, empty one under tmp_path.
+    """
+    from penstock.emulation import Emulator
+
+    with ExitStack() as running:
+
+        def start(folder: Path | None = None, *, tier: str = "none", scale: float = 1.0) -> Any:
+            if folder is None:
+                folder = tmp_path / f"bucket-{uuid4().hex[:8]}"
+                folder.mkdir()
+            return running.enter_context(Emulator(folder, tier=tier, scale=scale))
+
+        yield start
 
 
 @dataclass(frozen=True)

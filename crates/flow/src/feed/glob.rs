@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Patterns in URLs: `s3://b/train/*.tfrecord.gz`. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of.
+
+use penstock_types::{Key, Url};
+
+/// The folder that a URL's pattern begins in, and the pattern below it; `None` when the URL holds none.
+pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
+    let key = url.key.as_bytes();
+    let first = key.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['))?;
+    let cut = key[..first].iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+    Some((url.with_key(Key::new(key[..cut].to_vec())), key[cut..].to_vec()))
+}
+
+/// True when the whole of `name` fits `pattern`. Each `*` is tried once more at every byte: the work is bounded by
+/// pattern length × name length.
+pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
+    // reached[i]: the pattern's first i bytes can have made the name's bytes so far.
+    let tokens = tokens(pattern);
+    let close = |reached: &mut Vec<bool>| {
+        for at in 0..tokens.len() {
+            if reached[at] && matches!(tokens[at], Token::Star | Token::StarStar | Token::AnyFolders) {
+                reached[at + 1] = true;
+            }
+        }
+    };
+    let mut reached = vec![false; tokens.len() + 1];
+    reached[0] = true;
+    close(&mut reached);
+    for &byte in name {
+        let mut next = vec![false; tokens.len() + 1];
+        for at in 0..tokens.len() {
+            if !reached[at] {
+                continue;
+            }
+            match &tokens[at] {
+                Token::Byte(want) => next[at + 1] |= *want == byte,
+                Token::One => next[at + 1] |= byte != b'/',
+                Token::OneOf(bytes, negated) => next[at + 1] |= byte != b'/' && bytes.contains(&byte) != *negated,
+                Token::Star => next[at] |= byte != b'/',
+                Token::StarStar => next[at] = true,
+                Token::AnyFolders => {
+                    next[at] = true;
+                    // It ends only behind a slash (or where it began), so that `**/a` does not take `ba`.
+                    next[at + 1] |= byte == b'/';
+                }
+            }
+        }
+        for at in 0..tokens.len() {
+            if next[at] && matches!(tokens[at], Token::Star | Token::StarStar) {
+                next[at + 1] = true;
+            }
+        }
+        reached = next;
+    }
+    reached[tokens.len()]
+}
+
+enum Token {
+    Byte(u8),
+    One,
+    OneOf(Vec<u8>, bool),
+    Star,
+    StarStar,
+    /// `**/`: any folders, or none.
+    AnyFolders,
+}
+
+fn tokens(pattern: &[u8]) -> Vec<Token> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < pattern.len() {
+        let rest = &pattern[at..];
+        let (token, taken) = match rest {
+            [b'*', b'*', b'/', ..] => (Token::AnyFolders, 3),
+            [b'*', b'*', ..] => (Token::StarStar, 2),
+            [b'*', ..] => (Token::Star, 1),
+            [b'?', ..] => (Token::One, 1),
+            [b'[', inner @ ..] => match inner.iter().skip(1).position(|&byte| byte == b']') {
+                Some(end) => (one_of(&inner[..=end]), end + 3),
+                None => (Token::Byte(b'['), 1),
+            },
+            _ => (Token::Byte(rest[0]), 1),
+        };
+        found.push(token);
+        at += taken;
+    }
+    found
+}
+
+fn one_of(inner: &[u8]) -> Token {
+    let (negated, inner) = match inner {
+        [b'!' | b'^', rest @ ..] if !rest.is_empty() => (true, rest),
+        _ => (false, inner),
+    };
+    let mut bytes = Vec::new();
+    let mut at = 0;
+    while at < inner.len() {
+        if let [from, b'-', to, ..] = inner[at..] {
+            bytes.extend(from..=to);
+            at += 3;
+        } else {
+            bytes.push(inner[at]);
+            at += 1;
+        }
+    }
+    Token::OneOf(bytes, negated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn glob_of_a_url_begins_at_its_last_plain_folder() {
+        let (folder, pattern) = split_glob(&"s3://b/a/train-*/x?.gz".parse().unwrap()).unwrap();
+        assert_eq!((folder.to_string().as_str(), pattern.as_slice()), ("s3://b/a/", &b"train-*/x?.gz"[..]));
+        assert!(split_glob(&"s3://b/a/train".parse().unwrap()).is_none());
+    }
+
+    #[test]
+    fn glob_takes_what_a_shell_would() {
+        for (pattern, yes, no) in [
+            ("*.gz", vec!["a.gz", ".gz"], vec!["a/b.gz", "a.gzz"]),
+            ("a?c", vec!["abc"], vec!["ac", "a/c"]),
+            ("**.gz", vec!["a/b.gz", "b.gz"], vec!["b.gx"]),
+            ("**/a", vec!["a", "x/a", "x/y/a"], vec!["ba", "x/ba"]),
+            ("x[0-2]y[!z]", vec!["x1ya"], vec!["x3ya", "x1yz"]),
+            ("[", vec!["["], vec!["a"]),
+            ("t-*-of-*", vec!["t-00-of-10"], vec!["t-00"]),
+        ] {
+            assert!(yes.iter().all(|name| glob_matches(pattern.as_bytes(), name.as_bytes())), "{pattern} {yes:?}");
+            assert!(!no.iter().any(|name| glob_matches(pattern.as_bytes(), name.as_bytes())), "{pattern} {no:?}");
+        }
+        let hostile = "*a".repeat(200);
+        assert!(!glob_matches(hostile.as_bytes(), &[b'a'; 150]));
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Feed: a dataset's records, in the order of `order`, in batches whose memory the consumer keeps.
+//!
+//! Owns the way from the store to the batch: counts, plan, fetches, decoding threads, slots. Knows no Python and decides
+//! no epoch: the caller says which epoch, from where, for which rank.
+
+mod count;
+mod decode;
+mod glob;
+mod plan;
+mod run;
+mod slot;
+mod source;
+mod timing;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_codec::Codec;
+use penstock_types::{DType, Error, Result, TensorSpec};
+use tokio::runtime::Handle;
+
+pub use count::{Counted, Rung, count, scan};
+pub use glob::{glob_matches, split_glob};
+pub use plan::{Steps, Tail};
+pub use run::{Delivered, Next, Run};
+pub use slot::{Field, Tensor};
+pub use source::Source;
+pub use timing::{Busy, Waits};
+
+use crate::budget::Budget;
+use crate::order::Order;
+use slot::{Layout, Pool};
+
+/// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
+pub const WEIGHT: &str = "weight";
+
+/// Spare slots kept for the next batches; with more, memory that no batch uses would be held for nothing.
+const SPARE_SLOTS: u64 = 4;
+
+/// What bounds a feed.
+#[derive(Debug, Clone)]
+pub struct FeedSettings {
+    /// Bytes that may be in flight: stored objects, scratch and batches not yet delivered.
+    pub memory_bytes: u64,
+    /// Requests under way at a time.
+    pub max_in_flight: usize,
+    /// Batches under way besides the next one; by default as many as keep `max_in_flight` requests busy.
+    pub read_ahead: Option<u64>,
+    /// Decoding threads.
+    pub threads: usize,
+    /// By when an object must have come, retries and back-off included.
+    pub deadline: Duration,
+}
+
+/// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
+#[derive(Debug)]
+pub struct Feed {
+    source: Arc<Source>,
+    order: Order,
+    fields: Vec<Field>,
+    weighted: bool,
+    layout: Arc<Layout>,
+    pool: Arc<Pool>,
+    budget: Budget,
+    scratches: Mutex<Vec<Vec<u8>>>,
+    threads: usize,
+    max_in_flight: usize,
+    read_ahead: u64,
+    limit: u64,
+    deadline: Duration,
+}
+
+impl Feed {
+    /// A feed for batches of the shape of `steps` (whose cursor does not matter here).
+    ///
+    /// Errs with `BudgetExceeded` when the budget cannot hold what must be held at once: the batches that a shuffle
+    /// window spans, one stored object, and what one thread inflates into.
+    pub fn new(
+        source: Arc<Source>,
+        order: Order,
+        mut fields: Vec<Field>,
+        steps: Steps,
+        settings: &FeedSettings,
+    ) -> Result<Arc<Self>> {
+        steps.check()?;
+        if fields.is_empty() {
+            return Err(Error::config("fields", "none is given"));
+        }
+        let rows = usize::try_from(steps.most_rows()).ok().filter(|&rows| u32::try_from(rows).is_ok());
+        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows are too many", steps.most_rows())))?;
+        let sample_bytes = Layout::new(&fields, 1)?.strides.iter().sum::<usize>() as u64;
+        let weighted = steps.tail == Tail::Pad;
+        if weighted {
+            if fields.iter().any(|field| field.name == WEIGHT) {
+                return Err(Error::config("fields", "`weight` is the name of the field that tail=\"pad\" adds"));
+            }
+            fields.push(Field { name: WEIGHT.to_owned(), spec: TensorSpec { dtype: DType::F32, shape: Vec::new() } });
+        }
+        let layout = Arc::new(Layout::new(&fields, rows)?);
+
+        let slot = layout.bytes as u64;
+        let objects = &source.manifest().objects;
+        let stored = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
+        let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
+        // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
+        let scratch = if compressed { order.counts().most().saturating_mul(sample_bytes + 64).max(stored) } else { 0 };
+        let window = order.window().saturating_mul(order.counts().most()).clamp(1, order.samples().max(1));
+        // A window that begins at a batch's last sample keeps that batch and all that follow in it open.
+        let spanned = (1 + (window - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
+        let pages = 4096 * (spanned + 2); // reservations are whole pages
+        let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
+        let rest = settings.memory_bytes.checked_sub(need).ok_or_else(|| Error::BudgetExceeded {
+            what: format!(
+                "{spanned} batches of {rows} samples of {sample_bytes} bytes (as many as a shuffle window of {} objects \
+                 spans), with one object of {stored} bytes and {scratch} bytes to inflate it into,",
+                order.window()
+            ),
+            need,
+            budget: settings.memory_bytes,
+        })?;
+        let more_threads = rest.checked_div(scratch.max(1)).unwrap_or(0).min(settings.threads.max(1) as u64 - 1);
+        let more_threads = if scratch == 0 { settings.threads.max(1) as u64 - 1 } else { more_threads };
+        let rest = rest - more_threads * scratch;
+        let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(SPARE_SLOTS);
+        let budget = Budget::new(settings.memory_bytes - (1 + more_threads) * scratch - spare * slot);
+        let max_in_flight = settings.max_in_flight.max(1);
+        let read_ahead = settings.read_ahead.unwrap_or_else(|| (max_in_flight as u64).div_ceil(rows.max(1) as u64) + 1);
+        Ok(Arc::new(Self {
+            source,
+            order,
+            fields,
+            weighted,
+            layout,
+            pool: Pool::new(spare as usize),
+            budget,
+            scratches: Mutex::default(),
+            threads: 1 + more_threads as usize,
+            max_in_flight,
+            read_ahead,
+            limit: settings.memory_bytes,
+            deadline: settings.deadline,
+        }))
+    }
+
+    /// The dataset.
+    pub fn source(&self) -> &Arc<Source> {
+        &self.source
+    }
+
+    /// The fields of a batch; with a padded tail, last, the weights.
+    pub fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    /// The fields that records hold.
+    fn record_fields(&self) -> &[Field] {
+        &self.fields[..self.fields.len() - usize::from(self.weighted)]
+    }
+
+    /// Decoding threads of a run.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Begins a pass over an epoch from `steps.cursor` on.
+    pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Run> {
+        steps.check()?;
+        if steps.samples != self.order.samples() || steps.most_rows() as usize > self.layout.rows {
+            return Err(Error::bug("a feed was started with steps that it was not made for"));
+        }
+        Run::start(self.clone(), runtime, epoch, steps)
+    }
+
+    /// A buffer to inflate into, as large as the last use left it.
+    fn scratch(&self) -> Vec<u8> {
+        self.scratches.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give_scratch(&self, scratch: Vec<u8>) {
+        self.scratches.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
+}
+
+#[cfg(test)]
+mod tests;

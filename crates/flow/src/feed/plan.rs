@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which rank reads which record into which row of which batch: arithmetic over the order, computed as it is needed.
+//!
+//! Owns batches, slices, tails and the grouping of a window's samples by object. Moves no bytes.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use penstock_types::{Error, Result};
+
+use crate::order::EpochOrder;
+
+/// What happens to the samples that fill no batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tail {
+    /// They make a smaller last batch: every sample exactly once. Slices differ by at most one, and may be empty.
+    Ragged,
+    /// They are left out: full batches only.
+    Drop,
+    /// The last batch is filled up with samples from the epoch's start, whose weight is 0.
+    Pad,
+}
+
+impl FromStr for Tail {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "ragged" => Ok(Self::Ragged),
+            "drop" => Ok(Self::Drop),
+            "pad" => Ok(Self::Pad),
+            other => Err(Error::config("tail", format!("`{other}` is none of ragged, drop, pad"))),
+        }
+    }
+}
+
+/// The batches of one epoch, or of what is left of it behind a cursor. Batch k is positions [cursor + kB, cursor + (k+1)B).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    /// Samples in the epoch.
+    pub samples: u64,
+    /// The position that the first batch begins at.
+    pub cursor: u64,
+    /// Samples in a batch, over all ranks.
+    pub global_batch: u64,
+    /// Which rank this is.
+    pub rank: u64,
+    /// How many ranks there are.
+    pub world: u64,
+    /// What happens to the last samples.
+    pub tail: Tail,
+}
+
+impl Steps {
+    /// Errs where the numbers cannot be.
+    pub fn check(&self) -> Result<()> {
+        if self.global_batch == 0 {
+            return Err(Error::config("global_batch", "0 samples make no batch"));
+        }
+        if self.world == 0 || self.rank >= self.world {
+            return Err(Error::config(
+                "rank",
+                format!("{} is not one of {} ranks (0 to N - 1)", self.rank, self.world),
+            ));
+        }
+        if self.cursor > self.samples {
+            return Err(Error::config("cursor", format!("{} is beyond the {} samples", self.cursor, self.samples)));
+        }
+        Ok(())
+    }
+
+    /// How many batches there are; the same on every rank.
+    pub fn count(&self) -> u64 {
+        let left = self.samples - self.cursor;
+        match self.tail {
+            Tail::Drop => left / self.global_batch,
+            Tail::Ragged | Tail::Pad => left.div_ceil(self.global_batch),
+        }
+    }
+
+    /// Where the epoch stands once batch `k` is delivered: the positions before it are done.
+    pub fn cursor_after(&self, k: u64) -> u64 {
+        (self.cursor + (k + 1) * self.global_batch).min(self.samples)
+    }
+
+    /// The positions of batch `k` on all ranks; beyond `samples` where the tail is padded.
+    pub fn batch(&self, k: u64) -> Range<u64> {
+        let start = self.cursor + k * self.global_batch;
+        let end = start + self.global_batch;
+        start..if self.tail == Tail::Pad { end } else { end.min(self.samples) }
+    }
+
+    /// The positions of batch `k` that are this rank's: contiguous, sizes differ by at most one between ranks.
+    pub fn slice(&self, k: u64) -> Range<u64> {
+        let Range { start, end } = self.batch(k);
+        let cut = |rank: u64| start + (u128::from(end - start) * u128::from(rank) / u128::from(self.world)) as u64;
+        cut(self.rank)..cut(self.rank + 1)
+    }
+
+    /// The most rows that a batch of this rank can have.
+    pub fn most_rows(&self) -> u64 {
+        self.global_batch.div_ceil(self.world)
+    }
+}
+
+/// One record, wanted in one row of one batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Want {
+    /// Which record of the object.
+    pub record: u64,
+    /// The batch, counted from the cursor.
+    pub batch: u64,
+    /// Its row there.
+    pub row: u32,
+}
+
+/// One object and all that this rank wants of it within a window: it is fetched and inflated once for them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task {
+    /// Which object.
+    pub object: u64,
+    /// What is wanted; never empty, batches ascend.
+    pub wants: Vec<Want>,
+}
+
+impl Task {
+    /// The first batch that waits for it.
+    pub fn first_batch(&self) -> u64 {
+        self.wants[0].batch
+    }
+}
+
+/// The tasks of a rank in the order in which they are needed first. Holds one window at a time.
+#[derive(Debug)]
+pub struct Tasks {
+    order: Arc<EpochOrder>,
+    steps: Steps,
+    batch: u64,
+    row: u64,
+    ready: std::vec::IntoIter<Task>,
+}
+
+impl Tasks {
+    /// The tasks of `steps` in the order of `order`.
+    pub fn new(order: EpochOrder, steps: Steps) -> Self {
+        Self { order: Arc::new(order), steps, batch: 0, row: 0, ready: Vec::new().into_iter() }
+    }
+
+    /// The next position of this rank with its batch and row, not taken yet.
+    fn peek(&mut self) -> Option<(u64, u64, u32)> {
+        while self.batch < self.steps.count() {
+            let slice = self.steps.slice(self.batch);
+            if slice.start + self.row < slice.end {
+                return Some((slice.start + self.row, self.batch, self.row as u32));
+            }
+            (self.batch, self.row) = (self.batch + 1, 0);
+        }
+        None
+    }
+
+    /// The tasks of the window that holds the next position.
+    fn window(&mut self) -> Option<Vec<Task>> {
+        let samples = self.steps.samples;
+        let first = self.peek()?.0;
+        // Padded positions begin again at the epoch's first.
+        let lap = first / samples;
+        let order = self.order.clone();
+        let window = order.window(first % samples);
+        let mut tasks: Vec<Task> = Vec::new();
+        let mut seats: HashMap<u64, usize> = HashMap::new();
+        while let Some((position, batch, row)) = self.peek() {
+            if position / samples != lap || position % samples >= window.end {
+                break;
+            }
+            let place = window.locate(position % samples);
+            let want = Want { record: place.record, batch, row };
+            match seats.get(&place.object) {
+                Some(&seat) => tasks[seat].wants.push(want),
+                None => {
+                    seats.insert(place.object, tasks.len());
+                    tasks.push(Task { object: place.object, wants: vec![want] });
+                }
+            }
+            self.row += 1;
+        }
+        Some(tasks)
+    }
+}
+
+impl Iterator for Tasks {
+    type Item = Task;
+
+    fn next(&mut self) -> Option<Task> {
+        loop {
+            if let Some(task) = self.ready.next() {
+                return Some(task);
+            }
+            self.ready = self.window()?.into_iter();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::{Counts, Order, Place, Shuffle};
+    use proptest::prelude::*;
+
+    fn tails() -> impl Strategy<Value = Tail> {
+        prop::sample::select(vec![Tail::Ragged, Tail::Drop, Tail::Pad])
+    }
+
+    /// What every rank together is given, batch by batch, in rows of rank 0, then rank 1, ...
+    fn seen(order: &Order, epoch: u64, base: Steps) -> Vec<Vec<Place>> {
+        let mut batches = vec![Vec::new(); base.count() as usize];
+        for rank in 0..base.world {
+            let steps = Steps { rank, ..base };
+            let mut rows: Vec<Vec<Option<Place>>> =
+                (0..steps.count()).map(|k| vec![None; (steps.slice(k).end - steps.slice(k).start) as usize]).collect();
+            for task in Tasks::new(order.epoch(epoch), steps) {
+                assert!(task.wants.is_sorted_by_key(|want| want.batch));
+                for want in task.wants {
+                    let place = Place { object: task.object, record: want.record };
+                    assert_eq!(rows[want.batch as usize][want.row as usize].replace(place), None);
+                }
+            }
+            for (batch, rows) in batches.iter_mut().zip(rows) {
+                batch.extend(rows.into_iter().map(|place| place.expect("every row is filled")));
+            }
+        }
+        batches
+    }
+
+    proptest! {
+        #[test]
+        fn prop_any_world_sees_the_batches_of_one_rank(
+            counts in prop::collection::vec(0u64..5, 1..20), seed: u64, window in 1u64..9,
+            batch in 1u64..12, world in 1u64..7, tail in tails(),
+        ) {
+            let order = Order::new(Counts::of(&counts), Some(Shuffle { seed, window }));
+            let samples = order.samples();
+            let one = Steps { samples, cursor: 0, global_batch: batch, rank: 0, world: 1, tail };
+            let reference = seen(&order, 2, one);
+            prop_assert_eq!(&seen(&order, 2, Steps { world, ..one }), &reference);
+            let flat: Vec<Place> = reference.concat();
+            let epoch = order.epoch(2);
+            let want = match tail {
+                Tail::Ragged => samples,
+                Tail::Drop => samples / batch * batch,
+                Tail::Pad => samples.div_ceil(batch) * batch,
+            };
+            prop_assert_eq!(flat.len() as u64, want);
+            for (position, place) in flat.iter().enumerate() {
+                prop_assert_eq!(*place, epoch.locate(position as u64 % samples));
+            }
+        }
+
+        #[test]
+        fn prop_resume_with_another_world_and_batch_goes_on(
+            counts in prop::collection::vec(1u64..5, 1..20), seed: u64,
+            (batch, world) in (1u64..12, 1u64..5), (batch2, world2) in (1u64..12, 1u64..5), stop in 0u64..20,
+        ) {
+            let order = Order::new(Counts::of(&counts), Some(Shuffle { seed, window: 3 }));
+            let first = Steps { samples: order.samples(), cursor: 0, global_batch: batch, rank: 0, world, tail: Tail::Ragged };
+            let stop = stop.min(first.count());
+            let cursor = if stop == 0 { 0 } else { first.cursor_after(stop - 1) };
+            let mut flat = seen(&order, 0, first)[..stop as usize].concat();
+            flat.extend(seen(&order, 0, Steps { cursor, global_batch: batch2, world: world2, ..first }).concat());
+            let epoch = order.epoch(0);
+            let reference: Vec<Place> = (0..order.samples()).map(|position| epoch.locate(position)).collect();
+            prop_assert_eq!(flat, reference);
+        }
+
+        #[test]
+        fn prop_slices_differ_by_at_most_one(samples in 0u64..100, batch in 1u64..40, world in 1u64..50, tail in tails()) {
+            let base = Steps { samples, cursor: 0, global_batch: batch, rank: 0, world, tail };
+            for k in 0..base.count() {
+                let sizes: Vec<u64> = (0..world)
+                    .map(|rank| { let s = Steps { rank, ..base }.slice(k); s.end - s.start })
+                    .collect();
+                prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
+                prop_assert!(*sizes.iter().max().unwrap() <= base.most_rows());
+                prop_assert_eq!(sizes.iter().sum::<u64>(), base.batch(k).end - base.batch(k).start);
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_is_fetched_once_in_a_window() {
+        let order = Order::new(Counts::Equal { objects: 6, each: 10 }, Some(Shuffle { seed: 3, window: 3 }));
+        let steps = Steps { samples: 60, cursor: 0, global_batch: 7, rank: 0, world: 1, tail: Tail::Ragged };
+        assert_eq!(Tasks::new(order.epoch(0), steps).count(), 6);
+    }
+
+    #[test]
+    fn more_ranks_than_samples_make_equal_steps_with_empty_slices() {
+        let rows = |rank| {
+            let steps = Steps { samples: 3, cursor: 0, global_batch: 8, rank, world: 8, tail: Tail::Ragged };
+            assert_eq!(steps.count(), 1);
+            let slice = steps.slice(0);
+            slice.end - slice.start
+        };
+        assert_eq!((0..8).map(rows).collect::<Vec<_>>(), [0, 0, 1, 0, 0, 1, 0, 1]);
+    }
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The memory that batches live in: one allocation a batch, every field at a multiple of 256 bytes (JAX copies what is
+//! aligned to less), used again once the consumer has let go of it.
+//!
+//! Owns the only raw memory of the feed. A slot belongs to the pipeline until its batch is delivered, then to whoever
+//! holds its tensors, for as long as they please; only then does it come back to the pool.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_types::{DType, Error, Result, TensorSpec};
+
+/// Alignment of every field in a slot.
+const ALIGN: usize = 256;
+
+/// From here on a slot asks for huge pages: a page fault per 4 KiB would cost as much as the copy into it.
+const HUGE: usize = 2 << 20;
+
+/// A field of a sample: its name in the records, and what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Field {
+    /// Name of the feature.
+    pub name: String,
+    /// Element type and shape of one sample.
+    pub spec: TensorSpec,
+}
+
+/// Where the fields of a batch of up to `rows` samples lie in a slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of one sample of each field.
+    pub strides: Vec<usize>,
+    offsets: Vec<usize>,
+    /// Bytes of the whole slot.
+    pub bytes: usize,
+    /// Rows there is room for.
+    pub rows: usize,
+}
+
+impl Layout {
+    /// The layout of `rows` samples of these fields.
+    pub fn new(fields: &[Field], rows: usize) -> Result<Self> {
+        let too_large = || Error::config("batch", format!("{rows} samples have more bytes than memory has addresses"));
+        let (mut strides, mut offsets, mut bytes) = (Vec::new(), Vec::new(), 0usize);
+        for field in fields {
+            let stride = field.spec.size_bytes()?;
+            offsets.push(bytes);
+            strides.push(stride);
+            let field_bytes = stride.checked_mul(rows).ok_or_else(too_large)?;
+            bytes = bytes
+                .checked_add(field_bytes)
+                .and_then(|end| end.checked_next_multiple_of(ALIGN))
+                .filter(|&end| end <= isize::MAX as usize)
+                .ok_or_else(too_large)?;
+        }
+        Ok(Self { strides, offsets, bytes, rows })
+    }
+}
+
+/// Anonymous memory straight from the system: zeroed without a pass over it, given back at once when freed.
+struct Memory {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is owned by this value alone; who may touch which bytes is `Slot`'s contract.
+unsafe impl Send for Memory {}
+// SAFETY: as above; `Memory` itself gives no access to its bytes.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(bytes: usize) -> Result<Self> {
+        let bytes = bytes.max(1).next_multiple_of(4096);
+        // SAFETY: a new anonymous private mapping touches no memory of ours.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let refused = || Error::BudgetExceeded { what: "a batch".to_owned(), need: bytes as u64, budget: 0 };
+        if start == libc::MAP_FAILED {
+            return Err(refused());
+        }
+        if bytes >= HUGE {
+            // SAFETY: the range is the mapping just made; the call is advice and may be refused.
+            unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
+        }
+        Ok(Self { start: NonNull::new(start.cast()).ok_or_else(refused)?, bytes })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: this value owns exactly this mapping, and nothing refers to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Slots that wait to be used again.
+#[derive(Default)]
+struct Free {
+    slots: Vec<Memory>,
+    /// How many may wait.
+    most: usize,
+}
+
+/// Gives slots and takes them back. Belongs to one process: a forked child frees what it inherits and pools nothing.
+pub struct Pool {
+    pid: u32,
+    free: Mutex<Free>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A pool that keeps at most `most` slots for later use.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { pid: std::process::id(), free: Mutex::new(Free { slots: Vec::new(), most }) })
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A slot of this layout.
+    pub fn take(self: &Arc<Self>, layout: &Arc<Layout>) -> Result<Slot> {
+        let used = {
+            let mut free = self.free();
+            let seat = free.slots.iter().position(|memory| memory.bytes >= layout.bytes);
+            seat.map(|seat| free.slots.swap_remove(seat))
+        };
+        let memory = match used {
+            Some(memory) => memory,
+            None => Memory::new(layout.bytes)?,
+        };
+        Ok(Slot { memory: Some(memory), layout: layout.clone(), pool: self.clone() })
+    }
+}
+
+/// The memory of one batch.
+pub struct Slot {
+    memory: Option<Memory>,
+    layout: Arc<Layout>,
+    pool: Arc<Pool>,
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("layout", &self.layout).finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    /// Where its fields lie.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        self.memory.as_ref().map_or(NonNull::dangling(), |memory| memory.start)
+    }
+
+    /// The first byte of a field.
+    pub fn field(&self, field: usize) -> NonNull<u8> {
+        // SAFETY: the layout put every field inside the mapping.
+        unsafe { self.start().add(self.layout.offsets[field]) }
+    }
+
+    /// One row of one field.
+    ///
+    /// # Safety
+    /// Nothing else may touch that row while the slice lives: the pipeline gives each row to exactly one task, and no
+    /// consumer has the slot before the last task is done.
+    #[expect(clippy::mut_from_ref, reason = "rows are disjoint; see Safety")]
+    pub unsafe fn row(&self, field: usize, row: usize) -> &mut [u8] {
+        assert!(row < self.layout.rows, "row {row} of {}", self.layout.rows);
+        let stride = self.layout.strides[field];
+        // SAFETY: inside the field by the assertion above; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.field(field).as_ptr().add(row * stride), stride) }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        // A forked child must not wait for a lock that a thread of its parent may hold for ever.
+        if self.pool.pid == std::process::id() {
+            let mut free = self.pool.free();
+            if free.slots.len() < free.most {
+                free.slots.push(memory);
+            }
+        }
+    }
+}
+
+/// One field of a delivered batch. It keeps the batch's slot for as long as it lives; writing to it is the holder's right.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    slot: Arc<Slot>,
+    field: usize,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape; the first side is the batch's rows.
+    pub shape: Vec<usize>,
+}
+
+impl Tensor {
+    /// `rows` rows of a field of a slot that is complete.
+    pub fn new(slot: Arc<Slot>, field: usize, spec: &TensorSpec, rows: usize) -> Self {
+        assert!(rows <= slot.layout.rows, "{rows} rows of {}", slot.layout.rows);
+        let shape = std::iter::once(rows).chain(spec.shape.iter().copied()).collect();
+        Self { slot, field, dtype: spec.dtype, shape }
+    }
+
+    /// The first element; aligned to 256 bytes, never null.
+    pub fn start(&self) -> NonNull<u8> {
+        self.slot.field(self.field)
+    }
+
+    /// Bytes of all rows.
+    pub fn size_bytes(&self) -> usize {
+        self.shape[0] * self.slot.layout.strides[self.field]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields() -> Vec<Field> {
+        let spec = |dtype, shape: &[usize]| TensorSpec { dtype, shape: shape.to_vec() };
+        vec![
+            Field { name: "x".into(), spec: spec(DType::I16, &[3, 5]) },
+            Field { name: "y".into(), spec: spec(DType::F32, &[4]) },
+        ]
+    }
+
+    #[test]
+    fn slot_fields_are_aligned_and_apart() {
+        let layout = Arc::new(Layout::new(&fields(), 7).unwrap());
+        let slot = Pool::new(1).take(&layout).unwrap();
+        assert_eq!((slot.field(0).as_ptr() as usize) % ALIGN, 0);
+        assert_eq!(slot.field(1).as_ptr() as usize - slot.field(0).as_ptr() as usize, 256);
+        for row in 0..7 {
+            // SAFETY: one slice at a time.
+            unsafe { slot.row(0, row) }.fill(row as u8);
+            // SAFETY: as above.
+            unsafe { slot.row(1, row) }.fill(100 + row as u8);
+        }
+        // SAFETY: nothing else touches the slot.
+        assert!((0..7).all(|row| unsafe { slot.row(0, row) }.iter().all(|&byte| byte == row as u8)));
+    }
+
+    #[test]
+    fn slot_comes_back_only_when_the_last_tensor_is_gone() {
+        let (pool, fields) = (Pool::new(4), fields());
+        let layout = Arc::new(Layout::new(&fields, 2).unwrap());
+        let slot = Arc::new(pool.take(&layout).unwrap());
+        let first = slot.start();
+        let (x, y) = (Tensor::new(slot.clone(), 0, &fields[0].spec, 2), Tensor::new(slot, 1, &fields[1].spec, 2));
+        drop(x);
+        let other = pool.take(&layout).unwrap();
+        assert_ne!(other.start(), first);
+        drop(y);
+        assert_eq!(pool.take(&layout).unwrap().start(), first);
+    }
+
+    #[test]
+    fn slot_of_no_rows_still_has_an_address() {
+        let layout = Arc::new(Layout::new(&fields(), 0).unwrap());
+        let slot = Arc::new(Pool::new(0).take(&layout).unwrap());
+        assert_eq!(Tensor::new(slot, 1, &fields()[1].spec, 0).size_bytes(), 0);
+    }
+
+    #[test]
+    fn layout_refuses_what_no_memory_holds() {
+        let spec = TensorSpec { dtype: DType::F64, shape: vec![1 << 40] };
+        assert!(Layout::new(&[Field { name: "x".into(), spec }], 1 << 40).is_err());
+    }
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The feed over the memory store: what comes out, what goes wrong and where it says so, what stays held.
+
+use bytes::Bytes;
+use penstock_codec::deflate;
+use penstock_record::example::{FeatureValue, encode_example};
+use penstock_record::tfrecord::write_frame;
+use penstock_store::{Memory, PutOptions, Store};
+use penstock_types::{Deadline, Key, Metrics};
+use proptest::prelude::*;
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::manifest::{Manifest, index};
+use crate::order::{Order, Shuffle};
+
+const SIDE: usize = 6;
+
+/// Sample `id`: x holds it in every element, y too.
+fn record(id: u64, out: &mut Vec<u8>) {
+    let x: Vec<u8> = std::iter::repeat_n((id as i16).to_le_bytes(), SIDE).flatten().collect();
+    let payload = encode_example(&[("x", FeatureValue::Bytes(&x)), ("y", FeatureValue::Floats(&[id as f32]))]);
+    write_frame(&payload, out);
+}
+
+struct World {
+    runtime: Runtime,
+    store: Arc<Memory>,
+    prefix: &'static str,
+}
+
+impl World {
+    fn new(name: &str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        Self { runtime, store: Arc::new(Memory::named(name)), prefix: "d/" }
+    }
+
+    fn put(&self, name: &str, bytes: Vec<u8>) {
+        let key = Key::from(self.prefix).join(name.as_bytes());
+        let options = PutOptions::default();
+        let put = self.store.put(&key, vec![Bytes::from(bytes)], &options, Deadline::NEVER);
+        self.runtime.block_on(put).unwrap();
+    }
+
+    /// Objects of these counts; ids run on from object to object.
+    fn fill(&self, counts: &[u64], gzip: bool) {
+        let mut id = 0;
+        for (object, &count) in counts.iter().enumerate() {
+            let mut bytes = Vec::new();
+            (0..count).for_each(|at| record(id + at, &mut bytes));
+            id += count;
+            let name = format!("o{object:03}.tfrecord{}", if gzip { ".gz" } else { "" });
+            self.put(&name, if gzip { deflate(Codec::Gzip, &bytes, 6).unwrap() } else { bytes });
+        }
+    }
+
+    fn list(&self) -> Result<Manifest> {
+        let url = self.store.root().with_key(Key::from(self.prefix));
+        self.runtime.block_on(index(&*self.store, &url.key, &url, Deadline::NEVER))
+    }
+
+    fn source(&self, manifest: Manifest) -> Arc<Source> {
+        let metrics = Arc::<Metrics>::default();
+        Arc::new(Source::new(self.store.clone(), Key::from(self.prefix), manifest, metrics).unwrap())
+    }
+
+    fn count(&self, source: &Arc<Source>) -> Result<Counted> {
+        match self.runtime.block_on(count(source, None, Deadline::NEVER))? {
+            Some(counted) => Ok(counted),
+            None => self.runtime.block_on(scan(source, Deadline::NEVER)),
+        }
+    }
+}
+
+fn fields() -> Vec<Field> {
+    let field = |name: &str, dtype, shape| Field { name: name.to_owned(), spec: TensorSpec { dtype, shape } };
+    vec![field("x", DType::I16, vec![SIDE]), field("y", DType::F32, vec![1])]
+}
+
+fn settings() -> FeedSettings {
+    FeedSettings {
+        memory_bytes: 64 << 20,
+        max_in_flight: 4,
+        read_ahead: None,
+        threads: 2,
+        deadline: Duration::from_secs(20),
+    }
+}
+
+fn steps(samples: u64, global_batch: u64, rank: u64, world: u64, tail: Tail) -> Steps {
+    Steps { samples, cursor: 0, global_batch, rank, world, tail }
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    let elements = tensor.shape.iter().product();
+    // SAFETY: a delivered tensor is nobody else's, and f32 is what the caller asks for.
+    unsafe { std::slice::from_raw_parts(tensor.start().as_ptr().cast::<f32>(), elements) }.to_vec()
+}
+
+fn next(run: &mut Run) -> Result<Option<Delivered>> {
+    for _ in 0..200 {
+        match run.next(Duration::from_millis(100))? {
+            Next::Batch(batch) => return Ok(Some(batch)),
+            Next::Done => return Ok(None),
+            Next::Waiting => {}
+        }
+    }
+    panic!("no batch in 20 s");
+}
+
+/// The ids of each batch, checked against the records' other feature.
+fn ids(run: &mut Run) -> Result<Vec<Vec<u64>>> {
+    let mut batches = Vec::new();
+    while let Some(batch) = next(run)? {
+        assert_eq!(batch.tensors[0].shape, [batch.rows, SIDE]);
+        let found = values(&batch.tensors[1]);
+        // SAFETY: as in `values`; x is int16.
+        let x =
+            unsafe { std::slice::from_raw_parts(batch.tensors[0].start().as_ptr().cast::<i16>(), batch.rows * SIDE) };
+        assert!(x.chunks(SIDE).zip(&found).all(|(row, &id)| row.iter().all(|&value| f32::from(value) == id)));
+        batches.push(found.into_iter().map(|id| id as u64).collect());
+    }
+    Ok(batches)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn prop_feed_gives_the_order_on_any_world(
+        counts in prop::collection::vec(1u64..6, 1..12), gzip: bool, seed: u64, window in 1u64..5,
+        batch in 1u64..9, world in 1u64..4,
+    ) {
+        let case = World::new(&format!("feed-order-{seed}-{window}-{batch}-{world}-{gzip}-{counts:?}"));
+        case.fill(&counts, gzip);
+        let source = case.source(case.list().unwrap());
+        let counted = case.count(&source).unwrap();
+        let order = Order::new(counted.counts, Some(Shuffle { seed, window }));
+        let samples: u64 = counts.iter().sum();
+        prop_assert_eq!(order.samples(), samples);
+        let starts: Vec<u64> = counts.iter().scan(0, |sum, &count| { *sum += count; Some(*sum - count) }).collect();
+        let epoch = order.epoch(1);
+        let reference: Vec<u64> = (0..samples)
+            .map(|position| { let place = epoch.locate(position); starts[place.object as usize] + place.record })
+            .collect();
+        let mut seen: Vec<Vec<u64>> = vec![Vec::new(); samples.div_ceil(batch) as usize];
+        for rank in 0..world {
+            let steps = steps(samples, batch, rank, world, Tail::Ragged);
+            let feed = Feed::new(source.clone(), order.clone(), fields(), steps, &settings()).unwrap();
+            let mut run = feed.start(case.runtime.handle(), 1, steps).unwrap();
+            let found = ids(&mut run).unwrap();
+            prop_assert_eq!(found.len(), seen.len());
+            seen.iter_mut().zip(found).for_each(|(all, mine)| all.extend(mine));
+        }
+        prop_assert_eq!(seen.concat(), reference);
+    }
+}
+
+fn feed_of(case: &World, batch: u64, tail: Tail, settings: &FeedSettings) -> Result<(Arc<Feed>, Steps)> {
+    let source = case.source(case.list()?);
+    let counted = case.count(&source)?;
+    let steps = steps(counted.counts.samples(), batch, 0, 1, tail);
+    let order = Order::new(counted.counts, Some(Shuffle { seed: 1, window: 4 }));
+    Ok((Feed::new(source, order, fields(), steps, settings)?, steps))
+}
+
+#[test]
+fn counts_come_from_sizes_where_objects_are_alike_and_from_a_scan_where_not() {
+    let alike = World::new("feed-alike");
+    alike.fill(&[3, 3, 3], true);
+    let counted = alike.count(&alike.source(alike.list().unwrap())).unwrap();
+    assert_eq!((counted.rung, counted.counts.samples()), (Rung::Sizes, 9));
+    let plain = World::new("feed-alike-plain");
+    plain.fill(&[3, 3, 3], false);
+    assert_eq!(plain.count(&plain.source(plain.list().unwrap())).unwrap().fingerprint, counted.fingerprint);
+    let mixed = World::new("feed-mixed");
+    mixed.fill(&[3, 1, 3], true);
+    let counted = mixed.count(&mixed.source(mixed.list().unwrap())).unwrap();
+    assert_eq!((counted.rung, counted.counts.samples()), (Rung::Scan, 7));
+}
+
+#[test]
+fn a_count_that_is_not_true_is_found_out() {
+    let case = World::new("feed-lie");
+    case.fill(&[2, 2], true);
+    let source = case.source(case.list().unwrap());
+    let counted = case.runtime.block_on(count(&source, Some(1), Deadline::NEVER)).unwrap().unwrap();
+    let steps = steps(2, 1, 0, 1, Tail::Ragged);
+    let feed = Feed::new(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
+    let error = next(&mut feed.start(case.runtime.handle(), 0, steps).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("o000.tfrecord.gz holds 2 records where its count says 1"), "{error}");
+}
+
+#[test]
+fn padding_repeats_the_start_with_no_weight() {
+    let case = World::new("feed-pad");
+    case.fill(&[1; 7], true);
+    let (feed, steps) = feed_of(&case, 5, Tail::Pad, &settings()).unwrap();
+    let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
+    let first = next(&mut run).unwrap().unwrap();
+    let last = next(&mut run).unwrap().unwrap();
+    assert_eq!(values(&first.tensors[2]), [1.0; 5]);
+    assert_eq!(values(&last.tensors[2]), [1.0, 1.0, 0.0, 0.0, 0.0]);
+    assert_eq!(values(&last.tensors[1])[2..], values(&first.tensors[1])[..3]);
+    assert_eq!((last.cursor, next(&mut run).unwrap().is_none()), (7, true));
+}
+
+#[test]
+fn kept_batches_stay_what_they_were() {
+    let case = World::new("feed-kept");
+    case.fill(&[1; 64], true);
+    let (feed, steps) = feed_of(&case, 4, Tail::Ragged, &settings()).unwrap();
+    let mut kept = Vec::new();
+    for epoch in 0..3 {
+        let mut run = feed.start(case.runtime.handle(), epoch, steps).unwrap();
+        while let Some(batch) = next(&mut run).unwrap() {
+            let was = values(&batch.tensors[1]);
+            kept.push((batch, was));
+        }
+    }
+    assert_eq!(kept.len(), 48);
+    assert!(kept.iter().all(|(batch, was)| values(&batch.tensors[1]) == *was));
+}
+
+#[test]
+fn a_bad_object_errs_at_its_batch_and_ends_the_pass() {
+    let cases: [(&str, fn(&mut Vec<u8>), &str); 4] = [
+        ("cut", |bytes| bytes.truncate(bytes.len() / 2), "ends"),
+        (
+            "flip",
+            |bytes| {
+                let at = bytes.len() - 8;
+                bytes[at] ^= 1
+            },
+            "damaged record 0",
+        ),
+        ("long", |bytes| bytes[0] ^= 1, "record 0"),
+        ("text", |bytes| bytes.fill(b'#'), "is not a TFRecord"),
+    ];
+    for (name, damage, words) in cases {
+        let case = World::new(&format!("feed-bad-{name}"));
+        case.fill(&[1; 8], false);
+        let mut bytes = Vec::new();
+        record(5, &mut bytes);
+        damage(&mut bytes);
+        case.put("o005.tfrecord", bytes);
+        let source = case.source(case.list().unwrap());
+        let counted = case.runtime.block_on(count(&source, Some(1), Deadline::NEVER)).unwrap().unwrap();
+        let steps = steps(8, 2, 0, 1, Tail::Ragged);
+        let feed = Feed::new(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
+        let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
+        assert!(next(&mut run).unwrap().is_some());
+        assert!(next(&mut run).unwrap().is_some());
+        let error = next(&mut run).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("/d/o005.tfrecord") && text.contains(words), "{name}: {text}");
+        assert_eq!(error.code(), "corrupt");
+        assert!(next(&mut run).unwrap().is_none(), "closed after an error");
+    }
+}
+
+#[test]
+fn an_object_replaced_or_gone_since_the_listing_is_told_apart() {
+    let case = World::new("feed-changed");
+    case.fill(&[1; 3], true);
+    let source = case.source(case.list().unwrap());
+    let counted = case.count(&source).unwrap();
+    case.fill(&[1; 1], true);
+    case.runtime.block_on(case.store.delete(&[Key::from("d/o002.tfrecord.gz")], Deadline::NEVER)).unwrap();
+    let steps = steps(3, 1, 0, 1, Tail::Ragged);
+    let feed = Feed::new(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
+    let start = |cursor| feed.start(case.runtime.handle(), 0, Steps { cursor, ..steps }).unwrap();
+    assert_eq!(next(&mut start(0)).unwrap_err().code(), "changed");
+    assert_eq!(next(&mut start(1)).unwrap().unwrap().cursor, 2);
+    assert_eq!(next(&mut start(2)).unwrap_err().code(), "not-found");
+}
+
+#[test]
+fn a_budget_too_small_is_refused_with_its_numbers() {
+    let case = World::new("feed-budget");
+    case.fill(&[1; 8], true);
+    let small = FeedSettings { memory_bytes: 12_000, ..settings() };
+    let error = feed_of(&case, 8, Tail::Ragged, &small).unwrap_err();
+    assert!(matches!(error, Error::BudgetExceeded { budget: 12_000, .. }), "{error}");
+}
+
+#[test]
+fn the_smallest_budget_that_is_taken_never_locks_up() {
+    let case = World::new("feed-tight");
+    case.fill(&[4; 24], true);
+    // Found from below: the first budget that is not refused must carry a whole epoch.
+    let (feed, steps) = (1..200u64)
+        .find_map(|pages| {
+            let tight = FeedSettings { memory_bytes: pages * 2048, max_in_flight: 64, ..settings() };
+            feed_of(&case, 3, Tail::Ragged, &tight).ok()
+        })
+        .unwrap();
+    let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
+    let mut all: Vec<u64> = ids(&mut run).unwrap().concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..96).collect::<Vec<_>>());
+}
+
+#[test]
+fn dropping_a_pass_gives_everything_back() {
+    let case = World::new("feed-drop");
+    case.fill(&[1; 64], true);
+    let (feed, steps) = feed_of(&case, 4, Tail::Ragged, &settings()).unwrap();
+    let whole = feed.budget.free();
+    let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
+    let kept = next(&mut run).unwrap().unwrap();
+    drop(run);
+    // The runtime drops an aborted task at its next turn.
+    for _ in 0..200 {
+        if feed.budget.free() == whole {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!((feed.budget.free(), values(&kept.tensors[1]).len()), (whole, 4));
+}
+
+#[test]
+fn empty_objects_and_missing_features_are_named() {
+    let case = World::new("feed-empty");
+    case.fill(&[1; 2], false);
+    case.put("o001.tfrecord", Vec::new());
+    let error = case.count(&case.source(case.list().unwrap())).unwrap_err();
+    assert!(error.to_string().contains("o001.tfrecord is empty (0 bytes)"), "{error}");
+    let other = World::new("feed-feature");
+    let mut bytes = Vec::new();
+    write_frame(&encode_example(&[("z", FeatureValue::Floats(&[1.0]))]), &mut bytes);
+    other.put("o000.tfrecord", bytes);
+    let (feed, steps) = feed_of(&other, 1, Tail::Ragged, &settings()).unwrap();
+    let error = next(&mut feed.start(other.runtime.handle(), 0, steps).unwrap()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("o000.tfrecord record 0") && text.contains('x'), "{text}");
+}

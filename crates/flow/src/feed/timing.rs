@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the time went: what a waiting consumer waited for, and how long the threads were busy.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The moments of one object's way to its rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trace {
+    sent: Instant,
+    first_byte: Instant,
+    fetched: Instant,
+    pub began: Instant,
+    pub inflated: Instant,
+    pub done: Instant,
+}
+
+impl Trace {
+    pub fn fetched(sent: Instant, first_byte: Instant, fetched: Instant) -> Self {
+        Self { sent, first_byte, fetched, began: fetched, inflated: fetched, done: fetched }
+    }
+}
+
+/// Time that the consumer spent waiting for batches, each moment in exactly one class: what the object that came last
+/// was going through just then.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Waits {
+    /// Its request was sent and nothing had come yet; back-off after throttling stands here too.
+    pub first_byte: Duration,
+    /// Its bytes were coming.
+    pub transfer: Duration,
+    /// It waited for a free decoding thread.
+    pub queue: Duration,
+    /// It was being inflated.
+    pub inflate: Duration,
+    /// Its records were being checked and copied.
+    pub decode: Duration,
+    /// Its request was not sent yet, or the batch was being handed over.
+    pub other: Duration,
+    /// All of it.
+    pub total: Duration,
+}
+
+impl Waits {
+    /// Adds a wait from `from` to `to` for a batch whose last object went through `trace`.
+    pub(crate) fn attribute(&mut self, from: Instant, to: Instant, trace: Option<&Trace>) {
+        let total = to.saturating_duration_since(from);
+        self.total += total;
+        let Some(trace) = trace else {
+            self.other += total;
+            return;
+        };
+        let overlap = |a: Instant, b: Instant| b.min(to).saturating_duration_since(a.max(from));
+        let parts = [
+            overlap(trace.sent, trace.first_byte),
+            overlap(trace.first_byte, trace.fetched),
+            overlap(trace.fetched, trace.began),
+            overlap(trace.began, trace.inflated),
+            overlap(trace.inflated, trace.done),
+        ];
+        self.first_byte += parts[0];
+        self.transfer += parts[1];
+        self.queue += parts[2];
+        self.inflate += parts[3];
+        self.decode += parts[4];
+        self.other += total.saturating_sub(parts.iter().sum());
+    }
+}
+
+/// Time that the decoding threads were busy, summed over them.
+#[derive(Debug, Default)]
+pub struct Busy {
+    inflate: AtomicU64,
+    decode: AtomicU64,
+    objects: AtomicU64,
+}
+
+impl Busy {
+    pub(crate) fn add(&self, trace: &Trace) {
+        let nanoseconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_nanos() as u64;
+        self.inflate.fetch_add(nanoseconds(trace.began, trace.inflated), Ordering::Relaxed);
+        self.decode.fetch_add(nanoseconds(trace.inflated, trace.done), Ordering::Relaxed);
+        self.objects.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> Self {
+        let copy = |value: &AtomicU64| AtomicU64::new(value.load(Ordering::Relaxed));
+        Self { inflate: copy(&self.inflate), decode: copy(&self.decode), objects: copy(&self.objects) }
+    }
+
+    /// Time spent inflating.
+    pub fn inflate(&self) -> Duration {
+        Duration::from_nanos(self.inflate.load(Ordering::Relaxed))
+    }
+
+    /// Time spent framing, checking and copying.
+    pub fn decode(&self) -> Duration {
+        Duration::from_nanos(self.decode.load(Ordering::Relaxed))
+    }
+
+    /// Objects decoded.
+    pub fn objects(&self) -> u64 {
+        self.objects.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_types::now;
+
+    #[test]
+    fn a_wait_is_parted_without_rest() {
+        let start = now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let trace =
+            Trace { sent: at(0), first_byte: at(10), fetched: at(30), began: at(35), inflated: at(60), done: at(70) };
+        let mut waits = Waits::default();
+        waits.attribute(at(5), at(72), Some(&trace));
+        let ms = |d: Duration| d.as_millis();
+        assert_eq!(
+            [waits.first_byte, waits.transfer, waits.queue, waits.inflate, waits.decode, waits.other, waits.total]
+                .map(ms),
+            [5, 20, 5, 25, 10, 2, 67]
+        );
+        waits.attribute(at(100), at(103), Some(&trace));
+        assert_eq!(ms(waits.other), 5);
+    }
+}

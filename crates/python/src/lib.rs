@@ -6,6 +6,7 @@
 
 mod enter;
 mod raise;
+mod record;
 
 use pyo3::prelude::*;
 
@@ -13,5 +14,8 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(record::encode_tfrecord, module)?)?;
+    module.add_function(wrap_pyfunction!(record::decode_tfrecord, module)?)?;
+    module.add_function(wrap_pyfunction!(record::crc32c, module)?)?;
     Ok(())
 }

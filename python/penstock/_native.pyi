@@ -6,8 +6,9 @@ from typing import Literal
 
 from typing_extensions import Buffer
 
-__all__ = ["__version__", "crc32c", "decode_tfrecord", "encode_tfrecord"]
+__all__ = ["__profile__", "__version__", "crc32c", "decode_tfrecord", "encode_tfrecord"]
 
+__profile__: str
 __version__: str
 
 def encode_tfrecord(

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result schema, its writer and its reader. `price`, `plan` and `report` know a run by this alone.
+
+One run is one folder, `runs/<id>/`, and its figures are `result.json` there. Fields are only ever added; a reader ignores
+those it does not know and refuses a `schema_version` above its own. docs/reference/results.md describes each field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.bench.machine_card import MachineCard
+from penstock.bench.machine_card import read as read_machine_card
+from penstock.errors import ConfigError, Corrupt, Denied, NoSpace, NotFound, PenstockError, SystemFault
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CacheState",
+    "Provenance",
+    "RunRecord",
+    "load",
+    "load_all",
+    "provenance",
+    "save",
+    "spec_hash",
+]
+
+SCHEMA_VERSION = 1
+
+
+class CacheState(msgspec.Struct, frozen=True):
+    """What was warm when the run began, and how that is known."""
+
+    state: str = "unknown"
+    how: str = "not controlled"
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """What was run, and on what.
+
+    Attributes:
+        commit: Of the source tree; None for an installed package.
+        dirty: Whether tracked files differed from the commit.
+        build_profile: Of the native module, `release` or `debug`.
+    """
+
+    version: str
+    build_profile: str
+    machine: MachineCard
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured execution. Times in seconds, sizes in bytes; docs/reference/results.md says what each is."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    kind: str
+    label: str = ""
+    created: str
+    spec: dict[str, Any]
+    spec_hash: str
+    provenance: Provenance
+    seed: int
+    world: int = 1
+    cache: CacheState = CacheState()
+    warm_up_steps: int = 0
+    repeats: int = 1
+    invalid: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    # What was reached
+    losses: tuple[float, ...] = ()
+    mae: float | None = None
+    mae_constant: float | None = None
+    metrics: tuple[dict[str, Any], ...] = ()
+    epochs: int = 0
+    steps: int = 0
+    samples: int = 0
+    complete: bool = True
+    # How fast, and what was waited for
+    samples_per_s: float = 0.0
+    steady_samples_per_s: float | None = None
+    wait_s: float = 0.0
+    wait_share: float = 0.0
+    wait_share_worst: float = 0.0
+    compute_s: float = 0.0
+    sync_s: float = 0.0
+    utilisation: float = 0.0
+    first_batch_s: float = 0.0
+    train_s: float = 0.0
+    validation_s: float = 0.0
+    stage_s: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    # What it cost the store
+    bytes: int = 0
+    bytes_delivered: int = 0
+    requests: int = 0
+    retries: int = 0
+    throttles: int = 0
+    # As the parts reported it themselves
+    workload: dict[str, Any] = {}
+    loader: dict[str, Any] = {}
+    archive: str | None = None
+
+
+def spec_hash(spec: dict[str, Any]) -> str:
+    """16 hexadecimal digits over the canonical JSON of a spec: rows compare only where these are equal."""
+    canonical = msgspec.json.encode(spec, order="deterministic")
+    return hashlib.sha256(canonical).hexdigest()[:16]
+
+
+def new_id(kind: str, created_s: float) -> str:
+    """A name for a run's folder: sorts by time, and two runs of one second differ."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(created_s))}-{kind}-{secrets.token_hex(3)}"
+
+
+def _git(*argv: str) -> str | None:
+    here = Path(__file__)
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here.parent), *argv], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def provenance() -> Provenance:
+    """Of this process. The commit is told only where git tracks this very file: an environment inside some other
+    repository is not that repository's commit.
+    """
+    from penstock import _native
+
+    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name) is not None
+    changed = _git("status", "--porcelain", "--untracked-files=no") if tracked else None
+    return Provenance(
+        version=_native.__version__,
+        build_profile=_native.__profile__,
+        machine=read_machine_card(),
+        commit=_git("rev-parse", "HEAD") if tracked else None,
+        dirty=bool(changed) if changed is not None else None,
+    )
+
+
+def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
+    """Raises ConfigError for a debug build, whose figures say nothing of the program's speed."""
+    if build_profile != "release" and not allow_debug:
+        raise ConfigError(
+            f"a {build_profile} build may not save results: its rates are not the program's",
+            hint="build with `make build` (release), or pass --allow-debug to save rows marked INVALID",
+        )
+
+
+def _finite(value: Any, path: str) -> None:
+    """JSON has no NaN: a figure that is none must be absent, or the run invalid, but never silently null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Corrupt(f"result field {path} is {value}: not a figure")
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _finite(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            _finite(inner, f"{path}[{i}]")
+
+
+def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
+    """Write `runs/<id>/result.json`, whole or not at all.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: A debug build, unless allowed; the row is then marked INVALID.
+        Corrupt: A figure that is not finite.
+        Denied, NoSpace, SystemFault: The folder cannot be written.
+    """
+    refuse_debug(record.provenance.build_profile, allow_debug=allow_debug)
+    profile = record.provenance.build_profile
+    reason = f"{profile} build"
+    if profile != "release" and reason not in record.invalid:
+        record = msgspec.structs.replace(record, invalid=(*record.invalid, reason))
+    plain = msgspec.to_builtins(record)
+    _finite(plain, "")
+    text = msgspec.json.format(msgspec.json.encode(plain), indent=1)
+    folder = runs / record.id
+    final = folder / "result.json"
+    temporary = folder / ".penstock-result.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as out:
+            out.write(text)
+            out.write(b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(final)
+    except OSError as error:
+        raise as_fault(error, str(folder)) from None
+    return final
+
+
+def as_fault(error: OSError, place: str) -> PenstockError:
+    """The operating system's refusal as the error that a caller can act on."""
+    if isinstance(error, PermissionError):
+        return Denied(f"{place} cannot be written: {error.strerror}", where=place)
+    if error.errno == 28:
+        return NoSpace(f"{place}: no space left", where=place)
+    return SystemFault(f"{place} cannot be written: {error.strerror or error}", where=place)
+
+
+def load(path: Path) -> RunRecord:
+    """Read one result: the file, or the run's folder.
+
+    Raises:
+        NotFound: No such file.
+        Corrupt: Not a result, or one of a newer schema.
+    """
+    file = path / "result.json" if path.is_dir() else path
+    try:
+        raw = file.read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"no result at {file}", where=str(file)) from None
+    except OSError as error:
+        raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
+    try:
+        version = msgspec.json.decode(raw, type=_Versioned).schema_version
+        if version > SCHEMA_VERSION:
+            raise Corrupt(
+                f"{file} has schema version {version}, this build reads up to {SCHEMA_VERSION}",
+                hint="update penstock",
+                where=str(file),
+            )
+        return msgspec.json.decode(raw, type=RunRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{file} is not a result: {error}", where=str(file)) from None
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
+
+
+def load_all(runs: Path) -> list[RunRecord]:
+    """Every run under a folder, oldest first; runs without a result (killed ones) are passed over.
+
+    Raises:
+        NotFound: No such folder.
+    """
+    if not runs.is_dir():
+        raise NotFound(f"no folder of runs at {runs}", where=str(runs))
+    return [load(file) for file in sorted(runs.glob("*/result.json"))]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of CosmoFlow and its learning-rate schedule: pure, no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["POOLINGS", "RECIPES", "Recipe", "learning_rate", "parameter_count"]
+
+POOLINGS = 5
+MLPERF_FILTERS = 32
+MLPERF_VOXELS = 128
+MLPERF_PARAMETERS = 8_907_556
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that can be set; the defaults are MLPerf HPC's reference.
+
+    Attributes:
+        voxels: Side of a volume; a multiple of 32 (five poolings).
+        filters: Of the first convolution, doubled at each of the five; 32 is MLPerf's.
+        dropout: After each hidden dense layer.
+        base_learning_rate: At `base_batch` samples a step; the peak grows linearly with the global batch.
+        base_batch: See above.
+        warmup_epochs: Over which the rate goes from base to peak.
+        decay_epochs: The rate is peak x factor while epoch > entry (epochs count from 0, strict as in the reference).
+        decay_factors: One for each entry.
+        momentum: Fixed by MLPerf's rule.
+        weight_decay: L2 on the kernels of the two hidden dense layers only.
+
+    Source:
+        sparticlesteve/cosmoflow-benchmark configs/cosmo.yaml: SGD 0.9, base rate 0.001 at 64, 4 warm-up epochs,
+        x0.25 after 32, x0.125 after 64, dropout 0.5.
+    """
+
+    voxels: int = MLPERF_VOXELS
+    filters: int = MLPERF_FILTERS
+    dropout: float = 0.5
+    base_learning_rate: float = 0.001
+    base_batch: int = 64
+    warmup_epochs: int = 4
+    decay_epochs: tuple[int, ...] = (32, 64)
+    decay_factors: tuple[float, ...] = (0.25, 0.125)
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Recipe:
+        """A recipe from settings; `recipe` names the one of RECIPES to start from."""
+        given = dict(settings)
+        name = given.pop("recipe", "mlperf")
+        if name not in RECIPES:
+            raise ConfigError(f"no recipe `{name}` for cosmoflow", hint=f"one of: {', '.join(RECIPES)}")
+        try:
+            recipe = msgspec.convert({**RECIPES[name], **given}, cls)
+        except msgspec.ValidationError as error:
+            known = ", ".join(f.name for f in msgspec.structs.fields(cls))
+            raise ConfigError(f"cosmoflow settings: {error}", hint=f"settings: {known}") from None
+        recipe.check()
+        return recipe
+
+    def check(self) -> None:
+        """Raises ConfigError for what cannot be."""
+        step = 2**POOLINGS
+        if self.voxels < step or self.voxels % step:
+            raise ConfigError(f"cosmoflow takes volumes of a multiple of {step} voxels a side, not {self.voxels}")
+        if self.filters < 1:
+            raise ConfigError(f"cosmoflow needs at least 1 filter, not {self.filters}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is a share in [0, 1), not {self.dropout}")
+        if self.base_learning_rate <= 0 or self.base_batch < 1:
+            raise ConfigError(
+                f"the learning rate needs base_learning_rate > 0 at base_batch >= 1, not {self.base_learning_rate} at {self.base_batch}"
+            )
+        if len(self.decay_epochs) != len(self.decay_factors) or list(self.decay_epochs) != sorted(self.decay_epochs):
+            raise ConfigError(
+                f"decay_epochs {self.decay_epochs} must rise and match decay_factors {self.decay_factors} one to one"
+            )
+
+    @property
+    def is_mlperf_model(self) -> bool:
+        """Whether the model is the published one, not one made smaller for a rehearsal."""
+        return self.voxels == MLPERF_VOXELS and self.filters == MLPERF_FILTERS
+
+
+def learning_rate(recipe: Recipe, global_batch: int, epoch: int) -> float:
+    """The rate of an epoch counted from 0: linear warm-up from base to peak, then steps down.
+
+    Source:
+        cosmoflow-benchmark utils/optimizers.py, get_lr_schedule: peak = base x batch / base batch; warm-up
+        base + (peak - base) x epoch / warmup_epochs; decays compare strictly.
+    """
+    peak = recipe.base_learning_rate * global_batch / recipe.base_batch
+    if epoch < recipe.warmup_epochs:
+        return recipe.base_learning_rate + (peak - recipe.base_learning_rate) * epoch / recipe.warmup_epochs
+    factor = 1.0
+    for after, value in zip(recipe.decay_epochs, recipe.decay_factors, strict=True):
+        if epoch > after:
+            factor = value
+    return peak * factor
+
+
+def parameter_count(recipe: Recipe) -> int:
+    """Weights and biases by the formula, to hold the built model against."""
+    total, channels = 0, 4
+    for i in range(POOLINGS):
+        out = recipe.filters * 2**i
+        total += channels * out * 27 + out
+        channels = out
+    width = channels * (recipe.voxels // 2**POOLINGS) ** 3
+    for out in (128, 64, 4):
+        total += width * out + out
+        width = out
+    return total
+
+
+RECIPES: dict[str, dict[str, Any]] = {"mlperf": {}}
+"""Named starting points. `demo` learns in seconds on two cores and says that it is not MLPerf's model."""

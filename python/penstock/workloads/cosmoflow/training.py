@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CosmoFlow trained for real: DDP where the world is more than one, the same losses on every storage path."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.errors import ConfigError
+from penstock.protocols import Batch, Demand, FieldSpec, StepCost, WorkloadSpec
+from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
+from penstock.workloads.cosmoflow.recipe import Recipe, learning_rate, parameter_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Training"]
+
+
+class Training:
+    """SGD on mean squared error; the metric is the mean absolute error of the four targets.
+
+    Everything random is a function of (seed, step): weights from the seed, dropout masks of the global batch from seed and
+    step. So a resumed run and a run on another world need no generator's state.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self._spec: WorkloadSpec | None = None
+        self._steps = 0
+        self._target_sum: Tensor = torch.zeros(4, dtype=torch.float64)
+        self._target_count = 0
+
+    def demand(self, spec: WorkloadSpec) -> Demand:
+        v = self.recipe.voxels
+        if spec.global_batch % spec.world:
+            raise ConfigError(
+                f"a global batch of {spec.global_batch} cannot be shared evenly by {spec.world} ranks",
+                hint="DDP averages gradients over ranks, so slices must be equal: choose a multiple",
+            )
+        facts: dict[str, Any] = {
+            "parameters": parameter_count(self.recipe),
+            "mlperf_model": self.recipe.is_mlperf_model,
+            "deterministic": torch.device(spec.device).type == "cpu",
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+        if not self.recipe.is_mlperf_model:
+            facts["deviation"] = (
+                f"{self.recipe.voxels} voxels and {self.recipe.filters} filters where MLPerf HPC has 128 and 32: a rehearsal, not a result"
+            )
+        return Demand(
+            fields={"x": FieldSpec("int16", (v, v, v, 4)), "y": FieldSpec("float32", (4,))},
+            arrays="torch",
+            sample_bytes=v**3 * 8 + 16,
+            facts=facts,
+        )
+
+    def prepare(self, spec: WorkloadSpec) -> None:
+        self._spec = spec
+        self._device = torch.device(spec.device)
+        # Max pooling's backward has no deterministic CUDA kernel in torch: warn there, insist elsewhere.
+        torch.use_deterministic_algorithms(True, warn_only=self._device.type == "cuda")
+        torch.backends.cudnn.benchmark = False
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(spec.seed)
+            self._net = CosmoFlowNet(self.recipe).to(self._device)
+        hidden = [self._net.dense1.weight, self._net.dense2.weight]
+        rest = [p for p in self._net.parameters() if all(p is not h for h in hidden)]
+        self._optimiser = torch.optim.SGD(
+            [{"params": hidden, "weight_decay": self.recipe.weight_decay}, {"params": rest}],
+            lr=self.recipe.base_learning_rate,
+            momentum=self.recipe.momentum,
+        )
+        self._model: nn.Module = self._net
+        if spec.world > 1:
+            from torch.nn.parallel import DistributedDataParallel
+
+            devices = [self._device.index] if self._device.type == "cuda" else None
+            self._model = DistributedDataParallel(self._net, device_ids=devices, gradient_as_bucket_view=True)
+
+    def begin_epoch(self, epoch: int) -> None:
+        rate = learning_rate(self.recipe, self._of().global_batch, epoch)
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+
+    def _of(self) -> WorkloadSpec:
+        assert self._spec is not None, "prepare comes first"
+        return self._spec
+
+    def _masks(self, samples: int) -> tuple[Tensor, Tensor] | None:
+        """Dropout of this rank's slice of the global batch; drawn on the CPU, alike on every device and in every world."""
+        share = self.recipe.dropout
+        if share == 0:
+            return None
+        spec = self._of()
+        generator = torch.Generator().manual_seed(((spec.seed & 0xFFFFFFFF) << 31) ^ self._steps)
+        drawn = torch.rand((spec.global_batch, 128 + 64), generator=generator)
+        start = spec.rank * (spec.global_batch // spec.world)
+        mine = ((drawn[start : start + samples] >= share).to(torch.float32) / (1 - share)).to(self._device)
+        return mine[:, :128], mine[:, 128:]
+
+    def step(self, batch: Batch) -> StepCost:
+        started = time.perf_counter()
+        x = as_input(batch["x"], self._device)
+        y = batch["y"].to(self._device, non_blocking=True)
+        self._model.train()
+        loss = nn.functional.mse_loss(self._model(x, self._masks(len(y))), y)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimiser.step()
+        self._steps += 1
+        self._target_sum += y.to("cpu", torch.float64).sum(0)
+        self._target_count += len(y)
+        # item() waits for the device: the step's end is then its own, and a wait for data is not hidden behind it.
+        value = float(loss.item())
+        return StepCost(len(y), time.perf_counter() - started, 0.0, value)
+
+    def _reduced(self, values: Tensor) -> Tensor:
+        if self._of().world > 1:
+            from torch import distributed
+
+            values = values.to(self._device)
+            distributed.all_reduce(values)
+        return values.cpu()
+
+    def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
+        """`mae` of the model and `mae_constant` of the best a constant could do without looking: the mean of the targets
+        trained on so far (0, the middle of the range, before any step). Exact over ragged slices: sums, then one division.
+        """
+        seen = self._reduced(
+            torch.cat([self._target_sum, torch.tensor([float(self._target_count)], dtype=torch.float64)])
+        )
+        constant = (seen[:4] / seen[4]).to(torch.float32) if seen[4] else torch.zeros(4)
+        totals = torch.zeros(3, dtype=torch.float64)
+        self._net.eval()
+        with torch.no_grad():
+            for batch in batches:
+                y = batch["y"]
+                if len(y) == 0:
+                    continue
+                predicted = self._net(as_input(batch["x"], self._device)).to("cpu", torch.float64)
+                y = y.to("cpu", torch.float64)
+                totals += torch.stack(
+                    [
+                        (predicted - y).abs().sum(),
+                        (constant.to(torch.float64) - y).abs().sum(),
+                        torch.tensor(float(len(y)), dtype=torch.float64),
+                    ]
+                )
+        model, flat, samples = (float(v) for v in self._reduced(totals))
+        if samples == 0:
+            return {}
+        return {"mae": model / (4 * samples), "mae_constant": flat / (4 * samples), "validation_samples": samples}
+
+    def state_dict(self) -> dict[str, Any]:
+        seen = self._reduced(
+            torch.cat([self._target_sum, torch.tensor([float(self._target_count)], dtype=torch.float64)])
+        )
+        return {
+            "model": self._net.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "steps": self._steps,
+            "target_sum": seen[:4],
+            "target_count": int(seen[4]),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._net.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._steps = int(state["steps"])
+        # The sums are the world's: one rank goes on with them, the others add theirs.
+        leads = self._of().rank == 0
+        self._target_sum = state["target_sum"].clone() if leads else torch.zeros(4, dtype=torch.float64)
+        self._target_count = int(state["target_count"]) if leads else 0
+
+    def cleanup(self) -> None:
+        self._model = self._net = self._optimiser = None
+        self._spec = None

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.protocols import Workload, WorkloadSpec
+from penstock.workloads.cosmoflow import CosmoFlow, Recipe, learning_rate, workload
+from penstock.workloads.cosmoflow.emulated import ACCELERATORS, EmulatedAccelerator, Pacer
+from penstock.workloads.cosmoflow.recipe import RECIPES, parameter_count
+
+torch = pytest.importorskip("torch")
+from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input  # noqa: E402
+
+pytestmark = pytest.mark.needs_torch
+
+TINY = {"voxels": 32, "filters": 2, "dropout": 0.0}
+
+
+def batch(n, seed=0, voxels=32):
+    rng = np.random.default_rng(seed)
+    x = rng.poisson(1.0, (n, voxels, voxels, voxels, 4)).astype(np.int16)
+    y = rng.uniform(-1, 1, (n, 4)).astype(np.float32)
+    return {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
+
+
+def prepared(global_batch=4, seed=0, **settings):
+    made = workload()
+    spec = WorkloadSpec(seed=seed, global_batch=global_batch, settings={**TINY, **settings})
+    made.demand(spec)
+    made.prepare(spec)
+    made.begin_epoch(0)
+    return made
+
+
+def test_model_of_mlperf_has_the_published_parameters():
+    net = CosmoFlowNet(Recipe())
+    assert sum(p.numel() for p in net.parameters()) == 8_907_556
+    assert sum(p.numel() for p in net.convolutions.parameters()) == 4_704_608
+    assert [sum(p.numel() for p in layer.parameters()) for layer in (net.dense1, net.dense2, net.dense3)] == [
+        4_194_432,
+        8_256,
+        260,
+    ]
+
+
+@pytest.mark.parametrize("filters", [1, 4])
+def test_model_made_smaller_counts_by_the_formula(filters):
+    recipe = Recipe(voxels=64, filters=filters)
+    assert sum(p.numel() for p in CosmoFlowNet(recipe).parameters()) == parameter_count(recipe)
+
+
+def test_input_is_log1p_of_the_counts_channels_first():
+    counts = batch(2)["x"]
+    x = as_input(counts, torch.device("cpu"))
+    want = np.log1p(counts.numpy().astype(np.float32)).transpose(0, 4, 1, 2, 3)
+    assert x.dtype == torch.float32
+    assert x.shape == (2, 4, 32, 32, 32)
+    np.testing.assert_allclose(x.numpy(), want, rtol=1e-6)
+    assert x.is_contiguous(memory_format=torch.channels_last_3d)
+    assert counts.dtype == torch.int16
+    assert int(counts.max()) > 1
+
+
+def numpy_forward(net, counts):
+    """The network by definition: explicit windows, explicit flattening, nothing of torch's."""
+    x = np.log1p(counts.astype(np.float64))
+
+    def leaky(v):
+        return np.where(v > 0, v, 0.3 * v)
+
+    for layer in net.convolutions:
+        kernel, bias = (p.detach().numpy().astype(np.float64) for p in (layer.weight, layer.bias))
+        padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (1, 1), (0, 0)))
+        d, h, w = x.shape[1:4]
+        out = np.zeros((*x.shape[:4], kernel.shape[0])) + bias
+        for i in range(3):
+            for j in range(3):
+                for k in range(3):
+                    out += padded[:, i : i + d, j : j + h, k : k + w] @ kernel[:, :, i, j, k].T
+        out = leaky(out)
+        x = out.reshape(len(out), d // 2, 2, h // 2, 2, w // 2, 2, -1).max((2, 4, 6))
+    x = x.reshape(len(x), -1)
+    for layer in (net.dense1, net.dense2):
+        x = leaky(x @ layer.weight.detach().numpy().astype(np.float64).T + layer.bias.detach().numpy())
+    return np.tanh(x @ net.dense3.weight.detach().numpy().astype(np.float64).T + net.dense3.bias.detach().numpy()) * 1.2
+
+
+@pytest.mark.parametrize("voxels", [32, 64])  # 64: the flattening's order shows
+def test_model_computes_what_numpy_computes_by_definition(voxels):
+    torch.manual_seed(1)
+    net = CosmoFlowNet(Recipe(voxels=voxels, filters=2))
+    counts = batch(2, voxels=voxels)["x"]
+    with torch.no_grad():
+        got = net(as_input(counts, torch.device("cpu"))).numpy()
+    np.testing.assert_allclose(got, numpy_forward(net, counts.numpy()), atol=1e-5)
+
+
+def test_weights_are_glorot_uniform_and_biases_zero():
+    torch.manual_seed(0)
+    net = CosmoFlowNet(Recipe(voxels=32, filters=8))
+    for layer in (*net.convolutions, net.dense1, net.dense2, net.dense3):
+        assert torch.count_nonzero(layer.bias) == 0
+        weight = layer.weight.detach()
+        window = weight[0, 0].numel()
+        limit = (6 / (window * (weight.shape[0] + weight.shape[1]))) ** 0.5
+        assert limit * 0.9 < float(weight.abs().max()) <= limit
+
+
+def test_schedule_of_mlperf_warms_up_and_steps_down_strictly():
+    rates = [learning_rate(Recipe(), 256, epoch) for epoch in range(70)]
+    assert rates[:5] == pytest.approx([0.001, 0.00175, 0.0025, 0.00325, 0.004])
+    assert (rates[32], rates[33], rates[64], rates[65]) == pytest.approx((0.004, 0.001, 0.001, 0.0005))
+
+
+def test_recipe_refuses_what_cannot_be():
+    for settings, said in (
+        ({"voxels": 48}, "multiple of 32"),
+        ({"filters": 0}, "filter"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"decay_epochs": [3], "decay_factors": []}, "decay"),
+        ({"no_such": 1}, "no_such"),
+        ({"filters": "many"}, "filters"),
+        ({"recipe": "none"}, "no recipe"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            workload().demand(WorkloadSpec(seed=0, global_batch=4, settings=settings))
+
+
+def test_recipes_are_all_valid():
+    for name in RECIPES:
+        Recipe.of({"recipe": name})
+
+
+def test_workload_is_one_and_says_when_its_model_is_not_the_published():
+    made = workload()
+    assert isinstance(made, Workload)
+    facts = made.demand(WorkloadSpec(seed=0, global_batch=4, settings=TINY)).facts
+    assert facts["mlperf_model"] is False
+    assert "rehearsal" in facts["deviation"]
+    facts = workload().demand(WorkloadSpec(seed=0, global_batch=4)).facts
+    assert facts["mlperf_model"] is True
+    assert facts["parameters"] == 8_907_556
+    assert "deviation" not in facts
+
+
+def test_global_batch_that_ranks_cannot_share_is_refused():
+    with pytest.raises(ConfigError, match="3 ranks"):
+        workload().demand(WorkloadSpec(seed=0, global_batch=4, world=3, settings=TINY))
+
+
+def test_step_is_one_of_momentum_sgd_on_mean_squared_error():
+    rate, momentum = 0.0005 * 4, 0.9
+    made = prepared(base_learning_rate=0.0005, base_batch=1, warmup_epochs=0)
+    torch.manual_seed(0)
+    net = CosmoFlowNet(Recipe(**TINY))
+    speed = [torch.zeros_like(p) for p in net.parameters()]
+    for k in range(3):
+        data = batch(4, seed=k)
+        cost = made.step(data)
+        loss = ((net(as_input(data["x"], torch.device("cpu"))) - data["y"]) ** 2).mean()
+        assert cost.loss == pytest.approx(float(loss.detach()), rel=1e-5)
+        assert cost.samples == 4
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        with torch.no_grad():
+            for p, v, g in zip(net.parameters(), speed, gradients, strict=True):
+                v.mul_(momentum).add_(g)
+                p.sub_(v, alpha=rate)
+
+
+def test_same_seed_gives_the_same_losses_bit_for_bit_with_dropout():
+    def curve(seed):
+        made = prepared(seed=seed, dropout=0.5)
+        return [made.step(batch(4, seed=k)).loss for k in range(4)]
+
+    assert curve(7) == curve(7)
+    assert curve(7) != curve(8)
+
+
+def test_dropout_changes_from_step_to_step_and_is_off_in_evaluation():
+    made = prepared(dropout=0.5, base_learning_rate=1e-30)
+    data = batch(4)
+    assert len({made.step(data).loss for _ in range(4)}) > 1
+    assert made.evaluate([data]) == made.evaluate([data])
+
+
+def test_evaluation_is_exact_over_ragged_slices_with_empty_ones():
+    made = prepared()
+    trained = batch(4, seed=9)
+    made.step(trained)
+    data = batch(7)
+    parts = [{k: v[a:b] for k, v in data.items()} for a, b in ((0, 4), (4, 4), (4, 7))]
+    whole, ragged = made.evaluate([data]), made.evaluate(parts)
+    assert whole["mae"] == pytest.approx(ragged["mae"], rel=1e-6)
+    assert ragged["validation_samples"] == 7
+    y = data["y"].numpy().astype(float)
+    assert ragged["mae_constant"] == pytest.approx(
+        np.abs(y - trained["y"].numpy().astype(float).mean(0)).mean(), rel=1e-6
+    )
+    assert made.evaluate([]) == {}
+
+
+def test_state_resumed_goes_on_with_the_same_losses():
+    data = [batch(4, seed=k) for k in range(6)]
+    straight = prepared(dropout=0.5)
+    losses = [straight.step(b).loss for b in data]
+    first = prepared(dropout=0.5)
+    for b in data[:3]:
+        first.step(b)
+    second = prepared(seed=0, dropout=0.5)
+    second.load_state_dict(first.state_dict())
+    second.begin_epoch(0)
+    assert [second.step(b).loss for b in data[3:]] == losses[3:]
+    assert second.evaluate([data[0]]) == straight.evaluate([data[0]])
+
+
+class Clock:
+    """Time that passes only when told: a sleep overshoots, and every look costs."""
+
+    def __init__(self, overshoot=6e-5, look=1e-6):
+        self.now, self.overshoot, self.look = 100.0, overshoot, look
+
+    def __call__(self):
+        self.now += self.look
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds + self.overshoot
+
+
+@pytest.mark.parametrize("overshoot", [6e-5, 9e-4])  # within what is spun, and beyond it
+def test_emulated_step_overshoot_is_counted_out(overshoot):
+    clock = Clock(overshoot)
+    pacer = Pacer(clock=clock, sleep=clock.sleep)
+    begun = clock.now
+    charged = 0.0
+    for _ in range(1000):
+        charged += pacer.pace(clock(), 0.0035)
+    assert charged == pytest.approx(3.5)
+    assert clock.now - begun == pytest.approx(3.5, rel=2e-3)
+
+
+def test_emulated_accelerator_takes_the_published_time_for_each_sample():
+    for name, seconds in (("v100", 0.00936), ("a100", 0.00551), ("h100", 0.00350)):
+        clock = Clock()
+        made = EmulatedAccelerator(Recipe(**TINY), Pacer(clock=clock, sleep=clock.sleep), clock)
+        spec = WorkloadSpec(seed=0, global_batch=4, accelerator=name, settings=TINY)
+        demand = made.demand(spec)
+        assert demand.samples_per_s == pytest.approx(1 / seconds)
+        assert demand.arrays == "numpy"
+        made.prepare(spec)
+        data = {k: v.numpy() for k, v in batch(4).items()}
+        cost = made.step(data)
+        assert cost.compute_s == pytest.approx(4 * seconds)
+        assert cost.loss is None
+        assert made.touched > 0
+        assert made.evaluate([{k: v[:0] for k, v in data.items()}, data]) == {}
+
+
+def test_accelerator_unknown_is_refused_by_name():
+    with pytest.raises(ConfigError, match="tpu") as caught:
+        CosmoFlow().demand(WorkloadSpec(seed=0, global_batch=1, accelerator="tpu", settings=TINY))
+    assert all(name in (caught.value.hint or "") for name in ACCELERATORS)

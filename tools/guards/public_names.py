@@ -35,7 +35,7 @@ def find(root: Path) -> list[str]:
             breaches.append(f"penstock.{name} is in the public list, but does not load: {error}")
     stub = set(listed(root / "python/penstock/_native.pyi"))
     native = importlib.import_module("penstock._native")
-    compiled = {name for name in dir(native) if not name.startswith("_")} | {"__version__"}
+    compiled = {name for name in dir(native) if not name.startswith("_")} | {"__profile__", "__version__"}
     breaches += [
         f"penstock._native.{name} is in the stub's __all__, not in the module" for name in sorted(stub - compiled)
     ]

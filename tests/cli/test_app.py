@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tokenize
@@ -116,6 +117,49 @@ def test_error_with_debug_shows_where_it_was_raised(failing):
     failing(errors.Corrupt("broken"))
     with pytest.raises(errors.Corrupt, match="broken"):
         app.main(["fail", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "a.json"),
+            "error[not-found]: a.json: No such file or directory",
+            3,
+        ),
+        (PermissionError(13, "Permission denied", "a.json"), "error[denied]: a.json: Permission denied", 3),
+        (OSError(28, "No space left on device", "a.json"), "error[no-space]: a.json: No space left on device", 3),
+        (OSError(5, "Input/output error"), "error[system]: Input/output error", 3),
+        (KeyError("x"), "error[bug]: KeyError: 'x'", 1),
+    ],
+)
+def test_error_of_python_s_own_is_told_in_our_words(failing, capsys, error, line, code):
+    failing(error)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["fail"])
+    assert (ended.value.code, capsys.readouterr().err.splitlines()[0]) == (code, line)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["config", "--help"], ["--completion", "bash"]])
+def test_reader_that_leaves_is_no_failure(arguments):
+    program = Path(sys.executable).with_name("penstock")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [program, *arguments], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_pipe_that_is_not_stdout_is_a_failure(failing, capfd):
+    failing(BrokenPipeError(32, "Broken pipe"))
+    with pytest.raises(SystemExit) as ended:
+        app.main(["fail"])
+    assert ended.value.code == 3
+    assert capfd.readouterr().err == "error[system]: Broken pipe\n"
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, click.exceptions.Abort])

@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import select
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.parameters import default_map
 from penstock.env import read
-from penstock.errors import PenstockError
+from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["VERBS", "main"]
 
@@ -30,7 +37,34 @@ VERBS = {
 _EPILOG = "Every verb has --json (data on stdout, talk on stderr). Guide: docs/guides/first-water.md"
 
 
+def _stdout_is_broken() -> bool:
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0))
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """`penstock ... | head` is no failure: when nobody reads on, end well (click alone would end with 1)."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        if not _stdout_is_broken():  # some other pipe: a failure like any, which click would keep silent about
+            raise _foreseen(error) from error
+        # The interpreter flushes stdout once more at its end; that must find a reader.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(0) from error
+
+
 class _Verbs(click.Group):
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _reader_may_leave():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(VERBS)
 
@@ -110,6 +144,19 @@ def _tell(error: PenstockError) -> None:
         click.echo(f"  hint: {error.hint}", err=True)
 
 
+def _foreseen(error: Exception) -> PenstockError:
+    """What was raised by Python itself, in our words: the system refused, or we have a bug."""
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        text = f"{place}{error.strerror or error}"
+        if isinstance(error, FileNotFoundError):
+            return NotFound(text)
+        if isinstance(error, PermissionError):
+            return Denied(text)
+        return NoSpace(text) if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFault(text)
+    return Bug(f"{type(error).__name__}: {error}", hint="this is ours to mend; --debug shows where it was raised")
+
+
 def main(argv: list[str] | None = None) -> Any:
     """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -137,7 +184,9 @@ def main(argv: list[str] | None = None) -> Any:
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        # `penstock ... | head` is no failure; leave without a second complaint from the interpreter's flush.
-        sys.stderr.close()
-        sys.exit(0)
+    except Exception as error:
+        if debug:
+            raise
+        told = _foreseen(error)
+        _tell(told)
+        sys.exit(told.exit_code)

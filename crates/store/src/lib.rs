@@ -4,10 +4,27 @@
 //! Owns requests, signing, retry and the wrappers that count, shape and break them. Knows no codec and no record.
 
 mod checksum;
+mod count;
+mod dates;
+mod local;
 mod memory;
+mod open;
+mod resume;
+mod retry;
+mod s3;
+mod settings;
 mod store;
+pub mod suite;
+mod whole;
 
+pub use count::Count;
+pub use local::Local;
 pub use memory::Memory;
+pub use open::{Opened, open};
+pub use retry::{Retry, RetryPolicy};
+pub use s3::S3;
+pub use settings::{S3Settings, StoreSettings};
 pub use store::{
-    Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version,
+    Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version, place,
 };
+pub use whole::read_whole;

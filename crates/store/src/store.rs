@@ -20,6 +20,11 @@ impl fmt::Display for Version {
     }
 }
 
+/// The place that an error names: the URL of `key` below a store's root.
+pub fn place(root: &Url, key: &Key) -> String {
+    root.with_key(root.key.join(key.as_bytes())).to_string()
+}
+
 /// What a store can do; the suite tests what is claimed, and callers ask before they lean on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {

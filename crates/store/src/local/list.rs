@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Listings of a folder, in the byte order of keys, a folder at a time: memory is bounded by the names of the folders
+//! from the root down to the one being read.
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+
+use futures::{Stream, StreamExt, TryStreamExt, stream};
+use penstock_types::{Deadline, Error, Key, Result};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::path::{is_regular, meta, open_beneath, refusal};
+use super::{Local, blocking};
+use crate::Meta;
+
+/// Entries that one turn of a blocking thread gives.
+const BATCH: usize = 256;
+
+struct Walk {
+    store: Local,
+    prefix: Key,
+    after: Option<Key>,
+    /// The folders from the first to the one being read; each with the names that are still to come, last first.
+    folders: Vec<Folder>,
+    began: bool,
+}
+
+struct Folder {
+    /// Its key, `/` at its end; empty for the root.
+    key: Key,
+    dir: OwnedFd,
+    names: Vec<Name>,
+}
+
+/// A name as it sorts: a folder's ends in `/`, as every key below it does there.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Name(Vec<u8>);
+
+pub(super) fn stream(
+    store: Local,
+    prefix: Key,
+    after: Option<Key>,
+    deadline: Deadline,
+) -> impl Stream<Item = Result<Meta>> {
+    let walk = Walk { store, prefix, after, folders: Vec::new(), began: false };
+    stream::try_unfold(Some(walk), move |walk| async move {
+        let Some(mut walk) = walk else { return Ok(None) };
+        blocking("LIST", deadline, move || {
+            let mut batch = Vec::with_capacity(BATCH);
+            while batch.len() < BATCH {
+                match walk.next()? {
+                    Some(meta) => batch.push(meta),
+                    None => return Ok(Some((batch, None))),
+                }
+            }
+            Ok(Some((batch, Some(walk))))
+        })
+        .await
+    })
+    .map_ok(|batch: Vec<Meta>| stream::iter(batch).map(Ok))
+    .try_flatten()
+}
+
+impl Walk {
+    fn next(&mut self) -> Result<Option<Meta>> {
+        if !self.began {
+            self.began = true;
+            self.begin()?;
+        }
+        while let Some(folder) = self.folders.last_mut() {
+            let Some(Name(name)) = folder.names.pop() else {
+                self.folders.pop();
+                continue;
+            };
+            let key = folder.key.join(&name);
+            if name.ends_with(b"/") {
+                if self.may_hold(&key) {
+                    self.enter(key, &name)?;
+                }
+            } else if key.as_bytes().starts_with(self.prefix.as_bytes())
+                && self.after.as_ref().is_none_or(|after| key > *after)
+                && let Some(meta) = self.object(key, &name)?
+            {
+                return Ok(Some(meta));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens the deepest folder that the prefix names whole.
+    fn begin(&mut self) -> Result<()> {
+        let root = self.store.open_root()?;
+        let prefix = self.prefix.as_bytes();
+        let folder = prefix.iter().rposition(|&byte| byte == b'/').map_or(&b""[..], |at| &prefix[..at]);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        if folder.is_empty() && !prefix.starts_with(b"/") {
+            let dir = open_beneath(&root, b".", flags, Mode::empty()).map_err(|e| self.store.io(&Key::default(), e))?;
+            return self.push(Key::default(), dir);
+        }
+        let key = Key::new(folder.to_vec());
+        if refusal(folder).is_some() {
+            return Ok(()); // No file has such a key, so there is none to list.
+        }
+        match open_beneath(&root, folder, flags, Mode::empty()) {
+            Ok(dir) => self.push(key.join(b"/"), dir),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+            Err(Errno::XDEV | Errno::LOOP) => Err(self.store.refused(&key, "a symbolic link in it leaves the folder")),
+            Err(errno) => Err(self.store.io(&key, errno)),
+        }
+    }
+
+    /// True when a key below the folder may be of the prefix and after the start.
+    fn may_hold(&self, folder: &Key) -> bool {
+        let (key, prefix) = (folder.as_bytes(), self.prefix.as_bytes());
+        (key.starts_with(prefix) || prefix.starts_with(key))
+            && self.after.as_ref().is_none_or(|after| folder > after || after.as_bytes().starts_with(key))
+    }
+
+    fn enter(&mut self, key: Key, name: &[u8]) -> Result<()> {
+        let parent = self.folders.last().ok_or_else(|| Error::bug("a folder without its parent"))?;
+        let name = &name[..name.len() - 1];
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(&parent.dir, name, flags, Mode::empty()) {
+            Ok(dir) => self.push(key, dir),
+            Err(Errno::NOENT) => Ok(()), // Removed since it was read.
+            Err(errno) => Err(self.store.io(&key, errno)),
+        }
+    }
+
+    fn push(&mut self, key: Key, dir: OwnedFd) -> Result<()> {
+        let io = |errno| self.store.io(&key, errno);
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&dir).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let mut kind = entry.file_type();
+            if kind == FileType::Unknown {
+                match rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(stat) => kind = FileType::from_raw_mode(stat.st_mode),
+                    Err(Errno::NOENT) => continue,
+                    Err(errno) => return Err(io(errno)),
+                }
+            }
+            let mut name = name.to_bytes().to_vec();
+            match kind {
+                FileType::Directory => name.push(b'/'),
+                FileType::RegularFile | FileType::Symlink => {}
+                _ => continue, // A pipe, a socket, a device: no object.
+            }
+            names.push(Name(name));
+        }
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        self.folders.push(Folder { key, dir, names });
+        Ok(())
+    }
+
+    /// What is known of a file; `None` when it is gone, or a link to nothing.
+    fn object(&self, key: Key, name: &[u8]) -> Result<Option<Meta>> {
+        let parent = self.folders.last().ok_or_else(|| Error::bug("a file without its folder"))?;
+        let text = CString::new(name).map_err(|_| Error::bug("a file name holds a zero byte"))?;
+        let stat = match rustix::fs::statat(&parent.dir, &text, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(self.store.io(&key, errno)),
+        };
+        if is_regular(&stat) {
+            return Ok(Some(meta(key, &stat)));
+        }
+        match self.store.open_object(&key) {
+            Ok(opened) => Ok(Some(opened.meta)),
+            Err(Error::NotFound { .. }) => match rustix::fs::statat(&parent.dir, &text, AtFlags::empty()) {
+                // Its files would be missing from the listing without a word.
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
+                    Err(self.store.refused(&key, "it is a symbolic link to a folder"))
+                }
+                _ => Ok(None),
+            },
+            Err(error) => Err(error),
+        }
+    }
+}

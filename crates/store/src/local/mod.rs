@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A local folder as a store: `file:///folder/`. A key is a path below it, of whole names only.
+//!
+//! Owns the way from keys to files, and never leaves the folder: every path is resolved beneath it by the kernel
+//! (openat2), and on kernels without that, name by name with no symbolic link followed. Refuses keys that a folder cannot
+//! hold. Versions are inode, size and mtime, so that a file that is replaced or written to is seen to change.
+
+mod list;
+mod path;
+mod read;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
+
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store};
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Local {
+    root: Url,
+    path: PathBuf,
+}
+
+impl Local {
+    /// The store of a folder, by its absolute path; it need not exist yet.
+    pub fn new(path: &Path) -> Result<Self> {
+        let root = Url::from_path(path)?.as_folder();
+        Ok(Self { root, path: path.to_owned() })
+    }
+
+    fn place(&self, key: &Key) -> String {
+        crate::place(&self.root, key)
+    }
+
+    /// Runs blocking work on a thread that may wait.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        what: &str,
+        deadline: Deadline,
+        work: impl FnOnce(Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let store = self.clone();
+        blocking(what, deadline, move || work(store)).await
+    }
+}
+
+/// Runs blocking work on a thread that may wait. The work goes on past the deadline (a system call cannot be called
+/// back), but the caller does not.
+async fn blocking<T: Send + 'static>(
+    what: &str,
+    deadline: Deadline,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    deadline.check(what)?;
+    let work = tokio::task::spawn_blocking(work);
+    let joined = match deadline.instant() {
+        Some(at) => tokio::time::timeout_at(at.into(), work).await.map_err(|_| deadline.error(what))?,
+        None => work.await,
+    };
+    joined.map_err(|error| match error.is_panic() {
+        true => Error::bug(format!("{what} panicked")),
+        false => Error::Interrupted,
+    })?
+}
+
+#[async_trait]
+impl Store for Local {
+    fn root(&self) -> &Url {
+        &self.root
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            list: true,
+            put: true,
+            versions: true,
+            preconditions: true,
+            checksums: false,
+            ranges: true,
+            any_key: false,
+        }
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        list::stream(self.clone(), prefix.clone(), after.cloned(), deadline).boxed()
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let key = key.clone();
+        self.blocking("HEAD", deadline, move |store| {
+            let file = store.open_object(&key)?;
+            Ok(file.meta)
+        })
+        .await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        read::get(self, object, ranges, deadline).await
+    }
+
+    /// A precondition `Absent` is held by the file system. One on a version is held among Penstock processes, by a lock
+    /// on the folder; against others it is a check just before.
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        let (key, options) = (key.clone(), options.clone());
+        self.blocking("PUT", deadline, move |store| write::put(&store, &key, &parts, &options)).await
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        let keys = keys.to_vec();
+        self.blocking("DELETE", deadline, move |store| keys.iter().try_for_each(|key| write::delete(&store, key))).await
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads of local files: positioned, in large pieces, on threads that may wait.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result};
+
+use super::path::{Opened, version};
+use super::{Local, blocking};
+use crate::{Chunk, GetResult, ObjectRef, Version};
+
+/// Bytes that one system call asks for. 2 MiB: past it the copy from the page cache dominates.
+const PIECE: usize = 2 << 20;
+
+struct Reader {
+    file: Arc<OwnedFd>,
+    place: Arc<str>,
+    version: Option<Version>,
+    /// What is still to be read: which range, from where, to where.
+    left: std::collections::VecDeque<(usize, u64, u64)>,
+    deadline: Deadline,
+    first: Option<Result<Option<Chunk>>>,
+}
+
+pub(super) async fn get(
+    store: &Local,
+    object: &ObjectRef,
+    ranges: &[ByteRange],
+    deadline: Deadline,
+) -> Result<GetResult> {
+    let (object, ranges) = (object.clone(), ranges.to_vec());
+    let (meta, reader) = store
+        .blocking("GET", deadline, move |store| {
+            let Opened { file, meta } = store.open_object(&object.key)?;
+            let place = store.place(&object.key);
+            check_pin(&object, &place, meta.version.as_ref())?;
+            let left = plan(&ranges, meta.size, &place)?;
+            let total: u64 = left.iter().map(|(_, start, end)| end - start).sum();
+            if total > PIECE as u64 {
+                // Advice only: what it cannot do it need not.
+                let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
+            }
+            let mut reader = Reader {
+                file: Arc::new(file),
+                place: place.into(),
+                version: meta.version.clone(),
+                left,
+                deadline,
+                first: None,
+            };
+            // The first piece comes with the open: a small object costs one change of threads.
+            reader.first = Some(reader.read());
+            Ok((meta, reader))
+        })
+        .await?;
+    let chunks = stream::try_unfold(reader, |mut reader| async move {
+        let next = match reader.first.take() {
+            Some(first) => first?,
+            None => {
+                let deadline = reader.deadline;
+                let (next, back) = blocking("GET", deadline, move || {
+                    let mut reader = reader;
+                    Ok((reader.read()?, reader))
+                })
+                .await?;
+                reader = back;
+                next
+            }
+        };
+        Ok(next.map(|chunk| (chunk, reader)))
+    });
+    Ok(GetResult { meta, chunks: chunks.boxed() })
+}
+
+fn check_pin(object: &ObjectRef, place: &str, have: Option<&Version>) -> Result<()> {
+    match (&object.version, have) {
+        (Some(want), Some(have)) if want != have => {
+            Err(Error::Changed { place: place.to_owned(), want: want.to_string(), have: have.to_string() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collections::VecDeque<(usize, u64, u64)>> {
+    let mut left = std::collections::VecDeque::new();
+    for (index, range) in ranges.iter().enumerate() {
+        if range.start > size || (range.start == size && !range.is_whole() && range.len > 0) {
+            return Err(Error::corrupt(place, format!("has {size} bytes; none at {}", range.start)));
+        }
+        if range.end(size) > range.start {
+            left.push_back((index, range.start, range.end(size)));
+        }
+    }
+    Ok(left)
+}
+
+impl Reader {
+    /// The next chunk; at the end, the file must still be the one that was opened.
+    fn read(&mut self) -> Result<Option<Chunk>> {
+        let io = |errno: rustix::io::Errno| Error::from_io(&*self.place, &errno.into());
+        let Some((range, start, end)) = self.left.pop_front() else {
+            let now = version(&rustix::fs::fstat(&self.file).map_err(io)?);
+            return match &self.version {
+                Some(want) if *want != now => {
+                    Err(Error::Changed { place: self.place.to_string(), want: want.to_string(), have: now.to_string() })
+                }
+                _ => Ok(None),
+            };
+        };
+        let mut bytes = Vec::with_capacity((end - start).min(PIECE as u64) as usize);
+        loop {
+            match rustix::io::pread(&self.file, rustix::buffer::spare_capacity(&mut bytes), start) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(io(errno)),
+            }
+        }
+        if bytes.is_empty() {
+            return Err(Error::Changed {
+                place: self.place.to_string(),
+                want: self.version.as_ref().map(ToString::to_string).unwrap_or_default(),
+                have: format!("one of {start} bytes"),
+            });
+        }
+        let next = start + bytes.len() as u64;
+        if next < end {
+            self.left.push_front((range, next, end));
+        }
+        Ok(Some(Chunk { range, offset: start, bytes: Bytes::from(bytes) }))
+    }
+}
+
+impl Local {
+    /// The version of what stands under `key` in its folder now, if anything does.
+    pub(super) fn standing(&self, key: &Key) -> Result<Option<Version>> {
+        match self.open_object(key) {
+            Ok(opened) => Ok(opened.meta.version),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes of local files: a temporary name, the bytes, fsync, the final name, fsync of the folder. A reader sees all or
+//! nothing, also after a power cut.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use bytes::Bytes;
+use penstock_types::{Error, Key, Result};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::Local;
+use super::path::{meta, open_beneath};
+use crate::{Meta, Precondition, PutOptions, checksum};
+
+/// Temporary names begin with this; what a killed process leaves behind is told by it.
+const TEMPORARY: &str = ".penstock-tmp-";
+
+pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOptions) -> Result<Meta> {
+    store.check_key(key)?;
+    if options.encoding.is_some() {
+        return Err(Error::Unsupported { what: "a Content-Encoding".to_owned(), by: "a local folder".to_owned() });
+    }
+    checksum::check_parts(options.checksum.as_ref(), parts, || store.place(key))?;
+    let (dir, name) = parent(store, key)?;
+    let temporary = format!("{TEMPORARY}{:016x}", rand::random::<u64>());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&dir, &temporary, flags, Mode::from_raw_mode(0o666)).map_err(|e| store.io(key, e))?;
+    let written = write(store, key, &file, parts).and_then(|()| {
+        rename(store, key, &dir, &temporary, &name, &options.precondition)?;
+        rustix::fs::fsync(&dir).map_err(|errno| store.io(key, errno))
+    });
+    if let Err(error) = written {
+        // Best effort: the first error is the one to tell.
+        let _ = rustix::fs::unlinkat(&dir, &temporary, AtFlags::empty());
+        return Err(error);
+    }
+    let stat = rustix::fs::fstat(&file).map_err(|errno| store.io(key, errno))?;
+    Ok(meta(key.clone(), &stat))
+}
+
+fn write(store: &Local, key: &Key, file: &OwnedFd, parts: &[Bytes]) -> Result<()> {
+    for part in parts {
+        let mut rest = &part[..];
+        while !rest.is_empty() {
+            match rustix::io::write(file, rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(Errno::INTR) => {}
+                Err(Errno::NOSPC | Errno::DQUOT) => return Err(no_space(store, key, file, parts)),
+                Err(errno) => return Err(store.io(key, errno)),
+            }
+        }
+    }
+    match rustix::fs::fsync(file) {
+        Err(Errno::NOSPC | Errno::DQUOT) => Err(no_space(store, key, file, parts)),
+        result => result.map_err(|errno| store.io(key, errno)),
+    }
+}
+
+fn no_space(store: &Local, key: &Key, file: &OwnedFd, parts: &[Bytes]) -> Error {
+    let free = rustix::fs::fstatvfs(file).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
+    Error::NoSpace { place: store.place(key), need: parts.iter().map(|part| part.len() as u64).sum(), free }
+}
+
+/// Opens the folder of `key`, making the folders that are not there, and gives the last name.
+fn parent(store: &Local, key: &Key) -> Result<(OwnedFd, Vec<u8>)> {
+    // The root is the user's own choice, links and all; below it nothing leads out.
+    std::fs::create_dir_all(&store.path).map_err(|error| Error::from_io(store.path.display().to_string(), &error))?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let mut dir = rustix::fs::openat(store.open_root()?, c".", flags | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| store.io(key, errno))?;
+    let mut names: Vec<&[u8]> = key.as_bytes().split(|&byte| byte == b'/').collect();
+    let last = names.pop().unwrap_or_default().to_vec();
+    let mut so_far = Vec::new();
+    for name in names {
+        so_far.extend_from_slice(name);
+        // From the root each time: a link may lead to elsewhere in the folder, but not out of it.
+        let open = || open_beneath(store.open_root()?.as_fd(), &so_far, flags, Mode::empty()).map_err(Step::Errno);
+        let next = match open() {
+            Err(Step::Errno(Errno::NOENT)) => match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o777)) {
+                Ok(()) => rustix::fs::fsync(&dir).map_err(Step::Errno).and_then(|()| open()),
+                Err(Errno::EXIST) => open(),
+                Err(errno) => Err(Step::Errno(errno)),
+            },
+            result => result,
+        };
+        dir = next.map_err(|step| match step {
+            Step::Errno(Errno::NOTDIR) => store.refused(key, "a file stands where it needs a folder"),
+            Step::Errno(Errno::XDEV | Errno::LOOP) => store.refused(key, "a symbolic link in it leaves the folder"),
+            Step::Errno(errno) => store.io(key, errno),
+            Step::Error(error) => error,
+        })?;
+        so_far.push(b'/');
+    }
+    Ok((dir, last))
+}
+
+/// Why a folder on the way was not opened.
+enum Step {
+    Errno(Errno),
+    Error(Error),
+}
+
+impl From<Error> for Step {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+fn rename(
+    store: &Local,
+    key: &Key,
+    dir: &OwnedFd,
+    temporary: &str,
+    name: &[u8],
+    precondition: &Precondition,
+) -> Result<()> {
+    let told = |errno| match errno {
+        Errno::ISDIR | Errno::NOTEMPTY => store.refused(key, "a folder stands where it would be"),
+        Errno::NAMETOOLONG => store.refused(key, "a name in it is too long for this file system"),
+        errno => store.io(key, errno),
+    };
+    let refuse = |reason: String| Error::Precondition { place: store.place(key), reason };
+    match precondition {
+        Precondition::None => rustix::fs::renameat(dir, temporary, dir, name).map_err(told),
+        Precondition::Absent => {
+            let exists = || refuse("an object of that key exists already".to_owned());
+            match rustix::fs::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE) {
+                Ok(()) => Ok(()),
+                Err(Errno::EXIST) => Err(exists()),
+                // A file system without that flag: a hard link refuses in the same way.
+                Err(Errno::INVAL | Errno::NOSYS) => {
+                    match rustix::fs::linkat(dir, temporary, dir, name, AtFlags::empty()) {
+                        Ok(()) => rustix::fs::unlinkat(dir, temporary, AtFlags::empty()).map_err(told),
+                        Err(Errno::EXIST) => Err(exists()),
+                        Err(errno) => Err(told(errno)),
+                    }
+                }
+                Err(errno) => Err(told(errno)),
+            }
+        }
+        Precondition::Matches(want) => {
+            rustix::fs::flock(dir, FlockOperation::LockExclusive).map_err(told)?;
+            match store.standing(key)? {
+                Some(have) if have == *want => rustix::fs::renameat(dir, temporary, dir, name).map_err(told),
+                Some(have) => Err(refuse(format!("version {want} is no longer current, {have} is"))),
+                None => Err(refuse(format!("version {want} is no longer there"))),
+            }
+        }
+    }
+}
+
+pub(super) fn delete(store: &Local, key: &Key) -> Result<()> {
+    store.check_key(key)?;
+    let root = match store.open_root() {
+        Ok(root) => root,
+        Err(Error::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let bytes = key.as_bytes();
+    let (folder, name) = match bytes.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&bytes[..at], &bytes[at + 1..]),
+        None => (&b"."[..], bytes),
+    };
+    let dir = match open_beneath(&root, folder, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
+        Ok(dir) => dir,
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+        Err(Errno::XDEV | Errno::LOOP) => return Err(store.refused(key, "a symbolic link in it leaves the folder")),
+        Err(errno) => return Err(store.io(key, errno)),
+    };
+    match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
+        // A folder is no object, and so there is none of that key.
+        Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR) => Ok(()),
+        Err(errno) => Err(store.io(key, errno)),
+    }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a URL to a store that is ready to use: retried and counted.
+
+use std::sync::Arc;
+
+use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
+
+use crate::{Count, Local, Memory, Retry, S3, Store, StoreSettings};
+
+/// A store, and where in it the URL points.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// The store: retried, and counting into the metrics that it was opened with.
+    pub store: Arc<dyn Store>,
+    /// What the keys that the URL means begin with.
+    pub prefix: Key,
+}
+
+/// Opens the store of a URL; sends nothing yet.
+///
+/// S3 is rooted at the bucket, memory at its name, and the prefix is the URL's key. A folder is its own root with an
+/// empty prefix; a URL of one file is rooted at the file's folder, with its name as prefix. A folder need not exist: a
+/// write makes it, a read finds nothing there.
+///
+/// Errs with `Config` for settings that cannot be, and `Unsupported` for the schemes that are still to come.
+pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
+    let (base, prefix): (Arc<dyn Store>, Key) = match url.scheme {
+        Scheme::File => {
+            let path = url.to_path().ok_or_else(|| Error::bug("a file URL has no path"))?;
+            let is_file = !url.key.as_bytes().ends_with(b"/") && path.is_file();
+            match (is_file, path.parent(), path.file_name()) {
+                (true, Some(parent), Some(name)) => {
+                    let name = Key::new(std::os::unix::ffi::OsStrExt::as_bytes(name).to_vec());
+                    (Arc::new(Count::new(Arc::new(Local::new(parent)?), metrics.clone())), name)
+                }
+                _ => (Arc::new(Count::new(Arc::new(Local::new(&path)?), metrics.clone())), Key::default()),
+            }
+        }
+        Scheme::Memory => {
+            let memory = Arc::new(Memory::named(&url.authority));
+            (Arc::new(Count::new(memory, metrics.clone())), url.key.clone())
+        }
+        // S3 counts its own requests: one call may need several. Retry checks whole objects, across broken streams too.
+        Scheme::S3 => {
+            let s3 = S3::new(&url.authority, &settings.s3, metrics.clone())?.unverified();
+            (Arc::new(s3), url.key.clone())
+        }
+        Scheme::Azure | Scheme::Gcs | Scheme::Http | Scheme::Https | Scheme::Hdfs => {
+            return Err(Error::Unsupported {
+                what: format!("{}://", url.scheme.name()),
+                by: "this version, which has file://, memory:// and s3://".to_owned(),
+            });
+        }
+    };
+    Ok(Opened { store: Arc::new(Retry::new(base, settings.retry.clone()).with_metrics(metrics)), prefix })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(text: &str) -> Result<Opened> {
+        open(&text.parse()?, &StoreSettings::default(), Arc::default())
+    }
+
+    #[test]
+    fn test_open_schemes_to_come_are_refused_in_one_sentence() {
+        for text in ["az://c/k", "gs://b/k", "http://h/k", "https://h/k", "hdfs://n/k"] {
+            let error = opened(text).unwrap_err();
+            assert_eq!(error.code(), "unsupported");
+            assert!(error.to_string().contains("is not supported by this version"), "{error}");
+        }
+    }
+
+    #[test]
+    fn test_open_prefix_is_the_key_and_a_file_is_rooted_at_its_folder() {
+        let bucket = opened("s3://bucket/a/b").unwrap();
+        assert_eq!((bucket.prefix, bucket.store.root().to_string()), (Key::from("a/b"), "s3://bucket/".to_owned()));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("one"), b"x").unwrap();
+        let file = opened(dir.path().join("one").to_str().unwrap()).unwrap();
+        assert_eq!(file.prefix, Key::from("one"));
+        let folder = opened(dir.path().to_str().unwrap()).unwrap();
+        assert_eq!(folder.prefix, Key::default());
+        assert_eq!(folder.store.root(), file.store.root());
+    }
+}

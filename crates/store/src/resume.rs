@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The stream of a read that goes on where it broke: what was delivered is not read again, and what follows is of the
+//! same version.
+
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use penstock_types::{ByteRange, Error, Key, Result};
+
+use crate::retry::Tries;
+use crate::{Chunk, Meta, ObjectRef, Version};
+
+/// What is being read, and how far it has come.
+pub(crate) struct Source {
+    key: Key,
+    size: u64,
+    version: Option<Version>,
+    ranges: Vec<Progress>,
+    /// The places in `ranges` of the ranges of the request now running.
+    running: Vec<usize>,
+}
+
+#[derive(Clone, Copy)]
+struct Progress {
+    at: u64,
+    end: u64,
+}
+
+impl Source {
+    /// All of `ranges` are still to come, and the first request asks for all.
+    pub(crate) fn new(key: Key, meta: &Meta, ranges: &[ByteRange]) -> Self {
+        let size = meta.size;
+        Self {
+            key,
+            size,
+            version: meta.version.clone(),
+            ranges: ranges.iter().map(|range| Progress { at: range.start, end: range.end(size) }).collect(),
+            running: (0..ranges.len()).collect(),
+        }
+    }
+
+    /// Takes a chunk of the running request in: its range is the caller's again, and it must follow what came before.
+    fn take(&mut self, mut chunk: Chunk) -> Result<Chunk> {
+        let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk of no range"))?;
+        let progress = &mut self.ranges[index];
+        let end = chunk.offset.saturating_add(chunk.bytes.len() as u64);
+        if chunk.offset != progress.at || end > progress.end {
+            return Err(Error::bug(format!(
+                "bytes {}..{end} came where {}..{} were to come",
+                chunk.offset, progress.at, progress.end
+            )));
+        }
+        progress.at = end;
+        chunk.range = index;
+        Ok(chunk)
+    }
+
+    /// What is still to come; the next request asks for it.
+    fn rest(&mut self) -> Vec<ByteRange> {
+        self.running = (0..self.ranges.len()).filter(|&i| self.ranges[i].at < self.ranges[i].end).collect();
+        self.running
+            .iter()
+            .map(|&i| ByteRange::new(self.ranges[i].at, self.ranges[i].end - self.ranges[i].at))
+            .collect()
+    }
+}
+
+struct State {
+    tries: Tries,
+    source: Source,
+    chunks: BoxStream<'static, Result<Chunk>>,
+}
+
+/// The chunks of `source`, whatever breaks on the way, within the budget of `tries`.
+pub(crate) fn stream(
+    tries: Tries,
+    source: Source,
+    chunks: BoxStream<'static, Result<Chunk>>,
+) -> BoxStream<'static, Result<Chunk>> {
+    stream::try_unfold(State { tries, source, chunks }, next).boxed()
+}
+
+async fn next(mut state: State) -> Result<Option<(Chunk, State)>> {
+    loop {
+        let limit = state.tries.shared.policy.stall_after;
+        let error = match state.tries.silent_no_longer(limit, state.chunks.try_next()).await {
+            Ok(Some(chunk)) => {
+                state.tries.progressed();
+                let chunk = state.source.take(chunk)?;
+                return Ok(Some((chunk, state)));
+            }
+            Ok(None) => {
+                let rest: u64 = state.source.rest().iter().map(|range| range.len).sum();
+                if rest == 0 {
+                    return Ok(None);
+                }
+                let place = crate::place(state.tries.shared.inner.root(), &state.source.key);
+                Error::Server { place, status: 0, reason: format!("the answer ended {rest} bytes early") }
+            }
+            Err(error) => error,
+        };
+        state.chunks = stream::empty().boxed();
+        state.tries.after(error).await?;
+        let rest = state.source.rest();
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let object = ObjectRef { key: state.source.key.clone(), version: state.source.version.clone() };
+        let (inner, deadline) = (state.tries.shared.inner.clone(), state.tries.deadline);
+        match state.tries.attempt(limit, inner.get_ranges(&object, &rest, deadline)).await {
+            Ok(got) if got.meta.size == state.source.size => state.chunks = got.chunks,
+            Ok(got) => {
+                return Err(Error::Changed {
+                    place: crate::place(inner.root(), &state.source.key),
+                    want: format!("of {} bytes", state.source.size),
+                    have: format!("one of {} bytes", got.meta.size),
+                });
+            }
+            Err(error) => state.chunks = stream::iter([Err(error)]).boxed(),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sends again what may succeed when sent again: full-jitter exponential back-off, Retry-After honoured, wall-clock
+//! budgets instead of counts, and a limit for silence. A read that breaks midway goes on from the byte it reached, of
+//! the same version (`resume`). Owns no request: it repeats those of the store it wraps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
+
+use crate::resume::{self, Source};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, checksum};
+
+/// When to send again, and when to give up.
+#[derive(Debug, Clone)]
+pub struct RetryPolicy {
+    /// Wall-clock budget for one call while the store throttles.
+    pub give_up_after: Duration,
+    /// The same while nothing answers, or answers are 5xx.
+    pub unreachable_after: Duration,
+    /// The same before the store has answered anything at all: a wrong endpoint shall not cost a minute.
+    pub never_reached_after: Duration,
+    /// Mean of the first wait is half of this; it doubles from try to try.
+    pub first_wait: Duration,
+    /// No wait is longer, but for what the store asks.
+    pub longest_wait: Duration,
+    /// A request that brings no byte for this long is sent again.
+    pub stall_after: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            give_up_after: Duration::from_secs(300),
+            unreachable_after: Duration::from_secs(60),
+            never_reached_after: Duration::from_secs(10),
+            first_wait: Duration::from_millis(100),
+            longest_wait: Duration::from_secs(10),
+            stall_after: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What the attempts of every call share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) inner: Arc<dyn Store>,
+    pub(crate) policy: RetryPolicy,
+    pub(crate) metrics: Arc<Metrics>,
+    /// The store has answered, were it with an error.
+    reached: AtomicBool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Retry {
+    shared: Arc<Shared>,
+}
+
+impl Retry {
+    /// Repeats the requests of `inner`.
+    pub fn new(inner: Arc<dyn Store>, policy: RetryPolicy) -> Self {
+        let shared = Shared { inner, policy, metrics: Arc::default(), reached: AtomicBool::new(false) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Counts retries, waits and the bytes asked for into `metrics`.
+    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+        let Shared { inner, policy, .. } = &*self.shared;
+        let shared = Shared { inner: inner.clone(), policy: policy.clone(), metrics, reached: AtomicBool::new(false) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    fn tries(&self, what: &str, key: &Key, deadline: Deadline) -> Tries {
+        let what = format!("{what} {}", crate::place(self.shared.inner.root(), key));
+        Tries::new(self.shared.clone(), what, deadline)
+    }
+}
+
+/// The tries of one call, and the time that they took.
+pub(crate) struct Tries {
+    pub(crate) shared: Arc<Shared>,
+    what: String,
+    pub(crate) deadline: Deadline,
+    started: Stopwatch,
+    sent: u32,
+    refused: u32,
+    /// Back-off steps since the last progress.
+    step: u32,
+}
+
+impl Tries {
+    pub(crate) fn new(shared: Arc<Shared>, what: String, deadline: Deadline) -> Self {
+        Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
+    }
+
+    /// One try, ended when it is silent for longer than `limit`.
+    pub(crate) async fn attempt<T>(&mut self, limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+        self.sent += 1;
+        let result = self.silent_no_longer(limit, work).await;
+        if !matches!(result, Err(Error::Unreachable { .. })) {
+            self.shared.reached.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    pub(crate) async fn silent_no_longer<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let limit = self.deadline.left().map_or(limit, |left| left.min(limit));
+        match tokio::time::timeout(limit, work).await {
+            Ok(result) => result,
+            Err(_) if self.deadline.passed() => Err(self.deadline.error(&self.what)),
+            Err(_) => Err(Error::Unreachable {
+                place: self.shared.inner.root().to_string(),
+                reason: format!("no byte for {:.0} s", limit.as_secs_f64()),
+            }),
+        }
+    }
+
+    /// Bytes came: the next failure begins a new budget.
+    pub(crate) fn progressed(&mut self) {
+        if self.step > 0 {
+            (self.step, self.sent, self.refused, self.started) = (0, 1, 0, Stopwatch::start());
+        }
+    }
+
+    /// Waits before the next try, or errs when there shall be none.
+    pub(crate) async fn after(&mut self, error: Error) -> Result<()> {
+        let policy = &self.shared.policy;
+        let elapsed = self.started.elapsed();
+        let (budget, asked) = match &error {
+            Error::Throttled { retry_after, .. } => (policy.give_up_after, *retry_after),
+            Error::Unreachable { .. } if !self.shared.reached.load(Ordering::Relaxed) => {
+                (policy.never_reached_after, None)
+            }
+            Error::Unreachable { .. } | Error::Server { .. } => (policy.unreachable_after, None),
+            _ => return Err(error),
+        };
+        let throttled = matches!(error, Error::Throttled { .. });
+        self.refused += u32::from(throttled);
+        let ceiling = policy.first_wait.saturating_mul(1 << self.step.min(16)).min(policy.longest_wait);
+        self.step += 1;
+        // Full jitter (M. Brooker, "Exponential backoff and jitter"); what a store asks for is waited in full.
+        let jitter = ceiling.mul_f64(rand::random::<f64>());
+        let wait = asked.map_or(jitter, |asked| asked.saturating_add(jitter.min(asked / 10)));
+        if elapsed.saturating_add(wait) > budget {
+            return Err(self.told(error, elapsed));
+        }
+        if self.deadline.left().is_some_and(|left| left <= wait) {
+            let tries = if self.sent == 1 { "1 try".to_owned() } else { format!("{} tries", self.sent) };
+            return Err(self.deadline.error(&format!("{} ({tries}, the last: {error})", self.what)));
+        }
+        self.shared.metrics.count(Metric::Retries);
+        tokio::time::sleep(wait).await;
+        if throttled {
+            self.shared.metrics.time(Metric::ThrottleWait, wait);
+        }
+        Ok(())
+    }
+
+    /// The last error, with what was tried.
+    fn told(&self, error: Error, elapsed: Duration) -> Error {
+        let tries = format!(" ({} tries in {:.1} s)", self.sent, elapsed.as_secs_f64());
+        match error {
+            Error::Throttled { place, retry_after, .. } => {
+                Error::Throttled { place, refused: self.refused, sent: self.sent, window: elapsed, retry_after }
+            }
+            Error::Unreachable { place, reason } => Error::Unreachable { place, reason: reason + &tries },
+            Error::Server { place, status, reason } => Error::Server { place, status, reason: reason + &tries },
+            other => other,
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Retry {
+    fn root(&self) -> &Url {
+        self.shared.inner.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.shared.inner.capabilities()
+    }
+
+    /// A listing that breaks goes on after the last key that it gave.
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        struct Listing<'a> {
+            stream: Option<ListStream<'a>>,
+            after: Option<Key>,
+            tries: Tries,
+        }
+        let prefix = prefix.clone();
+        let state = Listing { stream: None, after: after.cloned(), tries: self.tries("LIST", &prefix, deadline) };
+        stream::try_unfold(state, move |mut state| {
+            let prefix = prefix.clone();
+            async move {
+                loop {
+                    let begins = state.stream.is_none();
+                    let stream = state
+                        .stream
+                        .get_or_insert_with(|| self.shared.inner.list(&prefix, state.after.as_ref(), deadline));
+                    let limit = self.shared.policy.stall_after;
+                    let next = if begins {
+                        state.tries.attempt(limit, stream.try_next()).await
+                    } else {
+                        state.tries.silent_no_longer(limit, stream.try_next()).await
+                    };
+                    match next {
+                        Ok(None) => return Ok(None),
+                        Ok(Some(meta)) => {
+                            state.tries.progressed();
+                            state.after = Some(meta.key.clone());
+                            return Ok(Some((meta, state)));
+                        }
+                        Err(error) => {
+                            state.stream = None;
+                            state.tries.after(error).await?;
+                        }
+                    }
+                }
+            }
+        })
+        .boxed()
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let mut tries = self.tries("HEAD", key, deadline);
+        loop {
+            match tries.attempt(self.shared.policy.stall_after, self.shared.inner.head(key, deadline)).await {
+                Ok(meta) => return Ok(meta),
+                Err(error) => tries.after(error).await?,
+            }
+        }
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let mut tries = self.tries("GET", &object.key, deadline);
+        let got = loop {
+            let work = self.shared.inner.get_ranges(object, ranges, deadline);
+            match tries.attempt(self.shared.policy.stall_after, work).await {
+                Ok(got) => break got,
+                Err(error) => tries.after(error).await?,
+            }
+        };
+        let size = got.meta.size;
+        let asked = ranges.iter().map(|range| range.end(size).saturating_sub(range.start)).sum();
+        self.shared.metrics.add(Metric::BytesAsked, asked);
+        let place = crate::place(self.root(), &object.key);
+        let digest = match ranges {
+            [range] if range.is_whole() => checksum::cheapest(&got.meta.digests).cloned(),
+            _ => None,
+        };
+        let source = Source::new(object.key.clone(), &got.meta, ranges);
+        let chunks = resume::stream(tries, source, got.chunks);
+        let chunks = match digest {
+            Some(digest) => checksum::verified(chunks, &digest, place),
+            None => chunks,
+        };
+        Ok(GetResult { meta: got.meta, chunks })
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        // A large object takes its time: at least 1 MB/s is expected of it.
+        let limit = self.shared.policy.stall_after + Duration::from_micros(size);
+        let mut tries = self.tries("PUT", key, deadline);
+        let mut is_doubtful = false;
+        loop {
+            let work = self.shared.inner.put(key, parts.clone(), options, deadline);
+            match tries.attempt(limit, work).await {
+                Ok(meta) => return Ok(meta),
+                // The connection broke after the store had written: what stands there may be ours.
+                Err(error @ Error::Precondition { .. })
+                    if is_doubtful && options.precondition == Precondition::Absent =>
+                {
+                    let standing = self.head(key, deadline).await?;
+                    let ours = standing.size == size
+                        && checksum::cheapest(&standing.digests).is_some_and(|digest| {
+                            checksum::of_parts(digest.algorithm, &parts).as_ref() == Some(digest)
+                        });
+                    return if ours { Ok(standing) } else { Err(error) };
+                }
+                Err(error) => {
+                    is_doubtful |= !matches!(error, Error::Throttled { .. });
+                    tries.after(error).await?;
+                }
+            }
+        }
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        let mut tries = self.tries("DELETE", &Key::default(), deadline);
+        loop {
+            match tries.attempt(self.shared.policy.stall_after, self.shared.inner.delete(keys, deadline)).await {
+                Ok(()) => return Ok(()),
+                Err(error) => tries.after(error).await?,
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The HTTP/1.1 client: connections without Nagle's delay, TLS only where it is spoken, bodies that are not copied.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+/// A request body of parts in order.
+#[derive(Default)]
+pub(super) struct Parts {
+    parts: VecDeque<Bytes>,
+    left: u64,
+}
+
+impl Parts {
+    pub(super) fn new(parts: impl IntoIterator<Item = Bytes>) -> Self {
+        let parts: VecDeque<Bytes> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        Self { left: parts.iter().map(|part| part.len() as u64).sum(), parts }
+    }
+
+    /// Bytes still to be sent.
+    pub(super) fn left(&self) -> u64 {
+        self.left
+    }
+}
+
+impl Body for Parts {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let part = self.parts.pop_front();
+        self.left -= part.as_ref().map_or(0, |part| part.len() as u64);
+        Poll::Ready(part.map(|part| Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
+/// Idle connections are kept for less than the 20 s after which S3 closes them.
+const IDLE: Duration = Duration::from_secs(15);
+/// Time for the connection itself to be made.
+const CONNECT: Duration = Duration::from_secs(5);
+
+type TlsClient = Client<HttpsConnector<HttpConnector>, Parts>;
+
+/// Clients for both schemes; the one with TLS is made at its first use, as it reads the system's roots.
+#[derive(Clone)]
+pub(super) struct Http {
+    plain: Client<HttpConnector, Parts>,
+    tls: Arc<OnceLock<Result<TlsClient, String>>>,
+}
+
+impl std::fmt::Debug for Http {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Http")
+    }
+}
+
+fn connector() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(CONNECT));
+    connector.set_keepalive(Some(Duration::from_secs(60)));
+    connector.enforce_http(false);
+    connector
+}
+
+fn builder() -> hyper_util::client::legacy::Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE).pool_max_idle_per_host(512);
+    builder
+}
+
+impl Http {
+    pub(super) fn new() -> Self {
+        Self { plain: builder().build(connector()), tls: Arc::default() }
+    }
+
+    /// Sends a request; the error is what the network said.
+    pub(super) async fn send(&self, request: Request<Parts>) -> Result<Response<Incoming>, String> {
+        let answer = if request.uri().scheme() == Some(&http::uri::Scheme::HTTPS) {
+            let tls = self.tls.get_or_init(|| {
+                let roots = HttpsConnectorBuilder::new().with_native_roots();
+                let roots = roots.map_err(|error| format!("no TLS roots on this machine: {error}"))?;
+                Ok(builder().build(roots.https_only().enable_http1().wrap_connector(connector())))
+            });
+            tls.as_ref().map_err(Clone::clone)?.request(request).await
+        } else {
+            self.plain.request(request).await
+        };
+        answer.map_err(|error| innermost(&error))
+    }
+}
+
+/// What the innermost cause of an error says; the outer ones speak of the client's own parts.
+pub(super) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
+/// The credential chain's requests: small, and not for ever.
+impl reqsign_core::HttpSend for Http {
+    async fn http_send(&self, request: Request<Bytes>) -> reqsign_core::Result<Response<Bytes>> {
+        let broken = |text: String| reqsign_core::Error::unexpected(text).set_retryable(true);
+        let work = async {
+            let (head, body) = request.into_parts();
+            let answer = self.send(Request::from_parts(head, Parts::new([body]))).await.map_err(broken)?;
+            let (head, body) = answer.into_parts();
+            let body =
+                Limited::new(body, 1 << 20).collect().await.map_err(|_| broken("the answer broke off".into()))?;
+            Ok(Response::from_parts(head, body.to_bytes()))
+        };
+        let limit = Duration::from_secs(10);
+        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(broken("no answer in 10 s".into())))
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where requests go: endpoint, bucket and key to the URI on the wire, with every byte of a key as it is.
+
+use std::net::IpAddr;
+
+use http::Uri;
+use penstock_types::{Error, Result};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
+use crate::S3Settings;
+
+/// What signature version 4 leaves as it is; in a path, `/` too. Dots stay, so `..` reaches the store as it is.
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const PATH: &AsciiSet = &QUERY.remove(b'/');
+
+/// A bucket's address.
+pub(super) struct Endpoint {
+    scheme: &'static str,
+    authority: String,
+    /// The path of the bucket: empty where the host names it.
+    base: String,
+    region: String,
+    shown: String,
+}
+
+impl Endpoint {
+    pub(super) fn new(bucket: &str, settings: &S3Settings) -> Result<Self> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if bucket.is_empty() || bucket.len() > 255 || !bucket.chars().all(is_name) || bucket.chars().all(|c| c == '.') {
+            return Err(Error::config("bucket", format!("`{}` is no bucket name", bucket.escape_debug())));
+        }
+        let region = settings.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
+        if !region.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
+            return Err(Error::config("AWS_REGION", format!("`{}` is no region", region.escape_debug())));
+        }
+        let Some(url) = &settings.endpoint else {
+            let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
+            let host = format!("s3.{region}.{domain}");
+            // The certificate covers one label: a bucket with dots goes into the path.
+            let (authority, base) = match bucket.contains('.') {
+                true => (host, format!("/{bucket}")),
+                false => (format!("{bucket}.{host}"), String::new()),
+            };
+            let shown = format!("https://{authority}");
+            return Ok(Self { scheme: "https", authority, base, region, shown });
+        };
+        // The URL is not shown before it is known to hold no password.
+        let bad = |problem: &str| Error::config("AWS_ENDPOINT_URL", problem);
+        let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+        let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(bad("it holds a user name or a password; give them in AWS_ACCESS_KEY_ID and its companions"));
+        }
+        if uri.query().is_some() {
+            return Err(bad("it holds a query"));
+        }
+        let scheme = match uri.scheme_str() {
+            Some("https") => "https",
+            Some("http") if settings.allows_http || is_loopback(authority.host()) => "http",
+            Some("http") => {
+                return Err(bad(&format!(
+                    "http://{authority} is plain http to another machine: use https, or set PENSTOCK_ALLOW_HTTP=1 on a \
+                     network that you trust"
+                )));
+            }
+            _ => return Err(bad("it begins with neither https:// nor http://")),
+        };
+        Ok(Self {
+            scheme,
+            authority: authority.as_str().to_owned(),
+            base: format!("{}/{bucket}", uri.path().trim_end_matches('/')),
+            region,
+            shown: format!("{scheme}://{authority}"),
+        })
+    }
+
+    pub(super) fn region(&self) -> &str {
+        &self.region
+    }
+
+    /// The endpoint as errors name it.
+    pub(super) fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// The URI of a key, or of the bucket.
+    pub(super) fn uri(&self, key: Option<&[u8]>, query: &str) -> Result<Uri> {
+        let Self { scheme, authority, base, .. } = self;
+        let mut text = format!("{scheme}://{authority}{base}");
+        match key {
+            Some(key) => {
+                text.push('/');
+                text.extend(percent_encode(key, PATH));
+            }
+            None if base.is_empty() => text.push('/'),
+            None => {}
+        }
+        if !query.is_empty() {
+            text.push('?');
+            text.push_str(query);
+        }
+        text.parse().map_err(|_| Error::Unsupported {
+            what: format!("a key of {} bytes", key.map_or(0, <[u8]>::len)),
+            by: "HTTP".to_owned(),
+        })
+    }
+}
+
+/// `name=value` of a query.
+pub(super) fn pair(name: &str, value: &[u8]) -> String {
+    format!("{name}={}", percent_encode(value, QUERY))
+}
+
+/// True for names and addresses of this machine.
+fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(url: Option<&str>, bucket: &str) -> Result<Endpoint> {
+        let endpoint = url.map(str::to_owned);
+        Endpoint::new(bucket, &S3Settings { endpoint, ..S3Settings::default() })
+    }
+
+    fn wire(url: Option<&str>, bucket: &str, key: &[u8]) -> String {
+        endpoint(url, bucket).unwrap().uri(Some(key), "").unwrap().to_string()
+    }
+
+    #[test]
+    fn test_uri_of_odd_keys_keeps_every_byte() {
+        let base = Some("http://127.0.0.1:9000/");
+        for (key, want) in [
+            ("a b+c%20&=?#", "a%20b%2Bc%2520%26%3D%3F%23"),
+            ("../x/./y", "../x/./y"),
+            ("//lead//", "//lead//"),
+            ("é~-_.", "%C3%A9~-_."),
+        ] {
+            assert_eq!(wire(base, "b", key.as_bytes()), format!("http://127.0.0.1:9000/b/{want}"));
+        }
+    }
+
+    #[test]
+    fn test_aws_hosts_name_the_bucket_unless_it_has_dots() {
+        assert_eq!(wire(None, "b", b"k"), "https://b.s3.us-east-1.amazonaws.com/k");
+        assert_eq!(wire(None, "b.c", b"k"), "https://s3.us-east-1.amazonaws.com/b.c/k");
+    }
+
+    #[test]
+    fn test_plain_http_is_for_this_machine_unless_allowed() {
+        for url in ["http://localhost:1", "http://127.9.9.9", "http://[::1]:80", "https://elsewhere"] {
+            assert!(endpoint(Some(url), "b").is_ok(), "{url}");
+        }
+        let error = endpoint(Some("http://10.0.0.1:9000"), "b").err().unwrap();
+        assert!(error.to_string().contains("PENSTOCK_ALLOW_HTTP=1"), "{error}");
+        let settings = S3Settings { endpoint: Some("http://10.0.0.1".into()), allows_http: true, ..Default::default() };
+        assert!(Endpoint::new("b", &settings).is_ok());
+    }
+
+    #[test]
+    fn test_endpoints_that_cannot_be_are_refused_without_their_password() {
+        for url in ["http://user:secret@127.0.0.1", "ftp://127.0.0.1", "127.0.0.1:9000", "http://127.0.0.1/?x=secret"] {
+            let error = endpoint(Some(url), "b").err().unwrap();
+            assert_eq!(error.code(), "config");
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+        for bucket in ["", "a/b", "a b", "..", "a?b"] {
+            assert!(endpoint(None, bucket).is_err(), "{bucket}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//! S3 and whatever speaks like it: our own requests over HTTP/1.1 and many connections, signed by `reqsign`.
+//!
+//! Owns one bucket's requests and the meaning of their answers; every request is sent once (`Retry` repeats). No secret
+//! and no signed URL reaches an error or a `Debug`.
+
+mod client;
+mod delete;
+mod endpoint;
+mod error;
+mod get;
+mod list;
+mod multipart;
+mod put;
+mod sign;
+mod xml;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Response};
+use hyper::body::Incoming;
+use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Scheme, Url};
+
+use self::client::{Http, Parts};
+use self::endpoint::Endpoint;
+use self::sign::Sign;
+use crate::count::count_error;
+use crate::{
+    Capabilities, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, S3Settings, Store, Version, dates,
+};
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct S3 {
+    bucket: Arc<Bucket>,
+    verifies: bool,
+}
+
+struct Bucket {
+    root: Url,
+    endpoint: Endpoint,
+    http: Http,
+    sign: Sign,
+    metrics: Arc<Metrics>,
+    verifies_md5: bool,
+}
+
+impl fmt::Debug for S3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3")
+            .field("root", &self.bucket.root.to_string())
+            .field("endpoint", &self.bucket.endpoint.shown())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One request: what is asked of which key.
+struct Ask<'a> {
+    method: Method,
+    kind: Metric,
+    /// `None` asks the bucket.
+    key: Option<&'a Key>,
+    query: &'a str,
+    headers: HeaderMap,
+    body: Parts,
+}
+
+impl<'a> Ask<'a> {
+    fn new(method: Method, kind: Metric, key: Option<&'a Key>) -> Self {
+        Self { method, kind, key, query: "", headers: HeaderMap::new(), body: Parts::default() }
+    }
+}
+
+impl S3 {
+    /// The store of a bucket; sends nothing yet. Errs with `Config` for an endpoint or bucket name that cannot be.
+    pub fn new(bucket: &str, settings: &S3Settings, metrics: Arc<Metrics>) -> Result<Self> {
+        let endpoint = Endpoint::new(bucket, settings)?;
+        let http = Http::new();
+        let sign = Sign::new(settings, endpoint.region(), http.clone());
+        let root = Url { scheme: Scheme::S3, authority: bucket.to_owned(), key: Key::default() };
+        let bucket = Bucket { root, endpoint, http, sign, metrics, verifies_md5: settings.verifies_md5 };
+        Ok(Self { bucket: Arc::new(bucket), verifies: true })
+    }
+
+    /// Leaves it to the caller (`Retry`) to hold a whole object against its checksum.
+    pub(crate) fn unverified(self) -> Self {
+        Self { verifies: false, ..self }
+    }
+}
+
+impl Bucket {
+    fn place(&self, key: Option<&Key>) -> String {
+        match key {
+            Some(key) => crate::place(&self.root, key),
+            None => self.root.to_string(),
+        }
+    }
+
+    /// Sends one request and gives its answer back if that is a success.
+    async fn send(&self, ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
+        let place = self.place(ask.key);
+        if let Some(key) = ask.key {
+            if key.is_empty() {
+                return Err(Error::NotFound { place });
+            }
+            if key.as_str().is_none() {
+                return Err(self.refused(key, "S3 keys are UTF-8"));
+            }
+        }
+        let what = format!("{} {place}", ask.method);
+        deadline.check(&what)?;
+        let work = async {
+            let mut request = http::Request::new(());
+            *request.method_mut() = ask.method.clone();
+            *request.uri_mut() = self.endpoint.uri(ask.key.map(Key::as_bytes), ask.query)?;
+            *request.headers_mut() = ask.headers;
+            let (mut head, ()) = request.into_parts();
+            self.sign.sign(&mut head, &place).await?;
+            self.metrics.count(Metric::Requests);
+            self.metrics.count(ask.kind);
+            self.metrics.add(Metric::BytesSent, ask.body.left());
+            let answer = self
+                .http
+                .send(http::Request::from_parts(head, ask.body))
+                .await
+                .map_err(|reason| Error::Unreachable { place: self.endpoint.shown().to_owned(), reason })?;
+            if answer.status().is_success() {
+                return Ok(answer);
+            }
+            Err(error::of_answer(self, &ask.method, ask.key, answer).await)
+        };
+        within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
+    }
+
+    fn refused(&self, key: &Key, reason: &str) -> Error {
+        Error::KeyRefused { key: key.to_string(), place: self.place(None), reason: reason.to_owned() }
+    }
+
+    /// What an answer's headers tell of an object of `size` bytes.
+    fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let etag = text("etag").map(unquoted);
+        let mut digests = checksums(headers);
+        let is_encrypted = text("x-amz-server-side-encryption").is_some_and(|how| how != "AES256")
+            || text("x-amz-server-side-encryption-customer-algorithm").is_some();
+        if self.verifies_md5
+            && !is_encrypted
+            && let Some(etag) = etag
+            && etag.len() == 32
+            && let Ok(md5) = format!("md5:{etag}").parse()
+        {
+            digests.push(md5);
+        }
+        Meta {
+            key: key.clone(),
+            size,
+            version: etag.map(|etag| Version(etag.to_owned())),
+            digests,
+            encoding: text("content-encoding").and_then(stored_encoding),
+            modified_s: text("last-modified").and_then(dates::http),
+        }
+    }
+}
+
+/// Content-Encoding without `aws-chunked`, which tells of a transfer and not of the object.
+fn stored_encoding(text: &str) -> Option<String> {
+    let kept: Vec<&str> =
+        text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
+    (!kept.is_empty()).then(|| kept.join(", "))
+}
+
+/// ETags travel in quotes; a weak one is kept as it is.
+fn unquoted(etag: &str) -> &str {
+    etag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(etag)
+}
+
+/// The header value that names a version.
+fn quoted(version: &Version) -> Result<HeaderValue> {
+    let text = if version.0.starts_with("W/") { version.0.clone() } else { format!("\"{}\"", version.0) };
+    HeaderValue::from_str(&text).map_err(|_| Error::config("version", format!("`{}` is no ETag", text.escape_debug())))
+}
+
+const CHECKSUMS: [(&str, Algorithm, usize); 5] = [
+    ("x-amz-checksum-crc32c", Algorithm::Crc32c, 4),
+    ("x-amz-checksum-crc64nvme", Algorithm::Crc64Nvme, 8),
+    ("x-amz-checksum-crc32", Algorithm::Crc32, 4),
+    ("x-amz-checksum-sha256", Algorithm::Sha256, 32),
+    ("x-amz-checksum-sha1", Algorithm::Sha1, 20),
+];
+
+/// The whole-object checksums in an answer; those of multipart uploads made part by part (`COMPOSITE`) are of no use.
+fn checksums(headers: &HeaderMap) -> Vec<Digest> {
+    if headers.get("x-amz-checksum-type").is_some_and(|kind| kind != "FULL_OBJECT") {
+        return Vec::new();
+    }
+    let decode = |text: &HeaderValue| base64::Engine::decode(&base64::prelude::BASE64_STANDARD, text).ok();
+    CHECKSUMS
+        .iter()
+        .filter_map(|&(name, algorithm, len)| {
+            let value = decode(headers.get(name)?).filter(|value| value.len() == len)?;
+            Some(Digest { algorithm, value })
+        })
+        .collect()
+}
+
+/// The request header that carries a digest, where S3 has one for it.
+fn checksum_header(digest: &Digest) -> Option<(HeaderName, HeaderValue)> {
+    let name = match digest.algorithm {
+        Algorithm::Md5 => "content-md5",
+        algorithm => CHECKSUMS.iter().find(|(_, known, _)| *known == algorithm)?.0,
+    };
+    let value = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &digest.value);
+    Some((HeaderName::from_static(name), HeaderValue::from_str(&value).ok()?))
+}
+
+/// Adds a precondition to a write.
+fn add_precondition(headers: &mut HeaderMap, precondition: &Precondition) -> Result<()> {
+    match precondition {
+        Precondition::None => None,
+        Precondition::Absent => headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*")),
+        Precondition::Matches(version) => headers.insert(header::IF_MATCH, quoted(version)?),
+    };
+    Ok(())
+}
+
+/// Ends `work` at the deadline.
+async fn within<T>(deadline: Deadline, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    match deadline.instant() {
+        Some(at) => tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what))),
+        None => work.await,
+    }
+}
+
+#[async_trait]
+impl Store for S3 {
+    fn root(&self) -> &Url {
+        &self.bucket.root
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            list: true,
+            put: true,
+            versions: true,
+            preconditions: true,
+            checksums: true,
+            ranges: true,
+            any_key: true,
+        }
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        list::stream(self.bucket.clone(), prefix.clone(), after.cloned(), deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        get::head(&self.bucket, key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        get::ranges(&self.bucket, object, ranges, self.verifies, deadline).await
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        put::put(&self.bucket, key, parts, options, deadline).await
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        delete::delete(&self.bucket, keys, deadline).await
+    }
+}

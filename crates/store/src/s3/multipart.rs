@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Large writes in parts over several connections. The object appears when the last request says so; when anything
+//! fails, the parts are taken away again.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use http::header::{self, HeaderValue};
+use http::{HeaderMap, Method};
+use http_body_util::{BodyExt, Limited};
+use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
+
+use super::client::Parts;
+use super::endpoint::pair;
+use super::error::Said;
+use super::put::{add_encoding, told};
+use super::{Ask, Bucket, add_precondition, checksum_header, error, unquoted, within, xml};
+use crate::{Meta, PutOptions, Version, checksum};
+
+/// Bytes of a part; more where 10,000 of these would not do.
+const PART: u64 = 16 << 20;
+/// Parts that S3 takes.
+const MOST: u64 = 10_000;
+/// Parts on their way at once.
+const AT_ONCE: usize = 4;
+
+const ALGORITHM: &str = "x-amz-checksum-algorithm";
+
+pub(super) async fn put(
+    bucket: &Bucket,
+    key: &Key,
+    parts: Vec<Bytes>,
+    size: u64,
+    options: &PutOptions,
+    deadline: Deadline,
+) -> Result<Meta> {
+    let whole = checksum::of_parts(Algorithm::Crc32c, &parts).ok_or_else(|| Error::bug("no CRC-32C"))?;
+    let mut ask = Ask { query: "uploads=", ..Ask::new(Method::POST, Metric::Puts, Some(key)) };
+    ask.headers.insert(ALGORITHM, HeaderValue::from_static("CRC32C"));
+    ask.headers.insert("x-amz-checksum-type", HeaderValue::from_static("FULL_OBJECT"));
+    add_encoding(&mut ask.headers, options)?;
+    let begun = answered(bucket, key, ask, deadline).await?;
+    let mut upload = String::new();
+    xml::elements(&begun, |path, text| {
+        if let [_, "UploadId"] = path {
+            upload = text;
+        }
+    })?;
+    if upload.is_empty() {
+        return Err(Error::Server { place: bucket.place(Some(key)), status: 200, reason: "no UploadId".to_owned() });
+    }
+    let upload = pair("uploadId", upload.as_bytes());
+    match finish(bucket, key, &upload, cut(parts, PART.max(size.div_ceil(MOST))), &whole, options, deadline).await {
+        Ok(version) => Ok(Meta {
+            key: key.clone(),
+            size,
+            version,
+            digests: vec![whole],
+            encoding: options.encoding.clone(),
+            modified_s: Some(unix_now().as_secs_f64()),
+        }),
+        Err(error) => {
+            // Best effort, within its own limit: the first error is the one to tell.
+            let ask = Ask { query: &upload, ..Ask::new(Method::DELETE, Metric::Puts, Some(key)) };
+            let _ = bucket.send(ask, Deadline::within(std::time::Duration::from_secs(10))).await;
+            Err(told(error, options))
+        }
+    }
+}
+
+async fn finish(
+    bucket: &Bucket,
+    key: &Key,
+    upload: &str,
+    parts: Vec<Vec<Bytes>>,
+    whole: &Digest,
+    options: &PutOptions,
+    deadline: Deadline,
+) -> Result<Option<Version>> {
+    let sent: Vec<String> = stream::iter(parts.into_iter().zip(1..))
+        .map(|(part, number)| send_part(bucket, key, upload, number, part, deadline))
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let body = format!("<CompleteMultipartUpload>{}</CompleteMultipartUpload>", sent.concat());
+    let mut ask = Ask { query: upload, ..Ask::new(Method::POST, Metric::Puts, Some(key)) };
+    let (name, value) = checksum_header(whole).ok_or_else(|| Error::bug("a digest has no header"))?;
+    ask.headers.insert(name, value);
+    ask.headers.insert("x-amz-checksum-type", HeaderValue::from_static("FULL_OBJECT"));
+    ask.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+    add_precondition(&mut ask.headers, &options.precondition)?;
+    ask.body = Parts::new([Bytes::from(body)]);
+    let done = answered(bucket, key, ask, deadline).await?;
+    let mut etag = None;
+    xml::elements(&done, |path, text| {
+        if let [_, "ETag"] = path {
+            etag = Some(text);
+        }
+    })?;
+    // S3 may say 200 and mean an error: it answers before it has put the parts together.
+    let said = Said::parse(&done);
+    if !said.code.is_empty() {
+        let status = if said.code == "InternalError" { 500 } else { 400 };
+        let status = http::StatusCode::from_u16(status).unwrap_or_default();
+        return Err(error::of_status(bucket, &Method::POST, Some(key), status, &HeaderMap::new(), &said));
+    }
+    Ok(etag.map(|etag| Version(unquoted(&etag).to_owned())))
+}
+
+/// Sends a part and gives its line of the final list.
+async fn send_part(
+    bucket: &Bucket,
+    key: &Key,
+    upload: &str,
+    number: u32,
+    part: Vec<Bytes>,
+    deadline: Deadline,
+) -> Result<String> {
+    let query = format!("partNumber={number}&{upload}");
+    let mut ask = Ask { query: &query, ..Ask::new(Method::PUT, Metric::Puts, Some(key)) };
+    let digest = checksum::of_parts(Algorithm::Crc32c, &part).ok_or_else(|| Error::bug("no CRC-32C"))?;
+    let (name, value) = checksum_header(&digest).ok_or_else(|| Error::bug("a digest has no header"))?;
+    let crc = value.to_str().map_err(|_| Error::bug("base64 is not ASCII"))?.to_owned();
+    ask.headers.insert(name, value);
+    ask.body = Parts::new(part);
+    let answer = bucket.send(ask, deadline).await?;
+    let etag = answer.headers().get(header::ETAG).and_then(|etag| xml::escaped(etag.to_str().ok()?));
+    let etag = etag.ok_or_else(|| Error::Server {
+        place: bucket.place(Some(key)),
+        status: 200,
+        reason: format!("no ETag for part {number}"),
+    })?;
+    Ok(format!(
+        "<Part><ChecksumCRC32C>{crc}</ChecksumCRC32C><ETag>{etag}</ETag><PartNumber>{number}</PartNumber></Part>"
+    ))
+}
+
+/// Sends a request and reads its answer.
+async fn answered(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<Bytes> {
+    let answer = bucket.send(ask, deadline).await?;
+    let place = bucket.place(Some(key));
+    within(deadline, &format!("POST {place}"), async {
+        let body = Limited::new(answer.into_body(), 1 << 20).collect().await;
+        Ok(body.map_err(|error| Error::Unreachable { place: place.clone(), reason: error.to_string() })?.to_bytes())
+    })
+    .await
+}
+
+/// The same bytes in parts of `size`; nothing is copied.
+fn cut(parts: Vec<Bytes>, size: u64) -> Vec<Vec<Bytes>> {
+    let mut rest: VecDeque<Bytes> = parts.into();
+    let mut out = Vec::new();
+    let (mut part, mut room) = (Vec::new(), size);
+    while let Some(mut bytes) = rest.pop_front() {
+        if bytes.len() as u64 > room {
+            rest.push_front(bytes.split_off(room as usize));
+        }
+        room -= bytes.len() as u64;
+        part.push(bytes);
+        if room == 0 {
+            out.push(std::mem::take(&mut part));
+            room = size;
+        }
+    }
+    if !part.is_empty() {
+        out.push(part);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn prop_cut_keeps_the_bytes_in_parts_of_the_size(lens in proptest::collection::vec(0usize..50, 0..12), size in 1u64..40) {
+            let mut next = 0u8;
+            let parts: Vec<Bytes> = lens.iter().map(|&len| (0..len).map(|_| { next = next.wrapping_add(1); next }).collect()).collect();
+            let want = parts.concat();
+            let out = cut(parts, size);
+            let lens: Vec<u64> = out.iter().map(|part| part.iter().map(|bytes| bytes.len() as u64).sum()).collect();
+            prop_assert_eq!(out.concat().concat(), want);
+            prop_assert!(lens.iter().rev().skip(1).all(|&len| len == size));
+            prop_assert!(lens.last().is_none_or(|&len| len <= size));
+        }
+    }
+}

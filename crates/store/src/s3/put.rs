@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! PUT: one request for what is small, several parts for what is large; each with a CRC-32C that the store checks.
+
+use bytes::Bytes;
+use http::header::{self, HeaderValue};
+use http::{HeaderMap, Method};
+use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result, unix_now};
+
+use super::client::Parts;
+use super::{Ask, Bucket, add_precondition, checksum_header, multipart, unquoted};
+use crate::{Meta, PutOptions, Version, checksum};
+
+/// Objects above this go in parts. S3 takes 5 GiB at once; in parts, several connections share the work.
+const SINGLE: u64 = 64 << 20;
+
+pub(super) async fn put(
+    bucket: &Bucket,
+    key: &Key,
+    parts: Vec<Bytes>,
+    options: &PutOptions,
+    deadline: Deadline,
+) -> Result<Meta> {
+    let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    if size > SINGLE {
+        checksum::check_parts(options.checksum.as_ref(), &parts, || bucket.place(Some(key)))?;
+        return multipart::put(bucket, key, parts, size, options, deadline).await;
+    }
+    let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));
+    // The caller's digest travels where S3 has a header for it; ours otherwise.
+    let digest = match &options.checksum {
+        Some(digest) if checksum_header(digest).is_some() => digest.clone(),
+        _ => checksum::of_parts(Algorithm::Crc32c, &parts).ok_or_else(|| Error::bug("no CRC-32C"))?,
+    };
+    let (name, value) = checksum_header(&digest).ok_or_else(|| Error::bug("a digest has no header"))?;
+    ask.headers.insert(name, value);
+    add_precondition(&mut ask.headers, &options.precondition)?;
+    add_encoding(&mut ask.headers, options)?;
+    ask.body = Parts::new(parts);
+    let answer = bucket.send(ask, deadline).await.map_err(|error| told(error, options))?;
+    let etag = answer.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
+    Ok(Meta {
+        key: key.clone(),
+        size,
+        version: etag.map(|etag| Version(unquoted(etag).to_owned())),
+        digests: vec![digest],
+        encoding: options.encoding.clone(),
+        modified_s: Some(unix_now().as_secs_f64()),
+    })
+}
+
+pub(super) fn add_encoding(headers: &mut HeaderMap, options: &PutOptions) -> Result<()> {
+    if let Some(encoding) = &options.encoding {
+        let value = HeaderValue::from_str(encoding)
+            .map_err(|_| Error::config("encoding", format!("`{}` is no header", encoding.escape_debug())))?;
+        headers.insert(header::CONTENT_ENCODING, value);
+    }
+    Ok(())
+}
+
+/// Says which condition did not hold.
+pub(super) fn told(error: Error, options: &PutOptions) -> Error {
+    use crate::Precondition::{Absent, Matches, None};
+    match (error, &options.precondition) {
+        (Error::Precondition { place, .. }, Absent) => {
+            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+        }
+        (Error::Precondition { place, .. } | Error::NotFound { place }, Matches(version)) => {
+            Error::Precondition { place, reason: format!("version {version} is no longer current") }
+        }
+        (error, None | Absent | Matches(_)) => error,
+    }
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a store must know that its URL does not say. Parsed once from the environment; printed without its secrets.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use penstock_types::{Error, Result};
+
+use crate::RetryPolicy;
+
+/// Settings of every kind of store.
+#[derive(Debug, Clone, Default)]
+pub struct StoreSettings {
+    /// Of S3.
+    pub s3: S3Settings,
+    /// When to send again, and when to give up.
+    pub retry: RetryPolicy,
+}
+
+/// How to reach S3 and whatever speaks like it. Its `Debug` shows no credential.
+#[derive(Clone, Default)]
+pub struct S3Settings {
+    /// Another endpoint than AWS's; keys then follow the bucket in the path.
+    pub endpoint: Option<String>,
+    /// Region to sign for.
+    pub region: Option<String>,
+    /// Plain http to another machine than this one is allowed.
+    pub allows_http: bool,
+    /// The instance metadata address may be asked for credentials.
+    pub asks_instance: bool,
+    /// Requests are sent unsigned, for public buckets.
+    pub is_anonymous: bool,
+    /// An ETag that is an MD5 is checked where the store gives no CRC. Off by default: MD5 runs at 0.77 GB/s a core.
+    pub verifies_md5: bool,
+    /// What the credential chain may see: the AWS_* variables.
+    pub(crate) variables: HashMap<String, String>,
+    /// Where `~/.aws` is.
+    pub(crate) home: Option<PathBuf>,
+}
+
+impl fmt::Debug for S3Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Settings")
+            .field("endpoint", &self.endpoint.as_deref().map(|url| url.rsplit('@').next()))
+            .field("region", &self.region)
+            .field("allows_http", &self.allows_http)
+            .field("asks_instance", &self.asks_instance)
+            .field("is_anonymous", &self.is_anonymous)
+            .field("verifies_md5", &self.verifies_md5)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreSettings {
+    /// Reads the AWS variables that every S3 client reads, and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
+    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5` (1 or 0) and `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling).
+    pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
+        let text = |name: &str| variables.get(name).map(String::as_str).filter(|value| !value.is_empty());
+        let flag = |name: &str| match text(name) {
+            None | Some("0" | "false" | "no") => Ok(false),
+            Some("1" | "true" | "yes") => Ok(true),
+            Some(other) => Err(Error::config(name, format!("`{other}` is neither 1 nor 0"))),
+        };
+        let metadata_off = text("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let mut retry = RetryPolicy::default();
+        if let Some(seconds) = text("PENSTOCK_GIVE_UP_AFTER_S") {
+            retry.give_up_after =
+                seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(
+                    || Error::config("PENSTOCK_GIVE_UP_AFTER_S", format!("`{seconds}` is no time in seconds")),
+                )?;
+        }
+        Ok(Self {
+            s3: S3Settings {
+                endpoint: text("AWS_ENDPOINT_URL_S3").or(text("AWS_ENDPOINT_URL")).map(str::to_owned),
+                region: text("AWS_REGION").or(text("AWS_DEFAULT_REGION")).map(str::to_owned),
+                allows_http: flag("PENSTOCK_ALLOW_HTTP")?,
+                asks_instance: flag("PENSTOCK_S3_IMDS")? && !metadata_off,
+                is_anonymous: flag("PENSTOCK_S3_ANONYMOUS")?,
+                verifies_md5: flag("PENSTOCK_S3_MD5")?,
+                variables: variables
+                    .iter()
+                    .filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty())
+                    .map(|(name, value)| (name.clone(), value.clone()))
+                    .collect(),
+                home: text("HOME").map(PathBuf::from),
+            },
+            retry,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn test_settings_debug_shows_no_secret() {
+        let settings = StoreSettings::from_env(&env(&[
+            ("AWS_ACCESS_KEY_ID", "AKIDSECRET"),
+            ("AWS_SECRET_ACCESS_KEY", "verysecret"),
+            ("AWS_SESSION_TOKEN", "tokensecret"),
+            ("AWS_ENDPOINT_URL", "http://user:pass-secret@host"),
+        ]))
+        .unwrap();
+        assert!(!format!("{settings:?}").to_lowercase().contains("secret"), "{settings:?}");
+    }
+
+    #[test]
+    fn test_settings_s3_endpoint_wins_over_the_general_one() {
+        let pairs = [("AWS_ENDPOINT_URL", "http://a"), ("AWS_ENDPOINT_URL_S3", "http://b"), ("AWS_REGION", "")];
+        let settings = StoreSettings::from_env(&env(&pairs)).unwrap();
+        assert_eq!(settings.s3.endpoint.as_deref(), Some("http://b"));
+        assert_eq!(settings.s3.region, None);
+    }
+
+    #[test]
+    fn test_settings_bad_values_are_named() {
+        for pair in [("PENSTOCK_ALLOW_HTTP", "maybe"), ("PENSTOCK_GIVE_UP_AFTER_S", "-1")] {
+            let error = StoreSettings::from_env(&env(&[pair])).unwrap_err();
+            assert_eq!(error.code(), "config");
+            assert!(error.to_string().contains(pair.0), "{error}");
+        }
+    }
+
+    #[test]
+    fn test_settings_instance_metadata_is_asked_only_when_told() {
+        assert!(!StoreSettings::from_env(&env(&[])).unwrap().s3.asks_instance);
+        assert!(StoreSettings::from_env(&env(&[("PENSTOCK_S3_IMDS", "1")])).unwrap().s3.asks_instance);
+        let both = env(&[("PENSTOCK_S3_IMDS", "1"), ("AWS_EC2_METADATA_DISABLED", "true")]);
+        assert!(!StoreSettings::from_env(&both).unwrap().s3.asks_instance);
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What holds of keys and their listings.
+
+use bytes::Bytes;
+use penstock_types::Key;
+
+use super::Bench;
+use crate::PutOptions;
+
+/// Keys that a folder can hold and that careless clients damage.
+const ODD: [&str; 12] = [
+    "plain",
+    "with space",
+    "plus+and%20percent%",
+    "question?mark#hash",
+    "amp&equals=semi;colon:at@",
+    "quote\"'<>`{}|\\^[]",
+    "ünïcödé-数据-🚰",
+    "e\u{301}-not-composed",
+    "..leading.dots..",
+    "tilde~bang!star*paren()",
+    "comma,dollar$",
+    "trailing space ",
+];
+
+pub(super) async fn list_is_in_byte_order_under_its_prefix(bench: &Bench) {
+    if !bench.store.capabilities().list {
+        return;
+    }
+    // `a-` and `a.` sort before `a/`, `a0` after: the order of keys is not the order of a walk.
+    let mut keys: Vec<Key> = ["a/b", "a/b/c/d", "a/bb", "a-", "a.", "a0", "a/a", "b/x", "B", "a/é", "a/z"]
+        .iter()
+        .filter(|tail| bench.store.capabilities().any_key || **tail != "a/b")
+        .map(|tail| bench.key(tail))
+        .collect();
+    if bench.store.root().scheme == penstock_types::Scheme::S3 {
+        keys.retain(|key| *key != bench.key("a/b")); // Some that speak like S3 keep folders below.
+    }
+    for key in &keys {
+        bench.put(key, b"x").await;
+    }
+    keys.sort();
+    assert_eq!(bench.keys(&bench.key(""), None).await, keys);
+    for prefix in ["a", "a/", "a/b", "a/b/c", "a/b/c/", "b/x", "nothing"] {
+        let prefix = bench.key(prefix);
+        let want: Vec<Key> = keys.iter().filter(|key| key.as_bytes().starts_with(prefix.as_bytes())).cloned().collect();
+        assert_eq!(bench.keys(&prefix, None).await, want, "under {prefix}");
+    }
+}
+
+pub(super) async fn list_after_a_key_goes_on_behind_it(bench: &Bench) {
+    if !bench.store.capabilities().list {
+        return;
+    }
+    let keys: Vec<Key> = ["a/1", "a/2/x", "a/2/y", "a/3", "b"].iter().map(|tail| bench.key(tail)).collect();
+    for key in &keys {
+        bench.put(key, b"x").await;
+    }
+    for after in ["a/1", "a/2", "a/2/", "a/2/x", "a/2/xx", "a/2/z", "a/3", "b", "c", "a", "A"] {
+        let after = bench.key(after);
+        let want: Vec<Key> = keys.iter().filter(|key| **key > after).cloned().collect();
+        assert_eq!(bench.keys(&bench.key(""), Some(&after)).await, want, "after {after}");
+        let want: Vec<Key> =
+            want.into_iter().filter(|key| key.as_bytes().starts_with(bench.key("a/").as_bytes())).collect();
+        assert_eq!(bench.keys(&bench.key("a/"), Some(&after)).await, want, "of a/ after {after}");
+    }
+}
+
+pub(super) async fn list_of_more_than_a_page_is_complete(bench: &Bench) {
+    if !bench.store.capabilities().list {
+        return;
+    }
+    let mut keys: Vec<Key> = (0..1203).map(|at| bench.key(format!("{}/k +%{at}", at % 3))).collect();
+    for batch in keys.chunks(32) {
+        futures::future::join_all(batch.iter().map(|key| bench.put(key, b"x"))).await;
+    }
+    keys.sort();
+    assert!(bench.keys(&bench.key(""), None).await == keys, "1,203 keys were not listed as they were put");
+}
+
+pub(super) async fn list_of_nothing_is_empty(bench: &Bench) {
+    if !bench.store.capabilities().list {
+        return;
+    }
+    bench.put(&bench.key("a"), b"x").await;
+    for prefix in ["b", "a/", "a/b/c", "a//", "../"] {
+        assert_eq!(bench.keys(&bench.key(prefix), None).await, [], "under {prefix}");
+    }
+}
+
+pub(super) async fn odd_keys_come_back_as_they_were(bench: &Bench) {
+    let mut keys: Vec<Key> = ODD.iter().map(|tail| bench.key(format!("{tail}/{tail}"))).collect();
+    for key in &keys {
+        bench.put(key, key.as_bytes()).await;
+    }
+    keys.sort();
+    if bench.store.capabilities().list {
+        assert_eq!(bench.keys(&bench.key(""), None).await, keys);
+        for key in &keys {
+            assert_eq!(bench.keys(key, None).await, std::slice::from_ref(key));
+        }
+    }
+    for key in &keys {
+        assert_eq!(bench.whole(key).await, key.as_bytes(), "{key}");
+        assert_eq!(bench.ok(bench.store.head(key, bench.deadline()).await).key, *key);
+    }
+    bench.ok(bench.store.delete(&keys, bench.deadline()).await);
+    if bench.store.capabilities().list {
+        assert_eq!(bench.keys(&bench.key(""), None).await, []);
+    }
+}
+
+/// Either a store holds such a key as it is, or it refuses it with an error; it never writes somewhere else.
+pub(super) async fn hostile_keys_are_held_or_refused(bench: &Bench) {
+    let beside = bench.key("beside");
+    bench.put(&beside, b"untouched").await;
+    let long = "n".repeat(300);
+    for tail in ["x/../beside", "../beside", "./beside", "x//y", "/x", "x/", "x/.", "nul\0byte", &long] {
+        let key = bench.key(tail);
+        let parts = vec![Bytes::from_static(b"hostile")];
+        match bench.store.put(&key, parts, &PutOptions::default(), bench.deadline()).await {
+            Ok(_) => {
+                assert_eq!(bench.whole(&key).await, b"hostile", "{key}");
+                if bench.store.capabilities().list {
+                    assert_eq!(bench.keys(&key, None).await, std::slice::from_ref(&key));
+                }
+                bench.ok(bench.store.delete(std::slice::from_ref(&key), bench.deadline()).await);
+            }
+            Err(error) => {
+                let is_local = bench.store.root().scheme == penstock_types::Scheme::File;
+                assert!(!bench.store.capabilities().any_key || is_remote(bench), "{key}: {error}");
+                assert!(!is_local || error.code() == "key", "{key}: {error}");
+            }
+        }
+        assert_eq!(bench.whole(&beside).await, b"untouched", "{key} went elsewhere");
+    }
+}
+
+fn is_remote(bench: &Bench) -> bool {
+    bench.store.root().scheme == penstock_types::Scheme::S3
+}
+
+pub(super) async fn key_beside_its_own_folder_is_held_or_refused(bench: &Bench) {
+    for (first, second) in [("fd", "fd/x"), ("gd/x", "gd")] {
+        bench.put(&bench.key(first), b"first").await;
+        let parts = vec![Bytes::from_static(b"second")];
+        match bench.store.put(&bench.key(second), parts, &PutOptions::default(), bench.deadline()).await {
+            Ok(_) => assert_eq!(bench.whole(&bench.key(second)).await, b"second"),
+            Err(error) => assert!(!bench.store.capabilities().any_key || is_remote(bench), "{second}: {error}"),
+        }
+        assert_eq!(bench.whole(&bench.key(first)).await, b"first", "{first} was harmed by {second}");
+    }
+}

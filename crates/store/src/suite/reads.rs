@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What reads promise.
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use penstock_types::{Algorithm, ByteRange, Deadline, Digest};
+
+use super::{Bench, pattern};
+use crate::{ObjectRef, PutOptions, Version, checksum};
+
+pub(super) async fn get_whole_gives_bytes_size_and_version(bench: &Bench) {
+    let (key, bytes) = (bench.key("a"), pattern(100_000));
+    let put = bench.put(&key, &bytes).await;
+    let (meta, got) = bench.ok(bench.get(&ObjectRef::current(key.clone()), &[ByteRange::WHOLE]).await);
+    assert_eq!(got[0], bytes);
+    assert_eq!((meta.key, meta.size), (key, bytes.len() as u64));
+    assert_eq!(meta.version.is_some(), bench.store.capabilities().versions);
+    assert_eq!(meta.version, put.version, "a write and a read must name one version");
+}
+
+pub(super) async fn get_ranges_at_the_edges_are_cut_at_the_end(bench: &Bench) {
+    if !bench.store.capabilities().ranges {
+        return;
+    }
+    let (key, bytes) = (bench.key("a"), pattern(10));
+    bench.put(&key, &bytes).await;
+    let object = ObjectRef::current(key);
+    for (start, len, want) in [
+        (0, 1, 0..1),
+        (9, 1, 9..10),
+        (9, 100, 9..10),
+        (0, 10, 0..10),
+        (0, 11, 0..10),
+        (3, ByteRange::TO_END, 3..10),
+        (3, 0, 3..3),
+        (10, 0, 10..10),
+    ] {
+        let (meta, got) = bench.ok(bench.get(&object, &[ByteRange::new(start, len)]).await);
+        assert_eq!(got[0], bytes[want], "{len} bytes from {start}");
+        assert_eq!(meta.size, 10, "the size is the object's, not the range's");
+    }
+}
+
+pub(super) async fn get_range_beyond_the_end_is_corrupt(bench: &Bench) {
+    if !bench.store.capabilities().ranges {
+        return;
+    }
+    let key = bench.key("a");
+    bench.put(&key, &pattern(10)).await;
+    for (start, len) in [(10, 1), (11, 1), (11, 0), (1 << 40, ByteRange::TO_END)] {
+        let got = bench.get(&ObjectRef::current(key.clone()), &[ByteRange::new(start, len)]).await;
+        let error = got.expect_err("a range beyond the end was answered");
+        assert_eq!(error.code(), "corrupt", "{len} bytes from {start}: {error}");
+        assert!(error.to_string().contains("10"), "the size is not told: {error}");
+    }
+}
+
+pub(super) async fn get_ranges_many_overlapping_and_empty_are_each_complete(bench: &Bench) {
+    if !bench.store.capabilities().ranges {
+        return;
+    }
+    let (key, bytes) = (bench.key("a"), pattern(300_000));
+    let version = bench.put(&key, &bytes).await.version;
+    let spans =
+        [(0, 10), (10, 90_000), (90_010, 5), (5, 200_000), (7, 0), (299_999, 1), (100, 100), (100, 100), (0, 1)];
+    let ranges = spans.map(|(start, len)| ByteRange::new(start, len));
+    for version in [None, version] {
+        let (_, got) = bench.ok(bench.get(&ObjectRef { key: key.clone(), version }, &ranges).await);
+        for ((start, len), got) in spans.into_iter().zip(got) {
+            assert!(got == bytes[start as usize..(start + len) as usize], "{len} bytes from {start} differ");
+        }
+    }
+    let (meta, got) = bench.ok(bench.get(&ObjectRef::current(key), &[]).await);
+    assert_eq!((meta.size, got.len()), (300_000, 0));
+}
+
+pub(super) async fn get_empty_object_gives_no_chunk(bench: &Bench) {
+    let key = bench.key("empty");
+    bench.put(&key, b"").await;
+    let (meta, got) = bench.ok(bench.get(&ObjectRef::current(key.clone()), &[ByteRange::WHOLE]).await);
+    assert_eq!((meta.size, got[0].len()), (0, 0));
+    assert_eq!(bench.ok(bench.store.head(&key, bench.deadline()).await).size, 0);
+}
+
+pub(super) async fn get_large_object_comes_whole_and_in_order(bench: &Bench) {
+    let (key, bytes) = (bench.key("large"), pattern(9_000_001));
+    bench.put(&key, &bytes).await;
+    assert!(bench.whole(&key).await == bytes, "9,000,001 bytes differ");
+    let (meta, got) =
+        bench.ok(crate::read_whole(&*bench.store, &ObjectRef::current(key), None, bench.deadline()).await);
+    assert!(got == bytes && meta.size == bytes.len() as u64);
+}
+
+pub(super) async fn get_missing_key_is_not_found(bench: &Bench) {
+    let key = bench.key("missing/nothing");
+    let object = ObjectRef::current(key.clone());
+    for ranges in [&[ByteRange::WHOLE][..], &[ByteRange::new(0, 4)], &[]] {
+        let error = bench.get(&object, ranges).await.expect_err("nothing was read");
+        assert_eq!(error.code(), "not-found", "{error}");
+        assert!(error.to_string().contains("missing/nothing"), "{error}");
+    }
+    let error = bench.store.head(&key, bench.deadline()).await.expect_err("nothing has a size");
+    assert_eq!(error.code(), "not-found", "{error}");
+}
+
+pub(super) async fn get_of_another_version_is_changed(bench: &Bench) {
+    if !bench.store.capabilities().versions {
+        return;
+    }
+    let key = bench.key("a");
+    let first = bench.put(&key, b"one").await.version;
+    let second = bench.put(&key, b"other").await.version;
+    for (version, is_current) in [(first, false), (second, true), (Some(Version("never".to_owned())), false)] {
+        for range in [ByteRange::WHOLE, ByteRange::new(1, 2), ByteRange::new(1, 0)] {
+            let object = ObjectRef { key: key.clone(), version: version.clone() };
+            match bench.get(&object, &[range]).await {
+                Ok(_) => assert!(is_current, "a version that is gone was read"),
+                Err(error) => assert!(!is_current && error.code() == "changed", "{error}"),
+            }
+        }
+    }
+}
+
+pub(super) async fn head_agrees_with_get(bench: &Bench) {
+    let key = bench.key("a");
+    bench.put(&key, &pattern(1234)).await;
+    let head = bench.ok(bench.store.head(&key, bench.deadline()).await);
+    let (meta, _) = bench.ok(bench.get(&ObjectRef::current(key.clone()), &[ByteRange::WHOLE]).await);
+    assert_eq!(head, meta);
+    if bench.store.capabilities().list {
+        let listed: Vec<_> = bench.ok(bench.store.list(&key, None, bench.deadline()).try_collect().await);
+        assert_eq!(listed.len(), 1);
+        assert_eq!((&listed[0].key, listed[0].size, &listed[0].version), (&head.key, head.size, &head.version));
+        let apart = listed[0].modified_s.zip(head.modified_s).map(|(a, b)| (a - b).abs());
+        assert!(apart.is_some_and(|apart| apart < 2.0), "the times of a listing and of HEAD are {apart:?} s apart");
+    }
+}
+
+pub(super) async fn deadline_that_has_passed_errs(bench: &Bench) {
+    let key = bench.key("a");
+    bench.put(&key, b"x").await;
+    let past = Deadline::within(std::time::Duration::ZERO);
+    let code = |error: penstock_types::Error| error.code();
+    let object = ObjectRef::current(key.clone());
+    // A store that answers at once may have answered; one that waits must not.
+    if let Err(error) = bench.store.head(&key, past).await {
+        assert_eq!(code(error), "deadline");
+    }
+    if let Err(error) = bench.store.get_ranges(&object, &[ByteRange::WHOLE], past).await {
+        assert_eq!(code(error), "deadline");
+    }
+    if let Err(error) = bench.store.put(&key, vec![Bytes::from_static(b"y")], &PutOptions::default(), past).await {
+        assert_eq!(code(error), "deadline");
+    }
+}
+
+pub(super) async fn checksum_that_a_store_keeps_comes_back(bench: &Bench) {
+    if !bench.store.capabilities().checksums {
+        return;
+    }
+    let (key, bytes) = (bench.key("a"), pattern(5000));
+    let crc = Digest::of_u32(Algorithm::Crc32c, checksum::crc32c(&bytes));
+    let options = PutOptions { checksum: Some(crc.clone()), ..PutOptions::default() };
+    bench.ok(bench.store.put(&key, vec![bytes.into()], &options, bench.deadline()).await);
+    let head = bench.ok(bench.store.head(&key, bench.deadline()).await);
+    assert!(head.digests.contains(&crc), "{:?} has no {crc}", head.digests);
+}
+
+pub(super) async fn stream_dropped_midway_leaves_the_store_usable(bench: &Bench) {
+    let (key, bytes) = (bench.key("a"), pattern(3_000_000));
+    bench.put(&key, &bytes).await;
+    for _ in 0..3 {
+        let object = ObjectRef::current(key.clone());
+        let got = bench.store.get_ranges(&object, &[ByteRange::WHOLE], bench.deadline()).await;
+        let first = bench.ok(bench.ok(got).chunks.try_next().await);
+        assert!(first.is_some());
+    }
+    assert!(bench.whole(&key).await == bytes);
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The conditions of reads and writes, in the order of RFC 9110 §13.2.2.
+
+use http::{HeaderMap, HeaderValue, StatusCode};
+use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+
+use crate::facts::Stamp;
+use crate::folder::Found;
+
+/// What a read asks to hold.
+#[derive(Default)]
+pub(crate) struct Reading {
+    pub if_match: Option<ETagCondition>,
+    pub if_none_match: Option<ETagCondition>,
+    pub if_modified_since: Option<Timestamp>,
+    pub if_unmodified_since: Option<Timestamp>,
+}
+
+/// A file's mtime as S3 tells it: whole seconds, rounded down.
+pub(crate) fn modified(stamp: Stamp) -> Timestamp {
+    let since = std::time::Duration::from_nanos(stamp.modified_ns.max(0) as u64);
+    Timestamp::from(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(since.as_secs()))
+}
+
+fn seconds(time: &Timestamp) -> i64 {
+    let mut text = Vec::new();
+    let written = time.format(TimestampFormat::EpochSeconds, &mut text);
+    let text = String::from_utf8_lossy(&text);
+    written.ok().and_then(|()| text.split('.').next()?.parse().ok()).unwrap_or(0)
+}
+
+fn matches(condition: &ETagCondition, etag: &str) -> bool {
+    // S3 has strong tags only; If-None-Match compares weakly, so a weak spelling of the same tag matches there too.
+    condition.is_any() || condition.as_etag().is_some_and(|wanted| wanted.value() == etag)
+}
+
+fn precondition_failed() -> S3Error {
+    s3_error!(PreconditionFailed, "At least one of the pre-conditions you specified did not hold")
+}
+
+impl Reading {
+    /// Errs with 412, or 304 with the headers that a cache needs.
+    pub(crate) fn check(&self, found: &Found) -> S3Result<()> {
+        let at = seconds(&modified(found.stamp));
+        match (&self.if_match, &self.if_unmodified_since) {
+            (Some(condition), _) => {
+                if condition.as_etag().is_some_and(|tag| matches!(tag, ETag::Weak(_))) || !matches(condition, &found.etag)
+                {
+                    return Err(precondition_failed());
+                }
+            }
+            (None, Some(since)) if at > seconds(since) => return Err(precondition_failed()),
+            _ => {}
+        }
+        let unchanged = match (&self.if_none_match, &self.if_modified_since) {
+            (Some(condition), _) => matches(condition, &found.etag),
+            (None, Some(since)) => at <= seconds(since),
+            _ => false,
+        };
+        if !unchanged {
+            return Ok(());
+        }
+        let mut error = S3Error::new(S3ErrorCode::NotModified);
+        error.set_status_code(StatusCode::NOT_MODIFIED);
+        let mut headers = HeaderMap::new();
+        if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", found.etag)) {
+            headers.insert(http::header::ETAG, tag);
+        }
+        error.set_headers(headers);
+        Err(error)
+    }
+}
+
+/// What a write asks to hold of what is there now.
+pub(crate) fn check_write(
+    if_match: Option<&ETagCondition>,
+    if_none_match: Option<&ETagCondition>,
+    there: Option<&Found>,
+) -> S3Result<()> {
+    if let Some(condition) = if_match {
+        let Some(found) = there else { return Err(s3_error!(NoSuchKey, "The specified key does not exist.")) };
+        if !matches(condition, &found.etag) {
+            return Err(precondition_failed());
+        }
+    }
+    if let (Some(condition), Some(found)) = (if_none_match, there)
+        && matches(condition, &found.etag)
+    {
+        return Err(precondition_failed());
+    }
+    Ok(())
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a file cannot say of its object: ETag, checksums, headers. Kept in one append-only log of JSON lines and in
+//! memory; a fact holds only while the file's stamp (inode, mtime, size) is the one it was learnt from.
+//!
+//! Endpoints that serve the same folder at the same time read each other's lines.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+/// Which file, at which state, a fact is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    pub inode: u64,
+    pub modified_ns: i64,
+    pub size: u64,
+}
+
+/// A checksum as S3 names and prints it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Checksum {
+    /// `CRC32C`, `CRC32`, `CRC64NVME`, `SHA1`, `SHA256`.
+    pub algorithm: String,
+    /// Base64; with `-N` behind it when composite.
+    pub value: String,
+    /// Of the parts' checksums rather than of the bytes.
+    pub composite: bool,
+}
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Fact {
+    pub stamp: Stamp,
+    /// Absent for a file that was found in the folder: its ETag follows from the stamp.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<Checksum>,
+    /// `content-type`, `content-encoding` and their like, as they were sent.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// `x-amz-meta-*`, without the prefix.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub metadata: BTreeMap<String, String>,
+    /// The object lies in the side store.
+    #[serde(default)]
+    pub side: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    key: String,
+    /// `None` when the object was deleted.
+    fact: Option<Fact>,
+}
+
+#[derive(Default)]
+struct Known {
+    facts: BTreeMap<String, Arc<Fact>>,
+    side: BTreeSet<String>,
+    /// Bytes of the log that are in memory.
+    read: u64,
+}
+
+impl Known {
+    fn apply(&mut self, key: String, fact: Option<Fact>) {
+        match fact {
+            Some(fact) => {
+                if fact.side {
+                    self.side.insert(key.clone());
+                } else {
+                    self.side.remove(&key);
+                }
+                self.facts.insert(key, Arc::new(fact));
+            }
+            None => {
+                self.side.remove(&key);
+                self.facts.remove(&key);
+            }
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Facts {
+    log: PathBuf,
+    known: Mutex<Known>,
+}
+
+impl Facts {
+    pub(crate) fn new(state: &Path) -> Self {
+        Self { log: state.join("objects.jsonl"), known: Mutex::default() }
+    }
+
+    pub(crate) fn get(&self, key: &str) -> io::Result<Option<Arc<Fact>>> {
+        Ok(self.current()?.facts.get(key).cloned())
+    }
+
+    /// Up to `most` keys of the side store after `after`, and what is known of them.
+    pub(crate) fn side_keys(&self, from: &str, most: usize) -> io::Result<Vec<(String, Arc<Fact>)>> {
+        let known = self.current()?;
+        let range = known.side.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
+        Ok(range.filter_map(|key| Some((key.clone(), known.facts.get(key)?.clone()))).take(most).collect())
+    }
+
+    /// Runs `look` on what is known, under one lock: a listing asks for a thousand keys at once.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&BTreeMap<String, Arc<Fact>>) -> T) -> io::Result<T> {
+        Ok(look(&self.current()?.facts))
+    }
+
+    /// Remembers a fact; on disk too, where the folder has state already or `keep` says that it must.
+    pub(crate) fn put(&self, key: &str, fact: Option<Fact>, keep: bool) -> io::Result<()> {
+        let mut known = self.current()?;
+        if keep || self.log.exists() {
+            let mut line = serde_json::to_vec(&Line { key: key.to_owned(), fact: fact.clone() })?;
+            line.push(b'\n');
+            let mut log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+            log.write_all(&line)?;
+        }
+        // Applied here as well as by the next look at the log: the same line twice changes nothing.
+        known.apply(key.to_owned(), fact);
+        Ok(())
+    }
+
+    /// What is known, with the lines that have been added since the last look.
+    fn current(&self) -> io::Result<MutexGuard<'_, Known>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = match std::fs::metadata(&self.log) {
+            Ok(meta) => meta.len(),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => 0,
+            Err(error) => return Err(error),
+        };
+        if size < known.read {
+            // Someone removed or replaced the state; what it said is void.
+            *known = Known::default();
+        }
+        if size > known.read {
+            let mut file = File::open(&self.log)?;
+            file.seek(SeekFrom::Start(known.read))?;
+            let mut tail = Vec::new();
+            file.take(size - known.read).read_to_end(&mut tail)?;
+            // A line that another process is still writing stays for the next look.
+            let whole = tail.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+            for line in tail[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+                // A line torn by a crash is skipped: its object then reads as one found in the folder.
+                if let Ok(Line { key, fact }) = serde_json::from_slice(line) {
+                    known.apply(key, fact);
+                }
+            }
+            known.read += whole as u64;
+        }
+        Ok(known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fact(size: u64, side: bool) -> Fact {
+        let stamp = Stamp { inode: 1, modified_ns: 2, size };
+        Fact { stamp, etag: Some("e".into()), checksum: None, headers: BTreeMap::new(), metadata: BTreeMap::new(), side }
+    }
+
+    #[test]
+    fn facts_written_by_one_are_seen_by_another_and_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (Facts::new(dir.path()), Facts::new(dir.path()));
+        assert_eq!(two.get("k").unwrap(), None);
+        one.put("k", Some(fact(1, false)), true).unwrap();
+        assert_eq!(two.get("k").unwrap().unwrap().stamp.size, 1);
+        two.put("k", None, true).unwrap();
+        assert_eq!(one.get("k").unwrap(), None);
+        one.put("s/", Some(fact(2, true)), true).unwrap();
+        assert_eq!(Facts::new(dir.path()).side_keys("", 9).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn facts_of_a_folder_without_state_stay_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let facts = Facts::new(&dir.path().join("none"));
+        facts.put("k", Some(fact(1, false)), false).unwrap();
+        assert!(facts.get("k").unwrap().is_some() && std::fs::read_dir(dir.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn facts_torn_line_is_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("objects.jsonl"), b"{\"key\": \"a\n\xff\xfe\n").unwrap();
+        let facts = Facts::new(dir.path());
+        facts.put("b", Some(fact(1, false)), true).unwrap();
+        assert!(Facts::new(dir.path()).get("b").unwrap().is_some());
+    }
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Objects as files below one folder, and in its side store: find, write whole or not at all, remove.
+//!
+//! Blocking calls: the callers run them on the blocking pool. Paths are resolved by the kernel beneath the folder
+//! (`openat2`), so that no key and no link leads out of it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use md5::{Digest as _, Md5};
+use penstock_types::Error;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use crate::facts::{Fact, Facts, Stamp};
+use crate::list::Directories;
+use crate::seat::{STATE, hex, plain_path, side_name};
+
+const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
+const FOLDER_MODE: Mode = Mode::from_raw_mode(0o755);
+
+/// See the module.
+pub(crate) struct Folder {
+    pub(crate) root: OwnedFd,
+    state: PathBuf,
+    pub(crate) facts: Facts,
+    pub(crate) directories: Directories,
+    /// Held while names change, so that a condition and the write that it guards are one step.
+    names: Mutex<()>,
+    temps: AtomicU64,
+}
+
+/// An object that is there.
+pub(crate) struct Found {
+    pub file: File,
+    pub stamp: Stamp,
+    pub etag: String,
+    pub fact: Option<Arc<Fact>>,
+}
+
+/// Bytes on their way to becoming an object; removed unless committed.
+pub(crate) struct Temp {
+    pub file: File,
+    pub path: PathBuf,
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        // Gone already when it was committed.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The stamp of a file.
+pub(crate) fn stamp_of(stat: &Stat) -> Stamp {
+    let modified_ns = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64);
+    Stamp { inode: stat.st_ino, modified_ns, size: stat.st_size as u64 }
+}
+
+/// The ETag of a file that was found in the folder: a validator made of its stamp. The `-1` says, as on S3, that it is
+/// no MD5 of the bytes. LIST can give it without reading a byte, and it equals what GET and HEAD give.
+pub(crate) fn found_etag(stamp: Stamp) -> String {
+    let text = format!("{} {} {}", stamp.inode, stamp.modified_ns, stamp.size);
+    format!("{}-1", hex(&Md5::digest(text.as_bytes())))
+}
+
+/// Errors that say "no such object" rather than "something is wrong".
+fn is_absent(error: Errno) -> bool {
+    matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG | Errno::NXIO)
+}
+
+impl Folder {
+    /// The folder at `path`, which must be there.
+    pub(crate) fn open(path: &Path) -> penstock_types::Result<Self> {
+        let place = || path.display().to_string();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
+        // Absolute, so that a later change of the working directory does not move the state.
+        let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
+        let state = path.join(STATE);
+        Ok(Self {
+            root,
+            facts: Facts::new(&state),
+            directories: Directories::default(),
+            state,
+            names: Mutex::default(),
+            temps: AtomicU64::new(0),
+        })
+    }
+
+    /// Opens what lies at `path` beneath the folder.
+    pub(crate) fn open_beneath(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        // NONBLOCK: a FIFO in the folder must not hang the server. PATH opens nothing, and allows no such flag.
+        let patient = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
+        let flags = flags | OFlags::CLOEXEC | patient;
+        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)
+    }
+
+    /// The object of that key, open for reading.
+    pub(crate) fn find(&self, key: &str) -> io::Result<Option<Found>> {
+        if let Some(path) = plain_path(key) {
+            match self.open_beneath(path, OFlags::RDONLY) {
+                Ok(fd) => {
+                    let stat = rustix::fs::fstat(&fd)?;
+                    if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+                        let stamp = stamp_of(&stat);
+                        let fact = self.facts.get(key)?.filter(|fact| fact.stamp == stamp && !fact.side);
+                        return Ok(Some(Self::found(fd, stamp, fact)));
+                    }
+                }
+                Err(error) if is_absent(error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let Some(fact) = self.facts.get(key)?.filter(|fact| fact.side) else { return Ok(None) };
+        match File::open(self.side(key)) {
+            Ok(file) => {
+                let stamp = stamp_of(&rustix::fs::fstat(&file)?);
+                Ok(Some(Self::found(file.into(), stamp, Some(fact).filter(|fact| fact.stamp == stamp))))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn found(fd: OwnedFd, stamp: Stamp, fact: Option<Arc<Fact>>) -> Found {
+        let etag = fact.as_ref().and_then(|fact| fact.etag.clone()).unwrap_or_else(|| found_etag(stamp));
+        Found { file: fd.into(), stamp, etag, fact }
+    }
+
+    /// A file to write into, on the same file system as the folder.
+    pub(crate) fn temp(&self) -> io::Result<Temp> {
+        let folder = self.state.join("tmp");
+        std::fs::create_dir_all(&folder)?;
+        let name = format!("{}-{}", std::process::id(), self.temps.fetch_add(1, Ordering::Relaxed));
+        let path = folder.join(name);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        Ok(Temp { file: rustix::fs::open(&path, flags, FILE_MODE)?.into(), path })
+    }
+
+    /// Gives `temp` its name. `allow` looks at what is there now and may refuse; no write comes between the two.
+    pub(crate) fn commit<E: From<io::Error>>(
+        &self,
+        key: &str,
+        temp: Temp,
+        mut fact: Fact,
+        allow: impl FnOnce(Option<&Found>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _names = self.names();
+        let there = self.find(key)?;
+        allow(there.as_ref())?;
+        drop(there);
+        fact.stamp = stamp_of(&rustix::fs::fstat(&temp.file).map_err(io::Error::from)?);
+        fact.side = match plain_path(key) {
+            Some(path) => !self.rename_plain(&temp.path, path)?,
+            None => true,
+        };
+        let side = self.side(key);
+        if fact.side {
+            std::fs::create_dir_all(self.state.join("objects"))?;
+            std::fs::rename(&temp.path, &side)?;
+        } else if let Err(error) = std::fs::remove_file(&side)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error.into());
+        }
+        self.facts.put(key, Some(fact), true)?;
+        Ok(())
+    }
+
+    /// Renames a temp file to a plain path; false when a file or a folder of another key is in the way.
+    fn rename_plain(&self, temp: &Path, path: &str) -> io::Result<bool> {
+        let blocked = |error: Errno| {
+            matches!(error, Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::LOOP | Errno::NAMETOOLONG)
+        };
+        let (parents, name) = path.rsplit_once('/').map_or((None, path), |(parents, name)| (Some(parents), name));
+        let mut at: Option<OwnedFd> = None;
+        for part in parents.into_iter().flat_map(|parents| parents.split('/')) {
+            let here = at.as_ref().map_or(self.root.as_fd(), |fd| fd.as_fd());
+            let next = match enter(here, part) {
+                Err(Errno::NOENT) => match rustix::fs::mkdirat(here, part, FOLDER_MODE) {
+                    Ok(()) | Err(Errno::EXIST) => enter(here, part),
+                    Err(error) => Err(error),
+                },
+                other => other,
+            };
+            match next {
+                Ok(fd) => at = Some(fd),
+                Err(error) if blocked(error) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let here = at.as_ref().map_or(self.root.as_fd(), |fd| fd.as_fd());
+        match rustix::fs::renameat(rustix::fs::CWD, temp, here, name) {
+            Ok(()) => Ok(true),
+            Err(error) if blocked(error) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes the object of that key, and the folders that this leaves empty. One that is not there is no error.
+    pub(crate) fn remove(&self, key: &str) -> io::Result<()> {
+        let _names = self.names();
+        if let Some(path) = plain_path(key) {
+            self.unlink_plain(path)?;
+        }
+        if let Some(fact) = self.facts.get(key)? {
+            if fact.side
+                && let Err(error) = std::fs::remove_file(self.side(key))
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                return Err(error);
+            }
+            self.facts.put(key, None, false)?;
+        }
+        Ok(())
+    }
+
+    fn unlink_plain(&self, path: &str) -> io::Result<()> {
+        let parts: Vec<&str> = path.split('/').collect();
+        let (name, parents) = parts.split_last().expect("split gives one part at least");
+        let mut chain: Vec<OwnedFd> = Vec::with_capacity(parents.len());
+        for part in parents {
+            let here = chain.last().map_or(self.root.as_fd(), |fd| fd.as_fd());
+            match enter(here, part) {
+                Ok(fd) => chain.push(fd),
+                Err(error) if is_absent(error) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let here = chain.last().map_or(self.root.as_fd(), |fd| fd.as_fd());
+        match rustix::fs::unlinkat(here, *name, AtFlags::empty()) {
+            Ok(()) => {}
+            // A folder of that name is no object.
+            Err(Errno::ISDIR | Errno::PERM) => return Ok(()),
+            Err(error) if is_absent(error) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        for (depth, part) in parents.iter().enumerate().rev() {
+            let here = if depth == 0 { self.root.as_fd() } else { chain[depth - 1].as_fd() };
+            // The first that is not empty ends it.
+            if rustix::fs::unlinkat(here, *part, AtFlags::REMOVEDIR).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn side(&self, key: &str) -> PathBuf {
+        self.state.join("objects").join(side_name(key))
+    }
+
+    fn names(&self) -> MutexGuard<'_, ()> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens a folder by one name; a link is not followed.
+fn enter(at: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(at, name, flags, Mode::empty())
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What stands before the bucket: counts, refuses and delays requests as the tier says, and shapes their bodies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request as HttpRequest, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use percent_encoding::percent_decode_str;
+use s3s::service::S3Service;
+use s3s::{Body, HttpError};
+use serde::Serialize;
+use tokio::time::{Instant, sleep_until};
+
+use crate::limits::{Connection, Limits, Refusal, Request, Route};
+use crate::shaped::Shaped;
+use crate::tier::Kind;
+
+/// A refused upload is read to its end up to here, so that its client hears the answer instead of a reset.
+const DRAINED: u64 = 64 << 20;
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident),+ $(,)?) => {
+        /// What the endpoint has counted since it began.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+        pub struct Stats { $($(#[doc = $doc])* pub $name: u64),+ }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters { $(pub(crate) $name: Arc<AtomicU64>),+ }
+
+        impl Counters {
+            pub(crate) fn read(&self) -> Stats {
+                Stats { $($name: self.$name.load(Ordering::Relaxed)),+ }
+            }
+        }
+
+        impl Stats {
+            /// Every counter by name.
+            pub fn pairs(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),+]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Requests of any kind, refused ones too.
+    requests,
+    /// GET of objects.
+    gets,
+    /// LIST pages.
+    lists,
+    /// HEAD.
+    heads,
+    /// PUT and POST.
+    puts,
+    /// DELETE.
+    deletes,
+    /// Requests answered with 503, whatever the reason.
+    throttles,
+    /// Of those, for too many requests.
+    throttles_requests,
+    /// Of those, for too many bytes queued.
+    throttles_bytes,
+    /// Answers 401 and 403.
+    denied,
+    /// Other answers of 500 and above.
+    errors,
+    /// Body bytes sent.
+    bytes_out,
+    /// Body bytes received.
+    bytes_in,
+    /// Connections accepted.
+    connections,
+}
+
+/// See the module.
+pub(crate) struct Front {
+    pub(crate) service: S3Service,
+    pub(crate) limits: Limits,
+    pub(crate) counters: Counters,
+}
+
+/// What a request is, read from its line alone.
+struct Asked {
+    kind: Kind,
+    prefix: String,
+}
+
+fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+fn asked(request: &HttpRequest<Incoming>) -> (Asked, bool) {
+    let kind = if matches!(*request.method(), Method::GET | Method::HEAD) { Kind::Read } else { Kind::Write };
+    let path = request.uri().path().trim_start_matches('/');
+    let (_, key) = path.split_once('/').unwrap_or((path, ""));
+    let is_list = key.is_empty() && *request.method() == Method::GET;
+    let key = if is_list {
+        let query = request.uri().query().unwrap_or("");
+        let prefix = query.split('&').find_map(|pair| pair.strip_prefix("prefix="));
+        prefix.map(|text| decoded(&text.replace('+', " "))).unwrap_or_default()
+    } else {
+        decoded(key)
+    };
+    let end = key.rfind('/').map_or(0, |at| at + 1);
+    (Asked { kind, prefix: key[..end].to_owned() }, is_list)
+}
+
+impl Front {
+    fn add(counter: &Arc<AtomicU64>) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count(&self, method: &Method, is_list: bool) {
+        let counters = &self.counters;
+        Self::add(&counters.requests);
+        match *method {
+            Method::GET if is_list => Self::add(&counters.lists),
+            Method::GET => Self::add(&counters.gets),
+            Method::HEAD => Self::add(&counters.heads),
+            Method::DELETE => Self::add(&counters.deletes),
+            _ => Self::add(&counters.puts),
+        }
+    }
+
+    /// Answers one request.
+    pub(crate) async fn answer(
+        &self,
+        request: HttpRequest<Incoming>,
+        connection: &Connection,
+    ) -> Result<Response<Shaped<Body>>, HttpError> {
+        let began = Instant::now();
+        let (asked, is_list) = asked(&request);
+        self.count(request.method(), is_list);
+        let what = Request { kind: asked.kind, prefix: &asked.prefix };
+        if let Err(refusal) = self.limits.admit(what, began) {
+            return Ok(self.refuse(request, refusal).await);
+        }
+        let route = self.limits.route(what, connection);
+        let (read, written) = match asked.kind {
+            Kind::Read => (route, Route::default()),
+            Kind::Write => (Route::default(), route),
+        };
+        let bytes_in = self.counters.bytes_in.clone();
+        let request = if asked.kind == Kind::Write {
+            request.map(|body| Body::http_body_unsync(Shaped::new(body, written, bytes_in)))
+        } else {
+            request.map(Body::from)
+        };
+        let response = self.service.call(request).await?;
+        // Our own work counts against a read's latency; a write's begins when its body is in.
+        let latency = self.limits.latency(asked.kind);
+        if !latency.is_zero() {
+            sleep_until(if asked.kind == Kind::Read { began } else { Instant::now() } + latency).await;
+        }
+        match response.status() {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::add(&self.counters.denied),
+            status if status.is_server_error() => Self::add(&self.counters.errors),
+            _ => {}
+        }
+        Ok(response.map(|body| Shaped::new(body, read, self.counters.bytes_out.clone())))
+    }
+
+    async fn refuse(&self, request: HttpRequest<Incoming>, refusal: Refusal) -> Response<Shaped<Body>> {
+        Self::add(&self.counters.throttles);
+        Self::add(match refusal {
+            Refusal::Requests => &self.counters.throttles_requests,
+            Refusal::Bytes => &self.counters.throttles_bytes,
+        });
+        let is_head = *request.method() == Method::HEAD;
+        // A client that waits for `100 Continue` has sent nothing and must not be told to.
+        if !request.headers().contains_key(header::EXPECT) {
+            let mut body = request.into_body();
+            let mut seen = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                seen += frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
+                if seen > DRAINED {
+                    break;
+                }
+            }
+        }
+        let throttle = &self.limits.tier().throttle;
+        let text = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>SlowDown</Code><Message>{}</Message></Error>",
+            throttle.message.replace('&', "&amp;").replace('<', "&lt;")
+        );
+        let body = if is_head { Body::empty() } else { Body::from(Bytes::from(text)) };
+        let mut response = Response::new(Shaped::new(body, Route::default(), self.counters.bytes_out.clone()));
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+        if let Some(seconds) = throttle.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

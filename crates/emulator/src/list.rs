@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One page of a listing, in the byte order of keys, walked from the folder without reading a file.
+//!
+//! A folder's names are kept sorted while its mtime stands, so that a flat folder of 100,000 files is read once, not
+//! once a page.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_types::unix_now;
+use rustix::fs::{AtFlags, FileType, OFlags};
+
+use crate::facts::Stamp;
+use crate::folder::{Folder, found_etag, stamp_of};
+use crate::seat::STATE;
+
+/// S3 addresses no longer key, so a deeper file is not listed.
+const LONGEST_KEY: usize = 1024;
+/// Names kept in memory at most; beyond, the cache starts afresh.
+const MOST_NAMES: usize = 2_000_000;
+/// A folder changed so lately may change again within the same tick of its clock: not kept.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// What to list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Query {
+    pub prefix: String,
+    pub delimiter: Option<String>,
+    /// Only what sorts after it.
+    pub after: String,
+    /// A common prefix that was given already: nothing below it.
+    pub done: Option<String>,
+    pub most: usize,
+}
+
+/// One line of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Item {
+    Object { key: String, stamp: Stamp, etag: String },
+    Prefix(String),
+}
+
+impl Item {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Object { key, .. } => key,
+            Self::Prefix(prefix) => prefix,
+        }
+    }
+}
+
+/// Sorted names by folder; a folder's own name ends in `/`, which is how its keys sort.
+#[derive(Default)]
+pub(crate) struct Directories {
+    kept: Mutex<HashMap<String, (Stamp, Names)>>,
+}
+
+type Names = Arc<Vec<Box<str>>>;
+
+enum Next {
+    Go,
+    /// Nothing more below this prefix.
+    Past(String),
+    Stop,
+}
+
+struct Walk<'a> {
+    folder: &'a Folder,
+    query: &'a Query,
+    items: Vec<(String, Option<Stamp>)>,
+}
+
+/// The page, and whether more follows.
+pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, bool)> {
+    if query.most == 0 {
+        return Ok((Vec::new(), false));
+    }
+    let mut walk = Walk { folder, query, items: Vec::new() };
+    walk.descend("")?;
+    let plain = walk.items;
+    let side = side_items(folder, query)?;
+    let mut merged = merge(plain, side);
+    let more = merged.len() > query.most;
+    merged.truncate(query.most);
+    let items = folder.facts.with(|facts| {
+        let etag = |key: &str, stamp: Stamp| {
+            let fact = facts.get(key).filter(|fact| fact.stamp == stamp);
+            fact.and_then(|fact| fact.etag.clone()).unwrap_or_else(|| found_etag(stamp))
+        };
+        let item = |(name, stamp): (String, Option<Stamp>)| match stamp {
+            Some(stamp) => Item::Object { etag: etag(&name, stamp), key: name, stamp },
+            None => Item::Prefix(name),
+        };
+        merged.into_iter().map(item).collect()
+    })?;
+    Ok((items, more))
+}
+
+/// Two sorted lists as one; of equals the plain file wins.
+fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>) -> Vec<(String, Option<Stamp>)> {
+    if side.is_empty() {
+        return plain;
+    }
+    let mut both: Vec<_> = plain.into_iter().chain(side).collect();
+    both.sort_by(|a, b| a.0.cmp(&b.0)); // stable: the plain one stays first
+    both.dedup_by(|later, earlier| later.0 == earlier.0);
+    both
+}
+
+fn side_items(folder: &Folder, query: &Query) -> io::Result<Vec<(String, Option<Stamp>)>> {
+    let mut items: Vec<(String, Option<Stamp>)> = Vec::new();
+    let mut from = query.prefix.clone().max(query.after.clone());
+    // In batches, since one common prefix may swallow any number of keys.
+    loop {
+        let batch = folder.facts.side_keys(&from, 1000)?;
+        let Some((last, _)) = batch.last() else { return Ok(items) };
+        let next = format!("{last}\0");
+        for (key, fact) in batch {
+            if !key.starts_with(&query.prefix) {
+                return Ok(items);
+            }
+            if key <= query.after {
+                continue;
+            }
+            match roll_up(query, &key) {
+                Some(prefix) if query.done.as_ref() == Some(&prefix) => {}
+                Some(prefix) if items.last().is_some_and(|last| last.0 == prefix) => {}
+                Some(prefix) => items.push((prefix, None)),
+                None => items.push((key, Some(fact.stamp))),
+            }
+            if items.len() > query.most {
+                return Ok(items);
+            }
+        }
+        from = next;
+    }
+}
+
+/// The common prefix that stands for `key`, if the delimiter makes one.
+fn roll_up(query: &Query, key: &str) -> Option<String> {
+    let delimiter = query.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty())?;
+    let at = key.get(query.prefix.len()..)?.find(delimiter)?;
+    Some(key[..query.prefix.len() + at + delimiter.len()].to_owned())
+}
+
+/// The first place in sorted `names` of the folder `base` at which a key after (or with the prefix) `bound` can stand.
+fn skip_to(names: &[Box<str>], base: &str, bound: &str) -> usize {
+    let Some(rest) = bound.strip_prefix(base) else { return 0 };
+    let head = rest.find('/').map_or(rest, |at| &rest[..=at]);
+    names.partition_point(|name| &**name < head)
+}
+
+impl Walk<'_> {
+    fn descend(&mut self, base: &str) -> io::Result<Next> {
+        let names = self.folder.directories.names(self.folder, base)?;
+        let query = self.query;
+        let first = skip_to(&names, base, &query.after).max(skip_to(&names, base, &query.prefix));
+        for name in &names[first..] {
+            let key = format!("{base}{name}");
+            let next = if key.ends_with('/') { self.visit_folder(&key)? } else { self.visit_file(key)? };
+            match next {
+                Next::Go => {}
+                // The prefix covers this folder as well: its parent skips it.
+                Next::Past(prefix) if base.starts_with(&prefix) => return Ok(Next::Past(prefix)),
+                Next::Past(_) => {}
+                Next::Stop => return Ok(Next::Stop),
+            }
+        }
+        Ok(Next::Go)
+    }
+
+    fn visit_folder(&mut self, base: &str) -> io::Result<Next> {
+        let query = self.query;
+        let meets = base.starts_with(&query.prefix) || query.prefix.starts_with(base);
+        if !meets {
+            return Ok(if base > query.prefix.as_str() { Next::Stop } else { Next::Go });
+        }
+        let passed = query.after.as_str() > base && !query.after.starts_with(base);
+        let given = |prefix: &String| {
+            query.done.as_ref() == Some(prefix) || self.items.last().is_some_and(|last| last.0 == *prefix)
+        };
+        if passed || base.len() > LONGEST_KEY || roll_up(query, base).is_some_and(|prefix| given(&prefix)) {
+            return Ok(Next::Go);
+        }
+        self.descend(base)
+    }
+
+    fn visit_file(&mut self, key: String) -> io::Result<Next> {
+        let query = self.query;
+        if !key.starts_with(&query.prefix) {
+            return Ok(if key > query.prefix { Next::Stop } else { Next::Go });
+        }
+        if key <= query.after || key.len() > LONGEST_KEY {
+            return Ok(Next::Go);
+        }
+        let Some(stamp) = self.folder.stat(&key) else { return Ok(Next::Go) };
+        if let Some(prefix) = roll_up(query, &key) {
+            let given = query.done.as_ref() == Some(&prefix) || self.items.last().is_some_and(|last| last.0 == prefix);
+            if !given {
+                self.items.push((prefix.clone(), None));
+            }
+            return Ok(if self.items.len() > query.most { Next::Stop } else { Next::Past(prefix) });
+        }
+        self.items.push((key, Some(stamp)));
+        Ok(if self.items.len() > query.most { Next::Stop } else { Next::Go })
+    }
+}
+
+impl Folder {
+    /// The stamp of a plain file; `None` when it is gone, or is something else.
+    fn stat(&self, key: &str) -> Option<Stamp> {
+        let stat = rustix::fs::statat(&self.root, key, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let stat = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => stat,
+            // A link is an object only where it leads to a file beneath the folder, as on GET.
+            FileType::Symlink => rustix::fs::fstat(self.open_beneath(key, OFlags::PATH).ok()?).ok()?,
+            _ => return None,
+        };
+        (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then(|| stamp_of(&stat))
+    }
+}
+
+impl Directories {
+    fn names(&self, folder: &Folder, base: &str) -> io::Result<Names> {
+        let path = if base.is_empty() { "." } else { base };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+        let fd = match folder.open_beneath(path, flags) {
+            Ok(fd) => fd,
+            // Removed, replaced or closed to us since its parent was read.
+            Err(_) if !base.is_empty() => return Ok(Arc::default()),
+            Err(error) => return Err(error.into()),
+        };
+        let stamp = stamp_of(&rustix::fs::fstat(&fd)?);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, names)) = kept.get(base)
+            && *at == stamp
+        {
+            return Ok(names.clone());
+        }
+        let names = Arc::new(read_names(&fd, base.is_empty())?);
+        let age = unix_now().as_nanos() as i128 - i128::from(stamp.modified_ns);
+        if age > SETTLED.as_nanos() as i128 {
+            let held: usize = kept.values().map(|(_, names)| names.len() + 1).sum();
+            if held + names.len() > MOST_NAMES {
+                kept.clear();
+            }
+            kept.insert(base.to_owned(), (stamp, names.clone()));
+        } else {
+            kept.remove(base);
+        }
+        Ok(names)
+    }
+}
+
+fn read_names(fd: &std::os::fd::OwnedFd, is_root: bool) -> io::Result<Vec<Box<str>>> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(fd)? {
+        let entry = entry?;
+        // S3 keys are UTF-8: a name that is not cannot be asked for.
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if name == "." || name == ".." || (is_root && name == STATE) {
+            continue;
+        }
+        let is_folder = match entry.file_type() {
+            FileType::Directory => true,
+            FileType::RegularFile | FileType::Symlink => false,
+            FileType::Unknown => {
+                let stat = rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW);
+                stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+            }
+            _ => continue,
+        };
+        names.push(if is_folder { format!("{name}/").into_boxed_str() } else { name.into() });
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+#[cfg(test)]
+#[path = "list_tests.rs"]
+mod tests;

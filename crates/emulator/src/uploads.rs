@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Multipart uploads: parts as temp files, joined into one object. An upload that is open when the endpoint stops is
+//! aborted with it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read, Seek as _, SeekFrom, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use md5::{Digest as _, Md5};
+use s3s::dto::*;
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+
+use crate::bucket::{Bucket, Failure, Kept, blocking, stamp_now};
+use crate::condition::{check_write, modified};
+use crate::facts::{Checksum as StoredChecksum, Stamp};
+use crate::folder::Temp;
+use crate::incoming::{Promise, hasher, receive, value_of};
+use crate::outgoing::CHUNK;
+use crate::seat::hex;
+
+/// S3 refuses to join shorter parts, the last apart.
+const SHORTEST_PART: u64 = 5 << 20;
+const MOST_PARTS: i32 = 10_000;
+
+struct PartHeld {
+    temp: Temp,
+    size: u64,
+    etag: String,
+    checksum: Option<StoredChecksum>,
+    at: Stamp,
+}
+
+struct Upload {
+    key: String,
+    kept: Kept,
+    algorithm: Option<String>,
+    /// The checksum is of the whole object rather than of the parts' checksums.
+    is_full: bool,
+    parts: BTreeMap<i32, PartHeld>,
+    at: Stamp,
+}
+
+/// Uploads that are open.
+#[derive(Default)]
+pub(crate) struct Uploads(Mutex<HashMap<String, Upload>>);
+
+fn no_such_upload() -> S3Error {
+    s3_error!(NoSuchUpload, "The specified upload does not exist. It may have been aborted or completed.")
+}
+
+impl Uploads {
+    fn all(&self) -> MutexGuard<'_, HashMap<String, Upload>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn abort(&self, id: &str) -> S3Result<()> {
+        self.all().remove(id).map(drop).ok_or_else(no_such_upload)
+    }
+
+    /// Removes every part on disk.
+    pub(crate) fn clear(&self) {
+        self.all().clear();
+    }
+
+    pub(crate) fn open(&self, prefix: &str) -> Vec<MultipartUpload> {
+        let all = self.all();
+        let mut open: Vec<_> = all
+            .iter()
+            .filter(|(_, upload)| upload.key.starts_with(prefix))
+            .map(|(id, upload)| MultipartUpload {
+                key: Some(upload.key.clone()),
+                upload_id: Some(id.clone()),
+                initiated: Some(modified(upload.at)),
+                ..Default::default()
+            })
+            .collect();
+        open.sort_by(|a, b| (&a.key, &a.upload_id).cmp(&(&b.key, &b.upload_id)));
+        open
+    }
+}
+
+/// Copies all of `from` behind what `to` holds; the MD5 of it, in hex.
+pub(crate) fn copy_hashed(from: &mut &File, to: &mut File, stamp: Stamp) -> io::Result<(String, Stamp)> {
+    let mut md5 = Md5::new();
+    copy_through(from, to, |bytes| md5.update(bytes))?;
+    Ok((hex(&md5.finalize()), Stamp { modified_ns: stamp_now().modified_ns, ..stamp }))
+}
+
+fn copy_through(from: &mut impl Read, to: &mut File, mut see: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let got = match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(got) => got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        see(&buffer[..got]);
+        to.write_all(&buffer[..got])?;
+    }
+}
+
+/// What a completed upload becomes.
+struct Joined {
+    temp: Temp,
+    etag: String,
+    checksum: Option<StoredChecksum>,
+}
+
+fn join(parts: Vec<PartHeld>, algorithm: Option<&str>, is_full: bool, mut temp: Temp) -> io::Result<Joined> {
+    let mut md5 = Md5::new();
+    let mut full = algorithm.filter(|_| is_full).map(hasher);
+    let mut composite = algorithm.filter(|_| !is_full).map(hasher);
+    let count = parts.len();
+    for mut part in parts {
+        md5.update(unhex(&part.etag));
+        if let (Some(sums), Some(checksum)) = (&mut composite, &part.checksum) {
+            sums.update(&STANDARD.decode(&checksum.value).map_err(io::Error::other)?);
+        }
+        part.temp.file.seek(SeekFrom::Start(0))?;
+        copy_through(&mut part.temp.file, &mut temp.file, |bytes| {
+            if let Some(sums) = &mut full {
+                sums.update(bytes);
+            }
+        })?;
+    }
+    let checksum = match (algorithm, full.and_then(value_of), composite.and_then(value_of)) {
+        (Some(algorithm), Some(value), _) => {
+            Some(StoredChecksum { algorithm: algorithm.to_owned(), value, composite: false })
+        }
+        (Some(algorithm), None, Some(value)) => {
+            Some(StoredChecksum { algorithm: algorithm.to_owned(), value: format!("{value}-{count}"), composite: true })
+        }
+        _ => None,
+    };
+    Ok(Joined { temp, etag: format!("{}-{count}", hex(&md5.finalize())), checksum })
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    text.as_bytes()
+        .chunks(2)
+        .filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
+}
+
+/// The checksum of an object or part that a request states, of that algorithm.
+macro_rules! stated {
+    ($input:expr, $algorithm:expr) => {
+        match $algorithm {
+            "CRC32C" => $input.checksum_crc32c.clone(),
+            "CRC32" => $input.checksum_crc32.clone(),
+            "CRC64NVME" => $input.checksum_crc64nvme.clone(),
+            "SHA1" => $input.checksum_sha1.clone(),
+            "SHA256" => $input.checksum_sha256.clone(),
+            _ => None,
+        }
+    };
+}
+
+/// Sets the field of that algorithm.
+macro_rules! state {
+    ($output:expr, $checksum:expr) => {
+        if let Some(checksum) = $checksum {
+            let value = Some(checksum.value.clone());
+            match checksum.algorithm.as_str() {
+                "CRC32C" => $output.checksum_crc32c = value,
+                "CRC32" => $output.checksum_crc32 = value,
+                "CRC64NVME" => $output.checksum_crc64nvme = value,
+                "SHA1" => $output.checksum_sha1 = value,
+                "SHA256" => $output.checksum_sha256 = value,
+                _ => {}
+            }
+        }
+    };
+}
+
+impl Bucket {
+    pub(crate) fn create_upload(
+        &self,
+        req: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let algorithm = input.checksum_algorithm.as_ref().map(|name| name.as_str().to_uppercase());
+        let asked = input.checksum_type.as_ref().map(|kind| kind.as_str().to_owned());
+        // S3's defaults: CRC64NVME has no composite form, the others are composite unless asked.
+        let is_full = asked.as_deref() == Some(ChecksumType::FULL_OBJECT)
+            || (asked.is_none() && algorithm.as_deref() == Some("CRC64NVME"));
+        let id = hex(&rand::random::<[u8; 16]>());
+        let upload = Upload {
+            key: input.key.clone(),
+            kept: Kept::of(&req.headers, input.metadata),
+            algorithm,
+            is_full,
+            parts: BTreeMap::new(),
+            at: stamp_now(),
+        };
+        self.uploads.all().insert(id.clone(), upload);
+        Ok(S3Response::new(CreateMultipartUploadOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(id),
+            checksum_algorithm: input.checksum_algorithm,
+            checksum_type: input.checksum_type,
+            ..Default::default()
+        }))
+    }
+
+    pub(crate) async fn take_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        if !(1..=MOST_PARTS).contains(&input.part_number) {
+            return Err(s3_error!(InvalidArgument, "Part number must be an integer between 1 and 10000, inclusive"));
+        }
+        let algorithm = match self.uploads.all().get(&input.upload_id) {
+            Some(upload) if upload.key == input.key => upload.algorithm.clone(),
+            _ => return Err(no_such_upload()),
+        };
+        let mut promise = Promise::of(&req.headers);
+        if promise.checksum.is_none() {
+            promise.checksum = algorithm.map(|name| (name, None));
+        }
+        let received = receive(self.folder.clone(), input.body, promise, req.trailing_headers).await?;
+        let mut output =
+            UploadPartOutput { e_tag: Some(ETag::Strong(received.etag.clone())), ..Default::default() };
+        state!(output, &received.checksum);
+        let part = PartHeld {
+            temp: received.temp,
+            size: received.size,
+            etag: received.etag,
+            checksum: received.checksum,
+            at: stamp_now(),
+        };
+        match self.uploads.all().get_mut(&input.upload_id) {
+            Some(upload) => upload.parts.insert(input.part_number, part),
+            None => return Err(no_such_upload()),
+        };
+        Ok(S3Response::new(output))
+    }
+
+    pub(crate) async fn complete_upload(
+        &self,
+        req: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let wanted = input.multipart_upload.clone().and_then(|list| list.parts).unwrap_or_default();
+        let mut upload = {
+            let mut all = self.uploads.all();
+            let upload = all.get(&input.upload_id).filter(|upload| upload.key == input.key).ok_or_else(no_such_upload)?;
+            check_parts(upload, &wanted)?;
+            all.remove(&input.upload_id).ok_or_else(no_such_upload)?
+        };
+        let chosen: Vec<PartHeld> =
+            wanted.iter().filter_map(|part| upload.parts.remove(&part.part_number?)).collect();
+        let stated = upload.algorithm.as_deref().and_then(|name| stated!(input, name));
+        let (folder, key) = (self.folder.clone(), input.key.clone());
+        let (algorithm, is_full, kept) = (upload.algorithm.clone(), upload.is_full, upload.kept.clone());
+        let (if_match, if_none_match) = (input.if_match, input.if_none_match);
+        let (etag, checksum) = blocking(move || {
+            let Joined { temp, etag, checksum } = join(chosen, algorithm.as_deref(), is_full, folder.temp()?)?;
+            let differs = match (&stated, &checksum) {
+                // A composite value may be stated without its `-N`.
+                (Some(stated), Some(have)) => stated.split('-').next() != have.value.split('-').next(),
+                _ => false,
+            };
+            if differs {
+                let text = "The checksum of the object did not match the one you specified.";
+                return Err(Failure(S3Error::with_message(S3ErrorCode::BadDigest, text)));
+            }
+            let fact = Self::fact(etag.clone(), checksum.clone(), kept);
+            folder.commit::<Failure>(&key, temp, fact, |there| {
+                Ok(check_write(if_match.as_ref(), if_none_match.as_ref(), there)?)
+            })?;
+            Ok((etag, checksum))
+        })
+        .await?;
+        let mut output = CompleteMultipartUploadOutput {
+            location: Some(format!("/{}/{}", input.bucket, input.key)),
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            e_tag: Some(ETag::Strong(etag)),
+            ..Default::default()
+        };
+        state!(output, &checksum);
+        Ok(S3Response::new(output))
+    }
+
+    pub(crate) fn parts(&self, req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let all = self.uploads.all();
+        let upload = all.get(&input.upload_id).filter(|upload| upload.key == input.key).ok_or_else(no_such_upload)?;
+        let most = input.max_parts.unwrap_or(1000).clamp(1, 1000) as usize;
+        let after: i32 = input.part_number_marker.unwrap_or(0);
+        let mut rest = upload.parts.range(after.saturating_add(1)..);
+        let parts: Vec<Part> = rest
+            .by_ref()
+            .take(most)
+            .map(|(number, held)| {
+                let mut part = Part {
+                    part_number: Some(*number),
+                    size: Some(held.size as i64),
+                    e_tag: Some(ETag::Strong(held.etag.clone())),
+                    last_modified: Some(modified(held.at)),
+                    ..Default::default()
+                };
+                state!(part, &held.checksum);
+                part
+            })
+            .collect();
+        let more = rest.next().is_some();
+        Ok(S3Response::new(ListPartsOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(input.upload_id),
+            is_truncated: Some(more),
+            max_parts: Some(most as i32),
+            next_part_number_marker: parts.last().filter(|_| more).and_then(|part| part.part_number),
+            parts: Some(parts),
+            ..Default::default()
+        }))
+    }
+}
+
+/// S3's rules for the list of parts that completes an upload.
+fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
+    if wanted.is_empty() {
+        return Err(s3_error!(MalformedXML, "You must specify at least one part"));
+    }
+    let mut before = 0;
+    for (place, part) in wanted.iter().enumerate() {
+        let number = part.part_number.unwrap_or(0);
+        if number <= before {
+            return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order."));
+        }
+        before = number;
+        let held = upload.parts.get(&number);
+        let fits = |held: &&PartHeld| {
+            let same_tag = part.e_tag.as_ref().is_none_or(|tag| tag.value() == held.etag);
+            let same_sum = held.checksum.as_ref().is_none_or(|sum| {
+                stated!(part, sum.algorithm.as_str()).is_none_or(|stated| stated == sum.value)
+            });
+            same_tag && same_sum
+        };
+        let Some(held) = held.filter(fits) else {
+            return Err(s3_error!(InvalidPart, "One or more of the specified parts could not be found."));
+        };
+        if place + 1 < wanted.len() && held.size < SHORTEST_PART {
+            return Err(s3_error!(EntityTooSmall, "Your proposed upload is smaller than the minimum allowed size"));
+        }
+    }
+    Ok(())
+}

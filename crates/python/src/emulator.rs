@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `penstock._native.Emulator`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use penstock_emulator::{Emulator as Core, Keys, Settings, Stats, Tier};
+use penstock_types::Error;
+use pyo3::prelude::*;
+
+use crate::enter::enter;
+
+/// See `_native.pyi`. Serves on threads of its own, so the GIL plays no part while it does.
+#[pyclass(module = "penstock._native", frozen)]
+pub struct Emulator {
+    core: Mutex<Core>,
+    endpoint: String,
+    url: String,
+    keys: Keys,
+    region: &'static str,
+    tier: String,
+    scale: f64,
+}
+
+#[pymethods]
+impl Emulator {
+    #[new]
+    #[pyo3(signature = (folder, tier_toml_text, tier="none", bind="127.0.0.1:0", scale=1.0, access_key=None, secret_key=None))]
+    #[expect(clippy::too_many_arguments, reason = "the settings of the class, by name in Python")]
+    fn new(
+        py: Python<'_>,
+        folder: PathBuf,
+        tier_toml_text: &str,
+        tier: &str,
+        bind: &str,
+        scale: f64,
+        access_key: Option<String>,
+        secret_key: Option<String>,
+    ) -> PyResult<Self> {
+        let core = enter(py, || {
+            let bind: SocketAddr = bind
+                .parse()
+                .map_err(|_| Error::config("bind", format!("`{bind}` is not ADDRESS:PORT (127.0.0.1:0, say)")))?;
+            let keys = match (access_key, secret_key) {
+                (Some(access), Some(secret)) if !access.is_empty() && !secret.is_empty() => Keys { access, secret },
+                (None, None) => Keys::random(),
+                _ => return Err(Error::config("keys", "an access key and a secret key go together")),
+            };
+            let tier = Tier::named(tier_toml_text, tier)?;
+            Core::start(Settings { folder, tier, scale, bind, keys })
+        })?;
+        Ok(Self {
+            endpoint: core.endpoint(),
+            url: core.url(),
+            keys: core.keys().clone(),
+            region: core.region(),
+            tier: core.tier(),
+            scale: core.scale(),
+            core: Mutex::new(core),
+        })
+    }
+
+    #[getter]
+    fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    #[getter]
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    #[getter]
+    fn access_key(&self) -> &str {
+        &self.keys.access
+    }
+
+    #[getter]
+    fn secret_key(&self) -> &str {
+        &self.keys.secret
+    }
+
+    #[getter]
+    fn region(&self) -> &str {
+        self.region
+    }
+
+    #[getter]
+    fn tier(&self) -> &str {
+        &self.tier
+    }
+
+    #[getter]
+    fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    fn stats(&self) -> std::collections::HashMap<&'static str, u64> {
+        let stats: Stats = self.core.lock().unwrap_or_else(PoisonError::into_inner).stats();
+        stats.pairs().into_iter().collect()
+    }
+
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || {
+            self.core.lock().unwrap_or_else(PoisonError::into_inner).stop();
+            Ok(())
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Emulator of {} at {} ({}, scale {})>", self.url, self.endpoint, self.tier, self.scale)
+    }
+}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock emulate`: a folder as an S3 endpoint with the limits of a storage tier, until it is told to end."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import signal
+from pathlib import Path
+
+import click
+
+from penstock import env
+from penstock.errors import ConfigError, NotFound
+
+__all__ = ["command"]
+
+_ENDS = {signal.SIGINT, signal.SIGTERM}
+_ACCESS = "PENSTOCK_EMULATE_ACCESS_KEY"
+_SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, not its value
+
+
+@click.command("emulate")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--tier", default="none", show_default=True, help="Whose limits: a name of the tier book, with or without its year (azure-hot, azure-hot@2021).")
+@click.option("--bind", default="127.0.0.1:0", show_default=True, metavar="ADDRESS:PORT", help="Where to listen; port 0 takes a free one.")
+@click.option("--scale", type=float, default=1.0, show_default=True, metavar="F", help="Multiply the tier's rates (never its latency), to rehearse a cluster on a laptop.")
+@click.option("--tiers", type=click.Path(path_type=Path), metavar="FILE", help="Another tier book (TOML).")
+@click.option("--allow-remote", is_flag=True, help="Let --bind name an address that others can reach; data and signatures cross the network in clear.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line: endpoint, url, access_key, secret_key, region, tier, scale, pid.")
+def command(folder: Path, tier: str, bind: str, scale: float, tiers: Path | None, allow_remote: bool, as_json: bool) -> int:
+    """Serve DIR as an S3 bucket with the limits of a storage tier, until Ctrl-C or SIGTERM.
+
+    Any S3 client reads and writes it: what is written arrives as plain files in DIR. The keys are made for this run;
+    PENSTOCK_EMULATE_ACCESS_KEY and PENSTOCK_EMULATE_SECRET_KEY set them.
+    """
+    from penstock.emulation import Emulator, tier_book
+
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise NotFound(f"{folder} {what}", where=str(folder), hint=f"make it first: mkdir -p {folder}")
+    _refuse_remote(bind, allow_remote)
+    # Blocked before the server's threads begin, so that they inherit it and the signal waits for `sigwait` below.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        settings = env.read()
+        access, secret = settings.get(_ACCESS), settings.get(_SECRET)
+        with Emulator(
+            folder, tier=tier, scale=scale, bind=bind, tiers=tiers, access_key=access, secret_key=secret
+        ) as server:
+            facts = {
+                "schema_version": 1,
+                "endpoint": server.endpoint,
+                "url": server.url,
+                "access_key": server.access_key,
+                "secret_key": server.secret_key,
+                "region": server.region,
+                "tier": server.tier,
+                "scale": server.scale,
+                "folder": str(folder.resolve()),
+                "pid": os.getpid(),
+            }
+            click.echo(json.dumps(facts) if as_json else _readable(server, tier_book(tiers)))
+            signal.sigwait(_ENDS)
+            counted = server.stats()
+        if not as_json:
+            click.echo(_farewell(counted), err=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    return 0
+
+
+def _refuse_remote(bind: str, allow_remote: bool) -> None:
+    address = bind.rpartition(":")[0].strip("[]")
+    try:
+        is_loopback = ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        raise ConfigError(f"bind: `{bind}` is not ADDRESS:PORT (127.0.0.1:0, say)", where="bind") from None
+    if not is_loopback and not allow_remote:
+        raise ConfigError(
+            f"bind: {address} can be reached from outside this machine, and the emulator speaks in clear",
+            where="bind",
+            hint="give --allow-remote if that is meant",
+        )
+
+
+def _readable(server: object, book: str) -> str:
+    import tomllib
+
+    from penstock.emulation import Emulator
+
+    assert isinstance(server, Emulator)
+    found = next(t for t in tomllib.loads(book)["tier"] if f"{t['name']}@{t['year']}" == server.tier)
+    lines = [f"{server.url} at {server.endpoint}", ""]
+    lines += [f"export {name}={value}" for name, value in server.env.items()]
+    scaled = f", rates x {server.scale:g} (F)" if server.scale != 1 else ""
+    lines += ["", f"tier {server.tier}{scaled}: {found['title']}"]
+    for limit in found.get("limit", []):
+        rate = limit["value"] * server.scale
+        lines.append(f"  {limit['what'].replace('-', ' '):15} {_rate(rate, limit['unit']):>16} per {limit['scope']:10} [{limit['confidence']}] {limit['source']}, {limit['as_of']}")
+    for latency in found.get("latency", []):
+        text = f"{latency['p50_ms']:g} ms, p99 {latency['p99_ms']:g} ms"
+        lines.append(f"  {latency['what'] + ' latency':15} {text:>16}, not scaled   [{latency['confidence']}] {latency['source']}, {latency['as_of']}")
+    return "\n".join([*lines, "", "Ctrl-C ends it."])
+
+
+def _rate(value: float, unit: str) -> str:
+    if unit != "bytes/s":
+        return f"{value:,.0f} requests/s"
+    for size, name in ((1e9, "GB/s"), (1e6, "MB/s")):
+        if value >= size:
+            return f"{value / size:,.2f} {name}"
+    return f"{value / 1e3:,.2f} kB/s"
+
+
+def _farewell(counted: dict[str, int]) -> str:
+    return (
+        f"{counted['requests']:,} requests, {counted['throttles']:,} of them refused with 503; "
+        f"{counted['bytes_out']:,} bytes out, {counted['bytes_in']:,} bytes in"
+    )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder as an S3 endpoint inside this process: for tests, demonstrations and rehearsals.
+
+The server is the core's (`penstock._native.Emulator`, threads of its own); this adds the bundled tier book and the
+variables that S3 clients read.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock._native import Emulator as _Core
+
+__all__ = ["Emulator", "tier_book"]
+
+
+def tier_book(path: str | Path | None = None) -> str:
+    """The TOML text of a tier book: the bundled one, or a file's.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    if path is None:
+        return resources.files("penstock").joinpath("price/books/tiers.toml").read_text("utf-8")
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"tier book {path} cannot be read: {reason}", where=str(path)) from error
+
+
+class Emulator:
+    """Serves `folder` while the `with` block lasts.
+
+    Args:
+        folder: The bucket's root; must exist.
+        tier: A name of the tier book, with or without its year (`azure-hot`, `azure-hot@2021`).
+        scale: F, which multiplies the tier's rates; never its latency.
+        bind: ADDRESS:PORT; port 0 takes a free one.
+        tiers: Another tier book.
+        access_key, secret_key: The pair that is let in; made for this run by default.
+    Raises:
+        ConfigError: Unknown tier, bad scale, address taken.
+        NotFound: No such folder.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        tier: str = "none",
+        scale: float = 1.0,
+        bind: str = "127.0.0.1:0",
+        tiers: str | Path | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+    ) -> None:
+        from penstock._native import Emulator as Core
+
+        self._core: _Core = Core(
+            Path(folder),
+            tier_book(tiers),
+            tier=tier,
+            bind=bind,
+            scale=scale,
+            access_key=access_key,
+            secret_key=secret_key,
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """`http://127.0.0.1:PORT`."""
+        return self._core.endpoint
+
+    @property
+    def url(self) -> str:
+        """`s3://BUCKET/`; the folder is its root."""
+        return self._core.url
+
+    @property
+    def tier(self) -> str:
+        """The tier with its year."""
+        return self._core.tier
+
+    @property
+    def scale(self) -> float:
+        """F."""
+        return self._core.scale
+
+    @property
+    def access_key(self) -> str:
+        """Names the pair that is let in."""
+        return self._core.access_key
+
+    @property
+    def secret_key(self) -> str:
+        """Signs."""
+        return self._core.secret_key
+
+    @property
+    def region(self) -> str:
+        """The region that it says it is in."""
+        return self._core.region
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What an S3 client needs in its environment."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+        }
+
+    def stats(self) -> dict[str, int]:
+        """Requests, throttles and bytes so far, by name."""
+        return self._core.stats()
+
+    def stop(self) -> None:
+        """End it; connections are cut. Twice is no error."""
+        self._core.stop()
+
+    def __enter__(self) -> Emulator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return repr(self._core)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tier book as data: what a store of a name and a year allows, each number with its source. Enforces nothing."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from penstock.errors import ConfigError
+
+__all__ = ["Latency", "Limit", "Number", "Observation", "Throttle", "Tier", "find", "load"]
+
+Confidence = Literal["published", "derived", "unverified", "ours"]
+_UNITS = {"bytes": "bytes/s", "requests": "requests/s"}
+
+
+class _Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    source: str
+    as_of: str
+    confidence: Confidence
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.source.strip() or not self.as_of.strip():
+            raise ValueError("a number stands without source or date")
+
+
+def _positive(value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{value} is not a positive number")
+
+
+class Limit(_Sourced, frozen=True, kw_only=True):
+    """A rate: `value` bytes/s or requests/s, shared by all within `scope`."""
+
+    what: Literal["read-bytes", "write-bytes", "read-requests", "write-requests", "requests"]
+    scope: Literal["account", "bucket", "prefix", "connection"]
+    value: float
+    unit: Literal["bytes/s", "requests/s"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(self.value)
+        if self.unit != _UNITS[self.what.rpartition("-")[2]]:
+            raise ValueError(f"unit `{self.unit}` is not that of {self.what}")
+
+
+class Latency(_Sourced, frozen=True, kw_only=True):
+    """Time to first byte, in milliseconds: a lognormal distribution by its median and 99th percentile."""
+
+    what: Literal["read", "write"]
+    p50_ms: float
+    p99_ms: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(self.p50_ms)
+        if not self.p50_ms <= self.p99_ms < float("inf"):
+            raise ValueError(f"p99_ms {self.p99_ms} is below p50_ms {self.p50_ms}")
+
+
+class Number(_Sourced, frozen=True, kw_only=True):
+    """Seconds: how long bytes may queue, or how many seconds of a rate of requests pass at once."""
+
+    value: float
+    unit: Literal["s"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive(self.value)
+
+
+class Observation(_Sourced, frozen=True, kw_only=True):
+    """What a study saw through a path of its own, a mount say. No limit of the store; never enforced."""
+
+    what: str
+    scope: str
+    value: float
+    unit: str
+
+
+class Throttle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a refusal (503) says."""
+
+    message: str = "Please reduce your request rate."
+    retry_after_s: int | None = None
+
+
+class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A store's page in the book."""
+
+    name: str
+    year: int
+    title: str
+    limits: tuple[Limit, ...] = msgspec.field(default=(), name="limit")
+    latency: tuple[Latency, ...] = ()
+    queue: Number | None = None
+    burst: Number | None = None
+    throttle: Throttle = msgspec.field(default_factory=Throttle)
+    observed: tuple[Observation, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`azure-hot@2021`."""
+        return f"{self.name}@{self.year}"
+
+    def rate(self, what: str, scope: str) -> float | None:
+        """The limit on `what` within `scope` per second, unscaled; None where the tier has none."""
+        return next((limit.value for limit in self.limits if (limit.what, limit.scope) == (what, scope)), None)
+
+    def first_byte_s(self, what: str = "read") -> float:
+        """Median time to first byte in seconds; 0 where the tier has no latency."""
+        return next((one.p50_ms / 1000 for one in self.latency if one.what == what), 0.0)
+
+    def observation(self, what: str) -> Observation | None:
+        """What a study saw under that name."""
+        return next((one for one in self.observed if one.what == what), None)
+
+
+class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema_version: Literal[1]
+    tier: tuple[Tier, ...]
+
+
+def load(path: str | Path | None = None) -> dict[str, Tier]:
+    """Every tier under `name@year`, and the latest year's under `name` too.
+
+    Args:
+        path: A tier book; the bundled one by default.
+    Raises:
+        ConfigError: The file cannot be read, or breaks the book's rules.
+    """
+    place = "the bundled tier book" if path is None else str(path)
+    try:
+        if path is None:
+            raw = resources.files("penstock").joinpath("price/books/tiers.toml").read_bytes()
+        else:
+            raw = Path(path).read_bytes()
+        book = msgspec.toml.decode(raw, type=_Book)
+    except OSError as error:
+        raise ConfigError(f"tier book {place} cannot be read: {error.strerror}", where=place) from error
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tier book {place}: {error}", where=place) from error
+    tiers: dict[str, Tier] = {}
+    for tier in book.tier:
+        if tier.label in tiers:
+            raise ConfigError(f"tier book {place}: {tier.label} stands twice", where=place)
+        tiers[tier.label] = tier
+    for tier in book.tier:
+        latest = tiers.get(tier.name)
+        if latest is None or latest.year < tier.year:
+            tiers[tier.name] = tier
+    return tiers
+
+
+def find(name: str, path: str | Path | None = None) -> Tier:
+    """The tier of that name, with or without its year.
+
+    Raises:
+        ConfigError: No such tier; the known ones are listed.
+    """
+    tiers = load(path)
+    if name not in tiers:
+        raise ConfigError(f"tier: `{name}` is none of {', '.join(sorted(tiers))}", where="tier")
+    return tiers[name]

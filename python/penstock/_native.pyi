@@ -2,11 +2,12 @@
 # The compiled core, as Python sees it. Checked by mypy.stubtest.
 
 from collections.abc import Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Literal, final
 
 from typing_extensions import Buffer
 
-__all__ = ["__profile__", "__version__", "crc32c", "decode_tfrecord", "encode_tfrecord"]
+__all__ = ["Emulator", "__profile__", "__version__", "crc32c", "decode_tfrecord", "encode_tfrecord"]
 
 __profile__: str
 __version__: str
@@ -40,3 +41,34 @@ def decode_tfrecord(
 
 def crc32c(data: bytes) -> int:
     """CRC-32C (Castagnoli) of `data`."""
+
+@final
+class Emulator:
+    """A folder as an S3 endpoint, on threads of its own, until `stop` or the last reference goes."""
+
+    def __new__(
+        cls,
+        folder: str | Path,
+        tier_toml_text: str,
+        tier: str = "none",
+        bind: str = "127.0.0.1:0",
+        scale: float = 1.0,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+    ) -> Emulator: ...
+    @property
+    def endpoint(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def access_key(self) -> str: ...
+    @property
+    def secret_key(self) -> str: ...
+    @property
+    def region(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def scale(self) -> float: ...
+    def stats(self) -> dict[str, int]: ...
+    def stop(self) -> None: ...

@@ -123,7 +123,13 @@ impl Bucket {
         Fact { stamp, etag: Some(etag), checksum, headers: kept.headers, metadata: kept.metadata, side: false }
     }
 
-    async fn describe(&self, key: String, range: Option<Range>, reading: Reading, wants_sum: bool) -> S3Result<Described> {
+    async fn describe(
+        &self,
+        key: String,
+        range: Option<Range>,
+        reading: Reading,
+        wants_sum: bool,
+    ) -> S3Result<Described> {
         let folder = self.folder.clone();
         blocking(move || {
             let Some(found) = folder.find(&key)? else { return Err(Failure(no_such_key())) };
@@ -132,9 +138,9 @@ impl Bucket {
             let is_partial = range.is_some();
             let range = match range {
                 None => 0..size,
-                Some(range) => range.check(size).map_err(|_| {
-                    Failure(s3_error!(InvalidRange, "The requested range is not satisfiable"))
-                })?,
+                Some(range) => range
+                    .check(size)
+                    .map_err(|_| Failure(s3_error!(InvalidRange, "The requested range is not satisfiable")))?,
             };
             // S3 gives an object's checksum with the whole object only.
             let checksum = if wants_sum && !is_partial { Some(checksum_of(&folder, &key, &found)?) } else { None };

@@ -43,15 +43,15 @@ impl Reading {
     /// Errs with 412, or 304 with the headers that a cache needs.
     pub(crate) fn check(&self, found: &Found) -> S3Result<()> {
         let at = seconds(&modified(found.stamp));
-        match (&self.if_match, &self.if_unmodified_since) {
-            (Some(condition), _) => {
-                if condition.as_etag().is_some_and(|tag| matches!(tag, ETag::Weak(_))) || !matches(condition, &found.etag)
-                {
-                    return Err(precondition_failed());
-                }
-            }
-            (None, Some(since)) if at > seconds(since) => return Err(precondition_failed()),
-            _ => {}
+        // If-Match compares strongly, and hides If-Unmodified-Since.
+        let is_weak = |condition: &ETagCondition| matches!(condition.as_etag(), Some(ETag::Weak(_)));
+        let holds = match (&self.if_match, &self.if_unmodified_since) {
+            (Some(condition), _) => matches(condition, &found.etag) && !is_weak(condition),
+            (None, Some(since)) => at <= seconds(since),
+            (None, None) => true,
+        };
+        if !holds {
+            return Err(precondition_failed());
         }
         let unchanged = match (&self.if_none_match, &self.if_modified_since) {
             (Some(condition), _) => matches(condition, &found.etag),

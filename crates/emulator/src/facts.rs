@@ -163,7 +163,14 @@ mod tests {
 
     fn fact(size: u64, side: bool) -> Fact {
         let stamp = Stamp { inode: 1, modified_ns: 2, size };
-        Fact { stamp, etag: Some("e".into()), checksum: None, headers: BTreeMap::new(), metadata: BTreeMap::new(), side }
+        Fact {
+            stamp,
+            etag: Some("e".into()),
+            checksum: None,
+            headers: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            side,
+        }
     }
 
     #[test]

@@ -78,7 +78,8 @@ impl Folder {
     pub(crate) fn open(path: &Path) -> penstock_types::Result<Self> {
         let place = || path.display().to_string();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
+        let root =
+            rustix::fs::open(path, flags, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
         // Absolute, so that a later change of the working directory does not move the state.
         let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
         let state = path.join(STATE);
@@ -176,7 +177,10 @@ impl Folder {
     /// Renames a temp file to a plain path; false when a file or a folder of another key is in the way.
     fn rename_plain(&self, temp: &Path, path: &str) -> io::Result<bool> {
         let blocked = |error: Errno| {
-            matches!(error, Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::LOOP | Errno::NAMETOOLONG)
+            matches!(
+                error,
+                Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::LOOP | Errno::NAMETOOLONG
+            )
         };
         let (parents, name) = path.rsplit_once('/').map_or((None, path), |(parents, name)| (Some(parents), name));
         let mut at: Option<OwnedFd> = None;

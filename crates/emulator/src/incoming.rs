@@ -59,7 +59,9 @@ impl Promise {
         Self {
             content_md5: text("content-md5"),
             checksum: stated.or_else(|| later.map(|name| ((*name).to_owned(), None))),
-            length: text("x-amz-decoded-content-length").or_else(|| text("content-length")).and_then(|n| n.parse().ok()),
+            length: text("x-amz-decoded-content-length")
+                .or_else(|| text("content-length"))
+                .and_then(|n| n.parse().ok()),
         }
     }
 }
@@ -157,7 +159,11 @@ pub(crate) async fn receive(
     Ok(Received { temp, size, etag: hex(&md5), checksum })
 }
 
-fn write(folder: &Folder, mut chunks: tokio::sync::mpsc::Receiver<Bytes>, algorithm: Option<&str>) -> io::Result<Hashed> {
+fn write(
+    folder: &Folder,
+    mut chunks: tokio::sync::mpsc::Receiver<Bytes>,
+    algorithm: Option<&str>,
+) -> io::Result<Hashed> {
     let mut temp = folder.temp()?;
     let (mut md5, mut size) = (Md5::new(), 0);
     let mut sums = algorithm.map(hasher);
@@ -177,7 +183,8 @@ fn body_error(error: s3s::StdError) -> S3Error {
     let text = error.to_string();
     if text.to_lowercase().contains("sha256") || text.to_lowercase().contains("checksum") {
         let code = s3s::S3ErrorCode::Custom("XAmzContentSHA256Mismatch".into());
-        let mut error = S3Error::with_message(code, "The provided x-amz-content-sha256 header does not match the body.");
+        let mut error =
+            S3Error::with_message(code, "The provided x-amz-content-sha256 header does not match the body.");
         error.set_status_code(http::StatusCode::BAD_REQUEST);
         error
     } else {

@@ -178,7 +178,9 @@ impl Limits {
     pub fn connection(&self) -> Connection {
         let own = self.tier.limits.iter().filter(|limit| limit.scope == Scope::Connection);
         Connection {
-            pipes: own.filter_map(|limit| Some((bytes_kind(limit.what)?, Pipe::new(limit.value * self.scale)))).collect(),
+            pipes: own
+                .filter_map(|limit| Some((bytes_kind(limit.what)?, Pipe::new(limit.value * self.scale))))
+                .collect(),
         }
     }
 

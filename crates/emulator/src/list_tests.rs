@@ -25,8 +25,7 @@ fn put(folder: &Folder, key: &str) {
 }
 
 fn all_pages(folder: &Folder, prefix: &str, delimiter: Option<&str>, most: usize) -> Vec<String> {
-    let mut query =
-        Query { prefix: prefix.into(), delimiter: delimiter.map(Into::into), most, ..Query::default() };
+    let mut query = Query { prefix: prefix.into(), delimiter: delimiter.map(Into::into), most, ..Query::default() };
     let mut names = Vec::new();
     for _ in 0..1000 {
         let (items, more) = page(folder, &query).unwrap();
@@ -54,7 +53,7 @@ fn model(keys: &[String], prefix: &str, delimiter: Option<&str>) -> Vec<String> 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
     fn prop_pages_equal_the_sorted_model(
         keys in prop::collection::btree_set("[ab./-]{1,7}", 1..24),

@@ -16,9 +16,7 @@ const LONGEST_NAME: usize = 255;
 pub(crate) fn plain_path(key: &str) -> Option<&str> {
     let fits = !key.is_empty()
         && !key.contains('\0')
-        && key
-            .split('/')
-            .all(|part| !part.is_empty() && part != "." && part != ".." && part.len() <= LONGEST_NAME)
+        && key.split('/').all(|part| !part.is_empty() && part != "." && part != ".." && part.len() <= LONGEST_NAME)
         && key.split('/').next() != Some(STATE);
     fits.then_some(key)
 }

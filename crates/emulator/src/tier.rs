@@ -297,7 +297,8 @@ mod tests {
             let error = Tier::all(&format!("{head}{limit}{bad}")).unwrap_err();
             assert_eq!(error.code(), "config", "{bad}");
         }
-        let late = "[[tier.latency]]\nwhat='read'\np50_ms=2.0\np99_ms=1.0\nsource='s'\nas_of='2026'\nconfidence='ours'\n";
+        let late =
+            "[[tier.latency]]\nwhat='read'\np50_ms=2.0\np99_ms=1.0\nsource='s'\nas_of='2026'\nconfidence='ours'\n";
         assert!(Tier::all(&format!("{head}{late}")).is_err());
     }
 }

@@ -140,10 +140,7 @@ fn join(parts: Vec<PartHeld>, algorithm: Option<&str>, is_full: bool, mut temp: 
 }
 
 fn unhex(text: &str) -> Vec<u8> {
-    text.as_bytes()
-        .chunks(2)
-        .filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
-        .collect()
+    text.as_bytes().chunks(2).filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
 /// The checksum of an object or part that a request states, of that algorithm.
@@ -224,8 +221,7 @@ impl Bucket {
             promise.checksum = algorithm.map(|name| (name, None));
         }
         let received = receive(self.folder.clone(), input.body, promise, req.trailing_headers).await?;
-        let mut output =
-            UploadPartOutput { e_tag: Some(ETag::Strong(received.etag.clone())), ..Default::default() };
+        let mut output = UploadPartOutput { e_tag: Some(ETag::Strong(received.etag.clone())), ..Default::default() };
         state!(output, &received.checksum);
         let part = PartHeld {
             temp: received.temp,
@@ -250,12 +246,12 @@ impl Bucket {
         let wanted = input.multipart_upload.clone().and_then(|list| list.parts).unwrap_or_default();
         let mut upload = {
             let mut all = self.uploads.all();
-            let upload = all.get(&input.upload_id).filter(|upload| upload.key == input.key).ok_or_else(no_such_upload)?;
+            let upload =
+                all.get(&input.upload_id).filter(|upload| upload.key == input.key).ok_or_else(no_such_upload)?;
             check_parts(upload, &wanted)?;
             all.remove(&input.upload_id).ok_or_else(no_such_upload)?
         };
-        let chosen: Vec<PartHeld> =
-            wanted.iter().filter_map(|part| upload.parts.remove(&part.part_number?)).collect();
+        let chosen: Vec<PartHeld> = wanted.iter().filter_map(|part| upload.parts.remove(&part.part_number?)).collect();
         let stated = upload.algorithm.as_deref().and_then(|name| stated!(input, name));
         let (folder, key) = (self.folder.clone(), input.key.clone());
         let (algorithm, is_full, kept) = (upload.algorithm.clone(), upload.is_full, upload.kept.clone());
@@ -341,9 +337,10 @@ fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
         let held = upload.parts.get(&number);
         let fits = |held: &&PartHeld| {
             let same_tag = part.e_tag.as_ref().is_none_or(|tag| tag.value() == held.etag);
-            let same_sum = held.checksum.as_ref().is_none_or(|sum| {
-                stated!(part, sum.algorithm.as_str()).is_none_or(|stated| stated == sum.value)
-            });
+            let same_sum = held
+                .checksum
+                .as_ref()
+                .is_none_or(|sum| stated!(part, sum.algorithm.as_str()).is_none_or(|stated| stated == sum.value));
             same_tag && same_sum
         };
         let Some(held) = held.filter(fits) else {

@@ -4,6 +4,7 @@
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
+mod emulator;
 mod enter;
 mod raise;
 mod record;
@@ -19,5 +20,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(record::crc32c, module)?)?;
     // Stands in every result: rates of a debug build are not to be believed.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    module.add_class::<emulator::Emulator>()?;
     Ok(())
 }

@@ -23,13 +23,42 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
 
 @click.command("emulate")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--tier", default="none", show_default=True, help="Whose limits: a name of the tier book, with or without its year (azure-hot, azure-hot@2021).")
-@click.option("--bind", default="127.0.0.1:0", show_default=True, metavar="ADDRESS:PORT", help="Where to listen; port 0 takes a free one.")
-@click.option("--scale", type=float, default=1.0, show_default=True, metavar="F", help="Multiply the tier's rates (never its latency), to rehearse a cluster on a laptop.")
+@click.option(
+    "--tier",
+    default="none",
+    show_default=True,
+    help="Whose limits: a name of the tier book, with or without its year (azure-hot, azure-hot@2021).",
+)
+@click.option(
+    "--bind",
+    default="127.0.0.1:0",
+    show_default=True,
+    metavar="ADDRESS:PORT",
+    help="Where to listen; port 0 takes a free one.",
+)
+@click.option(
+    "--scale",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="F",
+    help="Multiply the tier's rates (never its latency), to rehearse a cluster on a laptop.",
+)
 @click.option("--tiers", type=click.Path(path_type=Path), metavar="FILE", help="Another tier book (TOML).")
-@click.option("--allow-remote", is_flag=True, help="Let --bind name an address that others can reach; data and signatures cross the network in clear.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line: endpoint, url, access_key, secret_key, region, tier, scale, pid.")
-def command(folder: Path, tier: str, bind: str, scale: float, tiers: Path | None, allow_remote: bool, as_json: bool) -> int:
+@click.option(
+    "--allow-remote",
+    is_flag=True,
+    help="Let --bind name an address that others can reach; data and signatures cross the network in clear.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON line: endpoint, url, access_key, secret_key, region, tier, scale, pid.",
+)
+def command(
+    folder: Path, tier: str, bind: str, scale: float, tiers: Path | None, allow_remote: bool, as_json: bool
+) -> int:
     """Serve DIR as an S3 bucket with the limits of a storage tier, until Ctrl-C or SIGTERM.
 
     Any S3 client reads and writes it: what is written arrives as plain files in DIR. The keys are made for this run;
@@ -98,10 +127,14 @@ def _readable(server: object, book: str) -> str:
     lines += ["", f"tier {server.tier}{scaled}: {found['title']}"]
     for limit in found.get("limit", []):
         rate = limit["value"] * server.scale
-        lines.append(f"  {limit['what'].replace('-', ' '):15} {_rate(rate, limit['unit']):>16} per {limit['scope']:10} [{limit['confidence']}] {limit['source']}, {limit['as_of']}")
+        lines.append(
+            f"  {limit['what'].replace('-', ' '):15} {_rate(rate, limit['unit']):>16} per {limit['scope']:10} [{limit['confidence']}] {limit['source']}, {limit['as_of']}"
+        )
     for latency in found.get("latency", []):
         text = f"{latency['p50_ms']:g} ms, p99 {latency['p99_ms']:g} ms"
-        lines.append(f"  {latency['what'] + ' latency':15} {text:>16}, not scaled   [{latency['confidence']}] {latency['source']}, {latency['as_of']}")
+        lines.append(
+            f"  {latency['what'] + ' latency':15} {text:>16}, not scaled   [{latency['confidence']}] {latency['source']}, {latency['as_of']}"
+        )
     return "\n".join([*lines, "", "Ctrl-C ends it."])
 
 

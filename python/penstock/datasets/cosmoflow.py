@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CosmoFlow-like samples as files: one gzip'd TFRecord each, named and encoded as the published set is.
+
+A sample is a `tf.train.Example` of `x` (bytes: int16 little-endian, C order [V, V, V, 4]) and `y` (4 floats, the unit
+parameters in [-1, 1]). Universes are independent: every one has its own parameters and its own phases, so that the
+labels must be read from clustering and not from the noise.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock import _native
+from penstock.datasets import cosmology
+from penstock.errors import ConfigError, Denied, NoSpace, SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Summary", "default_box_mpc", "generate", "sample_name", "universe"]
+
+_SUFFIX = {"gzip": ".gz", "zstd": ".zst", "none": ""}
+_CUBES_PER_SIDE = {1: 1, 8: 2, 64: 4}
+_LEVEL = 6  # zlib's default: what `gzip` makes, and so the published set's ratio
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run of `generate` wrote.
+
+    Attributes:
+        samples: Files written.
+        bytes_stored: Their size.
+        bytes_inflated: Their size before compression.
+        box_mpc: Side of a sample's box, Mpc/h at H_0 = 70.
+    """
+
+    samples: int
+    voxels: int
+    seed: int
+    compress: str
+    cubes_per_universe: int
+    box_mpc: float
+    bytes_stored: int
+    bytes_inflated: int
+
+
+def default_box_mpc(voxels: int) -> float:
+    """Side of a sample's box where none is asked for, Mpc/h at H_0 = 70: 4 a voxel, and 192 at least.
+
+    Source:
+        docs/decisions/0301-box.md: with voxels under about 2 Mpc/h second-order theory crosses orbits and the variance no
+        longer grows from z = 0.5 to z = 0; under about 190 Mpc/h too few modes tell Omega_m. `box_mpc=128` with 128 voxels
+        is the published voxel of 1 Mpc/h.
+    """
+    return max(192.0, 4.0 * voxels)
+
+
+def sample_name(universe: int, cube: int, compress: str) -> str:
+    """File name of one sample, as published: seven digits of universe, three of cube."""
+    return f"univ_ics_2019-03_a{universe:07d}_{cube:03d}.tfrecord{_SUFFIX[compress]}"
+
+
+def universe(
+    index: int, *, seed: int, voxels: int, box_mpc: float, cubes_per_universe: int = 1
+) -> tuple[NDArray[np.float32], list[NDArray[np.int16]]]:
+    """One universe, cut into cubes.
+
+    Args:
+        index: Which universe of this seed.
+        seed: Of the dataset.
+        voxels: Side of a cube.
+        box_mpc: Side of a cube's box, Mpc/h at H_0 = 70; fixed in Mpc, as the published simulations are, so that the
+            side in Mpc/h goes with H_0.
+        cubes_per_universe: 1, 8 or 64.
+
+    Returns:
+        y float32 [4]: unit parameters (Omega_m, sigma_8, n_s, H_0); x int16 [voxels, voxels, voxels, 4] for each cube.
+    """
+    side = _CUBES_PER_SIDE[cubes_per_universe]
+    rng = np.random.default_rng([seed, index])
+    unit = rng.uniform(-1, 1, 4)
+    parameters = cosmology.Cosmology.of_unit(unit)
+    box = side * box_mpc * parameters.h_0 / 70.0
+    counts = cosmology.volume(parameters, side * voxels, box, rng)
+    cubes = [
+        np.ascontiguousarray(
+            counts[i * voxels : (i + 1) * voxels, j * voxels : (j + 1) * voxels, k * voxels : (k + 1) * voxels]
+        )
+        for i in range(side)
+        for j in range(side)
+        for k in range(side)
+    ]
+    return unit.astype(np.float32), cubes
+
+
+def generate(
+    out: Path,
+    *,
+    samples: int,
+    voxels: int,
+    seed: int,
+    box_mpc: float | None = None,
+    cubes_per_universe: int = 1,
+    first_universe: int = 0,
+    compress: str = "gzip",
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Summary:
+    """Write a dataset: same arguments, same bytes.
+
+    Args:
+        out: Folder; made if missing. It ends up holding these samples and nothing else.
+        samples: Files to write; the last universe may give fewer cubes than it has.
+        voxels: Side of a sample, 8 to 512.
+        seed: Of parameters and phases.
+        box_mpc: Side of a sample's box, Mpc/h at H_0 = 70; `default_box_mpc` if None.
+        cubes_per_universe: 1, 8 or 64 samples cut from one simulation, as the published set cuts 64.
+        first_universe: Number of the first universe, so that a validation set continues a training set.
+        compress: "gzip", "zstd" or "none".
+        workers: Threads; one for each processor if None. Does not change the bytes.
+        progress: Called with (bytes stored, samples done) after each sample.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: An argument that cannot be, or a folder that holds other files.
+        NoSpace, Denied, SystemFault: The folder cannot be written; no partial file is left under a sample's name.
+    """
+    _check(samples, voxels, cubes_per_universe, first_universe, compress, box_mpc)
+    box = default_box_mpc(voxels) if box_mpc is None else box_mpc
+    names = [
+        sample_name(first_universe + i // cubes_per_universe, i % cubes_per_universe, compress) for i in range(samples)
+    ]
+    _prepare(out, set(names))
+
+    def write(index: int) -> list[tuple[int, int]]:
+        y, cubes = universe(
+            first_universe + index, seed=seed, voxels=voxels, box_mpc=box, cubes_per_universe=cubes_per_universe
+        )
+        wanted = names[index * cubes_per_universe : (index + 1) * cubes_per_universe]
+        written = []
+        for name, x in zip(wanted, cubes, strict=False):
+            record = _native.encode_tfrecord(
+                {"x": x.astype("<i2", copy=False).tobytes(), "y": y.tolist()}, codec=compress, level=_LEVEL
+            )
+            _write_atomically(out / name, record)
+            written.append((len(record), x.nbytes))
+        return written
+
+    stored = inflated = done = 0
+    universes = -(-samples // cubes_per_universe)
+    for written in _in_order(write, universes, workers or os.cpu_count() or 1):
+        for size, raw in written:
+            stored, inflated, done = stored + size, inflated + raw, done + 1
+            if progress is not None:
+                progress(stored, done)
+    return Summary(
+        samples=samples,
+        voxels=voxels,
+        seed=seed,
+        compress=compress,
+        cubes_per_universe=cubes_per_universe,
+        box_mpc=box,
+        bytes_stored=stored,
+        bytes_inflated=inflated,
+    )
+
+
+def _in_order(
+    write: Callable[[int], list[tuple[int, int]]], count: int, workers: int
+) -> Iterator[list[tuple[int, int]]]:
+    # A bounded window of futures: memory stays at a few universes, and Ctrl-C drops what has not begun.
+    with ThreadPoolExecutor(workers, thread_name_prefix="penstock-universe") as pool:
+        indices = iter(range(count))
+        pending = [pool.submit(write, i) for i in islice(indices, 2 * workers)]
+        try:
+            while pending:
+                yield pending.pop(0).result()
+                pending += [pool.submit(write, i) for i in islice(indices, 1)]
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _check(samples: int, voxels: int, cubes: int, first_universe: int, compress: str, box_mpc: float | None) -> None:
+    if samples < 1:
+        raise ConfigError(f"samples: {samples} is less than 1")
+    if not 8 <= voxels <= 512:
+        raise ConfigError(f"voxels: {voxels} is not between 8 and 512")
+    if cubes not in _CUBES_PER_SIDE:
+        raise ConfigError(f"cubes-per-universe: {cubes} is none of 1, 8, 64 (a cube number of cubes fills a box)")
+    if voxels * _CUBES_PER_SIDE[cubes] > 1024:
+        raise ConfigError(
+            f"cubes-per-universe: {cubes} cubes of {voxels} voxels need a grid of {voxels * _CUBES_PER_SIDE[cubes]}³, more than 1024³"
+        )
+    if compress not in _SUFFIX:
+        raise ConfigError(f"compress: `{compress}` is none of {', '.join(_SUFFIX)}")
+    if box_mpc is not None and not 1 <= box_mpc <= 10_000:
+        raise ConfigError(f"box: {box_mpc:g} Mpc/h is not between 1 and 10,000")
+    last = first_universe + -(-samples // cubes) - 1
+    if first_universe < 0 or last > 9_999_999:
+        raise ConfigError(f"universes {first_universe} to {last} do not fit the seven digits of a sample's name")
+
+
+def _prepare(out: Path, names: set[str]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        strangers = sorted(p.name for p in out.iterdir() if p.name not in names and not _is_our_leftover(p.name))
+        for leftover in out.iterdir():
+            if _is_our_leftover(leftover.name):
+                leftover.unlink()
+    except OSError as error:
+        raise _refused(error, out) from error
+    if strangers:
+        raise ConfigError(
+            f"{out} holds {len(strangers)} other files ({strangers[0]}, ...)",
+            hint="choose an empty folder: a dataset's folder holds its samples and nothing else",
+        )
+
+
+def _is_our_leftover(name: str) -> bool:
+    return name.startswith(".penstock-") and name.endswith(".tmp")
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    # No fsync: the data can be made again from its seed. The rename keeps a killed run from leaving half a sample.
+    temporary = path.with_name(f".penstock-{path.name}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _refused(error, path) from error
+
+
+def _refused(error: OSError, path: Path) -> Exception:
+    import errno
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(
+            f"{path} cannot be written: the disk is full",
+            where=str(path),
+            hint="free some space, or choose another folder",
+        )
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return Denied(
+            f"{path} cannot be written: {error.strerror}",
+            where=str(path),
+            hint="check the owner and the mode of the folder",
+        )
+    return SystemFault(f"{path}: {error.strerror}", where=str(path))

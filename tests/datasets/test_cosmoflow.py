@@ -36,7 +36,7 @@ def test_generate_sample_decodes_to_its_universe(tmp_path):
     (sample,) = _native.decode_tfrecord(gzip.decompress(data))
     y, (x,) = cosmoflow.universe(2, seed=1, voxels=16, box_mpc=cosmoflow.default_box_mpc(16))
     assert sorted(sample) == ["x", "y"]
-    assert np.array_equal(np.frombuffer(sample["x"][0], "<i2").reshape(x.shape), x)
+    assert np.array_equal(np.frombuffer(sample["x"], "<i2").reshape(x.shape), x)
     assert np.array_equal(np.float32(sample["y"]), y)
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from penstock.datasets.cosmoflow import Codec
 
 __all__ = ["command"]
 
@@ -59,7 +63,7 @@ def cosmoflow(
     cubes_per_universe: int,
     first_universe: int,
     seed: int,
-    compress: str,
+    compress: Codec,
     as_json: bool,
 ) -> None:
     """Make CosmoFlow-like volumes in the folder OUT.

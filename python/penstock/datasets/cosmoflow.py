@@ -12,7 +12,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Summary", "default_box_mpc", "generate", "sample_name", "universe"]
 
-_SUFFIX = {"gzip": ".gz", "zstd": ".zst", "none": ""}
+Codec = Literal["gzip", "zstd", "none"]
+_SUFFIX: dict[str, str] = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 _CUBES_PER_SIDE = {1: 1, 8: 2, 64: 4}
 _LEVEL = 6  # zlib's default: what `gzip` makes, and so the published set's ratio
 
@@ -112,7 +113,7 @@ def generate(
     box_mpc: float | None = None,
     cubes_per_universe: int = 1,
     first_universe: int = 0,
-    compress: str = "gzip",
+    compress: Codec = "gzip",
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:

@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 # The compiled core, as Python sees it. Checked by mypy.stubtest.
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from typing_extensions import Buffer
 
-__all__ = ["Emulator", "__profile__", "__version__", "crc32c", "decode_tfrecord", "encode_tfrecord"]
+__all__ = [
+    "ORDER_VERSION",
+    "Counted",
+    "Emulator",
+    "Feed",
+    "Run",
+    "Source",
+    "Tensor",
+    "__profile__",
+    "__version__",
+    "crc32c",
+    "decode_tfrecord",
+    "encode_tfrecord",
+]
 
 __profile__: str
 __version__: str
@@ -72,3 +86,98 @@ class Emulator:
     def scale(self) -> float: ...
     def stats(self) -> dict[str, int]: ...
     def stop(self) -> None: ...
+
+# --- feed ---
+
+# The version of the order of samples; it stands in every saved state.
+ORDER_VERSION: int
+
+# One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
+@final
+class Tensor:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+        def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+# A listed dataset: names, sizes, versions. Holds no connection; pickles.
+@final
+class Source:
+    @staticmethod
+    def open(url: str, manifest: bytes | None, env: Mapping[str, str]) -> Source: ...
+    @staticmethod
+    def restore(manifest: bytes, ignored: int) -> Source: ...
+    def manifest(self) -> bytes: ...
+    def count(self, declared: int | None, *, scans: bool, env: Mapping[str, str]) -> Counted | None: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def objects(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def ignored(self) -> int: ...
+
+# Record counts, how they were found, and the fingerprint of the logical dataset.
+@final
+class Counted:
+    @staticmethod
+    def restore(runs: Sequence[tuple[int, int]], rung: str, fingerprint: str) -> Counted: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def rung(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def window(self) -> int: ...
+
+# A feed for one rank's batches. Threads and requests exist only while one of its runs does.
+@final
+class Feed:
+    def __new__(
+        cls,
+        source: Source,
+        counted: Counted,
+        fields: Sequence[tuple[str, str, Sequence[int]]],
+        *,
+        seed: int | None,
+        window: int,
+        global_batch: int,
+        rank: int,
+        world: int,
+        tail: str,
+        memory_bytes: int,
+        max_in_flight: int,
+        read_ahead: int | None,
+        threads: int | None,
+        deadline_s: float,
+        env: Mapping[str, str],
+    ) -> Feed: ...
+    @property
+    def threads(self) -> int: ...
+    def start(self, epoch: int, cursor: int) -> Run: ...
+    def metrics(self) -> dict[str, float]: ...
+
+# One pass over an epoch: (fields, rows, cursor) a batch.
+@final
+class Run:
+    def next(self) -> tuple[dict[str, Tensor], int, int] | None: ...
+    def timing(self) -> dict[str, float]: ...
+    def close(self) -> None: ...

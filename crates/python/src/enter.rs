@@ -12,7 +12,7 @@ use tokio::runtime::{Handle, Runtime};
 use crate::raise::raise;
 
 /// How often a wait looks for a pending Ctrl-C; short enough to feel instant, long enough to cost nothing.
-const SIGNAL_POLL: Duration = Duration::from_millis(50);
+pub const SIGNAL_POLL: Duration = Duration::from_millis(50);
 
 /// The runtime of this process. After a fork the child must not touch its parent's, whose threads are gone: it leaks
 /// that one and builds its own.

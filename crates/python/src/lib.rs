@@ -4,8 +4,10 @@
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
+mod dlpack;
 mod emulator;
 mod enter;
+mod feed;
 mod raise;
 mod record;
 
@@ -21,5 +23,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Stands in every result: rates of a debug build are not to be believed.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;
+    feed::register(module)?;
     Ok(())
 }

@@ -130,6 +130,8 @@ pub enum Next {
 pub struct Run {
     inner: Option<Inner>,
     pid: u32,
+    /// The times of a pass that has been closed.
+    timing: (Waits, Busy),
 }
 
 impl std::fmt::Debug for Run {
@@ -181,7 +183,7 @@ impl Run {
         });
         let feeder = feeder.abort_handle();
         let inner = Inner { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
-        Ok(Self { inner: Some(inner), pid: std::process::id() })
+        Ok(Self { inner: Some(inner), pid: std::process::id(), timing: Default::default() })
     }
 
     fn inner(&mut self) -> Result<Option<&mut Inner>> {
@@ -211,8 +213,11 @@ impl Run {
     }
 
     /// Seconds that the consumer waited, by what it waited for, and seconds that the threads were busy.
-    pub fn timing(&mut self) -> Result<Option<(Waits, Busy)>> {
-        Ok(self.inner()?.map(|inner| (inner.waits, inner.shared.busy.snapshot())))
+    pub fn timing(&mut self) -> Result<(Waits, Busy)> {
+        if let Some(inner) = self.inner()? {
+            self.timing = (inner.waits, inner.shared.busy.snapshot());
+        }
+        Ok((self.timing.0, self.timing.1.snapshot()))
     }
 
     /// Ends threads and requests; waits for the threads, each at most one object's decode from its end.
@@ -230,6 +235,7 @@ impl Run {
             // A panic there has been turned into an error already.
             let _ = thread.join();
         }
+        self.timing = (inner.waits, inner.shared.busy.snapshot());
     }
 }
 

@@ -224,7 +224,8 @@ fn kept_batches_stay_what_they_were() {
 
 #[test]
 fn a_bad_object_errs_at_its_batch_and_ends_the_pass() {
-    let cases: [(&str, fn(&mut Vec<u8>), &str); 4] = [
+    type Damage = fn(&mut Vec<u8>);
+    let cases: [(&str, Damage, &str); 4] = [
         ("cut", |bytes| bytes.truncate(bytes.len() / 2), "ends"),
         (
             "flip",

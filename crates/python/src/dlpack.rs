@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! DLPack, both generations: the structures as its header (v1.1) lays them out, and a capsule that owns a tensor.
+
+use std::ffi::{CStr, c_void};
+
+use penstock_flow::feed::Tensor;
+use penstock_types::DType;
+use pyo3::prelude::*;
+use pyo3::ffi;
+
+/// `kDLCPU`. Pinned memory is exported as this too: JAX refuses `kDLCUDAHost` (jax#22346).
+pub const CPU: i32 = 1;
+
+const PLAIN: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+
+#[repr(C)]
+struct Device {
+    kind: i32,
+    id: i32,
+}
+
+#[repr(C)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: Device,
+    ndim: i32,
+    dtype: DataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Managed {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+struct ManagedVersioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// What a capsule owns: the structure, the arrays it points to, and the batch's memory.
+struct Owner<M> {
+    managed: M,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    _tensor: Tensor,
+}
+
+fn described(tensor: &Tensor, shape: &mut [i64], strides: &mut [i64]) -> DlTensor {
+    let code = match tensor.dtype {
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::U8 | DType::U16 => 1,
+        DType::F16 | DType::F32 | DType::F64 => 2,
+    };
+    DlTensor {
+        data: tensor.start().as_ptr().cast(),
+        device: Device { kind: CPU, id: 0 },
+        ndim: shape.len() as i32,
+        dtype: DataType { code, bits: 8 * tensor.dtype.size() as u8, lanes: 1 },
+        shape: shape.as_mut_ptr(),
+        strides: strides.as_mut_ptr(),
+        byte_offset: 0,
+    }
+}
+
+/// Shape and strides (in elements), C order.
+pub fn sides(tensor: &Tensor) -> (Vec<i64>, Vec<i64>) {
+    let shape: Vec<i64> = tensor.shape.iter().map(|&side| side as i64).collect();
+    let mut strides = vec![1i64; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = strides[at] * shape[at].max(1);
+    }
+    (shape, strides)
+}
+
+macro_rules! capsule {
+    ($function:ident, $kind:ident, $name:expr, $build:expr) => {
+        fn $function(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
+            unsafe extern "C" fn delete(managed: *mut $kind) {
+                // SAFETY: `context` is the box that was leaked below, given back once by whoever consumed the capsule.
+                drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<$kind>>()) });
+            }
+            unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
+                // SAFETY: Python hands the capsule it destroys; a consumer has renamed it, and then nothing is ours.
+                unsafe {
+                    if ffi::PyCapsule_IsValid(capsule, $name.as_ptr()) == 1 {
+                        let managed = ffi::PyCapsule_GetPointer(capsule, $name.as_ptr()).cast::<$kind>();
+                        delete(managed);
+                    }
+                }
+            }
+            let (mut shape, mut strides) = sides(tensor);
+            let described = described(tensor, &mut shape, &mut strides);
+            // Moving the vectors into the box moves no element: the pointers in `described` stay good.
+            let build: fn(DlTensor, unsafe extern "C" fn(*mut $kind)) -> $kind = $build;
+            let owner = Box::new(Owner { managed: build(described, delete), shape, strides, _tensor: tensor.clone() });
+            debug_assert_eq!(owner.shape.len(), owner.strides.len());
+            let owner = Box::into_raw(owner);
+            // SAFETY: `owner` was just leaked and is not shared yet.
+            let managed = unsafe {
+                (*owner).managed.context = owner.cast();
+                &raw mut (*owner).managed
+            };
+            // SAFETY: the name is static; the destructor matches the pointer.
+            let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), $name.as_ptr(), Some(destroy)) };
+            if capsule.is_null() {
+                // SAFETY: nobody else has the pointer.
+                unsafe { delete(managed) };
+                return Err(PyErr::fetch(py));
+            }
+            // SAFETY: a new reference, not null.
+            Ok(unsafe { Bound::from_owned_ptr(py, capsule) }.unbind())
+        }
+    };
+}
+
+capsule!(plain, Managed, PLAIN, |tensor, delete| Managed {
+    tensor,
+    context: std::ptr::null_mut(),
+    deleter: Some(delete)
+});
+capsule!(versioned, ManagedVersioned, VERSIONED, |tensor, delete| ManagedVersioned {
+    major: 1,
+    minor: 1,
+    context: std::ptr::null_mut(),
+    deleter: Some(delete),
+    flags: 0,
+    tensor,
+});
+
+/// A capsule that shares the tensor's memory; of the versioned kind for consumers that know it.
+pub fn export(py: Python<'_>, tensor: &Tensor, max_version: Option<(u32, u32)>) -> PyResult<Py<PyAny>> {
+    match max_version {
+        Some((major, _)) if major >= 1 => versioned(py, tensor),
+        _ => plain(py, tensor),
+    }
+}

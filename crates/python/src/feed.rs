@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The feed, as Python sees it: a listed dataset, its counts, a feed, a pass over an epoch, and tensors.
+//!
+//! What owns threads, locks or sockets is tied to its process: a forked child leaks what it inherits and builds anew.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_flow::feed::{
+    Counted, Feed, FeedSettings, Field, Next, Rung, Run, Source, Steps, Tensor, count, glob_matches, scan, split_glob,
+};
+use penstock_flow::order::{Counts, ORDER_VERSION, Order, Shuffle, default_window};
+use penstock_flow::{Manifest, index};
+use penstock_store::{StoreSettings, open};
+use penstock_types::{DType, Deadline, Error, Metric, Metrics, Result, TensorSpec, Unit, Url};
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::dlpack;
+use crate::enter::{SIGNAL_POLL, enter, enter_async, runtime};
+use crate::raise::raise;
+
+/// By when a listing, or the counting of records, must have ended.
+const LISTING: Duration = Duration::from_secs(3600);
+
+/// A value that only the process that made it may use or drop.
+struct Own<T> {
+    pid: u32,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Own<T> {
+    fn new(value: T) -> Self {
+        Self { pid: std::process::id(), value: ManuallyDrop::new(value) }
+    }
+
+    fn get(&self, what: &str) -> Result<&T> {
+        if self.pid == std::process::id() {
+            Ok(&self.value)
+        } else {
+            Err(Error::config(what, format!("it belongs to process {}; make a new one in this process", self.pid)))
+        }
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if self.pid == std::process::id() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+fn opened(manifest: &Manifest, env: &HashMap<String, String>) -> Result<(Source, Arc<Metrics>)> {
+    let metrics = Arc::<Metrics>::default();
+    let url: Url = manifest.url.parse()?;
+    let opened = open(&url, &StoreSettings::from_env(env)?, metrics.clone())?;
+    Ok((Source::new(opened.store, opened.prefix, manifest.clone(), metrics.clone())?, metrics))
+}
+
+/// One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
+#[pyclass(name = "Tensor", module = "penstock._native", frozen)]
+pub struct PyTensor(Tensor);
+
+/// The arrays that a `Py_buffer` points to.
+struct View {
+    shape: Vec<isize>,
+    strides: Vec<isize>,
+}
+
+#[pymethods]
+impl PyTensor {
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.0.shape)
+    }
+
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.0.dtype.name()
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.0.size_bytes()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.shape[0]
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Tensor({}, {:?})", self.0.dtype.name(), self.0.shape)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (dlpack::CPU, 0)
+    }
+
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<Bound<'_, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Py<PyAny>> {
+        if stream.is_some() {
+            return Err(PyBufferError::new_err("a CPU tensor has no stream"));
+        }
+        if dl_device.is_some_and(|device| device != (dlpack::CPU, 0)) || copy == Some(true) {
+            return Err(PyBufferError::new_err("only the CPU memory itself is exported, uncopied"));
+        }
+        dlpack::export(py, &self.0, max_version)
+    }
+
+    /// # Safety
+    /// Called by Python with a view to fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("no view to fill"));
+        }
+        let tensor = &slf.get().0;
+        let size = tensor.dtype.size() as isize;
+        let (shape, strides) = dlpack::sides(tensor);
+        let mut arrays = Box::new(View {
+            shape: shape.iter().map(|&side| side as isize).collect(),
+            strides: strides.iter().map(|&stride| stride as isize * size).collect(),
+        });
+        let format = match tensor.dtype {
+            DType::U8 => c"B",
+            DType::I8 => c"b",
+            DType::U16 => c"H",
+            DType::I16 => c"h",
+            DType::I32 => c"i",
+            DType::I64 => c"q",
+            DType::F16 => c"e",
+            DType::F32 => c"f",
+            DType::F64 => c"d",
+        };
+        let asked = |flag: c_int| flags & flag == flag;
+        // SAFETY: Python gave a view to fill; what it points to lives in `arrays` (freed on release) or in the tensor,
+        // which `obj` keeps alive.
+        unsafe {
+            (*view).buf = tensor.start().as_ptr().cast();
+            (*view).len = tensor.size_bytes() as isize;
+            (*view).readonly = 0;
+            (*view).itemsize = size;
+            (*view).format =
+                if asked(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() };
+            (*view).ndim = if asked(ffi::PyBUF_ND) { arrays.shape.len() as c_int } else { 1 };
+            (*view).shape = if asked(ffi::PyBUF_ND) { arrays.shape.as_mut_ptr() } else { std::ptr::null_mut() };
+            (*view).strides =
+                if asked(ffi::PyBUF_STRIDES) { arrays.strides.as_mut_ptr() } else { std::ptr::null_mut() };
+            (*view).suboffsets = std::ptr::null_mut();
+            (*view).internal = Box::into_raw(arrays).cast::<c_void>();
+            (*view).obj = slf.into_any().into_ptr();
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Called by Python with a view that `__getbuffer__` filled.
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: `internal` is the box that `__getbuffer__` leaked into this view.
+        drop(unsafe { Box::from_raw((*view).internal.cast::<View>()) });
+    }
+}
+
+/// A listed dataset: names, sizes, versions. Holds no connection.
+#[pyclass(name = "Source", module = "penstock._native", frozen)]
+pub struct PySource {
+    manifest: Manifest,
+    ignored: usize,
+}
+
+#[pymethods]
+impl PySource {
+    /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON.
+    #[staticmethod]
+    #[pyo3(signature = (url, manifest, env))]
+    fn open(py: Python<'_>, url: &str, manifest: Option<Vec<u8>>, env: HashMap<String, String>) -> PyResult<Self> {
+        let url: Url = enter(py, || url.parse())?;
+        let pattern = split_glob(&url);
+        let folder = pattern.as_ref().map_or(&url, |(folder, _)| folder).clone();
+        let mut listed = match manifest {
+            Some(json) => enter(py, || {
+                let listed = Manifest::from_json(&json, "the manifest")?;
+                let of = listed.url.parse::<Url>()?;
+                if of.as_folder() != folder.as_folder() && !url.to_string().starts_with(&listed.url) {
+                    return Err(Error::config("manifest", format!("it lists {}, not {url}", listed.url)));
+                }
+                Ok(listed)
+            })?,
+            None => {
+                let metrics = Arc::<Metrics>::default();
+                let opened = enter(py, || open(&folder, &StoreSettings::from_env(&env)?, metrics))?;
+                enter_async(py, async move {
+                    index(&*opened.store, &opened.prefix, &folder, Deadline::within(LISTING)).await
+                })?
+            }
+        };
+        if let Some((_, pattern)) = &pattern {
+            listed.objects.retain(|entry| glob_matches(pattern, entry.key.as_bytes()));
+            if listed.objects.is_empty() {
+                return Err(raise(py, Error::NotFound { place: format!("any object that fits {url}") }));
+            }
+        }
+        let (source, _) = enter(py, || opened(&listed, &env))?;
+        Ok(Self { manifest: source.manifest().clone(), ignored: source.ignored() })
+    }
+
+    /// Rebuilds a source that was pickled.
+    #[staticmethod]
+    fn restore(py: Python<'_>, manifest: Vec<u8>, ignored: usize) -> PyResult<Self> {
+        enter(py, || Ok(Self { manifest: Manifest::from_json(&manifest, "a pickled dataset")?, ignored }))
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>, usize))> {
+        Ok((py.get_type::<Self>().getattr("restore")?, (self.manifest(py)?, self.ignored)))
+    }
+
+    /// The listing as JSON.
+    fn manifest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let json = enter(py, || self.manifest.to_json())?;
+        Ok(PyBytes::new(py, &json))
+    }
+
+    #[getter]
+    fn url(&self) -> &str {
+        &self.manifest.url
+    }
+
+    #[getter]
+    fn objects(&self) -> usize {
+        self.manifest.objects.len()
+    }
+
+    #[getter]
+    fn size_bytes(&self) -> u64 {
+        self.manifest.bytes()
+    }
+
+    #[getter]
+    fn ignored(&self) -> usize {
+        self.ignored
+    }
+
+    /// The record counts: by the cheap rungs, or (`scans`) by reading everything. None when only a scan can tell.
+    #[pyo3(signature = (declared, *, scans, env))]
+    fn count(
+        &self,
+        py: Python<'_>,
+        declared: Option<u64>,
+        scans: bool,
+        env: HashMap<String, String>,
+    ) -> PyResult<Option<PyCounted>> {
+        let (source, _) = enter(py, || opened(&self.manifest, &env))?;
+        let counted = enter_async(py, async move {
+            let deadline = Deadline::within(LISTING);
+            if scans {
+                scan(&Arc::new(source), deadline).await.map(Some)
+            } else {
+                count(&source, declared, deadline).await
+            }
+        })?;
+        Ok(counted.map(PyCounted))
+    }
+}
+
+/// How many records each object holds, how that was found, and the dataset's fingerprint.
+#[pyclass(name = "Counted", module = "penstock._native", frozen)]
+pub struct PyCounted(Counted);
+
+#[pymethods]
+impl PyCounted {
+    /// Rebuilds counts that were pickled: (records, times) runs.
+    #[staticmethod]
+    fn restore(py: Python<'_>, runs: Vec<(u64, usize)>, rung: &str, fingerprint: &str) -> PyResult<Self> {
+        enter(py, || {
+            let bad = || Error::bug("pickled counts do not read");
+            let rungs = [Rung::Declared, Rung::Manifest, Rung::Sizes, Rung::Scan];
+            let rung = rungs.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
+            let records: Vec<u64> =
+                runs.iter().flat_map(|&(records, times)| std::iter::repeat_n(records, times)).collect();
+            let fingerprint = u128::from_str_radix(fingerprint, 16).map_err(|_| bad())?;
+            Ok(Self(Counted { counts: Counts::of(&records), rung, fingerprint }))
+        })
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Vec<(u64, usize)>, String, String))> {
+        let runs = match &self.0.counts {
+            Counts::Equal { objects, each } => vec![(*each, *objects as usize)],
+            Counts::Each(counts) => counts.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect(),
+        };
+        Ok((py.get_type::<Self>().getattr("restore")?, (runs, self.rung().to_owned(), self.fingerprint())))
+    }
+
+    #[getter]
+    fn samples(&self) -> u64 {
+        self.0.counts.samples()
+    }
+
+    #[getter]
+    fn rung(&self) -> &'static str {
+        self.0.rung.name()
+    }
+
+    #[getter]
+    fn fingerprint(&self) -> String {
+        format!("{:032x}", self.0.fingerprint)
+    }
+
+    /// The shuffle window when none is given.
+    #[getter]
+    fn window(&self) -> u64 {
+        default_window(&self.0.counts)
+    }
+}
+
+/// A feed for one rank's batches. Threads and requests exist only while one of its runs does.
+#[pyclass(name = "Feed", module = "penstock._native", frozen)]
+pub struct PyFeed {
+    feed: Own<Arc<Feed>>,
+    metrics: Arc<Metrics>,
+    steps: Steps,
+    #[pyo3(get)]
+    threads: usize,
+}
+
+#[pymethods]
+impl PyFeed {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
+    #[pyo3(signature = (
+        source, counted, fields, *, seed, window, global_batch, rank, world, tail, memory_bytes, max_in_flight,
+        read_ahead, threads, deadline_s, env
+    ))]
+    fn new(
+        py: Python<'_>,
+        source: &PySource,
+        counted: &PyCounted,
+        fields: Vec<(String, String, Vec<usize>)>,
+        seed: Option<u64>,
+        window: u64,
+        global_batch: u64,
+        rank: u64,
+        world: u64,
+        tail: &str,
+        memory_bytes: u64,
+        max_in_flight: usize,
+        read_ahead: Option<u64>,
+        threads: Option<usize>,
+        deadline_s: f64,
+        env: HashMap<String, String>,
+    ) -> PyResult<Self> {
+        enter(py, || {
+            let counts = counted.0.counts.clone();
+            let fields = fields
+                .into_iter()
+                .map(|(name, dtype, shape)| Ok(Field { name, spec: TensorSpec { dtype: dtype.parse()?, shape } }))
+                .collect::<Result<Vec<_>>>()?;
+            let steps = Steps { samples: counts.samples(), cursor: 0, global_batch, rank, world, tail: tail.parse()? };
+            let order = Order::new(counts, seed.map(|seed| Shuffle { seed, window }));
+            let (source, metrics) = opened(&source.manifest, &env)?;
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            let deadline = Duration::try_from_secs_f64(deadline_s)
+                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
+            let settings = FeedSettings {
+                memory_bytes,
+                max_in_flight,
+                read_ahead,
+                threads: threads.unwrap_or(cores),
+                deadline,
+            };
+            let feed = Feed::new(Arc::new(source), order, fields, steps, &settings)?;
+            Ok(Self { threads: feed.threads(), feed: Own::new(feed), metrics, steps })
+        })
+    }
+
+    /// Begins a pass over an epoch from a cursor on.
+    fn start(&self, py: Python<'_>, epoch: u64, cursor: u64) -> PyResult<PyRun> {
+        let handle = runtime();
+        enter(py, || {
+            let feed = self.feed.get("loader")?;
+            let run = feed.start(&handle, epoch, Steps { cursor, ..self.steps })?;
+            let names = feed.fields().iter().map(|field| field.name.clone()).collect();
+            Ok(PyRun { run: Mutex::new(run), names, pid: std::process::id() })
+        })
+    }
+
+    /// The counters of this feed's requests; times in seconds.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for &metric in Metric::ALL {
+            let value = self.metrics.get(metric);
+            match metric.unit() {
+                Unit::Nanoseconds => dict.set_item(metric.name(), Duration::from_nanos(value).as_secs_f64())?,
+                Unit::Count | Unit::Bytes => dict.set_item(metric.name(), value)?,
+            }
+        }
+        Ok(dict)
+    }
+}
+
+/// One pass over an epoch.
+#[pyclass(name = "Run", module = "penstock._native", frozen)]
+pub struct PyRun {
+    run: Mutex<Run>,
+    names: Vec<String>,
+    pid: u32,
+}
+
+impl PyRun {
+    /// The pass; refused while another thread waits in it (waiting for it would need the GIL that the other one wants).
+    fn run<T>(&self, work: impl FnOnce(&mut Run) -> Result<T>) -> Result<T> {
+        let mut run = match self.run.try_lock() {
+            Ok(run) => run,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => {
+                return Err(Error::config("iterator", "another thread is waiting in it; one iterator serves one thread"));
+            }
+        };
+        work(&mut run)
+    }
+}
+
+#[pymethods]
+impl PyRun {
+    /// The next batch as (fields, rows, cursor), or None after the last. Waits without the GIL and yields to Ctrl-C.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, usize, u64)>> {
+        loop {
+            match enter(py, || self.run(|run| run.next(SIGNAL_POLL)))? {
+                Next::Done => return Ok(None),
+                Next::Waiting => py.check_signals()?,
+                Next::Batch(batch) => {
+                    let dict = PyDict::new(py);
+                    for (name, tensor) in self.names.iter().zip(batch.tensors) {
+                        dict.set_item(name, PyTensor(tensor))?;
+                    }
+                    return Ok(Some((dict, batch.rows, batch.cursor)));
+                }
+            }
+        }
+    }
+
+    /// Seconds waited, by what for (`wait_*`), and seconds that threads were busy (`busy_*`).
+    fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (waits, busy) = enter(py, || self.run(Run::timing))?;
+        let dict = PyDict::new(py);
+        for (name, time) in [
+            ("wait_first_byte_s", waits.first_byte),
+            ("wait_transfer_s", waits.transfer),
+            ("wait_queue_s", waits.queue),
+            ("wait_inflate_s", waits.inflate),
+            ("wait_decode_s", waits.decode),
+            ("wait_other_s", waits.other),
+            ("wait_s", waits.total),
+            ("busy_inflate_s", busy.inflate()),
+            ("busy_decode_s", busy.decode()),
+        ] {
+            dict.set_item(name, time.as_secs_f64())?;
+        }
+        dict.set_item("objects", busy.objects())?;
+        Ok(dict)
+    }
+
+    /// Ends its threads and requests.
+    fn close(&self, py: Python<'_>) {
+        // In a forked child the lock may be held for ever, and there is nothing to end.
+        if self.pid == std::process::id() {
+            py.detach(|| self.run.lock().unwrap_or_else(PoisonError::into_inner).close());
+        }
+    }
+}
+
+/// Adds the feed to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("ORDER_VERSION", ORDER_VERSION)?;
+    module.add_class::<PyTensor>()?;
+    module.add_class::<PySource>()?;
+    module.add_class::<PyCounted>()?;
+    module.add_class::<PyFeed>()?;
+    module.add_class::<PyRun>()?;
+    Ok(())
+}

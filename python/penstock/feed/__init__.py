@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feed: a dataset where it lies, in batches, in an order that is a pure function of seed, epoch and position.
+
+`open` lists a dataset, `Dataset.fields` and `Dataset.shuffle` shape it, a `Loader` reads it (NumPy here, torch tensors
+from `penstock.feed.torch`). Adapters are imported when they are used.
+"""
+
+from penstock.feed.dataset import Dataset, TensorSpec, open, tensor  # noqa: A004 - the verb is the API
+from penstock.feed.loader import Loader
+from penstock.feed.report import Report
+
+__all__ = ["Dataset", "Loader", "Report", "TensorSpec", "open", "tensor"]

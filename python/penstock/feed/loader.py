@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loader: epochs, cursors, ranks and state over the native feed; batches as NumPy arrays that share its memory.
+
+Owns when an epoch begins, where it goes on and what a state says. Threads and requests exist only while an iterator
+does, and are built in the process that iterates: a loader may be made before a fork and used after it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock import _native, env, ranks
+from penstock.errors import ConfigError
+from penstock.feed import report as reporting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.feed.dataset import Dataset
+    from penstock.feed.report import Report
+
+__all__ = ["BaseLoader", "Loader"]
+
+STATE_VERSION = 1
+
+_TAILS = ("ragged", "drop", "pad")
+
+Batch = TypeVar("Batch")
+
+
+def _sizes(batch_size: int | None, global_batch: int | None, world: int) -> int:
+    if (batch_size is None) == (global_batch is None):
+        raise ConfigError("batch_size: give exactly one of batch_size (per rank) and global_batch", where="batch_size")
+    size = batch_size * world if batch_size is not None else global_batch
+    if size is None or size < 1:
+        raise ConfigError(f"batch_size: {batch_size or global_batch} samples make no batch", where="batch_size")
+    return size
+
+
+class BaseLoader(Generic[Batch]):
+    """What the loaders of all frameworks share; `_adapt` makes their batch of a dict of native tensors."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int | None = None,
+        global_batch: int | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        tail: str = "ragged",
+        memory_bytes: int = 1 << 30,
+        max_in_flight: int = 64,
+        read_ahead: int | None = None,
+        threads: int | None = None,
+        deadline_s: float = 600.0,
+    ) -> None:
+        """A loader of one rank.
+
+        Args:
+            dataset: From `penstock.open(url).fields(...)`, shuffled or not.
+            batch_size: Samples in a batch of this rank; the global batch is `world` times as large.
+            global_batch: Samples in a batch over all ranks; slices differ by at most one.
+            rank, world: Of this process; by default from the process group or the launcher's variables.
+            tail: `ragged` (every sample once, the last batch is smaller and slices may be empty), `drop` (full batches
+                only) or `pad` (the last batch repeats the epoch's first samples; a field `weight`, float32, is 1 for a
+                sample and 0 for a repeat).
+            memory_bytes: Bound of everything in flight. Delivered batches are the consumer's and are not counted.
+            max_in_flight: Requests under way at a time.
+            read_ahead: Batches under way besides the next; by default enough to keep `max_in_flight` requests busy.
+            threads: Decoding threads; by default one a core.
+            deadline_s: By when one object must have come, retries and back-off included.
+        Raises:
+            ConfigError: Arguments that cannot be.
+            BudgetExceeded: `memory_bytes` cannot hold what must be held at once (at the first iteration).
+        """
+        if not dataset.specs:
+            raise ConfigError(
+                "fields: none is given",
+                where="fields",
+                hint='say what to read: .fields(x=penstock.tensor("int16", (32, 32, 32, 4)))',
+            )
+        if tail not in _TAILS:
+            raise ConfigError(f"tail: `{tail}` is none of {', '.join(_TAILS)}", where="tail")
+        if (rank is None) != (world is None):
+            raise ConfigError("rank: rank and world come together", where="rank")
+        if rank is None or world is None:
+            rank, world = self._place()
+        if world < 1 or not 0 <= rank < world:
+            raise ConfigError(f"rank: {rank} is not one of {world} ranks (0 to N - 1)", where="rank")
+        self.dataset = dataset
+        self.rank, self.world = rank, world
+        self.global_batch = _sizes(batch_size, global_batch, world)
+        self.tail = tail
+        for name, value in (("memory_bytes", memory_bytes), ("max_in_flight", max_in_flight), ("threads", threads)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}: {value} is less than 1", where=name)
+        if read_ahead is not None and read_ahead < 0:
+            raise ConfigError(f"read_ahead: {read_ahead} is less than 0", where="read_ahead")
+        self._bounds: dict[str, Any] = {
+            "memory_bytes": memory_bytes,
+            "max_in_flight": max_in_flight,
+            "read_ahead": read_ahead,
+            "threads": threads,
+            "deadline_s": deadline_s,
+        }
+        self._epoch = 0
+        self._cursor = 0
+        # Where the next iterator begins: 0, or once what load_state_dict said.
+        self._resume = 0
+        self._feed: tuple[int, _native.Feed] | None = None
+        self._live: weakref.ref[_Epoch[Batch]] | None = None
+        self._measured = reporting.Measured()
+
+    def _place(self) -> tuple[int, int]:
+        """Rank and world when none is given."""
+        found = ranks.detect(env.read())
+        return found.rank, found.world
+
+    def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[Batch, float]:
+        """The framework's batch, and the seconds that copies to a device took."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Batches in a whole epoch, the same on every rank; an iterator that goes on from a state gives fewer."""
+        samples = self.dataset.samples
+        return samples // self.global_batch if self.tail == "drop" else -(-samples // self.global_batch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or begins next."""
+        return self._epoch
+
+    def _native_feed(self) -> _native.Feed:
+        if self._feed is None or self._feed[0] != os.getpid():
+            made = _native.Feed(
+                self.dataset.source,
+                self.dataset.counted(),
+                [(name, spec.dtype, list(spec.shape)) for name, spec in self.dataset.specs],
+                seed=self.dataset.seed,
+                window=self.dataset.window,
+                global_batch=self.global_batch,
+                rank=self.rank,
+                world=self.world,
+                tail=self.tail,
+                env=dict(env.read()),
+                **self._bounds,
+            )
+            self._feed = (os.getpid(), made)
+        return self._feed[1]
+
+    def _supersede(self, why: str) -> None:
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.end(why)
+        self._live = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of this epoch, from its start or, once after `load_state_dict`, from the state on.
+
+        The epoch advances when the iterator is exhausted. After a `break` or an error, a new iterator starts the same
+        epoch again. A loader has one iterator at a time: a new one ends the older.
+        """
+        self._supersede("a newer iterator of the same loader was made")
+        start, self._resume = self._resume, 0
+        self._cursor = start
+        made = _Epoch(self, self._native_feed(), self._epoch, start)
+        self._live = weakref.ref(made)
+        return made
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes `epoch` the next to be iterated, from its start; a state loaded for the same epoch stands.
+
+        Raises:
+            ConfigError: A negative epoch.
+        """
+        if epoch < 0:
+            raise ConfigError(f"epoch: {epoch} is less than 0", where="epoch")
+        if epoch != self._epoch:
+            self._supersede(f"set_epoch({epoch}) was called")
+            self._epoch, self._cursor, self._resume = epoch, 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, counted in delivered batches: JSON under 1 KB, identical on all ranks."""
+        return {
+            "version": STATE_VERSION,
+            "order": _native.ORDER_VERSION,
+            "fingerprint": self.dataset.fingerprint,
+            "seed": self.dataset.seed,
+            "window": self.dataset.window,
+            "samples": self.dataset.samples,
+            "epoch": self._epoch,
+            "cursor": self._cursor,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iterator goes on where `state` was taken, on any number of ranks and with any batch size.
+
+        Raises:
+            ConfigError: The state is of another dataset, seed or window; the message has both values.
+        """
+        mine = self.state_dict()
+        for name in ("version", "order", "fingerprint", "seed", "window", "samples"):
+            if state.get(name) != mine[name]:
+                raise ConfigError(
+                    f"state: its {name} is {state.get(name)!r} and this loader's is {mine[name]!r}", where="state"
+                )
+        epoch, cursor = state.get("epoch"), state.get("cursor")
+        if not isinstance(epoch, int) or epoch < 0:
+            raise ConfigError(f"state: epoch {epoch!r} is no epoch", where="state")
+        if not isinstance(cursor, int) or not 0 <= cursor <= mine["samples"]:
+            raise ConfigError(f"state: cursor {cursor!r} is not within {mine['samples']} samples", where="state")
+        self._supersede("load_state_dict was called")
+        self._epoch, self._cursor, self._resume = epoch, cursor, cursor
+
+    def _delivered(self, cursor: int) -> None:
+        self._cursor = cursor
+
+    def _exhausted(self, epoch: int) -> None:
+        self._live = None
+        if epoch == self._epoch:
+            self._epoch, self._cursor = epoch + 1, 0
+
+    def report(self) -> Report:
+        """Where the time of the current or last epoch's pass went; printed, a table. `dict(report)` is plain data."""
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.measure()
+        feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
+        facts = {
+            "counts": self.dataset.counted().rung,
+            "window": self.dataset.window,
+            "threads": feed.threads if feed is not None else 0,
+            "max_in_flight": self._bounds["max_in_flight"],
+            "memory_bytes": self._bounds["memory_bytes"],
+            "rank": self.rank,
+            "world": self.world,
+            "global_batch": self.global_batch,
+        }
+        return reporting.make(self._measured, facts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads and connections stay here; the other process builds its own.
+        return {**self.__dict__, "_feed": None, "_live": None}
+
+
+class _Epoch(Generic[Batch]):
+    """One pass over (what is left of) an epoch. Ends its threads and requests when it is done, dropped or superseded."""
+
+    def __init__(self, loader: BaseLoader[Batch], feed: _native.Feed, epoch: int, cursor: int) -> None:
+        self._loader = loader
+        self._feed = feed
+        self._epoch = epoch
+        self._why: str | None = None
+        self._began = time.perf_counter()
+        self._left_at = self._began
+        self._measured = loader._measured = reporting.Measured(epoch=epoch)  # noqa: SLF001 - one unit, two classes
+        self._before = feed.metrics()
+        self._run: _native.Run | None = feed.start(epoch, cursor)
+
+    def __iter__(self) -> _Epoch[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._why is not None:
+            raise ConfigError(f"iterator: it has ended, since {self._why}", where="iterator")
+        if self._run is None:
+            raise StopIteration
+        called = time.perf_counter()
+        measured, loader = self._measured, self._loader
+        if measured.batches:
+            measured.compute_s += called - self._left_at
+        try:
+            got = self._run.next()
+        except BaseException:
+            self.measure()
+            self.close()
+            raise
+        if got is None:
+            self.measure()
+            measured.complete = True
+            measured.wait_s += time.perf_counter() - called
+            measured.wall_s = time.perf_counter() - self._began
+            self.close()
+            loader._exhausted(self._epoch)  # noqa: SLF001
+            raise StopIteration
+        tensors, rows, cursor = got
+        measured.samples += rows
+        measured.bytes_out += sum(tensor.nbytes for tensor in tensors.values())
+        batch, copied_s = loader._adapt(tensors)  # noqa: SLF001
+        measured.host_to_device_s += copied_s
+        measured.batches += 1
+        loader._delivered(cursor)  # noqa: SLF001
+        self._left_at = time.perf_counter()
+        measured.wait_s += self._left_at - called
+        measured.wall_s = self._left_at - self._began
+        if measured.first_batch_s is None:
+            measured.first_batch_s = measured.wall_s
+        return batch
+
+    def measure(self) -> None:
+        """Brings the native side's times and counters into the measured pass."""
+        if self._run is not None:
+            self._measured.timing = self._run.timing()
+            after = self._feed.metrics()
+            self._measured.counters = {name: after[name] - self._before[name] for name in after}
+
+    def end(self, why: str) -> None:
+        """Ends it for a reason that its holder is told at the next step."""
+        if self._run is not None:
+            self.measure()
+            self._why = why
+            self.close()
+
+    def close(self) -> None:
+        """Ends threads and requests."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_run", None) is not None:
+            self.measure()
+            self.close()
+
+
+class Loader(BaseLoader[dict[str, Any]]):
+    """Iterates dicts of NumPy arrays that share the feed's memory: writable, and valid for as long as they are kept."""
+
+    def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[dict[str, Any], float]:
+        from penstock.feed.numpy import array
+
+        return {name: array(tensor) for name, tensor in tensors.items()}, 0.0

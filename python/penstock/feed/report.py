@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an epoch's time went. Arithmetic over what the loader measured; measures nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CLASSES", "Measured", "Report", "make"]
+
+CLASSES = (
+    "compute_s",
+    "first_byte_s",
+    "transfer_s",
+    "throttle_s",
+    "inflate_s",
+    "decode_s",
+    "host_to_device_s",
+    "overhead_s",
+)
+"""Every second of the wall is in exactly one of these."""
+
+_SAYS = {
+    "compute_s": "the consumer's own work",
+    "first_byte_s": "requests that had not answered yet (latency)",
+    "transfer_s": "bytes on their way (bandwidth)",
+    "throttle_s": "a store that asked us to slow down",
+    "inflate_s": "inflating (CPU)",
+    "decode_s": "checking and copying records (CPU)",
+    "host_to_device_s": "copies to the device",
+    "overhead_s": "requests not sent yet (read-ahead or memory budget) and hand-over",
+}
+
+# Below this share of waiting, the consumer sets the pace.
+_LIMITED = 0.05
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a pass over an epoch measured so far. Times in seconds; counters as differences over the pass."""
+
+    epoch: int = 0
+    samples: int = 0
+    batches: int = 0
+    bytes_out: int = 0
+    wall_s: float = 0.0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    host_to_device_s: float = 0.0
+    first_batch_s: float | None = None
+    complete: bool = False
+    timing: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+class Report(Mapping[str, Any]):
+    """A mapping; printed, a table of where the time went."""
+
+    def __init__(self, rows: Mapping[str, Any]) -> None:
+        self._rows = dict(rows)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._rows[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Report({self._rows!r})"
+
+    def __str__(self) -> str:
+        wall = max(self["wall_s"], 1e-9)
+        first = self["first_batch_s"]
+        lines = [
+            f"epoch {self['epoch']}: {self['samples']:,} samples in {self['wall_s']:.2f} s "
+            f"({self['samples_per_s']:.1f} samples/s), waiting {100 * self['wait_share']:.1f} %"
+            + (f", first batch after {first:.2f} s" if first is not None else "")
+        ]
+        lines += [
+            f"  {name.removesuffix('_s').replace('_', ' '):<16} {self[name]:9.2f} s {100 * self[name] / wall:5.1f} %"
+            for name in CLASSES
+            if self[name] > 0
+        ]
+        lines.append(
+            f"  {self['bytes_in'] / 1e9:.3f} GB in, {self['bytes_out'] / 1e9:.3f} GB out, {self['requests']:,} requests, "
+            f"{self['throttles']:,} throttled, {self['retries']:,} retried; counts: {self['counts']}"
+        )
+        lines.append(f"  limited by {self['limiting'].removesuffix('_s').replace('_', ' ')}: {self['reason']}")
+        return "\n".join(lines)
+
+
+def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
+    """The report of one pass; `facts` are added as they are."""
+    timing, counters = measured.timing, measured.counters
+    latency = timing.get("wait_first_byte_s", 0.0)
+    backed_off, answered = counters.get("throttle_wait_s", 0.0), counters.get("first_byte_s", 0.0)
+    throttle = latency * (backed_off / (backed_off + answered)) if backed_off > 0 else 0.0
+    # An object that waits for a thread waits for what the threads do.
+    busy_inflate, busy_decode = timing.get("busy_inflate_s", 0.0), timing.get("busy_decode_s", 0.0)
+    queue, busy = timing.get("wait_queue_s", 0.0), busy_inflate + busy_decode
+    inflates = busy_inflate / busy if busy > 0 else 0.0
+    rows: dict[str, Any] = {
+        "compute_s": measured.compute_s,
+        "first_byte_s": latency - throttle,
+        "transfer_s": timing.get("wait_transfer_s", 0.0),
+        "throttle_s": throttle,
+        "inflate_s": timing.get("wait_inflate_s", 0.0) + queue * inflates,
+        "decode_s": timing.get("wait_decode_s", 0.0) + queue * (1 - inflates),
+        "host_to_device_s": measured.host_to_device_s,
+    }
+    rows["overhead_s"] = max(0.0, measured.wall_s - sum(rows.values()))
+    share = measured.wait_s / measured.wall_s if measured.wall_s > 0 else 0.0
+    waits = {name: rows[name] for name in CLASSES if name != "compute_s"}
+    limiting = "compute_s" if share < _LIMITED else max(waits, key=lambda name: waits[name])
+    reason = f"{rows[limiting]:.2f} s of {measured.wall_s:.2f} s went to {_SAYS[limiting]}"
+    return Report(
+        {
+            "epoch": measured.epoch,
+            "complete": measured.complete,
+            "samples": measured.samples,
+            "batches": measured.batches,
+            "samples_per_s": measured.samples / measured.wall_s if measured.wall_s > 0 else 0.0,
+            "first_batch_s": measured.first_batch_s,
+            "wall_s": measured.wall_s,
+            "wait_s": measured.wait_s,
+            "wait_share": share,
+            **rows,
+            "busy_inflate_s": busy_inflate,
+            "busy_decode_s": busy_decode,
+            "busy_first_byte_s": answered,
+            "busy_transfer_s": counters.get("transfer_s", 0.0),
+            "busy_throttle_s": backed_off,
+            "bytes_in": int(counters.get("bytes_in", 0)),
+            "bytes_out": measured.bytes_out,
+            "requests": int(counters.get("requests", 0)),
+            "throttles": int(counters.get("throttles", 0)),
+            "retries": int(counters.get("retries", 0)),
+            "errors": int(counters.get("errors", 0)),
+            "limiting": limiting,
+            "reason": reason,
+            **facts,
+        }
+    )

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_void};
 
 use penstock_flow::feed::Tensor;
 use penstock_types::DType;
-use pyo3::prelude::*;
 use pyo3::ffi;
+use pyo3::prelude::*;
 
 /// `kDLCPU`. Pinned memory is exported as this too: JAX refuses `kDLCUDAHost` (jax#22346).
 pub const CPU: i32 = 1;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Counted, Feed, FeedSettings, Field, Next, Rung, Run, Source, Steps, Tensor, count, glob_matches, scan, split_glob,
+    Counted, Feed, FeedSettings, Field, Next, Run, Rung, Source, Steps, Tensor, count, glob_matches, scan, split_glob,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, Order, Shuffle, default_window};
 use penstock_flow::{Manifest, index};
@@ -153,8 +153,7 @@ impl PyTensor {
             (*view).len = tensor.size_bytes() as isize;
             (*view).readonly = 0;
             (*view).itemsize = size;
-            (*view).format =
-                if asked(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() };
+            (*view).format = if asked(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() };
             (*view).ndim = if asked(ffi::PyBUF_ND) { arrays.shape.len() as c_int } else { 1 };
             (*view).shape = if asked(ffi::PyBUF_ND) { arrays.shape.as_mut_ptr() } else { std::ptr::null_mut() };
             (*view).strides =
@@ -373,13 +372,8 @@ impl PyFeed {
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             let deadline = Duration::try_from_secs_f64(deadline_s)
                 .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
-            let settings = FeedSettings {
-                memory_bytes,
-                max_in_flight,
-                read_ahead,
-                threads: threads.unwrap_or(cores),
-                deadline,
-            };
+            let settings =
+                FeedSettings { memory_bytes, max_in_flight, read_ahead, threads: threads.unwrap_or(cores), deadline };
             let feed = Feed::new(Arc::new(source), order, fields, steps, &settings)?;
             Ok(Self { threads: feed.threads(), feed: Own::new(feed), metrics, steps })
         })
@@ -425,7 +419,10 @@ impl PyRun {
             Ok(run) => run,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(std::sync::TryLockError::WouldBlock) => {
-                return Err(Error::config("iterator", "another thread is waiting in it; one iterator serves one thread"));
+                return Err(Error::config(
+                    "iterator",
+                    "another thread is waiting in it; one iterator serves one thread",
+                ));
             }
         };
         work(&mut run)

@@ -28,6 +28,9 @@ use crate::raise::raise;
 /// By when a listing, or the counting of records, must have ended.
 const LISTING: Duration = Duration::from_secs(3600);
 
+/// What `__reduce__` gives: a function and its arguments.
+type Pickled<'py, T> = (Bound<'py, PyAny>, T);
+
 /// A value that only the process that made it may use or drop.
 struct Own<T> {
     pid: u32,
@@ -222,7 +225,7 @@ impl PySource {
         enter(py, || Ok(Self { manifest: Manifest::from_json(&manifest, "a pickled dataset")?, ignored }))
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>, usize))> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, (Bound<'py, PyBytes>, usize)>> {
         Ok((py.get_type::<Self>().getattr("restore")?, (self.manifest(py)?, self.ignored)))
     }
 
@@ -294,7 +297,7 @@ impl PyCounted {
         })
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Vec<(u64, usize)>, String, String))> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, (Vec<(u64, usize)>, String, String)>> {
         let runs = match &self.0.counts {
             Counts::Equal { objects, each } => vec![(*each, *objects as usize)],
             Counts::Each(counts) => counts.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect(),

@@ -54,7 +54,7 @@ pub(crate) struct Lz4Stream {
     count: u64,
     made: u64,
     sum: Xxh32,
-    /// The last bytes made, for linked blocks.
+    /// The last bytes made, for linked blocks: a window or two.
     window: Vec<u8>,
     block: Vec<u8>,
 }
@@ -253,8 +253,9 @@ impl Lz4Stream {
                 block.resize(self.frame.block_max, 0);
             }
             let room = &mut block[..self.frame.block_max];
-            let len = decompress_into_with_dict(data, room, &self.window)
-                .map_err(|error| self.bad(outlet, error.to_string()))?;
+            let window = &self.window[self.window.len().saturating_sub(WINDOW)..];
+            let len =
+                decompress_into_with_dict(data, room, window).map_err(|error| self.bad(outlet, error.to_string()))?;
             &room[..len]
         };
         self.made += made.len() as u64;
@@ -271,10 +272,11 @@ impl Lz4Stream {
     }
 
     fn remember(&mut self, made: &[u8]) {
-        let made = &made[made.len().saturating_sub(WINDOW)..];
-        let keep = WINDOW - made.len();
-        self.window.drain(..self.window.len().saturating_sub(keep));
-        self.window.extend_from_slice(made);
+        // Trimmed only at twice the window: moving 64 KiB for each block of a byte would be the cheapest of attacks.
+        if self.window.len() + made.len() > 2 * WINDOW {
+            self.window.drain(..self.window.len().saturating_sub(WINDOW.saturating_sub(made.len())));
+        }
+        self.window.extend_from_slice(&made[made.len().saturating_sub(WINDOW)..]);
     }
 
     /// What the stream ends inside, if it may not end here.

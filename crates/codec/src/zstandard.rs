@@ -89,24 +89,35 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
         if at == input.len() && !frames.inside && frames.frame > 1 {
             return Ok(());
         }
-        if out.len() == out.capacity() {
-            if out.len() as u64 == limit && used == 0 && out.len() == before {
-                return Err(inflate::above_limit(limit, place));
+        if out.len() < out.capacity() {
+            if at == input.len() {
+                return Err(cut_short(&frames, at, out.len(), place));
             }
+        } else if (out.len() as u64) < limit {
             let wanted = (out.capacity() as u64).saturating_mul(2).max(STREAM_BUFFER as u64);
             inflate::reserve(out, wanted.min(limit), place)?;
-        } else if at == input.len() {
-            let what = frames.unfinished().unwrap_or_else(|| "zstd".to_owned());
-            return Err(Error::corrupt(
-                place,
-                format!(
-                    "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
-                    grouped(at as u64),
-                    grouped(out.len() as u64)
-                ),
-            ));
+        } else if used == 0 && out.len() == before {
+            // Full to the limit and nothing moves: is there a byte more, or has the object been cut?
+            let mut one_more = Vec::with_capacity(1);
+            let _ = frames.step(&input[at..], &mut one_more);
+            return Err(match one_more.is_empty() && at == input.len() {
+                true => cut_short(&frames, at, out.len(), place),
+                false => inflate::above_limit(limit, place),
+            });
         }
     }
+}
+
+fn cut_short(frames: &Frames, bytes_in: usize, bytes_out: usize, place: &str) -> Error {
+    let what = frames.unfinished().unwrap_or_else(|| "zstd".to_owned());
+    Error::corrupt(
+        place,
+        format!(
+            "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
+            grouped(bytes_in as u64),
+            grouped(bytes_out as u64)
+        ),
+    )
 }
 
 /// A zstd object in pieces.

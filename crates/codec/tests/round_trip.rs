@@ -125,6 +125,9 @@ fn inflate_cut_anywhere_says_where_it_ends() {
             );
             let text = problem(pieces(codec, cut.chunks(13), LIMIT).map(|(out, _)| out));
             assert!(text.starts_with("s3://b/k ends inside "), "{codec} at {len}: {text}");
+            // A limit of exactly the content's size does not turn a cut into a bomb.
+            let text = problem(whole(codec, cut, plain.len() as u64));
+            assert!(text.starts_with("s3://b/k ends inside "), "{codec} at {len}: {text}");
         }
         // Cut in the second member.
         let two = [stored.as_slice(), &stored].concat();
@@ -296,6 +299,20 @@ fn lz4_frames_of_every_kind_are_read() {
             }
         }
     }
+}
+
+#[test]
+fn lz4_many_linked_blocks_of_a_byte_are_quick() {
+    // As a writer makes them that flushes at each byte; each may refer back to the 64 KiB before it.
+    let header = [0x40, 0x40];
+    let sum = (xxhash_rust::xxh32::xxh32(&header, 0) >> 8) as u8;
+    let mut stored = vec![0x04, 0x22, 0x4d, 0x18, header[0], header[1], sum];
+    for n in 0..300_000u32 {
+        stored.extend([1, 0, 0, 0x80, n as u8]);
+    }
+    stored.extend([0; 4]);
+    let out = whole(Codec::Lz4, &stored, LIMIT).unwrap();
+    assert!(out.len() == 300_000 && out.iter().enumerate().all(|(n, &byte)| byte == n as u8));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -15,12 +16,15 @@ __all__ = [
     "Feed",
     "Run",
     "Source",
+    "StageJob",
+    "StageRequest",
     "Tensor",
     "__profile__",
     "__version__",
     "crc32c",
     "decode_tfrecord",
     "encode_tfrecord",
+    "index",
 ]
 
 __profile__: str
@@ -181,3 +185,45 @@ class Run:
     def next(self) -> tuple[dict[str, Tensor], int, int] | None: ...
     def timing(self) -> dict[str, float]: ...
     def close(self) -> None: ...
+
+@final
+class StageRequest:
+    def __new__(
+        cls,
+        source: str,
+        destination: str | PathLike[str],
+        env: dict[str, str],
+        *,
+        inflate: bool = False,
+        node: int = 0,
+        nodes: int = 1,
+        concurrency: int = 64,
+        memory_bytes: int = 1073741824,
+        max_inflated_bytes: int | None = None,
+        allow_case_collisions: bool = False,
+        manifest: str | PathLike[str] | None = None,
+        dry_run: bool = False,
+        deadline_s: float | None = None,
+        give_up_after_s: float | None = None,
+        launch_id: str | None = None,
+        is_awaited: bool = False,
+        leader_rank: int = 0,
+        cores: int = 1,
+    ) -> StageRequest: ...
+    def start(self) -> StageJob: ...
+    def wait_for_leader(self, *, start_s: float = 600.0, silence_s: float = 120.0) -> str: ...
+
+@final
+class StageJob:
+    def progress(self) -> dict[str, int]: ...
+    def wait(self, timeout_s: float) -> str | None: ...
+    def cancel(self) -> None: ...
+
+def index(
+    url: str,
+    env: dict[str, str],
+    *,
+    output: str | PathLike[str] | None = None,
+    deadline_s: float | None = None,
+    give_up_after_s: float | None = None,
+) -> str: ...

@@ -8,6 +8,7 @@ pub mod feed;
 mod manifest;
 pub mod order;
 mod share;
+pub mod stage;
 
 pub use budget::{Budget, Reservation};
 pub use manifest::{Entry, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, index};

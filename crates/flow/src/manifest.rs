@@ -333,7 +333,7 @@ pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadlin
             Err(error) => return Err(error),
         }
     }
-    Err(Error::NotFound { place: format!("any object under {url}") })
+    Err(Error::NotFound { place: url.to_string() })
 }
 
 /// True for a key with a component that is Penstock's own.

@@ -8,8 +8,10 @@ mod dlpack;
 mod emulator;
 mod enter;
 mod feed;
+mod index;
 mod raise;
 mod record;
+mod stage;
 
 use pyo3::prelude::*;
 
@@ -20,6 +22,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(record::encode_tfrecord, module)?)?;
     module.add_function(wrap_pyfunction!(record::decode_tfrecord, module)?)?;
     module.add_function(wrap_pyfunction!(record::crc32c, module)?)?;
+    module.add_function(wrap_pyfunction!(index::index, module)?)?;
+    module.add_class::<stage::PyStageRequest>()?;
+    module.add_class::<stage::PyStageJob>()?;
     // Stands in every result: rates of a debug build are not to be believed.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The destination folder as a place that no key, however it is spelt, and no planted symbolic link leads out of.
+//!
+//! Every path is walked from one descriptor, a component at a time, without following links.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use penstock_types::{Error, Key, Result};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+/// What a file is recognised by on the next run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileState {
+    pub size: u64,
+    pub mtime_ns: i64,
+}
+
+/// A destination, open.
+#[derive(Debug)]
+pub(crate) struct Jail {
+    root: OwnedFd,
+    path: PathBuf,
+}
+
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl Jail {
+    /// Opens the folder, making it and its parents where needed. The folder itself may be a link: its owner named it.
+    pub fn open(path: &Path) -> Result<Self> {
+        let io = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotADirectory => {
+                Error::config("destination", format!("{} is not a folder", path.display()))
+            }
+            _ => Error::from_io(path.display().to_string(), &error),
+        };
+        std::fs::create_dir_all(path).map_err(io)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| io(errno.into()))?;
+        Ok(Self { root, path: path.to_owned() })
+    }
+
+    /// The path as the user wrote it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A key's path, for messages.
+    pub fn place(&self, relative: &[u8]) -> String {
+        self.path.join(Key::new(relative.to_vec()).to_string()).display().to_string()
+    }
+
+    /// Bytes that may still be written here.
+    pub fn free_bytes(&self) -> Result<u64> {
+        let stat = rustix::fs::fstatvfs(&self.root).map_err(|errno| self.error(b"", errno))?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    /// A folder below the root, made where it is missing.
+    pub fn make_folder(&self, relative: &[u8]) -> Result<OwnedFd> {
+        self.walk(relative, true)
+    }
+
+    fn walk(&self, relative: &[u8], make: bool) -> Result<OwnedFd> {
+        let mut at = self.root.try_clone().map_err(|error| Error::from_io(self.place(b""), &error))?;
+        let mut walked = 0;
+        for part in relative.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+            walked += part.len() + usize::from(walked > 0);
+            let below = match rustix::fs::openat(&at, part, FOLDER, Mode::empty()) {
+                Err(Errno::NOENT) if make => {
+                    match rustix::fs::mkdirat(&at, part, Mode::from_raw_mode(0o777)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(self.error(&relative[..walked], errno)),
+                    }
+                    rustix::fs::openat(&at, part, FOLDER, Mode::empty())
+                }
+                other => other,
+            };
+            at = below.map_err(|errno| match errno {
+                Errno::LOOP | Errno::NOTDIR => self.in_the_way(&at, part, &relative[..walked], relative),
+                _ => self.error(&relative[..walked], errno),
+            })?;
+        }
+        Ok(at)
+    }
+
+    fn in_the_way(&self, folder: &OwnedFd, part: &[u8], walked: &[u8], relative: &[u8]) -> Error {
+        let kind = rustix::fs::statat(folder, part, AtFlags::SYMLINK_NOFOLLOW)
+            .map(|stat| FileType::from_raw_mode(stat.st_mode));
+        let what = match kind {
+            Ok(FileType::Symlink) => "is a symbolic link there, which is not followed",
+            _ => "is no folder there",
+        };
+        Error::KeyRefused {
+            key: Key::new(relative.to_vec()).to_string(),
+            place: self.path.display().to_string(),
+            reason: format!("`{}` {what}", Key::new(walked.to_vec())),
+        }
+    }
+
+    /// What stands under a key: `None` where nothing does, or something that is no plain file.
+    pub fn state(&self, relative: &[u8]) -> Result<Option<FileState>> {
+        let (folder, name) = split(relative);
+        match self.walk(folder, false) {
+            Ok(folder) => state_at(&folder, name).map_err(|errno| self.error(relative, errno)),
+            Err(Error::NotFound { .. } | Error::KeyRefused { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives a finished file its final name. Returns the folder that must be synced for the name to last.
+    pub fn adopt(&self, from: &OwnedFd, from_name: &str, relative: &[u8]) -> Result<OwnedFd> {
+        let (folder, name) = split(relative);
+        let folder = self.walk(folder, true)?;
+        rustix::fs::renameat(from, from_name, &folder, name).map_err(|errno| match errno {
+            Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::KeyRefused {
+                key: Key::new(relative.to_vec()).to_string(),
+                place: self.path.display().to_string(),
+                reason: "a folder of that name stands there".to_owned(),
+            },
+            errno => self.error(relative, errno),
+        })?;
+        Ok(folder)
+    }
+
+    /// An operating system's refusal, with numbers where the disk is full.
+    pub fn error(&self, relative: &[u8], errno: Errno) -> Error {
+        self.io_error(relative, &errno.into(), 0)
+    }
+
+    /// The same, for an error of std, where `need` bytes were to be written.
+    pub fn io_error(&self, relative: &[u8], error: &std::io::Error, need: u64) -> Error {
+        match Error::from_io(self.place(relative), error) {
+            Error::NoSpace { .. } => Error::NoSpace {
+                place: self.path.display().to_string(),
+                need,
+                free: rustix::fs::fstatvfs(&self.root).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize)),
+            },
+            other => other,
+        }
+    }
+}
+
+/// A relative path as its folder and its last name.
+pub(crate) fn split(relative: &[u8]) -> (&[u8], &[u8]) {
+    match relative.iter().rposition(|byte| *byte == b'/') {
+        Some(cut) => (&relative[..cut], &relative[cut + 1..]),
+        None => (b"", relative),
+    }
+}
+
+fn state_of(stat: &rustix::fs::Stat) -> Option<FileState> {
+    let plain = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let mtime_ns = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64);
+    plain.then_some(FileState { size: stat.st_size as u64, mtime_ns })
+}
+
+/// What stands under a name in an open folder.
+pub(crate) fn state_at(folder: &OwnedFd, name: &[u8]) -> std::result::Result<Option<FileState>, Errno> {
+    match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(state_of(&stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What an open file is now.
+pub(crate) fn state_of_file(file: &File) -> std::io::Result<FileState> {
+    let stat = rustix::fs::fstat(file)?;
+    state_of(&stat).ok_or_else(|| std::io::Error::other("is no plain file"))
+}
+
+/// Opens or makes a file of ours in an open folder, for reading and writing; never through a link.
+pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into())
+}
+
+/// The same, held by this process alone until it is closed: a second stage of the same object sees `WouldBlock`.
+pub(crate) fn open_alone(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
+    let file = open_own(folder, name)?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file)
+}
+
+/// Removes a file of ours, if it is there.
+pub(crate) fn remove_own(folder: &OwnedFd, name: &str) {
+    let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
+}
+
+/// Takes the whole-file lock without waiting; false where another process holds it. An open-file-description lock: it
+/// dies with its process, works over NFS, and can be asked about without being taken.
+pub(crate) fn try_lock(file: &File) -> std::io::Result<bool> {
+    let mut lock = whole_file_lock();
+    // SAFETY: fcntl reads the struct, which outlives the call, and the descriptor is open.
+    let answer = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &mut lock) };
+    if answer == 0 {
+        return Ok(true);
+    }
+    let error = std::io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// True where some process holds the lock.
+pub(crate) fn is_locked(file: &File) -> std::io::Result<bool> {
+    let mut lock = whole_file_lock();
+    // SAFETY: fcntl writes into the struct, which outlives the call, and the descriptor is open.
+    let answer = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+    if answer != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn whole_file_lock() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn jail_does_not_follow_planted_links() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        symlink(outside.path(), inside.path().join("g0")).unwrap();
+        std::fs::create_dir(inside.path().join("real")).unwrap();
+        symlink(outside.path(), inside.path().join("real/link")).unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let parts = jail.make_folder(b".penstock/stage/parts").unwrap();
+        for key in [&b"g0/x"[..], b"real/link/x", b"g0/deep/x"] {
+            open_own(&parts, "t").unwrap();
+            let error = jail.adopt(&parts, "t", key).unwrap_err();
+            assert_eq!(error.code(), "key");
+            assert!(error.to_string().contains("symbolic link"), "{error}");
+        }
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+        assert_eq!(jail.state(b"g0/x").unwrap(), None);
+    }
+
+    #[test]
+    fn jail_replaces_a_link_under_a_final_name_and_leaves_its_target() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let victim = outside.path().join("victim");
+        std::fs::write(&victim, "kept").unwrap();
+        symlink(&victim, inside.path().join("x")).unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let parts = jail.make_folder(b"p").unwrap();
+        open_own(&parts, "t").unwrap();
+        jail.adopt(&parts, "t", b"x").unwrap();
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
+        assert_eq!(jail.state(b"x").unwrap().unwrap().size, 0);
+    }
+
+    #[test]
+    fn jail_names_what_is_in_the_way() {
+        let inside = tempfile::tempdir().unwrap();
+        std::fs::write(inside.path().join("file"), "").unwrap();
+        std::fs::create_dir_all(inside.path().join("folder/x")).unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let parts = jail.make_folder(b"p").unwrap();
+        open_own(&parts, "t").unwrap();
+        assert!(jail.adopt(&parts, "t", b"file/x").unwrap_err().to_string().contains("no folder"));
+        assert!(jail.adopt(&parts, "t", b"folder").unwrap_err().to_string().contains("a folder of that name"));
+        assert_eq!(Jail::open(&inside.path().join("file")).unwrap_err().code(), "config");
+    }
+
+    #[test]
+    fn lock_is_seen_without_being_taken() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let folder = jail.make_folder(b"p").unwrap();
+        let (one, two) = (open_own(&folder, "lock").unwrap(), open_own(&folder, "lock").unwrap());
+        assert!(!is_locked(&two).unwrap());
+        assert!(try_lock(&one).unwrap());
+        assert!(is_locked(&two).unwrap() && !try_lock(&two).unwrap());
+        drop(one);
+        assert!(!is_locked(&two).unwrap() && try_lock(&two).unwrap());
+    }
+}

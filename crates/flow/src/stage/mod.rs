@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Stage: a dataset's objects, or this node's share of them, as whole and verified files in a local folder.
+//!
+//! Owns the plan and its key safety (`plan`), the folder that no key leaves (`jail`), the journal (`journal`), the
+//! journey of one object (`object`, `parts`), the last step of all of them (`commit`), pace (`pace`) and what a node's
+//! other ranks read (`status`). Refuses to write anything under a final name that is not whole, checked and on disk.
+
+mod commit;
+mod jail;
+mod journal;
+mod object;
+mod pace;
+mod parts;
+mod plan;
+mod progress;
+mod run;
+mod status;
+
+pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
+pub use progress::{Failure, Progress, Snapshot};
+pub use run::{StageJob, StageRequest, Summary};
+pub use status::{WaitLimits, wait_for_leader};

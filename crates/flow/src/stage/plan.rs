@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What will be moved where, decided before the first byte. Keys are data: one that could leave the destination, or two
+//! that could not stand side by side there, end the plan.
+
+use std::collections::HashMap;
+
+use penstock_codec::{Codec, strip_suffix};
+use penstock_types::{Error, Key, Result};
+
+use crate::manifest::{Manifest, is_own};
+use crate::share::SharePlan;
+
+/// Bytes of one ranged read; an object up to this size is read at once. Large enough that requests cost little (S3
+/// bills and limits per request), small enough that a killed stage loses little.
+pub const PART_BYTES: u64 = 8 << 20;
+
+/// The longest name that Linux file systems hold.
+const NAME_MAX: usize = 255;
+/// The longest path that one system call takes, less room for the destination itself.
+const PATH_MAX: usize = 4000;
+
+/// What to do, parsed once at the edge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StageOptions {
+    /// Inflate compressed objects on the way and drop the codec's suffix.
+    pub inflate: bool,
+    /// This node.
+    pub node: u32,
+    /// All nodes.
+    pub nodes: u32,
+    /// Most requests in flight.
+    pub concurrency: usize,
+    /// Most bytes in flight.
+    pub memory: u64,
+    /// Most bytes that one object may inflate to; `None`: what its codec can honestly reach.
+    pub max_inflated: Option<u64>,
+    /// Let keys that differ only by case stand side by side.
+    pub allow_case_collisions: bool,
+}
+
+impl Default for StageOptions {
+    fn default() -> Self {
+        Self {
+            inflate: false,
+            node: 0,
+            nodes: 1,
+            concurrency: 64,
+            memory: 1 << 30,
+            max_inflated: None,
+            allow_case_collisions: false,
+        }
+    }
+}
+
+/// One object's journey.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// Its place in the manifest.
+    pub object: usize,
+    /// The file's path below the destination.
+    pub target: Key,
+    /// What is undone on the way; [`Codec::None`] when bytes stay as stored.
+    pub undo: Codec,
+}
+
+/// This node's items, and what the others have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StagePlan {
+    /// This node's share, in the manifest's order.
+    pub items: Vec<Item>,
+    /// Stored bytes of this node's share.
+    pub bytes: u64,
+    /// Requests that reading this share takes.
+    pub requests: u64,
+    /// Stored bytes of every node's share.
+    pub loads: Vec<u64>,
+}
+
+impl StagePlan {
+    /// Plans; `place` is the destination as the user wrote it. All keys are checked, not only this node's, so that every
+    /// node refuses the same dataset.
+    pub fn new(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<Self> {
+        if options.node >= options.nodes {
+            return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
+        }
+        let targets: Vec<(Key, Codec)> = manifest
+            .objects
+            .iter()
+            .map(|entry| {
+                check_key(&entry.key, place)?;
+                Ok(match entry.codec {
+                    Codec::None => (entry.key.clone(), Codec::None),
+                    codec if options.inflate => (Key::new(strip_suffix(entry.key.as_bytes()).to_vec()), codec),
+                    _ => (entry.key.clone(), Codec::None),
+                })
+            })
+            .collect::<Result<_>>()?;
+        check_collisions(manifest, &targets, options, place)?;
+        let shares = SharePlan::new(manifest, options.nodes)?;
+        let items: Vec<Item> = shares
+            .share(options.node)
+            .iter()
+            .map(|&object| {
+                let (target, undo) = targets[object].clone();
+                Item { object, target, undo }
+            })
+            .collect();
+        let bytes = shares.loads()[options.node as usize];
+        let requests = items.iter().map(|item| requests_of(manifest.objects[item.object].size)).sum();
+        Ok(Self { items, bytes, requests, loads: shares.loads().to_vec() })
+    }
+}
+
+/// One for a small object; parts and one question for its checksum for a large one.
+fn requests_of(size: u64) -> u64 {
+    if size <= PART_BYTES { 1 } else { size.div_ceil(PART_BYTES) + 1 }
+}
+
+fn refuse(key: &Key, place: &str, reason: impl Into<String>) -> Error {
+    Error::KeyRefused { key: key.to_string(), place: place.to_owned(), reason: reason.into() }
+}
+
+fn check_key(key: &Key, place: &str) -> Result<()> {
+    let bytes = key.as_bytes();
+    let no = |reason: &str| Err(refuse(key, place, reason));
+    if bytes.is_empty() {
+        return no("it is empty");
+    }
+    if bytes.contains(&0) {
+        return no("it holds a NUL byte");
+    }
+    if bytes.len() > PATH_MAX {
+        return no(&format!("it has {} bytes; paths end at {PATH_MAX}", bytes.len()));
+    }
+    if is_own(key) {
+        return no("names that begin with .penstock hold Penstock's own state");
+    }
+    for part in bytes.split(|byte| *byte == b'/') {
+        match part {
+            b"" => return no("it begins or ends with `/`, or has an empty component"),
+            b"." | b".." => return no("it has a component that names another folder (`.` or `..`)"),
+            part if part.len() > NAME_MAX => {
+                return no(&format!("it has a component of {} bytes; names end at {NAME_MAX}", part.len()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Two names that a file system which ignores case takes for one.
+fn folded(name: &[u8]) -> Vec<u8> {
+    match std::str::from_utf8(name) {
+        Ok(text) => text.to_lowercase().into_bytes(),
+        Err(_) => name.to_ascii_lowercase(),
+    }
+}
+
+fn check_collisions(manifest: &Manifest, targets: &[(Key, Codec)], options: &StageOptions, place: &str) -> Result<()> {
+    let name = |target: &Key| match options.allow_case_collisions {
+        true => target.as_bytes().to_vec(),
+        false => folded(target.as_bytes()),
+    };
+    let mut files: HashMap<Vec<u8>, usize> = HashMap::with_capacity(targets.len());
+    for (at, (target, _)) in targets.iter().enumerate() {
+        if let Some(other) = files.insert(name(target), at) {
+            let (key, other_key) = (&manifest.objects[at].key, &manifest.objects[other].key);
+            let reason = if targets[other].0 == *target {
+                format!("`{other_key}` would become the same file, `{target}`")
+            } else {
+                format!("it equals `{other_key}` but for case (--allow-case-collisions keeps both where the disk can)")
+            };
+            return Err(refuse(key, place, reason));
+        }
+    }
+    for (at, (target, _)) in targets.iter().enumerate() {
+        let bytes = target.as_bytes();
+        for cut in bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(cut, _)| cut) {
+            if let Some(&other) = files.get(&name(&Key::new(bytes[..cut].to_vec()))) {
+                let (key, other_key) = (&manifest.objects[at].key, &manifest.objects[other].key);
+                return Err(refuse(key, place, format!("it needs a folder where `{other_key}` is a file")));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::manifest::Entry;
+
+    fn plan(keys: &[&[u8]], options: &StageOptions) -> Result<StagePlan> {
+        let objects = keys.iter().map(|key| Entry::new(Key::new(key.to_vec()), 10)).collect();
+        StagePlan::new(&Manifest::new("s3://b/".into(), objects), options, "/dst")
+    }
+
+    fn inflating() -> StageOptions {
+        StageOptions { inflate: true, ..StageOptions::default() }
+    }
+
+    #[test]
+    fn plan_refuses_keys_that_leave_the_destination() {
+        let long = [b'a'; 256];
+        let deep = vec![b'/'; 4001];
+        let hostile: [&[u8]; 14] = [
+            b"",
+            b"/etc/passwd",
+            b"../x",
+            b"a/../../x",
+            b"a/..",
+            b"./a",
+            b"a//b",
+            b"a/",
+            b"a\0b",
+            &long,
+            &deep,
+            b".penstock/stage/journal",
+            b"a/.penstock-x/b",
+            b"..",
+        ];
+        for key in hostile {
+            let error = plan(&[b"good", key], &StageOptions::default()).unwrap_err();
+            assert_eq!(error.code(), "key", "{error}");
+        }
+        assert!(plan(&[b"..a/b..", b"...", b"a b\xff", b"-rf"], &StageOptions::default()).is_ok());
+    }
+
+    #[test]
+    fn plan_refuses_names_that_collide_and_names_both() {
+        for (keys, says) in [
+            (&[&b"x.bin"[..], b"x.bin.gz"][..], "same file"),
+            (&[b"x.zst", b"x.gz"], "same file"),
+            (&[b"A/x", b"a/X"], "case"),
+            (&["É".as_bytes(), "é".as_bytes()], "case"),
+            (&[b"fd", b"fd/x"], "folder"),
+            (&[b"FD", b"fd/x"], "folder"),
+            (&[b"fd.gz", b"fd/x"], "folder"),
+        ] {
+            let text = plan(keys, &inflating()).unwrap_err().to_string();
+            assert!(text.contains(says), "{text}");
+            for key in keys {
+                assert!(text.contains(&Key::new(key.to_vec()).to_string()), "{text}");
+            }
+        }
+        assert!(plan(&[b"x.bin", b"x.bin.gz"], &StageOptions::default()).is_ok());
+        let bold = StageOptions { allow_case_collisions: true, ..StageOptions::default() };
+        assert!(plan(&[b"A", b"a"], &bold).is_ok());
+    }
+
+    #[test]
+    fn plan_drops_suffixes_only_when_it_inflates() {
+        let names = |options: &StageOptions| -> Vec<String> {
+            plan(&[b"a.gz", b"b.zst", b"c.lz4", b"d"], options)
+                .unwrap()
+                .items
+                .iter()
+                .map(|i| i.target.to_string())
+                .collect()
+        };
+        assert_eq!(names(&inflating()), ["a", "b", "c", "d"]);
+        assert_eq!(names(&StageOptions::default()), ["a.gz", "b.zst", "c.lz4", "d"]);
+    }
+
+    proptest! {
+        /// Whatever keys a store holds, a plan that stands holds only names that stay inside, each once.
+        #[test]
+        fn prop_plan_targets_stay_inside(keys in prop::collection::btree_set("[a-cA/.\\x00]{0,6}(\\.gz)?", 1..12), nodes in 1u32..4, node in 0u32..4) {
+            let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+            if let Ok(plan) = plan(&keys, &StageOptions { nodes, node, ..inflating() }) {
+                for item in &plan.items {
+                    let path = item.target.as_bytes();
+                    prop_assert!(path.split(|b| *b == b'/').all(|part| !part.is_empty() && part != b"." && part != b".."));
+                }
+            }
+        }
+    }
+}

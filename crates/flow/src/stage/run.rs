@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One stage from request to summary: list, plan, lock, resume, move, record.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use penstock_store::StoreSettings;
+use penstock_types::{Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+use super::commit::{Committer, adopt_left_behind, is_fatal, temporary_name};
+use super::jail::Jail;
+use super::journal::Journal;
+use super::object::{Workshop, blocking};
+use super::pace::Pace;
+use super::plan::{Item, StageOptions, StagePlan};
+use super::progress::{Failure, Progress, Snapshot};
+use super::status::{FOLDER, Identity, Leader, replace_own};
+use crate::manifest::{Entry, Manifest, index};
+
+/// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
+const BEHIND: usize = 32;
+
+/// What to stage, parsed once at the edge.
+#[derive(Debug, Clone)]
+pub struct StageRequest {
+    /// A folder of objects, or one object.
+    pub source: Url,
+    /// How to reach it.
+    pub settings: StoreSettings,
+    /// The local folder.
+    pub destination: PathBuf,
+    /// A manifest of the source, in place of a listing.
+    pub manifest: Option<PathBuf>,
+    /// What to do.
+    pub options: StageOptions,
+    /// Plan only; the destination is not touched.
+    pub dry_run: bool,
+    /// Wall-clock limit of the whole stage.
+    pub deadline: Option<Duration>,
+    /// The launch, where the launcher names it.
+    pub launch: Option<String>,
+    /// Other ranks of this node wait for a record of how it went, even of an early failure.
+    pub is_awaited: bool,
+    /// The rank that stages for this node.
+    pub leader_rank: u32,
+    /// Threads that inflate.
+    pub cores: usize,
+}
+
+impl StageRequest {
+    pub(crate) fn identity(&self) -> Identity {
+        let StageOptions { inflate, node, nodes, allow_case_collisions, max_inflated, .. } = &self.options;
+        Identity {
+            request: format!(
+                "{} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?}",
+                self.source, self.manifest
+            ),
+            launch: self.launch.clone(),
+            node: *node,
+            nodes: *nodes,
+        }
+    }
+}
+
+/// How a stage went.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Version of this document.
+    pub schema_version: u32,
+    /// Where from.
+    pub source: String,
+    /// Where to.
+    pub destination: String,
+    /// Nothing was moved, only planned.
+    pub dry_run: bool,
+    /// Compressed objects were inflated.
+    pub inflate: bool,
+    /// This node.
+    pub node: u32,
+    /// All nodes.
+    pub nodes: u32,
+    /// Objects of this node's share.
+    pub objects: u64,
+    /// Their stored bytes.
+    pub bytes: u64,
+    /// Objects of all nodes.
+    pub objects_in_all: u64,
+    /// Objects that stood there already.
+    pub skipped: u64,
+    /// Objects moved by this run.
+    pub moved: u64,
+    /// Bytes of objects received.
+    pub bytes_in: u64,
+    /// Bytes of files that this run finished.
+    pub bytes_out: u64,
+    /// Bytes that an interrupted run had received and that were not asked for again.
+    pub resumed_bytes: u64,
+    /// Objects asked for again because their bytes arrived damaged.
+    pub refetched: u64,
+    /// Requests sent; planned ones in a dry run.
+    pub requests: u64,
+    /// Requests sent again.
+    pub retries: u64,
+    /// Answers 429 and 503.
+    pub throttles: u64,
+    /// Seconds spent waiting because the store asked for it, summed over requests.
+    pub throttle_wait_s: f64,
+    /// Wall-clock seconds.
+    pub seconds: f64,
+    /// Stored bytes of every node's share.
+    pub shares: Vec<u64>,
+    /// What could not be staged.
+    pub failed: Vec<Failure>,
+}
+
+/// A stage that runs.
+#[derive(Debug)]
+pub struct StageJob {
+    progress: Arc<Progress>,
+    metrics: Arc<Metrics>,
+    cancel: watch::Sender<bool>,
+    ended: Arc<(Mutex<Option<Result<Summary>>>, Condvar)>,
+}
+
+impl StageJob {
+    /// Starts it on the runtime and returns at once.
+    pub fn start(request: StageRequest, runtime: &Handle) -> Self {
+        let (progress, metrics) = (Arc::new(Progress::default()), Arc::new(Metrics::default()));
+        let (cancel, cancelled) = watch::channel(false);
+        let ended: Arc<(Mutex<Option<Result<Summary>>>, Condvar)> = Arc::default();
+        let work = run(request, progress.clone(), metrics.clone(), cancelled);
+        let signal = ended.clone();
+        runtime.spawn(async move {
+            let result = match tokio::spawn(work).await {
+                Ok(result) => result,
+                Err(join) => Err(Error::bug(format!("the stage ended: {join}"))),
+            };
+            *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            signal.1.notify_all();
+        });
+        Self { progress, metrics, cancel, ended }
+    }
+
+    /// What has been done so far.
+    pub fn progress(&self) -> Snapshot {
+        self.progress.snapshot()
+    }
+
+    /// Requests, retries, throttles.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Asks it to stop: what is in flight is dropped, what is finished is recorded, and it ends with `Interrupted`.
+    pub fn cancel(&self) {
+        self.cancel.send_replace(true);
+    }
+
+    /// Blocks for at most `limit`; `None` while it runs.
+    pub fn wait(&self, limit: Duration) -> Option<Result<Summary>> {
+        let guard = self.ended.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (guard, _) = self
+            .ended
+            .1
+            .wait_timeout_while(guard, limit, |result| result.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        guard.clone()
+    }
+}
+
+impl Drop for StageJob {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+async fn run(
+    request: StageRequest,
+    progress: Arc<Progress>,
+    metrics: Arc<Metrics>,
+    cancelled: watch::Receiver<bool>,
+) -> Result<Summary> {
+    let clock = Stopwatch::start();
+    let open_leader = |request: &StageRequest| {
+        let (path, identity) = (request.destination.clone(), request.identity());
+        let handle = Handle::current();
+        blocking(move || {
+            let _entered = handle.enter(); // the heart is spawned from here
+            let jail = Arc::new(Jail::open(&path)?);
+            let leader = Leader::begin(&jail, identity)?;
+            Ok((jail, leader))
+        })
+    };
+    let mut leader = None;
+    if request.is_awaited && !request.dry_run {
+        leader = Some(open_leader(&request).await?);
+    }
+    let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
+    let mut stop = cancelled.clone();
+    let listed = tokio::select! {
+        listed = list(&request, &metrics, deadline) => listed,
+        _ = stop.wait_for(|stop| *stop) => Err(Error::Interrupted),
+    };
+    let place = request.destination.display().to_string();
+    let planned = listed.and_then(|(source, manifest)| {
+        let plan = StagePlan::new(&manifest, &request.options, &place)?;
+        Progress::add(&progress.objects, plan.items.len() as u64);
+        Progress::add(&progress.bytes, plan.bytes);
+        Ok((source, manifest, plan))
+    });
+    let mut summary = Summary {
+        schema_version: 1,
+        source: request.source.to_string(),
+        destination: place,
+        dry_run: request.dry_run,
+        inflate: request.options.inflate,
+        node: request.options.node,
+        nodes: request.options.nodes,
+        ..Summary::default()
+    };
+    let result = match planned {
+        Ok((source, manifest, plan)) => {
+            summary.objects = plan.items.len() as u64;
+            summary.bytes = plan.bytes;
+            summary.objects_in_all = manifest.objects.len() as u64;
+            summary.shares = plan.loads.clone();
+            if request.dry_run {
+                summary.requests = plan.requests;
+                summary.seconds = clock.elapsed().as_secs_f64();
+                return Ok(summary);
+            }
+            if leader.is_none() {
+                leader = Some(open_leader(&request).await?);
+            }
+            match &leader {
+                Some((jail, leader)) => {
+                    let site = Site { jail: jail.clone(), folder: leader.folder().clone() };
+                    transfer(&request, source, manifest, plan, site, &progress, &metrics, deadline, cancelled).await
+                }
+                None => Err(Error::bug("a stage without its lock")),
+            }
+        }
+        Err(error) => Err(error),
+    };
+    let result = result.and_then(|()| {
+        let snapshot = progress.snapshot();
+        let failures = progress.failures();
+        // Where the store refused everything, the refusal is the answer.
+        if snapshot.done == 0
+            && let Some((_, first)) = failures.first()
+            && matches!(first, Error::Denied { .. } | Error::Server { .. })
+            && failures.iter().all(|(failure, _)| failure.code == first.code())
+        {
+            return Err(first.clone());
+        }
+        summary.skipped = snapshot.skipped;
+        summary.moved = snapshot.done - snapshot.skipped;
+        summary.bytes_in = snapshot.bytes_in;
+        summary.bytes_out = snapshot.bytes_out;
+        summary.resumed_bytes = snapshot.resumed_bytes;
+        summary.refetched = snapshot.refetched;
+        summary.requests = metrics.get(Metric::Requests);
+        summary.retries = metrics.get(Metric::Retries);
+        summary.throttles = metrics.get(Metric::Throttles);
+        summary.throttle_wait_s = metrics.get(Metric::ThrottleWait) as f64 / 1e9;
+        summary.seconds = clock.elapsed().as_secs_f64();
+        summary.failed = failures.into_iter().map(|(failure, _)| failure).collect();
+        Ok(summary)
+    });
+    if let Some((_, leader)) = leader {
+        leader.end(&result).await;
+    }
+    result
+}
+
+/// The opened source: the store, and what the manifest's keys are relative to.
+struct Source {
+    store: Arc<dyn penstock_store::Store>,
+    prefix: Key,
+    url: String,
+}
+
+async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline) -> Result<(Source, Manifest)> {
+    let opened = penstock_store::open(&request.source, &request.settings, metrics.clone())?;
+    let folder_url = request.source.as_folder().to_string();
+    let manifest = match &request.manifest {
+        Some(path) => {
+            let manifest = Manifest::load(path)?;
+            if manifest.url != folder_url {
+                return Err(Error::config(
+                    "--manifest",
+                    format!("{} lists {}, not {folder_url}", path.display(), manifest.url),
+                ));
+            }
+            manifest
+        }
+        None => index(&*opened.store, &opened.prefix, &request.source, deadline).await?,
+    };
+    let prefix = opened.prefix.as_bytes();
+    let prefix = if manifest.url == folder_url {
+        match prefix {
+            b"" => opened.prefix.clone(),
+            bytes if bytes.ends_with(b"/") => opened.prefix.clone(),
+            _ => opened.prefix.join(b"/"),
+        }
+    } else {
+        // One object: keys are relative to its folder.
+        Key::new(prefix[..prefix.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)].to_vec())
+    };
+    Ok((Source { store: opened.store, prefix, url: manifest.url.clone() }, manifest))
+}
+
+/// The destination and the stage's own folder in it.
+struct Site {
+    jail: Arc<Jail>,
+    folder: Arc<OwnedFd>,
+}
+
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
+async fn transfer(
+    request: &StageRequest,
+    source: Source,
+    manifest: Manifest,
+    plan: StagePlan,
+    site: Site,
+    progress: &Arc<Progress>,
+    metrics: &Arc<Metrics>,
+    deadline: Deadline,
+    mut cancelled: watch::Receiver<bool>,
+) -> Result<()> {
+    let options = &request.options;
+    let node = format!("{}-of-{}", options.node, options.nodes);
+    let Site { jail, folder } = site;
+    let resumed = {
+        let (jail, folder, node, url) = (jail.clone(), folder.clone(), node.clone(), source.url.clone());
+        let (progress, manifest) = (progress.clone(), Arc::new(manifest));
+        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan)).await?
+    };
+    let Resumed { journal, parts, missing, done, manifest } = resumed;
+    let cores = request.cores.max(1);
+    let (memory_units, whole_most) = Workshop::budgets(options.memory, cores);
+    let shop = Arc::new(Workshop {
+        store: source.store,
+        prefix: source.prefix,
+        source: source.url,
+        jail: jail.clone(),
+        parts: parts.clone(),
+        pace: Arc::new(Pace::new(options.concurrency, metrics.clone())),
+        memory: Arc::new(Semaphore::new(memory_units as usize)),
+        memory_units,
+        cores: Arc::new(Semaphore::new(cores)),
+        whole_most,
+        buffers: Mutex::default(),
+        progress: progress.clone(),
+        options: options.clone(),
+        deadline,
+    });
+    let (finished, inbox) = mpsc::channel();
+    let committer = Committer { jail: jail.clone(), parts, journal, progress: progress.clone() };
+    let committed = tokio::task::spawn_blocking(move || committer.run(&inbox));
+
+    let mut flying: JoinSet<(usize, Result<()>)> = JoinSet::new();
+    let mut left = missing.iter().cloned().enumerate();
+    let most = options.concurrency.max(1) + BEHIND;
+    let mut outcome = Ok(());
+    loop {
+        while flying.len() < most {
+            let Some((at, item)) = left.next() else { break };
+            let (shop, finished, manifest) = (shop.clone(), finished.clone(), manifest.clone());
+            flying.spawn(async move {
+                let made = shop.make(&item, &manifest.objects[item.object]).await;
+                // A committer that is gone has an error of its own to tell.
+                (at, made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted)))
+            });
+        }
+        let ended = tokio::select! {
+            ended = flying.join_next() => ended,
+            _ = cancelled.wait_for(|stop| *stop) => {
+                outcome = Err(Error::Interrupted);
+                break;
+            }
+        };
+        match ended {
+            None => break,
+            Some(Ok((_, Ok(())))) => {}
+            Some(Ok((_, Err(error)))) if is_fatal(&error) => {
+                outcome = Err(error);
+                break;
+            }
+            Some(Ok((at, Err(error)))) => progress.fail(&manifest.objects[missing[at].object].key, error),
+            Some(Err(join)) => {
+                outcome = Err(Error::bug(format!("an object's task ended: {join}")));
+                break;
+            }
+        }
+    }
+    flying.shutdown().await;
+    drop(finished);
+    let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
+    // The committer's error comes first: it is why the senders met a closed door.
+    let journal = match (journal, outcome) {
+        (Err(error), _) | (Ok(_), Err(error)) => return Err(error),
+        (Ok(journal), Ok(())) => journal,
+    };
+    let name = if options.nodes == 1 { "manifest.json".to_owned() } else { format!("manifest-{node}.json") };
+    blocking(move || {
+        let json = staged_manifest(&jail, &journal, &manifest, missing.iter().chain(&done)).to_json()?;
+        let own = jail.make_folder(b".penstock")?;
+        replace_own(&own, &name, &json).map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))
+    })
+    .await
+}
+
+/// The manifest of what now stands in the destination: digests of both sides of each file.
+fn staged_manifest<'a>(
+    jail: &Jail,
+    journal: &Journal,
+    source: &Manifest,
+    items: impl Iterator<Item = &'a Item>,
+) -> Manifest {
+    let objects = items
+        .filter_map(|item| {
+            let line = journal.line(&item.target)?;
+            let from = &source.objects[item.object];
+            line.is_of(from).then(|| Entry {
+                modified_s: Some(line.mtime_ns as f64 / 1e9),
+                digests: line.digests.clone(),
+                records: from.records,
+                origin: Some(line.origin.clone()),
+                ..Entry::new(item.target.clone(), line.size)
+            })
+        })
+        .collect();
+    let url = Url::from_path(jail.path())
+        .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
+    Manifest::new(url, objects)
+}
+
+/// What earlier runs left to do.
+struct Resumed {
+    journal: Journal,
+    parts: Arc<OwnedFd>,
+    missing: Vec<Item>,
+    done: Vec<Item>,
+    manifest: Arc<Manifest>,
+}
+
+fn resume(
+    jail: &Jail,
+    folder: &OwnedFd,
+    node: &str,
+    source: &str,
+    progress: &Progress,
+    manifest: Arc<Manifest>,
+    plan: StagePlan,
+) -> Result<Resumed> {
+    let place = jail.place(FOLDER.as_bytes());
+    let journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
+    let parts = Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?);
+    let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);
+    for item in plan.items {
+        let entry = &manifest.objects[item.object];
+        let stands = match journal.line(&item.target).filter(|line| line.is_of(entry)) {
+            None => false,
+            Some(line) if jail.state(item.target.as_bytes())? == Some(line.state()) => true,
+            Some(line) => match ["tmp", "part"].map(|kind| temporary_name(&item.target, kind)) {
+                [small, large] => {
+                    adopt_left_behind(jail, &parts, &small, line).unwrap_or(false)
+                        || adopt_left_behind(jail, &parts, &large, line).unwrap_or(false)
+                }
+            },
+        };
+        if stands {
+            Progress::add(&progress.skipped, 1);
+            Progress::add(&progress.done, 1);
+            Progress::add(&progress.done_bytes, entry.size);
+            done.push(item);
+        } else {
+            need = need.saturating_add(entry.size);
+            missing.push(item);
+        }
+    }
+    // Stored bytes bound what is needed from below, inflated or not; parts that are there already are written over.
+    let free = jail.free_bytes()?;
+    if need > free {
+        return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });
+    }
+    Ok(Resumed { journal, parts, missing, done, manifest })
+}

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Stages from a memory store into a temporary folder, through the public door.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use penstock_codec::{Codec, deflate};
+use penstock_flow::Manifest;
+use penstock_flow::stage::{StageJob, StageOptions, StageRequest, Summary, WaitLimits, wait_for_leader};
+use penstock_store::{Memory, PutOptions, Store, StoreSettings};
+use penstock_types::{Deadline, Key, Result};
+use tokio::runtime::Runtime;
+
+struct Bench {
+    runtime: Runtime,
+    store: Memory,
+    name: &'static str,
+    folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(name: &'static str, objects: &[(&str, Vec<u8>)]) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let bench = Self { runtime, store: Memory::named(name), name, folder: tempfile::tempdir().unwrap() };
+        objects.iter().for_each(|(key, body)| bench.put(key, body.clone()));
+        bench
+    }
+
+    fn put(&self, key: &str, body: Vec<u8>) {
+        let (key, options) = (Key::from(key), PutOptions::default());
+        self.runtime.block_on(self.store.put(&key, vec![Bytes::from(body)], &options, Deadline::NEVER)).unwrap();
+    }
+
+    fn request(&self, options: StageOptions) -> StageRequest {
+        StageRequest {
+            source: format!("memory://{}/", self.name).parse().unwrap(),
+            settings: StoreSettings::default(),
+            destination: self.folder.path().join("dst"),
+            manifest: None,
+            options,
+            dry_run: false,
+            deadline: None,
+            launch: None,
+            is_awaited: false,
+            leader_rank: 0,
+            cores: 2,
+        }
+    }
+
+    fn run(&self, request: StageRequest) -> Result<Summary> {
+        let job = StageJob::start(request, self.runtime.handle());
+        job.wait(Duration::from_secs(60)).expect("a stage from memory takes no minute")
+    }
+
+    fn stage(&self, options: StageOptions) -> Result<Summary> {
+        self.run(self.request(options))
+    }
+
+    fn files(&self) -> BTreeMap<String, Vec<u8>> {
+        fn walk(root: &Path, at: &Path, found: &mut BTreeMap<String, Vec<u8>>) {
+            for entry in std::fs::read_dir(at).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    walk(root, &path, found);
+                } else {
+                    found.insert(path.strip_prefix(root).unwrap().display().to_string(), std::fs::read(&path).unwrap());
+                }
+            }
+        }
+        let mut found = BTreeMap::new();
+        let root = self.folder.path().join("dst");
+        walk(&root, &root, &mut found);
+        found.retain(|name, _| !name.starts_with(".penstock"));
+        found
+    }
+
+    fn leftovers(&self) -> usize {
+        std::fs::read_dir(self.folder.path().join("dst/.penstock/stage/parts")).unwrap().count()
+    }
+}
+
+fn inflating() -> StageOptions {
+    StageOptions { inflate: true, ..StageOptions::default() }
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = len as u64 | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+fn packed(codec: Codec, body: &[u8]) -> Vec<u8> {
+    deflate(codec, body, codec.default_level()).unwrap()
+}
+
+#[test]
+fn stage_inflates_every_codec_and_keeps_plain_objects() {
+    let body = noise(300_000);
+    let members = [packed(Codec::Gzip, &body[..1000]), packed(Codec::Gzip, &body[1000..])].concat();
+    let bench = Bench::new(
+        "stage-codecs",
+        &[
+            ("d/one.gz", packed(Codec::Gzip, &body)),
+            ("d/two.gz", members),
+            ("z.zst", packed(Codec::Zstd, &body)),
+            ("e/f/l.lz4", packed(Codec::Lz4, &body)),
+            ("plain.bin", body.clone()),
+            ("zero", Vec::new()),
+            ("zeros.gz", packed(Codec::Gzip, &vec![0; 3 << 20])),
+        ],
+    );
+    let summary = bench.stage(inflating()).unwrap();
+    assert_eq!((summary.objects, summary.moved, summary.skipped, summary.failed.len()), (7, 7, 0, 0));
+    assert_eq!(summary.bytes_in, summary.bytes);
+    let files = bench.files();
+    assert_eq!(files.keys().collect::<Vec<_>>(), ["d/one", "d/two", "e/f/l", "plain.bin", "z", "zero", "zeros"]);
+    assert!(["d/one", "d/two", "e/f/l", "plain.bin", "z"].iter().all(|name| files[*name] == body));
+    assert_eq!((files["zero"].len(), files["zeros"].clone()), (0, vec![0; 3 << 20]));
+    let again = bench.stage(inflating()).unwrap();
+    assert_eq!((again.bytes_in, again.bytes_out, again.skipped, again.moved), (0, 0, 7, 0));
+}
+
+#[test]
+fn stage_without_inflate_keeps_bytes_and_records_both_digests() {
+    let stored = packed(Codec::Gzip, &noise(10_000));
+    let bench = Bench::new("stage-stored", &[("a.gz", stored.clone())]);
+    bench.stage(StageOptions::default()).unwrap();
+    assert_eq!(bench.files()["a.gz"], stored);
+    bench.stage(inflating()).unwrap();
+    assert_eq!(bench.files()["a"], noise(10_000));
+    let manifest = Manifest::load(&bench.folder.path().join("dst/.penstock/manifest.json")).unwrap();
+    let entry = &manifest.objects[0];
+    assert_eq!((entry.key.to_string().as_str(), entry.size), ("a", 10_000));
+    let origin = entry.origin.as_ref().unwrap();
+    let crc = |bytes: &[u8]| format!("crc32c:{:08x}", penstock_codec::checksum::crc32c(bytes));
+    assert_eq!(entry.digests[0].to_string(), crc(&noise(10_000)));
+    assert_eq!(origin.digests[0].to_string(), crc(&stored));
+    assert_eq!((entry.digests.len(), origin.digests.len(), origin.size), (2, 2, stored.len() as u64));
+}
+
+#[test]
+fn stage_fetches_again_what_is_missing_changed_or_new_at_the_source() {
+    let bench = Bench::new("stage-again", &[("a", noise(10)), ("b", noise(20)), ("c", noise(30)), ("d", noise(40))]);
+    bench.stage(StageOptions::default()).unwrap();
+    let dst = bench.folder.path().join("dst");
+    std::fs::remove_file(dst.join("a")).unwrap();
+    std::fs::write(dst.join("b"), "longer than it was before this").unwrap();
+    bench.put("c", noise(31));
+    let summary = bench.stage(StageOptions::default()).unwrap();
+    assert_eq!((summary.moved, summary.skipped, summary.bytes_in), (3, 1, 10 + 20 + 31));
+    let files = bench.files();
+    assert_eq!((&files["a"], &files["b"], &files["c"]), (&noise(10), &noise(20), &noise(31)));
+}
+
+#[test]
+fn stage_of_corrupt_objects_lists_them_and_moves_the_rest() {
+    let good = packed(Codec::Gzip, &noise(50_000));
+    let mut wrong = good.clone();
+    let at = wrong.len() - 6;
+    wrong[at] ^= 1;
+    let bench = Bench::new(
+        "stage-corrupt",
+        &[
+            ("ok.gz", good.clone()),
+            ("cut.gz", good[..good.len() - 2000].to_vec()),
+            ("crc.gz", wrong),
+            ("empty.gz", Vec::new()),
+            ("text.gz", b"not gzip at all".to_vec()),
+        ],
+    );
+    let summary = bench.stage(inflating()).unwrap();
+    let failed: Vec<_> = summary.failed.iter().map(|failure| (failure.key.as_str(), failure.code.as_str())).collect();
+    let corrupt = ["crc.gz", "cut.gz", "empty.gz", "text.gz"].map(|key| (key, "corrupt"));
+    assert_eq!(failed, corrupt);
+    assert_eq!(bench.files().keys().collect::<Vec<_>>(), ["ok"]);
+    assert_eq!(bench.leftovers(), 0);
+    bench.put("cut.gz", good);
+    let mended = bench.stage(inflating()).unwrap();
+    assert_eq!((mended.moved, mended.skipped, mended.failed.len()), (1, 1, 3));
+}
+
+#[test]
+fn stage_of_a_bomb_stops_at_the_limit() {
+    let bench = Bench::new("stage-bomb", &[("bomb.gz", packed(Codec::Gzip, &vec![0; 9 << 20])), ("ok", noise(5))]);
+    let summary = bench.stage(StageOptions { max_inflated: Some(1 << 20), ..inflating() }).unwrap();
+    assert_eq!((summary.failed.len(), summary.moved), (1, 1));
+    assert_eq!(bench.files().keys().collect::<Vec<_>>(), ["ok"]);
+}
+
+#[test]
+fn stage_of_large_objects_goes_by_parts_and_inflates() {
+    let (plain, body) = (noise(20 << 20), noise(17 << 20));
+    let bench = Bench::new("stage-large", &[("plain", plain.clone()), ("big.gz", packed(Codec::Gzip, &body))]);
+    // A budget far below the objects: parts wait for room, and content streams.
+    let summary = bench.stage(StageOptions { memory: 32 << 20, ..inflating() }).unwrap();
+    assert_eq!((summary.moved, summary.bytes_in), (2, summary.bytes));
+    let files = bench.files();
+    assert!(files["plain"] == plain && files["big"] == body);
+    assert_eq!(bench.leftovers(), 0);
+    assert_eq!(bench.stage(inflating()).unwrap().bytes_in, 0);
+}
+
+#[test]
+fn stage_of_a_large_corrupt_object_leaves_nothing() {
+    let mut stored = packed(Codec::Gzip, &noise(17 << 20));
+    let at = stored.len() / 2;
+    stored[at] ^= 1;
+    let bench = Bench::new("stage-large-corrupt", &[("big.gz", stored)]);
+    let summary = bench.stage(inflating()).unwrap();
+    assert_eq!(summary.failed[0].code, "corrupt");
+    assert!(bench.files().is_empty());
+    assert_eq!(bench.leftovers(), 0);
+}
+
+#[test]
+fn stage_of_an_object_replaced_after_indexing_is_refused() {
+    let bench = Bench::new("stage-replaced", &[("a", noise(10)), ("b", noise(10))]);
+    let url = "memory://stage-replaced/".parse().unwrap();
+    let (runtime, root) = (&bench.runtime, Key::default());
+    let manifest = runtime.block_on(penstock_flow::index(&bench.store, &root, &url, Deadline::NEVER)).unwrap();
+    let path = bench.folder.path().join("m.json");
+    manifest.save(&path).unwrap();
+    bench.put("a", noise(11));
+    bench.runtime.block_on(bench.store.delete(&[Key::from("b")], Deadline::NEVER)).unwrap();
+    let request = StageRequest { manifest: Some(path), ..bench.request(StageOptions::default()) };
+    let summary = bench.run(request.clone()).unwrap();
+    let failed: Vec<_> = summary.failed.iter().map(|failure| (failure.key.as_str(), failure.code.as_str())).collect();
+    assert_eq!(failed, [("a", "changed"), ("b", "not-found")]);
+    let other = StageRequest { source: "memory://stage-replaced/x/".parse().unwrap(), ..request };
+    assert_eq!(bench.run(other).unwrap_err().code(), "config");
+}
+
+#[test]
+fn shares_of_a_stage_are_disjoint_and_complete_and_may_be_empty() {
+    let bench = Bench::new("stage-shares", &[("a.gz", packed(Codec::Gzip, b"1")), ("b", noise(9)), ("c", noise(90))]);
+    for node in 0..5 {
+        let summary = bench.stage(StageOptions { node, nodes: 5, ..inflating() }).unwrap();
+        assert_eq!(summary.objects, u64::from(node < 3));
+    }
+    assert_eq!(bench.files().keys().collect::<Vec<_>>(), ["a", "b", "c"]);
+    // What five nodes did in a shared folder, one recognises.
+    assert_eq!(bench.stage(inflating()).unwrap().skipped, 3);
+}
+
+#[test]
+fn dry_run_touches_nothing() {
+    let bench = Bench::new("stage-dry", &[("a", noise(100)), ("b", noise(9 << 20))]);
+    let request = StageRequest { dry_run: true, ..bench.request(StageOptions { nodes: 2, ..StageOptions::default() }) };
+    let summary = bench.run(request).unwrap();
+    assert_eq!((summary.objects, summary.requests, summary.shares.len()), (1, 3, 2));
+    assert!(!bench.folder.path().join("dst").exists());
+}
+
+#[test]
+fn stage_of_hostile_keys_is_refused_before_the_destination_is_made() {
+    for (name, keys) in [("stage-up", ["ok", "../escape"]), ("stage-case", ["A", "a"]), ("stage-fold", ["fd", "fd/x"])]
+    {
+        let objects: Vec<_> = keys.iter().map(|key| (*key, noise(3))).collect();
+        let bench = Bench::new(name, &objects);
+        assert_eq!(bench.stage(StageOptions::default()).unwrap_err().code(), "key");
+        assert!(!bench.folder.path().join("dst").exists() && !bench.folder.path().join("escape").exists());
+    }
+}
+
+#[test]
+fn stage_into_a_locked_destination_is_refused() {
+    let bench = Bench::new("stage-locked", &[("a", noise(3))]);
+    bench.stage(StageOptions::default()).unwrap();
+    let path = bench.folder.path().join("dst/.penstock/stage/lock-0");
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let lock =
+        libc::flock { l_type: libc::F_WRLCK as _, l_whence: libc::SEEK_SET as _, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: the struct outlives the call and the descriptor is open.
+    assert_eq!(unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &lock) }, 0);
+    let error = bench.stage(StageOptions::default()).unwrap_err();
+    assert_eq!(error.code(), "precondition");
+    assert!(error.to_string().contains("another penstock stage"), "{error}");
+    drop(file);
+    bench.stage(StageOptions::default()).unwrap();
+}
+
+fn limits(milliseconds: u64) -> WaitLimits {
+    let limit = Duration::from_millis(milliseconds);
+    WaitLimits { start: limit, silence: limit }
+}
+
+#[test]
+fn waiting_rank_that_starts_first_gets_the_leaders_summary() {
+    let bench = Bench::new("wait-first", &[("a", noise(3))]);
+    let request = StageRequest { launch: Some("job-7".into()), is_awaited: true, ..bench.request(inflating()) };
+    let waiter = request.clone();
+    let waiting = bench.runtime.spawn(async move { wait_for_leader(&waiter, limits(30_000)).await });
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!waiting.is_finished());
+    let summary = bench.run(request).unwrap();
+    assert_eq!(bench.runtime.block_on(waiting).unwrap().unwrap(), summary);
+}
+
+#[test]
+fn waiting_rank_ignores_what_another_launch_left() {
+    let bench = Bench::new("wait-stale", &[("a", noise(3))]);
+    let request = StageRequest { launch: Some("job-7".into()), is_awaited: true, ..bench.request(inflating()) };
+    bench.run(request.clone()).unwrap();
+    let wait = |request: StageRequest| bench.runtime.block_on(wait_for_leader(&request, limits(700)));
+    assert!(wait(request.clone()).is_ok());
+    for other in [
+        StageRequest { launch: Some("job-8".into()), ..request.clone() },
+        StageRequest { options: StageOptions::default(), ..request.clone() },
+        StageRequest { options: StageOptions { nodes: 2, ..inflating() }, ..request.clone() },
+    ] {
+        let error = wait(other).unwrap_err();
+        assert_eq!(error.code(), "rank-failed");
+        assert!(error.to_string().contains("no sign"), "{error}");
+    }
+    assert!(wait(StageRequest { launch: None, ..request }).is_ok());
+}
+
+#[test]
+fn waiting_rank_hears_that_its_leader_failed() {
+    let bench = Bench::new("wait-failed", &[]);
+    let request = StageRequest { launch: Some("job-7".into()), is_awaited: true, ..bench.request(inflating()) };
+    let error = bench.run(request.clone()).unwrap_err();
+    assert_eq!(error.code(), "not-found");
+    let heard = bench.runtime.block_on(wait_for_leader(&request, limits(30_000))).unwrap_err();
+    assert!(heard.to_string().contains("does not exist"), "{heard}");
+}
+
+#[test]
+fn cancelled_stage_ends_interrupted_and_goes_on_later() {
+    let names: Vec<String> = (0..200).map(|at| format!("f{at:03}")).collect();
+    let objects: Vec<_> = names.iter().map(|name| (name.as_str(), noise(20_000))).collect();
+    let bench = Bench::new("stage-cancel", &objects);
+    let job = StageJob::start(bench.request(StageOptions { concurrency: 1, ..inflating() }), bench.runtime.handle());
+    while job.progress().done < 3 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    job.cancel();
+    if let Err(error) = job.wait(Duration::from_secs(20)).unwrap() {
+        assert_eq!(error.code(), "interrupted");
+    }
+    let files = bench.files();
+    assert!(files.values().all(|body| *body == noise(20_000)));
+    let summary = bench.stage(inflating()).unwrap();
+    assert!(summary.skipped as usize >= files.len(), "{} of {}", summary.skipped, files.len());
+    assert_eq!(bench.files().len(), 200);
+}

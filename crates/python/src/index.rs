@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `penstock index` for Python: one listing, written as a manifest, told as facts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use penstock_flow::index as listing;
+use penstock_store::{StoreSettings, open};
+use penstock_types::{Deadline, Error, Metric, Metrics, Url};
+use pyo3::prelude::*;
+
+use crate::enter::enter_async;
+use crate::stage::{duration, with_budget};
+
+/// Lists `url` and writes its manifest to `output`; returns the facts as JSON.
+#[pyfunction]
+#[pyo3(signature = (url, env, *, output=None, deadline_s=None, give_up_after_s=None))]
+pub fn index(
+    py: Python<'_>,
+    url: String,
+    env: HashMap<String, String>,
+    output: Option<PathBuf>,
+    deadline_s: Option<f64>,
+    give_up_after_s: Option<f64>,
+) -> PyResult<String> {
+    enter_async(py, async move {
+        let url: Url = url.parse()?;
+        let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
+        let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
+        let metrics = Arc::<Metrics>::default();
+        let opened = open(&url, &settings, metrics.clone())?;
+        let manifest = listing(&*opened.store, &opened.prefix, &url, deadline).await?;
+        if let Some(path) = &output {
+            manifest.save(path)?;
+        }
+        let mut codecs: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut formats: BTreeMap<&str, u64> = BTreeMap::new();
+        for entry in &manifest.objects {
+            *codecs.entry(entry.codec.name()).or_default() += 1;
+            *formats.entry(entry.format.name()).or_default() += 1;
+        }
+        let facts = serde_json::json!({
+            "schema_version": 1,
+            "url": manifest.url,
+            "objects": manifest.objects.len(),
+            "bytes": manifest.bytes(),
+            "codecs": codecs,
+            "formats": formats,
+            "fingerprint": format!("{:032x}", manifest.fingerprint(&[])),
+            "requests": metrics.get(Metric::Requests),
+            "manifest": output.map(|path| path.display().to_string()),
+        });
+        serde_json::to_string(&facts).map_err(|error| Error::bug(error.to_string()))
+    })
+}

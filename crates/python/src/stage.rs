@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `penstock stage` for Python: a request, and the job that it becomes.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use penstock_flow::stage::{StageJob, StageOptions, StageRequest, WaitLimits, wait_for_leader};
+use penstock_store::StoreSettings;
+use penstock_types::{Error, Metric, Result};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::enter::{enter, enter_async, runtime};
+use crate::raise::raise;
+
+/// A time in seconds from Python.
+pub fn duration(what: &str, seconds: Option<f64>) -> Result<Option<Duration>> {
+    seconds
+        .map(|seconds| {
+            Duration::try_from_secs_f64(seconds)
+                .map_err(|_| Error::config(what, format!("{seconds} is no time in seconds")))
+        })
+        .transpose()
+}
+
+/// Settings with another wall-clock budget for throttling.
+pub fn with_budget(mut settings: StoreSettings, give_up_after_s: Option<f64>) -> Result<StoreSettings> {
+    if let Some(budget) = duration("--give-up-after", give_up_after_s)? {
+        settings.retry.give_up_after = budget;
+        settings.retry.unreachable_after = settings.retry.unreachable_after.min(budget);
+        settings.retry.never_reached_after = settings.retry.never_reached_after.min(budget);
+    }
+    Ok(settings)
+}
+
+fn json(summary: &penstock_flow::stage::Summary) -> Result<String> {
+    serde_json::to_string(summary).map_err(|error| Error::bug(error.to_string()))
+}
+
+#[pyclass(name = "StageRequest", module = "penstock._native", frozen)]
+pub struct PyStageRequest(StageRequest);
+
+#[pymethods]
+impl PyStageRequest {
+    #[new]
+    #[pyo3(signature = (
+        source, destination, env, *, inflate=false, node=0, nodes=1, concurrency=64, memory_bytes=1073741824,
+        max_inflated_bytes=None, allow_case_collisions=false, manifest=None, dry_run=false, deadline_s=None,
+        give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        source: &str,
+        destination: PathBuf,
+        env: HashMap<String, String>,
+        inflate: bool,
+        node: u32,
+        nodes: u32,
+        concurrency: usize,
+        memory_bytes: u64,
+        max_inflated_bytes: Option<u64>,
+        allow_case_collisions: bool,
+        manifest: Option<PathBuf>,
+        dry_run: bool,
+        deadline_s: Option<f64>,
+        give_up_after_s: Option<f64>,
+        launch_id: Option<String>,
+        is_awaited: bool,
+        leader_rank: u32,
+        cores: usize,
+    ) -> PyResult<Self> {
+        let request = || {
+            Ok(StageRequest {
+                source: source.parse()?,
+                settings: with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?,
+                destination,
+                manifest,
+                options: StageOptions {
+                    inflate,
+                    node,
+                    nodes,
+                    concurrency,
+                    memory: memory_bytes,
+                    max_inflated: max_inflated_bytes,
+                    allow_case_collisions,
+                },
+                dry_run,
+                deadline: duration("--deadline", deadline_s)?,
+                launch: launch_id,
+                is_awaited,
+                leader_rank,
+                cores,
+            })
+        };
+        request().map(Self).map_err(|error| raise(py, error))
+    }
+
+    fn start(&self) -> PyStageJob {
+        PyStageJob(StageJob::start(self.0.clone(), &runtime()))
+    }
+
+    #[pyo3(signature = (*, start_s=600.0, silence_s=120.0))]
+    fn wait_for_leader(&self, py: Python<'_>, start_s: f64, silence_s: f64) -> PyResult<String> {
+        let request = self.0.clone();
+        enter_async(py, async move {
+            let limit = |seconds| duration("--wait-limit", Some(seconds)).map(Option::unwrap_or_default);
+            let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
+            json(&wait_for_leader(&request, limits).await?)
+        })
+    }
+}
+
+#[pyclass(name = "StageJob", module = "penstock._native", frozen)]
+pub struct PyStageJob(StageJob);
+
+#[pymethods]
+impl PyStageJob {
+    fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (now, metrics) = (self.0.progress(), self.0.metrics());
+        let facts = PyDict::new(py);
+        for (name, value) in [
+            ("objects", now.objects),
+            ("bytes", now.bytes),
+            ("done", now.done),
+            ("done_bytes", now.done_bytes),
+            ("skipped", now.skipped),
+            ("bytes_in", now.bytes_in),
+            ("bytes_out", now.bytes_out),
+            ("resumed_bytes", now.resumed_bytes),
+            ("refetched", now.refetched),
+            ("failed", now.failed),
+            ("requests", metrics.get(Metric::Requests)),
+            ("retries", metrics.get(Metric::Retries)),
+            ("throttles", metrics.get(Metric::Throttles)),
+        ] {
+            facts.set_item(name, value)?;
+        }
+        Ok(facts)
+    }
+
+    /// Waits at most `timeout_s`; the summary as JSON, or `None` while the stage runs.
+    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
+        let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::ZERO);
+        enter(py, || match self.0.wait(limit) {
+            None => Ok(None),
+            Some(result) => json(&result?).map(Some),
+        })
+    }
+
+    fn cancel(&self) {
+        self.0.cancel();
+    }
+}

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock index`: one listing of a dataset, as a manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.parameters import SECONDS
+
+__all__ = ["command"]
+
+
+@click.command("index")
+@click.argument("url", metavar="URL")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the manifest here."
+)
+@click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
+@click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line of facts.")
+def command(url: str, output: Path | None, deadline: float | None, give_up_after: float | None, as_json: bool) -> int:
+    """List the dataset at URL once, and say what it holds.
+
+    URL is a folder of objects or one object: s3://bucket/prefix/, file:///path/ or a plain path. No object is opened:
+    codec and record format are what names say. With -o the list becomes a manifest, which `penstock stage --manifest`
+    and `penstock.open(url, manifest=...)` read instead of listing again, pinned to the versions it saw.
+    """
+    from penstock import stage
+
+    facts = stage.index(url, output, deadline_s=deadline, give_up_after_s=give_up_after)
+    click.echo(json.dumps(facts) if as_json else _readable(facts))
+    return 0
+
+
+def _readable(facts: dict[str, Any]) -> str:
+    from penstock.units import format_bytes
+
+    def counted(kinds: dict[str, int]) -> str:
+        return ", ".join(f"{count:,} {name}" for name, count in kinds.items())
+
+    lines = [
+        f"{facts['url']}: {facts['objects']:,} objects, {format_bytes(facts['bytes'])}",
+        f"  codecs   {counted(facts['codecs'])}",
+        f"  formats  {counted(facts['formats'])}",
+        f"  dataset  {facts['fingerprint']}",
+    ]
+    if facts["manifest"]:
+        lines.append(f"  manifest {facts['manifest']}")
+    return "\n".join(lines)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock stage`: a dataset, or this node's share of it, into a local folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.parameters import BYTES, SECONDS
+
+if TYPE_CHECKING:
+    from penstock._native import StageJob
+    from penstock.stage import StageSpec
+
+__all__ = ["command"]
+
+# Failures spelt out on stderr; all of them stand in the JSON.
+_TOLD = 20
+
+
+@click.command("stage")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@click.option("--inflate", is_flag=True, help="Inflate .gz, .zst and .lz4 on the way, and drop the suffix.")
+@click.option("--node", type=int, metavar="I", help="This node's number, from 0; with --nodes. Else the launcher says.")
+@click.option("--nodes", type=int, metavar="N", help="Nodes that share the dataset.")
+@click.option(
+    "--manifest",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="A manifest of SRC: no listing, pinned versions.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be moved, and each node's share; touch nothing.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Most requests in flight; throttling lowers it for a while.",
+)
+@click.option("--memory", type=BYTES, default="1GiB", show_default=True, metavar="SIZE", help="Most bytes in flight.")
+@click.option(
+    "--max-inflated",
+    type=BYTES,
+    metavar="SIZE",
+    help="Most that one object may inflate to; else what its codec can honestly reach.",
+)
+@click.option(
+    "--allow-case-collisions", is_flag=True, help="Stage keys that differ only by case; the disk must tell them apart."
+)
+@click.option(
+    "--deadline",
+    type=SECONDS,
+    metavar="TIME",
+    help="Wall-clock limit of the whole stage; running again goes on from there.",
+)
+@click.option(
+    "--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
+)
+@click.option(
+    "--wait-limit",
+    type=SECONDS,
+    metavar="TIME",
+    help="How long the node's other ranks wait for a sign of the one that stages. [600s for the first, then 120s]",
+)
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON line.")
+def command(
+    source: str,
+    destination: str,
+    inflate: bool,
+    node: int | None,
+    nodes: int | None,
+    manifest: str | None,
+    dry_run: bool,
+    concurrency: int,
+    memory: int,
+    max_inflated: int | None,
+    allow_case_collisions: bool,
+    deadline: float | None,
+    give_up_after: float | None,
+    wait_limit: float | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Bring the objects under SRC to the folder DST, whole and verified.
+
+    A file appears under its final name only when it is complete, checked and on disk. A stage that was stopped or
+    killed goes on where it was; one that has finished moves nothing. Under Slurm, Open MPI, PMI, torchrun or Horovod
+    each node takes its share: its first rank works, the others wait for it.
+
+    Exit code 1 says that some objects could not be staged; they are listed.
+    """
+    from penstock import env, ranks
+    from penstock.stage import StageSpec
+
+    rank = ranks.place(env.read(), node, nodes)
+    if rank.note and not quiet:
+        click.echo(f"note: {rank.note}", err=True)
+    spec = StageSpec(
+        source,
+        destination,
+        inflate=inflate,
+        rank=rank,
+        concurrency=concurrency,
+        memory_bytes=memory,
+        max_inflated_bytes=max_inflated,
+        allow_case_collisions=allow_case_collisions,
+        manifest=manifest,
+        dry_run=dry_run,
+        deadline_s=deadline,
+        give_up_after_s=give_up_after,
+        wait_limit_s=wait_limit,
+    )
+    try:
+        summary = _follow(spec, quiet=quiet or dry_run)
+    except KeyboardInterrupt:
+        click.echo("interrupted; finished files are kept, and the same command goes on from there", err=True)
+        # What is in flight on other threads is of no use to anyone: leave without waiting for it.
+        return 130
+    for failure in summary["failed"][:_TOLD]:
+        click.echo(f"error[{failure['code']}]: {failure['error']}", err=True)
+    if (left := len(summary["failed"]) - _TOLD) > 0:
+        click.echo(f"... and {left:,} more (--json lists all)", err=True)
+    if summary["failed"]:
+        click.echo(
+            f"  hint: {len(summary['failed']):,} of {summary['objects']:,} objects are not staged; mend them at the source and run the same command again",
+            err=True,
+        )
+    click.echo(json.dumps(summary) if as_json else _readable(summary))
+    return 1 if summary["failed"] else 0
+
+
+def _follow(spec: StageSpec, *, quiet: bool) -> dict[str, Any]:
+    from penstock import stage
+
+    if spec.rank.local_rank > 0 and not spec.dry_run:
+        if not quiet:
+            click.echo(
+                f"rank {spec.rank.rank} waits for rank {spec.rank.rank - spec.rank.local_rank}, which stages for node {spec.rank.node}",
+                err=True,
+            )
+        return stage.run_as(spec)
+    job = stage.start(spec)
+    if quiet:
+        return stage.wait(job)
+    return _bar(job) if sys.stderr.isatty() else _lines(job)
+
+
+def _lines(job: StageJob, every_s: float = 10.0) -> dict[str, Any]:
+    """A plain line now and then, for logs."""
+    import time
+
+    from penstock import stage
+    from penstock.units import format_bytes, format_rate
+
+    began = last = time.monotonic()
+
+    def look(now: dict[str, int]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every_s and now["objects"]:
+            last = time.monotonic()
+            click.echo(
+                f"{now['done']:,} of {now['objects']:,} objects, {format_bytes(now['done_bytes'])} of {format_bytes(now['bytes'])},"
+                f" {format_rate(now['bytes_in'] / (last - began))}, {now['throttles']:,} throttled",
+                err=True,
+            )
+
+    return stage.wait(job, look=look)
+
+
+def _bar(job: StageJob) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from penstock import stage
+    from penstock.units import format_bytes
+
+    columns = (
+        TextColumn("{task.fields[objects]}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[more]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("stage", total=None, objects="listing", more="")
+
+        def look(now: dict[str, int]) -> None:
+            if not now["objects"]:
+                return
+            here = now["bytes_in"] + now["resumed_bytes"]
+            more = f"{format_bytes(now['bytes_out'])} written"
+            if now["throttles"]:
+                more += f", {now['throttles']:,} throttled"
+            if now["failed"]:
+                more += f", {now['failed']:,} failed"
+            progress.update(
+                task,
+                total=max(now["bytes"], 1),
+                completed=min(max(now["done_bytes"], here), now["bytes"]),
+                objects=f"{now['done']:,}/{now['objects']:,} objects",
+                more=more,
+            )
+
+        return stage.wait(job, look=look)
+
+
+def _readable(summary: dict[str, Any]) -> str:
+    from penstock.units import format_bytes, format_rate, format_seconds
+
+    share = f"node {summary['node']} of {summary['nodes']}: " if summary["nodes"] > 1 else ""
+    if not summary["objects"]:
+        return f"{share}nothing to do: {summary['objects_in_all']:,} objects for {summary['nodes']:,} nodes"
+    whole = f"{summary['objects']:,} objects, {format_bytes(summary['bytes'])}"
+    if summary["dry_run"]:
+        lines = [f"{share}would read {whole} in {summary['requests']:,} requests"]
+        if summary["nodes"] > 1:
+            lines += [f"  node {node:>4}  {format_bytes(load)}" for node, load in enumerate(summary["shares"])]
+        return "\n".join(lines)
+    rate = format_rate(summary["bytes_in"] / max(summary["seconds"], 1e-9))
+    lines = [
+        f"{share}{whole} in {summary['destination']}",
+        f"  {summary['moved']:,} moved, {summary['skipped']:,} there already, {len(summary['failed']):,} failed",
+        f"  {format_bytes(summary['bytes_in'])} read, {format_bytes(summary['bytes_out'])} written in {format_seconds(summary['seconds'])} ({rate})",
+    ]
+    if summary["throttles"] or summary["retries"]:
+        lines.append(f"  {summary['throttles']:,} requests throttled, {summary['retries']:,} sent again")
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stage as the rest of Python asks for it: a spec in, a summary out."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import env
+from penstock.errors import ConfigError, Interrupted, Unsupported
+from penstock.ranks import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._native import StageJob, StageRequest
+
+__all__ = ["StageSpec", "index", "is_local", "local_path", "run", "run_as", "start", "wait"]
+
+# How often a waiting Python thread looks for Ctrl-C.
+_LOOK_S = 0.1
+# An interrupted stage has this long to record what is finished; what is not costs a second read.
+_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """What to stage. Bytes and seconds are in the names; `None` leaves a limit to the core's default."""
+
+    source: str
+    destination: str
+    inflate: bool = False
+    rank: Rank = field(default_factory=Rank)
+    concurrency: int = 64
+    memory_bytes: int = 1 << 30
+    max_inflated_bytes: int | None = None
+    allow_case_collisions: bool = False
+    manifest: str | None = None
+    dry_run: bool = False
+    deadline_s: float | None = None
+    give_up_after_s: float | None = None
+    wait_limit_s: float | None = None
+
+    def request(self) -> StageRequest:
+        """The core's request, with the environment's credentials.
+
+        Raises:
+            ConfigError: A value that cannot be.
+            Unsupported: The destination is no local folder.
+        """
+        from penstock import _native
+
+        if self.concurrency < 1:
+            raise ConfigError(f"--concurrency: {self.concurrency} requests move nothing", where="--concurrency")
+        if self.memory_bytes < 32 << 20:
+            raise ConfigError(f"--memory: {self.memory_bytes:,} bytes are less than 32 MiB", where="--memory")
+        return _native.StageRequest(
+            absolute(self.source),
+            local_path(self.destination),
+            _variables(),
+            inflate=self.inflate,
+            node=self.rank.node,
+            nodes=self.rank.nodes,
+            concurrency=self.concurrency,
+            memory_bytes=self.memory_bytes,
+            max_inflated_bytes=self.max_inflated_bytes,
+            allow_case_collisions=self.allow_case_collisions,
+            manifest=self.manifest,
+            dry_run=self.dry_run,
+            deadline_s=self.deadline_s,
+            give_up_after_s=self.give_up_after_s,
+            launch_id=self.rank.launch_id,
+            is_awaited=self.rank.world > self.rank.nodes,
+            leader_rank=self.rank.rank - self.rank.local_rank,
+            cores=len(os.sched_getaffinity(0)),
+        )
+
+
+def _variables() -> dict[str, str]:
+    # Only what a store may look at, and only text: a variable of other bytes is nobody's credential.
+    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_")
+    found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name == "HOME"}
+    return {name: value for name, value in found.items() if value.isascii() or value.isprintable()}
+
+
+def absolute(url: str) -> str:
+    """A URL as it is, a path from the root: the core knows no working directory."""
+    if "://" in url:
+        return url
+    return os.path.abspath(url) + ("/" if url.endswith("/") else "")  # noqa: PTH100 - links are not resolved
+
+
+def is_local(url: str) -> bool:
+    """True for a path and for file://."""
+    return "://" not in url or url.startswith("file://")
+
+
+def local_path(url: str) -> str:
+    """The path of a destination.
+
+    Raises:
+        Unsupported: It lies in a store.
+    """
+    if not is_local(url):
+        scheme = url.partition("://")[0]
+        raise Unsupported(
+            f"{scheme}:// as a destination is not supported by this version, which stages to local folders"
+        )
+    path = url.removeprefix("file://").removeprefix("localhost")
+    if url.startswith("file://") and not path.startswith("/"):
+        raise ConfigError(f"destination: `{url}` names another host", where="destination")
+    if not path:
+        raise ConfigError("destination: it is empty", where="destination")
+    return os.path.abspath(path)  # noqa: PTH100 - links are not resolved
+
+
+def index(
+    url: str,
+    output: str | Path | None = None,
+    *,
+    deadline_s: float | None = None,
+    give_up_after_s: float | None = None,
+) -> dict[str, Any]:
+    """List a dataset once; write its manifest to `output`. Returns objects, bytes, codecs, formats and the fingerprint.
+
+    Raises:
+        NotFound: Nothing is there.
+        Denied, Unreachable, Throttled: The store refused.
+    """
+    from penstock import _native
+
+    path = None if output is None else Path(output)
+    if path is not None and path.is_dir():
+        raise ConfigError(f"--output: {path} is a folder", where="--output")
+    facts: dict[str, Any] = json.loads(
+        _native.index(absolute(url), _variables(), output=path, deadline_s=deadline_s, give_up_after_s=give_up_after_s)
+    )
+    return facts
+
+
+def start(spec: StageSpec) -> StageJob:
+    """Start a stage and return at once; `.progress()`, `.wait(timeout_s)`, `.cancel()`."""
+    return spec.request().start()
+
+
+def wait(
+    job: StageJob, *, look: Callable[[dict[str, int]], None] | None = None, look_s: float = _LOOK_S
+) -> dict[str, Any]:
+    """The summary of a job; `look` sees its progress meanwhile.
+
+    Ctrl-C stops it: finished files are recorded, and the same stage goes on from there later.
+    """
+    try:
+        while (text := job.wait(look_s)) is None:
+            if look is not None:
+                look(job.progress())
+    except KeyboardInterrupt:
+        job.cancel()
+        with suppress(Interrupted):
+            job.wait(_GRACE_S)
+        raise
+    summary: dict[str, Any] = json.loads(text)
+    return summary
+
+
+def run_as(spec: StageSpec) -> dict[str, Any]:
+    """Stage by a spec and return the summary. A rank that is not its node's first waits for the one that is."""
+    request = spec.request()
+    if spec.rank.local_rank == 0 or spec.dry_run:
+        return wait(request.start())
+    limits = {} if spec.wait_limit_s is None else {"start_s": spec.wait_limit_s, "silence_s": spec.wait_limit_s}
+    summary: dict[str, Any] = json.loads(request.wait_for_leader(**limits))
+    return summary
+
+
+def run(source: str, destination: str, **options: Any) -> dict[str, Any]:
+    """Stage and return the summary; `failed` lists the objects that could not be staged. Options are `StageSpec`'s."""
+    return run_as(StageSpec(source, destination, **options))

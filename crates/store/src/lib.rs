@@ -6,6 +6,7 @@
 mod checksum;
 mod count;
 mod dates;
+mod fault;
 mod local;
 mod memory;
 mod open;
@@ -13,17 +14,20 @@ mod resume;
 mod retry;
 mod s3;
 mod settings;
+mod shape;
 mod store;
 pub mod suite;
 mod whole;
 
 pub use count::Count;
+pub use fault::{Fault, Faults};
 pub use local::Local;
 pub use memory::Memory;
 pub use open::{Opened, open};
 pub use retry::{Retry, RetryPolicy};
 pub use s3::S3;
 pub use settings::{S3Settings, StoreSettings};
+pub use shape::{Limits, Shape};
 pub use store::{
     Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version, place,
 };

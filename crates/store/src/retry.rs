@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
 
 use crate::resume::{self, Source};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, checksum};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, checksum};
 
 /// When to send again, and when to give up.
 #[derive(Debug, Clone)]
@@ -119,7 +119,7 @@ impl Tries {
             Err(_) if self.deadline.passed() => Err(self.deadline.error(&self.what)),
             Err(_) => Err(Error::Unreachable {
                 place: self.shared.inner.root().to_string(),
-                reason: format!("no byte for {:.0} s", limit.as_secs_f64()),
+                reason: format!("no byte for {:.1} s", limit.as_secs_f64()),
             }),
         }
     }
@@ -154,8 +154,7 @@ impl Tries {
             return Err(self.told(error, elapsed));
         }
         if self.deadline.left().is_some_and(|left| left <= wait) {
-            let tries = if self.sent == 1 { "1 try".to_owned() } else { format!("{} tries", self.sent) };
-            return Err(self.deadline.error(&format!("{} ({tries}, the last: {error})", self.what)));
+            return Err(self.deadline.error(&format!("{} ({}, the last: {error})", self.what, self.tries())));
         }
         self.shared.metrics.count(Metric::Retries);
         tokio::time::sleep(wait).await;
@@ -165,9 +164,13 @@ impl Tries {
         Ok(())
     }
 
+    fn tries(&self) -> String {
+        if self.sent == 1 { "1 try".to_owned() } else { format!("{} tries", self.sent) }
+    }
+
     /// The last error, with what was tried.
     fn told(&self, error: Error, elapsed: Duration) -> Error {
-        let tries = format!(" ({} tries in {:.1} s)", self.sent, elapsed.as_secs_f64());
+        let tries = format!(" ({} in {:.1} s)", self.tries(), elapsed.as_secs_f64());
         match error {
             Error::Throttled { place, retry_after, .. } => {
                 Error::Throttled { place, refused: self.refused, sent: self.sent, window: elapsed, retry_after }
@@ -277,9 +280,7 @@ impl Store for Retry {
             match tries.attempt(limit, work).await {
                 Ok(meta) => return Ok(meta),
                 // The connection broke after the store had written: what stands there may be ours.
-                Err(error @ Error::Precondition { .. })
-                    if is_doubtful && options.precondition == Precondition::Absent =>
-                {
+                Err(error @ Error::Precondition { .. }) if is_doubtful => {
                     let standing = self.head(key, deadline).await?;
                     let ours = standing.size == size
                         && checksum::cheapest(&standing.digests).is_some_and(|digest| {

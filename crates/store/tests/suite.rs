@@ -5,7 +5,9 @@ mod peer;
 
 use std::sync::Arc;
 
-use penstock_store::{Count, Local, Memory, Retry, RetryPolicy, S3, Store, suite};
+use std::time::Duration;
+
+use penstock_store::{Count, Fault, Faults, Limits, Local, Memory, Retry, RetryPolicy, S3, Shape, Store, suite};
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(Memory::named("suite"))
@@ -33,6 +35,49 @@ async fn test_retry_passes_the_suite_through() {
 #[tokio::test]
 async fn test_count_passes_the_suite_through() {
     suite::run(Arc::new(Count::new(memory(), Arc::default()))).await;
+}
+
+#[tokio::test]
+async fn test_shape_passes_the_suite_through() {
+    suite::run(Arc::new(Shape::new(memory(), Limits::default()))).await;
+    let slow = Limits {
+        latency: Duration::from_micros(10),
+        latency_p99: Duration::from_micros(100),
+        bytes_per_s: Some(1e9),
+        requests_per_s: Some(1e6),
+        burst: 10_000,
+        queue: Duration::from_secs(60),
+    };
+    suite::run(Arc::new(Shape::new(memory(), slow))).await;
+}
+
+#[tokio::test]
+async fn test_fault_without_faults_passes_the_suite_through() {
+    suite::run(Arc::new(Fault::new(memory(), Faults::default()))).await;
+}
+
+#[tokio::test]
+async fn test_retry_over_faults_stands_the_suite() {
+    let policy = RetryPolicy {
+        first_wait: Duration::from_micros(100),
+        longest_wait: Duration::from_millis(1),
+        stall_after: Duration::from_millis(50),
+        ..RetryPolicy::default()
+    };
+    for seed in 1..4 {
+        let faults = Faults {
+            seed,
+            throttle: 0.05,
+            reset: 0.05,
+            truncate: 0.05,
+            stall: 0.01,
+            most: u64::MAX,
+            ..Faults::default()
+        };
+        let fault = Arc::new(Fault::new(memory(), faults));
+        suite::run(Arc::new(Retry::new(fault.clone(), policy.clone()))).await;
+        assert!(fault.injected() > 100, "{} faults", fault.injected());
+    }
 }
 
 /// versitygw keeps objects as files and resolves `x/../y` to `y` before it looks; `tests/wire.rs` and the emulator's tests

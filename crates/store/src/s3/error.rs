@@ -81,6 +81,10 @@ pub(super) fn of_status(
     };
     let is_read = *method == Method::GET || *method == Method::HEAD;
     match (status.as_u16(), code) {
+        // Some answer 404 here, whose advice would mislead.
+        (_, "InvalidAccessKeyId" | "XAdminUserNotFound" | "SignatureDoesNotMatch" | "AccessDenied") => {
+            Error::Denied { place, reason }
+        }
         (_, "NoSuchBucket") => Error::NotFound { place: bucket.place(None) },
         (_, "KeyTooLongError" | "KeyTooLong") => match key {
             Some(key) => bucket.refused(key, "it is longer than 1024 bytes"),

@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What leaves us and what we make of what comes back, against a server on loopback that answers from a script.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use penstock_store::{
+    ObjectRef, Precondition, PutOptions, Retry, RetryPolicy, S3, Store, StoreSettings, Version, open, read_whole,
+};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+const SECRET: &str = "wire-secret-key";
+const TOKEN: &str = "wire-session-token";
+
+/// What a connection does after an answer.
+#[derive(Clone, Copy)]
+enum Then {
+    Keep,
+    Close,
+    Hang,
+}
+
+/// Answers in order, one a request, whatever the connection; then closes.
+struct Script {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<String>>>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Script {
+    async fn start(answers: impl IntoIterator<Item = (String, Then)>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let answers = Arc::new(Mutex::new(answers.into_iter().collect::<std::collections::VecDeque<_>>()));
+        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (log, script) = (seen.clone(), answers);
+        let server = tokio::spawn(async move {
+            let mut open = tokio::task::JoinSet::new();
+            while let Ok((mut socket, _)) = listener.accept().await {
+                let (log, script) = (log.clone(), script.clone());
+                open.spawn(async move {
+                    while let Some(request) = request(&mut socket).await {
+                        log.lock().unwrap().push(request);
+                        let Some((answer, then)) = script.lock().unwrap().pop_front() else { return };
+                        let _ = socket.write_all(answer.as_bytes()).await;
+                        match then {
+                            Then::Keep => {}
+                            Then::Close => return,
+                            Then::Hang => std::future::pending().await,
+                        }
+                    }
+                });
+            }
+        });
+        Self { address, seen, server }
+    }
+
+    fn env(&self) -> HashMap<String, String> {
+        [
+            ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
+            ("AWS_ACCESS_KEY_ID", "wire-access".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", SECRET.to_owned()),
+            ("AWS_SESSION_TOKEN", TOKEN.to_owned()),
+            ("AWS_REGION", "eu-west-9".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+
+    /// The store of the bucket `b`, impatient.
+    fn open(&self) -> (Arc<dyn Store>, Arc<Metrics>) {
+        let mut settings = StoreSettings::from_env(&self.env()).unwrap();
+        settings.retry = impatient();
+        let metrics = Arc::new(Metrics::default());
+        (open(&"s3://b/".parse().unwrap(), &settings, metrics.clone()).unwrap().store, metrics)
+    }
+
+    fn seen(&self) -> Vec<String> {
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+fn impatient() -> RetryPolicy {
+    RetryPolicy {
+        give_up_after: Duration::from_secs(20),
+        unreachable_after: Duration::from_secs(2),
+        never_reached_after: Duration::from_millis(200),
+        first_wait: Duration::from_millis(1),
+        longest_wait: Duration::from_millis(5),
+        stall_after: Duration::from_millis(100),
+    }
+}
+
+/// Head and body of a request, the head in lower case but for its first line.
+async fn request(socket: &mut tokio::net::TcpStream) -> Option<String> {
+    let mut bytes = Vec::new();
+    loop {
+        let mut buffer = [0; 4096];
+        let count = socket.read(&mut buffer).await.ok().filter(|count| *count > 0)?;
+        bytes.extend_from_slice(&buffer[..count]);
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n") {
+            let len = head.to_lowercase().lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+            if body.len() >= len.unwrap_or(0) {
+                return Some(text);
+            }
+        }
+    }
+}
+
+fn answer(status: &str, headers: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n{headers}\r\n{body}", body.len())
+}
+
+/// An answer of `len` bytes of which only `body` is sent.
+fn short(status: &str, headers: &str, len: usize, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {len}\r\n{headers}\r\n{body}")
+}
+
+fn error(status: &str, headers: &str, code: &str) -> String {
+    let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>words of {code}</Message></Error>");
+    answer(status, headers, &body)
+}
+
+async fn whole(store: &dyn Store, key: &str) -> Result<Bytes> {
+    let mut got =
+        store.get_ranges(&ObjectRef::current(Key::from(key)), &[ByteRange::WHOLE], Deadline::within(SOON)).await?;
+    let mut all = Vec::new();
+    while let Some(chunk) = got.chunks.try_next().await? {
+        assert_eq!(chunk.offset, all.len() as u64, "a gap");
+        all.extend_from_slice(&chunk.bytes);
+    }
+    Ok(all.into())
+}
+
+const SOON: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn test_throttled_read_waits_as_told_and_goes_on() {
+    let script = Script::start([
+        (error("503 Slow Down", "retry-after: 1\r\n", "SlowDown"), Then::Keep),
+        (error("429 Too Many", "", ""), Then::Keep),
+        (answer("200 OK", "etag: \"v\"\r\n", "hello"), Then::Keep),
+    ])
+    .await;
+    let (store, metrics) = script.open();
+    assert_eq!(whole(&*store, "k").await.unwrap(), "hello");
+    assert!(metrics.get(Metric::ThrottleWait) >= 1_000_000_000);
+    let counts = [Metric::Requests, Metric::Gets, Metric::Retries, Metric::Throttles, Metric::Errors, Metric::BytesIn];
+    assert_eq!(counts.map(|metric| metrics.get(metric)), [3, 3, 2, 2, 0, 5]);
+}
+
+#[tokio::test]
+async fn test_throttled_past_the_budget_says_how_often_and_how_long() {
+    let (twice, often) = (error("503 Slow Down", "", "SlowDown"), 200);
+    let script = Script::start((0..often).map(|_| (twice.clone(), Then::Keep))).await;
+    let settings = StoreSettings::from_env(&script.env()).unwrap();
+    let policy = RetryPolicy { give_up_after: Duration::from_millis(100), ..impatient() };
+    let s3 = S3::new("b", &settings.s3, Arc::default()).unwrap();
+    let error = Retry::new(Arc::new(s3), policy).head(&Key::from("k"), Deadline::NEVER).await.unwrap_err();
+    let Error::Throttled { place, refused, sent, .. } = error else { panic!("{error}") };
+    assert_eq!((place.as_str(), refused), ("s3://b/k", sent));
+    assert!(sent > 1);
+}
+
+#[tokio::test]
+async fn test_throttled_for_longer_than_the_budget_gives_up_at_once() {
+    let script = Script::start([(error("503 Slow Down", "retry-after: 3600\r\n", "SlowDown"), Then::Keep)]).await;
+    let error = script.open().0.head(&Key::from("k"), Deadline::NEVER).await.unwrap_err();
+    let Error::Throttled { retry_after, sent, .. } = error else { panic!("{error}") };
+    assert_eq!((retry_after, sent), (Some(Duration::from_secs(3600)), 1));
+}
+
+#[tokio::test]
+async fn test_deadline_before_the_next_try_is_told_with_the_last_error() {
+    let script = Script::start([(error("503 Slow Down", "retry-after: 15\r\n", "SlowDown"), Then::Keep)]).await;
+    let soon = Deadline::within(Duration::from_secs(5));
+    let error = script.open().0.head(&Key::from("k"), soon).await.unwrap_err();
+    assert_eq!(error.code(), "deadline");
+    assert!(error.to_string().contains("refused 1 of 1"), "{error}");
+}
+
+#[tokio::test]
+async fn test_truncated_body_is_resumed_from_its_byte_in_the_same_version() {
+    let script = Script::start([
+        (short("200 OK", "etag: \"v1\"\r\n", 10, "0123"), Then::Close),
+        (short("206 Partial", "etag: \"v1\"\r\ncontent-range: bytes 4-9/10\r\n", 6, "45"), Then::Close),
+        (answer("206 Partial", "etag: \"v1\"\r\ncontent-range: bytes 6-9/10\r\n", "6789"), Then::Keep),
+    ])
+    .await;
+    let (store, metrics) = script.open();
+    assert_eq!(whole(&*store, "k").await.unwrap(), "0123456789");
+    let seen = script.seen();
+    assert!(!seen[0].contains("range: "), "{}", seen[0]);
+    assert!(seen[1].contains("range: bytes=4-9\r\n") && seen[1].contains("if-match: \"v1\"\r\n"), "{}", seen[1]);
+    assert!(seen[2].contains("range: bytes=6-9\r\n"), "{}", seen[2]);
+    let counts = [Metric::BytesAsked, Metric::BytesIn, Metric::Retries].map(|metric| metrics.get(metric));
+    assert_eq!(counts, [10, 10, 2], "nothing is read twice");
+}
+
+#[tokio::test]
+async fn test_object_replaced_while_it_is_read_is_changed() {
+    let script = Script::start([
+        (short("200 OK", "etag: \"v1\"\r\n", 10, "0123"), Then::Close),
+        (error("412 Precondition Failed", "", "PreconditionFailed"), Then::Keep),
+    ])
+    .await;
+    let error = whole(&*script.open().0, "k").await.unwrap_err();
+    let Error::Changed { place, want, .. } = &error else { panic!("{error}") };
+    assert_eq!((place.as_str(), want.as_str()), ("s3://b/k", "v1"));
+}
+
+/// The CRC-32C of "123456789" in base64, and of something else.
+const RIGHT: &str = "x-amz-checksum-crc32c: 4waSgw==\r\n";
+const WRONG: &str = "x-amz-checksum-crc32c: 4waSgg==\r\n";
+
+#[tokio::test]
+async fn test_whole_object_is_held_against_its_checksum() {
+    for (headers, is_right) in [
+        (RIGHT, true),
+        (WRONG, false),
+        ("x-amz-checksum-type: COMPOSITE\r\nx-amz-checksum-crc32c: 4waSgg==-2\r\n", true),
+        ("x-amz-checksum-crc64nvme: rosUhgp5mIg=\r\n", true),
+        ("x-amz-checksum-crc64nvme: rosUhgp5mIk=\r\n", false),
+        ("x-amz-checksum-crc32: y/Q5Jg==\r\n", true),
+        ("x-amz-checksum-crc32c: not base64\r\n", true),
+    ] {
+        let script = Script::start([(answer("200 OK", headers, "123456789"), Then::Keep)]).await;
+        let got = whole(&*script.open().0, "k").await;
+        match got {
+            Ok(bytes) => assert!(is_right && bytes == "123456789", "{headers}"),
+            Err(error) => assert!(!is_right && error.code() == "corrupt", "{headers}: {error}"),
+        }
+        assert!(script.seen()[0].contains("x-amz-checksum-mode: ENABLED"));
+    }
+}
+
+#[tokio::test]
+async fn test_resumed_object_is_held_against_its_checksum_as_a_whole() {
+    for (headers, is_right) in [(RIGHT, true), (WRONG, false)] {
+        let script = Script::start([
+            (short("200 OK", &format!("etag: \"v\"\r\n{headers}"), 9, "1234"), Then::Close),
+            (answer("206 Partial", "etag: \"v\"\r\ncontent-range: bytes 4-8/9\r\n", "56789"), Then::Keep),
+        ])
+        .await;
+        assert_eq!(whole(&*script.open().0, "k").await.is_ok(), is_right);
+    }
+}
+
+#[tokio::test]
+async fn test_read_whole_asks_once_more_for_damaged_bytes() {
+    let script = Script::start([
+        (answer("200 OK", RIGHT, "123456780"), Then::Keep),
+        (answer("200 OK", RIGHT, "123456789"), Then::Keep),
+    ])
+    .await;
+    let object = ObjectRef::current(Key::from("k"));
+    let (_, bytes) = read_whole(&*script.open().0, &object, None, Deadline::within(SOON)).await.unwrap();
+    assert_eq!(bytes, "123456789");
+}
+
+#[tokio::test]
+async fn test_silence_before_and_amid_a_body_is_asked_again() {
+    let script = Script::start([
+        (String::new(), Then::Hang),
+        (short("200 OK", "etag: \"v\"\r\n", 6, "abc"), Then::Hang),
+        (answer("206 Partial", "etag: \"v\"\r\ncontent-range: bytes 3-5/6\r\n", "def"), Then::Keep),
+    ])
+    .await;
+    let (store, metrics) = script.open();
+    assert_eq!(whole(&*store, "k").await.unwrap(), "abcdef");
+    assert_eq!(metrics.get(Metric::Retries), 2);
+}
+
+#[tokio::test]
+async fn test_deadline_ends_a_silent_call() {
+    let script = Script::start([(String::new(), Then::Hang)]).await;
+    let error = script.open().0.head(&Key::from("k"), Deadline::within(Duration::from_millis(50))).await.unwrap_err();
+    assert_eq!(error.code(), "deadline");
+}
+
+#[tokio::test]
+async fn test_bucket_elsewhere_names_its_region() {
+    for status in ["301 Moved", "400 Bad Request"] {
+        let body = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>mars-1</Region></Error>";
+        let script = Script::start([(answer(status, "", body), Then::Keep)]).await;
+        let error = whole(&*script.open().0, "k").await.unwrap_err();
+        assert_eq!(error.code(), "config");
+        assert!(error.to_string().contains("mars-1") && error.to_string().contains("eu-west-9"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn test_statuses_become_what_a_caller_can_act_on() {
+    for (status, code, want) in [
+        ("404 Not Found", "NoSuchKey", "not-found"),
+        ("404 Not Found", "NoSuchBucket", "not-found"),
+        ("403 Forbidden", "AccessDenied", "denied"),
+        ("403 Forbidden", "SignatureDoesNotMatch", "denied"),
+        ("403 Forbidden", "InvalidAccessKeyId", "denied"),
+        ("400 Bad Request", "ExpiredToken", "denied"),
+        ("500 Internal", "InternalError", "server"),
+        ("409 Conflict", "OperationAborted", "server"),
+        ("501 Not Implemented", "NotImplemented", "unsupported"),
+        ("400 Bad Request", "KeyTooLongError", "key"),
+        ("404 Not Found", "InvalidAccessKeyId", "denied"),
+        ("418 Teapot", "Odd", "system"),
+        ("302 Found", "", "config"),
+    ] {
+        let script = Script::start([(error(status, "", code), Then::Keep)]).await;
+        let settings = StoreSettings::from_env(&script.env()).unwrap();
+        let s3 = S3::new("b", &settings.s3, Arc::default()).unwrap();
+        let error =
+            s3.get_ranges(&ObjectRef::current(Key::from("k")), &[ByteRange::WHOLE], Deadline::within(SOON)).await;
+        let error = error.unwrap_err();
+        assert_eq!(error.code(), want, "{status} {code}: {error}");
+        assert!(error.to_string().contains('b'), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn test_secrets_stand_in_no_error_and_no_debug() {
+    let body = format!(
+        "<Error><Code>SignatureDoesNotMatch</Code><Message>no match</Message>\
+         <StringToSign>{SECRET}</StringToSign><Token>{TOKEN}</Token></Error>"
+    );
+    let script = Script::start([(answer("403 Forbidden", "", &body), Then::Close)]).await;
+    let (store, _) = script.open();
+    let denied = whole(&*store, "k").await.unwrap_err();
+    assert_eq!(denied.code(), "denied");
+    let told = format!("{denied} {denied:?} {store:?}");
+    for secret in [SECRET, TOKEN, "wire-access", "Signature="] {
+        assert!(!told.contains(secret), "{told}");
+    }
+    // They did travel, in the headers.
+    let seen = script.seen().remove(0);
+    assert!(seen.contains("Credential=wire-access/") && seen.contains(TOKEN) && !seen.contains(SECRET));
+}
+
+#[tokio::test]
+async fn test_nothing_at_the_endpoint_is_one_clear_error() {
+    let mut script = Script::start([]).await;
+    script.address = {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        listener.local_addr().unwrap()
+    };
+    let (store, metrics) = script.open();
+    let error = store.head(&Key::from("k"), Deadline::NEVER).await.unwrap_err();
+    let Error::Unreachable { place, reason } = &error else { panic!("{error}") };
+    assert_eq!(*place, format!("http://{}", script.address));
+    assert!(reason.contains("refused") && reason.contains("tries"), "{reason}");
+    assert!(metrics.get(Metric::Retries) > 0);
+}
+
+#[tokio::test]
+async fn test_answer_that_is_no_http_is_an_error() {
+    let script = Script::start((0..50).map(|_| ("SSH-2.0-OpenSSH\r\n".to_owned(), Then::Close))).await;
+    let error = whole(&*script.open().0, "k").await.unwrap_err();
+    assert!(error.retryable(), "{error}");
+}
+
+#[tokio::test]
+async fn test_no_credentials_says_where_it_looked_and_sends_nothing() {
+    let script = Script::start([]).await;
+    let home = tempfile::tempdir().unwrap();
+    let mut env = script.env();
+    env.retain(|name, _| name == "AWS_ENDPOINT_URL");
+    env.insert("HOME".to_owned(), home.path().to_str().unwrap().to_owned());
+    let settings = StoreSettings::from_env(&env).unwrap();
+    let store = open(&"s3://b/".parse().unwrap(), &settings, Arc::default()).unwrap().store;
+    let error = whole(&*store, "k").await.unwrap_err();
+    assert_eq!(error.code(), "denied");
+    assert!(error.to_string().contains("no credentials in the environment, the profile files"), "{error}");
+    assert!(!error.to_string().contains("metadata"), "the instance was asked without leave: {error}");
+    assert!(script.seen().is_empty());
+}
+
+#[tokio::test]
+async fn test_credentials_come_from_a_profile_and_from_a_process() {
+    for (file, text, want) in [
+        ("credentials", "[team]\naws_access_key_id = from-file\naws_secret_access_key = s\n", "Credential=from-file/"),
+        ("config", "[profile team]\ncredential_process = PROGRAM\n", "Credential=from-process/"),
+    ] {
+        let home = tempfile::tempdir().unwrap();
+        let program = home.path().join("give");
+        std::fs::create_dir(home.path().join(".aws")).unwrap();
+        let json = r#"{"Version": 1, "AccessKeyId": "from-process", "SecretAccessKey": "s"}"#;
+        std::fs::write(&program, format!("#!/bin/sh\necho '{json}'\n")).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let text = text.replace("PROGRAM", program.to_str().unwrap());
+        std::fs::write(home.path().join(".aws").join(file), text).unwrap();
+        let script = Script::start([(answer("200 OK", "", "x"), Then::Keep)]).await;
+        let mut env = script.env();
+        env.retain(|name, _| name == "AWS_ENDPOINT_URL");
+        env.insert("HOME".to_owned(), home.path().to_str().unwrap().to_owned());
+        env.insert("AWS_PROFILE".to_owned(), "team".to_owned());
+        let settings = StoreSettings::from_env(&env).unwrap();
+        let s3 = S3::new("b", &settings.s3, Arc::default()).unwrap();
+        s3.head(&Key::from("k"), Deadline::within(SOON)).await.unwrap();
+        assert!(script.seen()[0].contains(want), "{}", script.seen()[0]);
+    }
+}
+
+#[tokio::test]
+async fn test_odd_keys_leave_as_they_are() {
+    let keys = ["x/../y", "./x", "x//y", "/x", "x/", "..", "a b+c%20?#&", "é\u{7f}"];
+    let wire = ["x/../y", "./x", "x//y", "/x", "x/", "..", "a%20b%2Bc%2520%3F%23%26", "%C3%A9%7F"];
+    let script = Script::start(keys.map(|_| (answer("200 OK", "", "x"), Then::Keep))).await;
+    let (store, _) = script.open();
+    for key in keys {
+        store.head(&Key::from(key), Deadline::within(SOON)).await.unwrap();
+    }
+    let lines: Vec<String> = script.seen().iter().map(|seen| seen.lines().next().unwrap().to_owned()).collect();
+    assert_eq!(lines, wire.map(|wire| format!("HEAD /b/{wire} HTTP/1.1")));
+    let error = store.head(&Key::new(&b"\xff"[..]), Deadline::within(SOON)).await.unwrap_err();
+    assert_eq!(error.code(), "key");
+}
+
+#[tokio::test]
+async fn test_put_is_sent_again_whole_with_its_condition_and_checksum() {
+    let script = Script::start([
+        (error("503 Slow Down", "", "SlowDown"), Then::Keep),
+        (answer("200 OK", "etag: \"new\"\r\n", ""), Then::Keep),
+    ])
+    .await;
+    let options = PutOptions {
+        precondition: Precondition::Matches(Version("old".to_owned())),
+        encoding: Some("gzip".to_owned()),
+        ..PutOptions::default()
+    };
+    let parts = vec![Bytes::from_static(b"1234"), Bytes::from_static(b"56789")];
+    let meta = script.open().0.put(&Key::from("k"), parts, &options, Deadline::within(SOON)).await.unwrap();
+    assert_eq!(meta.version, Some(Version("new".to_owned())));
+    for seen in script.seen() {
+        let want =
+            ["if-match: \"old\"", "content-encoding: gzip", "x-amz-checksum-crc32c: 4waSgw==", "\r\n\r\n123456789"];
+        assert!(want.iter().all(|want| seen.contains(want)), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn test_put_that_finds_its_own_object_after_a_broken_try_has_succeeded() {
+    for (headers, is_ours) in [(RIGHT, true), (WRONG, false)] {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: 9\r\netag: \"v\"\r\n{headers}\r\n");
+        let script = Script::start([
+            (String::new(), Then::Hang),
+            (error("412 Precondition Failed", "", "PreconditionFailed"), Then::Keep),
+            (head, Then::Close),
+        ])
+        .await;
+        let options = PutOptions { precondition: Precondition::Absent, ..PutOptions::default() };
+        let parts = vec![Bytes::from_static(b"123456789")];
+        let put = script.open().0.put(&Key::from("k"), parts, &options, Deadline::within(SOON)).await;
+        match put {
+            Ok(meta) => assert!(is_ours && meta.version == Some(Version("v".to_owned()))),
+            Err(error) => assert!(!is_ours && error.code() == "precondition", "{error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn test_store_that_knows_no_ranges_is_unsupported() {
+    let script = Script::start([(answer("200 OK", "", "0123456789"), Then::Keep)]).await;
+    let object = ObjectRef::current(Key::from("k"));
+    let got = script.open().0.get_ranges(&object, &[ByteRange::new(5, 2)], Deadline::within(SOON)).await;
+    assert_eq!(got.unwrap_err().code(), "unsupported");
+}
+
+#[tokio::test]
+async fn test_listing_goes_on_after_the_last_key_when_a_page_breaks() {
+    let page = |keys: &str, tail: &str| {
+        let entries: String =
+            keys.split(',').map(|key| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>")).collect();
+        let body = format!("<ListBucketResult>{entries}{tail}</ListBucketResult>");
+        answer("200 OK", "", &body)
+    };
+    let more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t/+</NextContinuationToken>";
+    let script = Script::start([
+        (page("a,b", more), Then::Keep),
+        (error("500 Internal", "", "InternalError"), Then::Keep),
+        (page("c", ""), Then::Keep),
+    ])
+    .await;
+    let (store, _) = script.open();
+    let listed: Vec<_> = store.list(&Key::from(""), None, Deadline::within(SOON)).try_collect().await.unwrap();
+    assert_eq!(listed.iter().map(|meta| meta.key.to_string()).collect::<Vec<_>>(), ["a", "b", "c"]);
+    let seen = script.seen();
+    assert!(seen[1].contains("continuation-token=t%2F%2B"), "{}", seen[1]);
+    assert!(seen[2].contains("start-after=b") && !seen[2].contains("continuation-token"), "{}", seen[2]);
+}

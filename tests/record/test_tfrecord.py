@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._native import crc32c, decode_tfrecord, encode_tfrecord
@@ -33,6 +34,7 @@ values = st.one_of(
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
+@settings(deadline=None)
 @given(features=st.dictionaries(names, values, max_size=6), codec=st.sampled_from(CODECS))
 def test_tfrecord_round_trips_every_kind(features: dict, codec: str) -> None:
     stored = encode_tfrecord(features, codec=codec)
@@ -41,6 +43,7 @@ def test_tfrecord_round_trips_every_kind(features: dict, codec: str) -> None:
     assert encode_tfrecord(features, codec=codec) == stored
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=300), codec=st.sampled_from([*CODECS, None]))
 def test_tfrecord_of_noise_is_corrupt_or_empty(data: bytes, codec: str | None) -> None:
     problem = None
@@ -51,6 +54,7 @@ def test_tfrecord_of_noise_is_corrupt_or_empty(data: bytes, codec: str | None) -
     assert (records == []) if problem is None else problem.startswith("the data ")
 
 
+@settings(deadline=None)
 @given(cut=st.integers(0, 10_000), codec=st.sampled_from(CODECS))
 def test_tfrecord_truncated_is_corrupt(cut: int, codec: str) -> None:
     stored = encode_tfrecord({"x": X, "y": Y}, codec=codec)
@@ -62,6 +66,7 @@ def test_tfrecord_truncated_is_corrupt(cut: int, codec: str) -> None:
             decode_tfrecord(stored[:cut], codec=codec)
 
 
+@settings(deadline=None)
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_tfrecord_with_a_flipped_bit_is_corrupt(at: int, bit: int) -> None:
     stored = bytearray(encode_tfrecord({"x": X, "y": Y}))
@@ -109,6 +114,18 @@ def test_encode_gzip_is_read_by_pythons_own() -> None:
     stored = encode_tfrecord({"x": X}, codec="gzip", level=9)
     assert gzip.decompress(stored) == plain
     assert stored[4:8] == bytes(4), "no time in the header: the same input gives the same bytes"
+
+
+def test_tfrecord_in_members_of_pythons_gzip_is_read() -> None:
+    stored = io.BytesIO()
+    for n in range(3):
+        # A file name and a time in each header, as gzip(1) writes them.
+        with gzip.GzipFile(filename=f"part-{n}", mode="wb", fileobj=stored, mtime=1_700_000_000) as member:
+            member.write(encode_tfrecord({"n": [n], "x": X}))
+    padded = stored.getvalue() + bytes(512)
+    assert [record["n"] for record in decode_tfrecord(padded)] == [[0], [1], [2]]
+    with pytest.raises(Corrupt, match="has bytes after gzip member 3"):
+        decode_tfrecord(stored.getvalue() + b"garbage")
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ test-python-fast: setup ## Python tests that need no server, no browser and no m
 
 .PHONY: test-peers
 test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large for `make test`: TensorFlow
-	@$(BIN)/python -m pytest -q -m needs_tf
+	@# TensorFlow warns about itself at import; that is no test's business.
+	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 
 # ---------------------------------------------------------------- set-up
 

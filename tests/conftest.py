@@ -218,12 +218,3 @@ def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     pytest.fail(
         f"versitygw did not start (exit {process.poll()}): {log.read_text(errors='replace')[-500:]}", pytrace=False
     )
-
-
-@pytest.fixture(scope="session")
-def tensorflow_python() -> str:
-    """The interpreter of TensorFlow's own environment; `make test-peers` makes it."""
-    place = ROOT / ".tools/tf/bin/python"
-    if not place.exists():
-        pytest.fail("TensorFlow's environment is not here; `make test-peers` makes it", pytrace=False)
-    return str(place)

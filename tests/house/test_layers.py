@@ -14,7 +14,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 def _rooms() -> set[str]:
     package = ROOT / "python/penstock"
     rooms = {path.parent.name for path in package.glob("*/*.py")}
-    return rooms | {path.stem for path in package.glob("*.py") if path.stem != "__init__"}
+    return rooms | {path.stem for path in package.glob("*.py") if not path.stem.startswith("__")}
 
 
 def test_layers_name_every_room_once():

@@ -249,10 +249,12 @@ impl Lz4Stream {
         let made = if plain {
             data
         } else {
-            if block.len() < self.frame.block_max {
-                block.resize(self.frame.block_max, 0);
+            // A byte makes at most 255: a small block in a frame of large ones need not zero 4 MiB.
+            let most = data.len().saturating_mul(255).min(self.frame.block_max);
+            if block.len() < most {
+                block.resize(most, 0);
             }
-            let room = &mut block[..self.frame.block_max];
+            let room = &mut block[..most];
             let window = &self.window[self.window.len().saturating_sub(WINDOW)..];
             let len =
                 decompress_into_with_dict(data, room, window).map_err(|error| self.bad(outlet, error.to_string()))?;

@@ -159,8 +159,9 @@ $(STAMPS):
 
 $(STAMPS)/venv: requirements/dev.txt | $(BIN)/python $(STAMPS)
 	$(call SAY,pinned Python packages; torch brings CUDA along: ~3 GB to fetch$(comma) 5.7 GB on disk)
+	@# Byte code is written now: where the environment forbids Python to write it, every import of torch would compile 2,000 files.
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "$$(grep '^uv==' requirements/dev.txt)"
-	@$(BIN)/uv pip install --quiet -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --compile-bytecode -r requirements/dev.txt
 	@touch $@
 
 $(STAMPS)/native: $(RUST_SOURCES) pyproject.toml $(STAMPS)/venv
@@ -184,5 +185,5 @@ $(STAMPS)/chromium: | $(STAMPS)
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv
 	$(call SAY,TensorFlow in an environment of its own ($(TOOLS)/tf)$(comma) so that its pins bind nobody else; ~1 GB)
 	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/tf
-	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/tf" $(BIN)/uv pip install --quiet -r requirements/tf.txt
+	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/tf" $(BIN)/uv pip install --quiet --compile-bytecode -r requirements/tf.txt
 	@touch $@

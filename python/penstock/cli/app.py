@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.parameters import default_map
 from penstock.env import read
 from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault
 
@@ -129,7 +128,9 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.pass_context
 def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     """Move training data from object storage to accelerators, and say which path is worth its price."""
-    from penstock.config import load  # TOML and msgspec, which --help does without
+    # TOML, msgspec and units, which --help does without.
+    from penstock.cli.parameters import default_map
+    from penstock.config import load
 
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
     verb = ctx.invoked_subcommand

@@ -31,6 +31,9 @@ const LISTING: Duration = Duration::from_secs(3600);
 /// What `__reduce__` gives: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
+/// Runs of equal counts (records, times), the rung and the fingerprint.
+type PickledCounts = (Vec<(u64, usize)>, String, String);
+
 /// A value that only the process that made it may use or drop.
 struct Own<T> {
     pid: u32,
@@ -297,7 +300,7 @@ impl PyCounted {
         })
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, (Vec<(u64, usize)>, String, String)>> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, PickledCounts>> {
         let runs = match &self.0.counts {
             Counts::Equal { objects, each } => vec![(*each, *objects as usize)],
             Counts::Each(counts) => counts.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect(),

@@ -34,9 +34,10 @@ Batch = TypeVar("Batch")
 def _sizes(batch_size: int | None, global_batch: int | None, world: int) -> int:
     if (batch_size is None) == (global_batch is None):
         raise ConfigError("batch_size: give exactly one of batch_size (per rank) and global_batch", where="batch_size")
-    size = batch_size * world if batch_size is not None else global_batch
+    size = global_batch if batch_size is None else batch_size * world
     if size is None or size < 1:
-        raise ConfigError(f"batch_size: {batch_size or global_batch} samples make no batch", where="batch_size")
+        name = "global_batch" if batch_size is None else "batch_size"
+        raise ConfigError(f"{name}: {size} samples make no batch", where=name)
     return size
 
 
@@ -120,6 +121,9 @@ class BaseLoader(Generic[Batch]):
         found = ranks.detect(env.read())
         return found.rank, found.world
 
+    def _prepare(self) -> None:
+        """Imports what the first batch would otherwise wait for."""
+
     def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[Batch, float]:
         """The framework's batch, and the seconds that copies to a device took."""
         raise NotImplementedError
@@ -167,6 +171,7 @@ class BaseLoader(Generic[Batch]):
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
         self._cursor = start
+        self._prepare()
         made = _Epoch(self, self._native_feed(), self._epoch, start)
         self._live = weakref.ref(made)
         return made
@@ -255,6 +260,7 @@ class _Epoch(Generic[Batch]):
         self._feed = feed
         self._epoch = epoch
         self._why: str | None = None
+        self._pid = os.getpid()
         self._began = time.perf_counter()
         self._left_at = self._began
         self._measured = loader._measured = reporting.Measured(epoch=epoch)  # noqa: SLF001 - one unit, two classes
@@ -303,7 +309,7 @@ class _Epoch(Generic[Batch]):
 
     def measure(self) -> None:
         """Brings the native side's times and counters into the measured pass."""
-        if self._run is not None:
+        if self._run is not None and self._pid == os.getpid():
             self._measured.timing = self._run.timing()
             after = self._feed.metrics()
             self._measured.counters = {name: after[name] - self._before[name] for name in after}
@@ -330,7 +336,10 @@ class _Epoch(Generic[Batch]):
 class Loader(BaseLoader[dict[str, Any]]):
     """Iterates dicts of NumPy arrays that share the feed's memory: writable, and valid for as long as they are kept."""
 
-    def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[dict[str, Any], float]:
+    def _prepare(self) -> None:
         from penstock.feed.numpy import array
 
-        return {name: array(tensor) for name, tensor in tensors.items()}, 0.0
+        self._array = array
+
+    def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[dict[str, Any], float]:
+        return {name: self._array(tensor) for name, tensor in tensors.items()}, 0.0

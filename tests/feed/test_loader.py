@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epochs, states, arguments and the memory of batches."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from itertools import chain
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import BudgetExceeded, ConfigError
+
+from .conftest import batches, dataset, samples
+
+
+@pytest.fixture
+def shuffled(made):
+    return dataset(made([1] * 20)).shuffle(17)
+
+
+def test_loader_next_iteration_is_the_next_epoch(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=6)
+    first, second = batches(loader), batches(loader)
+    assert loader.epoch == 2
+    assert first != second
+    assert sorted(chain.from_iterable(first)) == sorted(chain.from_iterable(second))
+    loader.set_epoch(0)
+    assert batches(loader) == first
+
+
+def test_loader_after_a_break_starts_the_same_epoch_again(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=6)
+    want = batches(penstock.Loader(shuffled, batch_size=6))
+    for batch in loader:
+        assert samples(batch) == want[0]
+        break
+    assert loader.state_dict()["cursor"] == 6  # what was delivered, until a new iterator begins
+    assert batches(loader) == want
+
+
+def test_loader_goes_on_from_a_state_once_and_set_epoch_of_the_same_epoch_keeps_it(shuffled):
+    want = batches(penstock.Loader(shuffled, batch_size=6))
+    loader = penstock.Loader(shuffled, batch_size=6)
+    walk = iter(loader)
+    next(walk)
+    state = loader.state_dict()
+    other = penstock.Loader(shuffled, batch_size=6)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    other.set_epoch(0)
+    for batch in other:
+        assert samples(batch) == want[1]
+        break
+    assert batches(other) == want  # the state was for one iterator
+
+
+def test_loader_state_of_a_finished_pass_ends_its_epoch(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=10)
+    walk = iter(loader)
+    next(walk), next(walk)
+    state = loader.state_dict()
+    assert (state["epoch"], state["cursor"]) == (0, 20)
+    other = penstock.Loader(shuffled, batch_size=10)
+    other.load_state_dict(state)
+    assert batches(other) == []
+    assert other.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"fingerprint": "00"}, "fingerprint"), ({"seed": 18}, "17"), ({"version": 9}, "9"), ({"cursor": 21}, "21")],
+)
+def test_loader_state_of_something_else_is_refused_with_both_values(shuffled, change, words):
+    loader = penstock.Loader(shuffled, batch_size=6)
+    with pytest.raises(ConfigError, match=words):
+        loader.load_state_dict({**loader.state_dict(), **change})
+
+
+def test_loader_has_one_iterator_at_a_time(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=6)
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    with pytest.raises(ConfigError, match="newer iterator"):
+        next(older)
+    assert len(list(newer)) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "exactly one"),
+        ({"batch_size": 2, "global_batch": 2}, "exactly one"),
+        ({"batch_size": 0}, "0 samples"),
+        ({"batch_size": 2, "rank": 1}, "come together"),
+        ({"batch_size": 2, "rank": 2, "world": 2}, "2 is not one of 2"),
+        ({"batch_size": 2, "tail": "curly"}, "curly"),
+        ({"batch_size": 2, "memory_bytes": 0}, "memory_bytes"),
+    ],
+)
+def test_loader_arguments_that_cannot_be_are_refused(shuffled, arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        penstock.Loader(shuffled, **arguments)
+
+
+def test_loader_without_fields_says_how_to_give_them(made):
+    with pytest.raises(ConfigError) as caught:
+        penstock.Loader(penstock.open(made([1])), batch_size=1)
+    assert ".fields(" in caught.value.hint
+
+
+def test_loader_unknown_dtype_is_refused(made):
+    opened = penstock.open(made([1])).fields(x=penstock.tensor("int12", (2,)))
+    with pytest.raises(ConfigError, match="int12"):
+        iter(penstock.Loader(opened, batch_size=1))
+
+
+def test_loader_budget_too_small_is_refused_with_its_numbers(shuffled):
+    with pytest.raises(BudgetExceeded) as caught:
+        iter(penstock.Loader(shuffled, batch_size=6, memory_bytes=5000))
+    assert caught.value.budget == 5000
+    assert caught.value.need > 5000
+
+
+def test_loader_rank_comes_from_the_launcher(shuffled, monkeypatch):
+    for name, value in {"RANK": 1, "WORLD_SIZE": 3, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 3}.items():
+        monkeypatch.setenv(name, str(value))
+    loader = penstock.Loader(shuffled, batch_size=2)
+    assert (loader.rank, loader.world, loader.global_batch) == (1, 3, 6)
+
+
+def test_batches_that_are_kept_stay_what_they_were_and_are_the_holders_to_write(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=3)
+    kept = list(loader) + list(loader)
+    want = batches(penstock.Loader(shuffled, batch_size=3))
+    assert [samples(batch) for batch in kept[:7]] == want
+    kept[0]["x"][:] = -1
+    del loader
+    gc.collect()
+    assert (kept[0]["x"] == -1).all()
+    assert [samples(batch) for batch in kept[1:7]] == want[1:]
+
+
+def test_batch_arrays_share_aligned_memory_and_hand_over_by_dlpack(shuffled):
+    batch = next(iter(penstock.Loader(shuffled, batch_size=3)))
+    assert all(array.ctypes.data % 256 == 0 and not array.flags.owndata for array in batch.values())
+    run = penstock.Loader(shuffled, batch_size=3)._native_feed().start(0, 0)
+    tensor = run.next()[0]["x"]
+    assert tensor.__dlpack_device__() == (1, 0)
+    both = [np.asarray(tensor), np.from_dlpack(tensor)]
+    del tensor, run
+    gc.collect()
+    assert both[0].ctypes.data == both[1].ctypes.data
+    assert (both[0] == batch["x"]).all()
+
+
+def test_dlpack_capsules_nobody_takes_are_freed(shuffled):
+    tensor = penstock.Loader(shuffled, batch_size=3)._native_feed().start(0, 0).next()[0]["x"]
+    assert "dltensor_versioned" in repr(tensor.__dlpack__(max_version=(1, 0)))
+    assert "dltensor" in repr(tensor.__dlpack__())
+    with pytest.raises(BufferError):
+        tensor.__dlpack__(copy=True)
+    with pytest.raises(BufferError):
+        tensor.__dlpack__(dl_device=(2, 0))
+
+
+def test_loader_and_dataset_pickle_without_connections(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=6)
+    walk = iter(loader)
+    next(walk)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy.state_dict() == loader.state_dict()
+    again = pickle.loads(pickle.dumps(shuffled))
+    assert (again.fingerprint, again.samples, again.counted().rung) == (shuffled.fingerprint, 20, "sizes")
+    assert batches(penstock.Loader(again, batch_size=6)) == batches(penstock.Loader(shuffled, batch_size=6))

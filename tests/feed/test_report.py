@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: every second in one class, what limits, and numbers that add up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import penstock
+from penstock.feed.report import CLASSES, Measured, make
+
+from .conftest import dataset
+
+
+def test_report_classes_sum_to_the_wall(made):
+    loader = penstock.Loader(dataset(made([1] * 20)).shuffle(1), batch_size=4)
+    for _ in loader:
+        time.sleep(0.01)
+    report = loader.report()
+    assert sum(report[name] for name in CLASSES) == pytest.approx(report["wall_s"], rel=0.01)
+    assert report["compute_s"] >= 0.05
+    assert report["wait_s"] + report["compute_s"] == pytest.approx(report["wall_s"], rel=0.05)
+    assert (report["samples"], report["batches"], report["complete"]) == (20, 5, True)
+    assert report["bytes_out"] == 20 * (3 * 2 * 2 + 4 * 4)
+    assert report["bytes_in"] == report_bytes(loader)
+    assert 0 < report["first_batch_s"] <= report["wall_s"]
+    assert dict(report)["limiting"] == report["limiting"]
+    assert "limited by" in str(report)
+    assert "20 samples" in str(report)
+
+
+def report_bytes(loader):
+    return loader.dataset.source.size_bytes
+
+
+def test_report_of_a_broken_off_pass_covers_what_was_delivered(made):
+    loader = penstock.Loader(dataset(made([1] * 20)).shuffle(1), batch_size=4)
+    for _ in loader:
+        break
+    report = loader.report()
+    assert (report["samples"], report["batches"], report["complete"]) == (4, 1, False)
+
+
+def test_report_before_any_pass_is_all_zero(made):
+    report = penstock.Loader(dataset(made([1])), batch_size=1).report()
+    assert (report["samples"], report["wall_s"], report["first_batch_s"]) == (0, 0.0, None)
+
+
+def test_report_names_what_limits():
+    def limiting(**timing: float) -> str:
+        counters = {"throttle_wait_s": timing.pop("throttled", 0.0), "first_byte_s": 1.0}
+        waited = sum(value for name, value in timing.items() if name.startswith("wait"))
+        measured = Measured(wall_s=10.0, wait_s=waited, compute_s=10.0 - waited, timing=timing, counters=counters)
+        return make(measured, {})["limiting"]
+
+    assert limiting(wait_transfer_s=0.1) == "compute_s"
+    assert limiting(wait_transfer_s=5.0) == "transfer_s"
+    assert limiting(wait_first_byte_s=5.0) == "first_byte_s"
+    assert limiting(wait_first_byte_s=5.0, throttled=9.0) == "throttle_s"
+    assert limiting(wait_queue_s=5.0, busy_inflate_s=3.0, busy_decode_s=1.0) == "inflate_s"

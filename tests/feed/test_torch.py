@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch adapter: the same order, no copy, empty slices, the process group."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+import penstock
+
+from .conftest import batches, dataset
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs_torch
+
+
+@pytest.fixture
+def shuffled(made):
+    return dataset(made([1] * 20)).shuffle(17)
+
+
+def test_torch_loader_gives_the_order_of_the_numpy_loader_without_a_copy(shuffled):
+    loader = penstock.torch.Loader(shuffled, batch_size=6)
+    kept = list(loader)
+    want = batches(penstock.Loader(shuffled, batch_size=6))
+    assert [[int(y) for y in batch["y"][:, 0]] for batch in kept] == want
+    assert all(batch["x"].data_ptr() % 256 == 0 and batch["x"].dtype == torch.int16 for batch in kept)
+    kept[0]["x"].fill_(-1)
+    del loader
+    gc.collect()
+    assert [[int(x) for x in batch["x"][:, 0, 0]] for batch in kept[1:]] == want[1:]
+
+
+def test_torch_loader_empty_slice_has_its_shape(shuffled):
+    (batch,) = penstock.torch.Loader(shuffled, global_batch=40, rank=0, world=40)
+    assert batch["x"].shape == (0, 3, 2)
+    assert batch["y"].dtype == torch.float32
+
+
+def test_torch_loader_on_a_device_gives_copies(shuffled):
+    loader = penstock.torch.Loader(shuffled, batch_size=6, device="cpu")
+    assert loader.device == torch.device("cpu")
+    assert len(list(loader)) == 4
+
+
+def test_torch_loader_takes_rank_and_world_from_the_process_group(shuffled, tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        loader = penstock.torch.Loader(shuffled, batch_size=4)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (loader.rank, loader.world) == (0, 1)

@@ -105,7 +105,7 @@ impl Walk {
         match open_beneath(&root, folder, flags, Mode::empty()) {
             Ok(dir) => self.push(key.join(b"/"), dir),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
-            Err(Errno::XDEV | Errno::LOOP) => Err(self.store.refused(&key, "a symbolic link in it leaves the folder")),
+            Err(Errno::XDEV | Errno::LOOP) => Err(self.store.leaves(&key)),
             Err(errno) => Err(self.store.io(&key, errno)),
         }
     }
@@ -175,7 +175,8 @@ impl Walk {
             Err(Error::NotFound { .. }) => match rustix::fs::statat(&parent.dir, &text, AtFlags::empty()) {
                 // Its files would be missing from the listing without a word.
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                    Err(self.store.refused(&key, "it is a symbolic link to a folder"))
+                    let reason = "it is a symbolic link to a folder; name its target instead".to_owned();
+                    Err(Error::System { place: self.store.place(&key), reason })
                 }
                 _ => Ok(None),
             },

@@ -76,6 +76,8 @@ pub(super) fn open_beneath(dir: impl AsFd, path: &[u8], flags: OFlags, mode: Mod
                     RESOLVES_BENEATH.store(false, Ordering::Relaxed);
                     return name_by_name(dir, path, flags, mode);
                 }
+                // Some sandboxes forbid the call with this error; where it is the file that is forbidden, it comes again.
+                Err(Errno::PERM) => return name_by_name(dir, path, flags, mode),
                 result => return result,
             }
         }
@@ -107,6 +109,12 @@ impl Local {
         Error::KeyRefused { key: key.to_string(), place: self.path.display().to_string(), reason: reason.to_owned() }
     }
 
+    /// What a read says of a link that leads out of the root.
+    pub(super) fn leaves(&self, key: &Key) -> Error {
+        let reason = "a symbolic link there leads out of the folder; name its target instead".to_owned();
+        Error::System { place: self.place(key), reason }
+    }
+
     /// Errs with `KeyRefused` for a key that cannot be a path below the root.
     pub(super) fn check_key(&self, key: &Key) -> Result<()> {
         refusal(key.as_bytes()).map_or(Ok(()), |reason| Err(self.refused(key, reason)))
@@ -129,7 +137,7 @@ impl Local {
             Ok(file) => file,
             Err(Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => return Err(missing()),
             Err(Errno::XDEV | Errno::LOOP) => {
-                return Err(self.refused(key, "a symbolic link in it leaves the folder"));
+                return Err(self.leaves(key));
             }
             Err(errno) => return Err(self.io(key, errno)),
         };

@@ -500,3 +500,23 @@ async fn test_listing_goes_on_after_the_last_key_when_a_page_breaks() {
     assert!(seen[1].contains("continuation-token=t%2F%2B"), "{}", seen[1]);
     assert!(seen[2].contains("start-after=b") && !seen[2].contains("continuation-token"), "{}", seen[2]);
 }
+
+#[tokio::test]
+async fn test_tls_to_a_server_that_speaks_none_is_unreachable() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut script = Script::start([]).await;
+    script.address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        }
+    });
+    let mut env = script.env();
+    env.insert("AWS_ENDPOINT_URL".to_owned(), format!("https://{}", script.address));
+    let settings = StoreSettings::from_env(&env).unwrap();
+    let s3 = S3::new("b", &settings.s3, Arc::default()).unwrap();
+    let error = s3.head(&Key::from("k"), Deadline::within(SOON)).await.unwrap_err();
+    server.abort();
+    let Error::Unreachable { place, .. } = &error else { panic!("{error}") };
+    assert_eq!(*place, format!("https://{}", script.address));
+}

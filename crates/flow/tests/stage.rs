@@ -350,3 +350,32 @@ fn cancelled_stage_ends_interrupted_and_goes_on_later() {
     assert!(summary.skipped as usize >= files.len(), "{} of {}", summary.skipped, files.len());
     assert_eq!(bench.files().len(), 200);
 }
+
+#[test]
+fn stage_into_its_own_source_is_refused() {
+    let bench = Bench::new("stage-inside", &[]);
+    let source = bench.folder.path().join("src");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::write(source.join("a"), "a").unwrap();
+    for inside in ["", "out/deeper"] {
+        let request = StageRequest {
+            source: source.to_str().unwrap().parse().unwrap(),
+            destination: source.join(inside),
+            ..bench.request(StageOptions::default())
+        };
+        assert_eq!(bench.run(request).unwrap_err().code(), "config");
+    }
+    assert_eq!(std::fs::read_dir(&source).unwrap().count(), 1);
+}
+
+#[test]
+fn stage_that_ends_well_sweeps_what_killed_runs_left() {
+    let bench = Bench::new("stage-sweep", &[("a", noise(3))]);
+    bench.stage(StageOptions::default()).unwrap();
+    let parts = bench.folder.path().join("dst/.penstock/stage/parts");
+    std::fs::write(parts.join("00000000000000000000000000000000.tmp"), "left").unwrap();
+    bench.stage(StageOptions { nodes: 2, ..StageOptions::default() }).unwrap();
+    assert_eq!(bench.leftovers(), 1);
+    bench.stage(StageOptions::default()).unwrap();
+    assert_eq!(bench.leftovers(), 0);
+}

@@ -166,6 +166,11 @@ pub(crate) fn state_at(folder: &OwnedFd, name: &[u8]) -> std::result::Result<Opt
     }
 }
 
+/// Bytes of disk that a file of ours takes; 0 where there is none.
+pub(crate) fn allocated_at(folder: &OwnedFd, name: &str) -> u64 {
+    rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_or(0, |stat| (stat.st_blocks as u64) * 512)
+}
+
 /// What an open file is now.
 pub(crate) fn state_of_file(file: &File) -> std::io::Result<FileState> {
     let stat = rustix::fs::fstat(file)?;

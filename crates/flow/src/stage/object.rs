@@ -29,7 +29,7 @@ const MEMORY_UNIT: u64 = 64 << 10;
 /// The most that is inflated in one piece; beyond it, content streams to the file.
 const WHOLE_MOST: u64 = 512 << 20;
 /// Fetches of an object whose bytes keep arriving damaged, and damaged differently: the line is at fault, not the object.
-const DAMAGED_MOST: u32 = 32;
+pub(crate) const DAMAGED_MOST: u32 = 32;
 
 /// What every object of a stage shares.
 pub(crate) struct Workshop {
@@ -105,7 +105,11 @@ impl Workshop {
             last_damage = seen;
             Progress::add(&self.progress.refetched, 1);
         }
-        Err(Error::corrupt(self.place(entry), format!("arrived damaged {DAMAGED_MOST} times, differently each time")))
+        Err(self.always_damaged(entry))
+    }
+
+    pub fn always_damaged(&self, entry: &Entry) -> Error {
+        Error::corrupt(self.place(entry), format!("arrived damaged {DAMAGED_MOST} times, differently each time"))
     }
 
     /// All bytes of an object, with what the store says of its checksum: `Err` inside where bytes and checksum differ.
@@ -115,7 +119,8 @@ impl Workshop {
         if got.meta.size != entry.size {
             return Err(self.changed(entry, got.meta.size));
         }
-        let mut bytes = Vec::with_capacity(entry.size as usize);
+        // A size beyond a part comes only from a store without ranges, and may be a lie.
+        let mut bytes = Vec::with_capacity(entry.size.min(PART_BYTES) as usize);
         let verdict = loop {
             match got.chunks.try_next().await {
                 Ok(Some(chunk)) => {

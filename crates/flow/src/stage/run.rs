@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One stage from request to summary: list, plan, lock, resume, move, record.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
@@ -14,11 +15,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::commit::{Committer, adopt_left_behind, is_fatal, temporary_name};
-use super::jail::Jail;
+use super::jail::{Jail, allocated_at, open_alone, remove_own};
 use super::journal::Journal;
 use super::object::{Workshop, blocking};
 use super::pace::Pace;
-use super::plan::{Item, StageOptions, StagePlan};
+use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use super::progress::{Failure, Progress, Snapshot};
 use super::status::{FOLDER, Identity, Leader, replace_own};
 use crate::manifest::{Entry, Manifest, index};
@@ -187,6 +188,7 @@ async fn run(
     cancelled: watch::Receiver<bool>,
 ) -> Result<Summary> {
     let clock = Stopwatch::start();
+    check_apart(&request)?;
     let open_leader = |request: &StageRequest| {
         let (path, identity) = (request.destination.clone(), request.identity());
         let handle = Handle::current();
@@ -362,7 +364,7 @@ async fn transfer(
         deadline,
     });
     let (finished, inbox) = mpsc::channel();
-    let committer = Committer { jail: jail.clone(), parts, journal, progress: progress.clone() };
+    let committer = Committer { jail: jail.clone(), parts: parts.clone(), journal, progress: progress.clone() };
     let committed = tokio::task::spawn_blocking(move || committer.run(&inbox));
 
     let mut flying: JoinSet<(usize, Result<()>)> = JoinSet::new();
@@ -409,7 +411,12 @@ async fn transfer(
         (Ok(journal), Ok(())) => journal,
     };
     let name = if options.nodes == 1 { "manifest.json".to_owned() } else { format!("manifest-{node}.json") };
+    let is_clean = progress.failures().is_empty();
+    let is_alone = options.nodes == 1;
     blocking(move || {
+        if is_clean {
+            sweep(&parts, is_alone, missing.iter().chain(&done));
+        }
         let json = staged_manifest(&jail, &journal, &manifest, missing.iter().chain(&done)).to_json()?;
         let own = jail.make_folder(b".penstock")?;
         replace_own(&own, &name, &json).map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))
@@ -440,6 +447,41 @@ fn staged_manifest<'a>(
     let url = Url::from_path(jail.path())
         .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
     Manifest::new(url, objects)
+}
+
+/// Removes what killed runs left of objects that now stand; where no other node shares the folder, of any object.
+fn sweep<'a>(parts: &OwnedFd, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
+    let Ok(folder) = rustix::fs::Dir::read_from(parts) else { return };
+    let mut left: Vec<String> = folder
+        .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    if !is_alone && !left.is_empty() {
+        let ours: HashSet<String> = items.map(|item| temporary_name(&item.target, "")).collect();
+        left.retain(|name| name.rfind('.').is_some_and(|dot| ours.contains(&name[..=dot])));
+    }
+    // A file that another stage holds is in use.
+    left.iter().filter(|name| open_alone(parts, name).is_ok()).for_each(|name| remove_own(parts, name));
+}
+
+/// Errs where a local destination lies inside its own source: each run would list what the last one wrote.
+fn check_apart(request: &StageRequest) -> Result<()> {
+    let Some(source) = request.source.to_path().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
+    let mut standing = request.destination.as_path();
+    let destination = loop {
+        match (standing.canonicalize(), standing.parent()) {
+            (Ok(path), _) => break path,
+            (Err(_), Some(parent)) => standing = parent,
+            (Err(_), None) => return Ok(()),
+        }
+    };
+    if source.is_dir() && destination.starts_with(&source) {
+        return Err(Error::config(
+            "destination",
+            format!("{} lies inside its source, {}", request.destination.display(), source.display()),
+        ));
+    }
+    Ok(())
 }
 
 /// What earlier runs left to do.
@@ -482,11 +524,16 @@ fn resume(
             Progress::add(&progress.done_bytes, entry.size);
             done.push(item);
         } else {
-            need = need.saturating_add(entry.size);
+            // Parts of a large object that are there already take no further room.
+            let there = match entry.size > PART_BYTES {
+                true => allocated_at(&parts, &temporary_name(&item.target, "part")),
+                false => 0,
+            };
+            need = need.saturating_add(entry.size.saturating_sub(there));
             missing.push(item);
         }
     }
-    // Stored bytes bound what is needed from below, inflated or not; parts that are there already are written over.
+    // Stored bytes bound what is needed from below, inflated or not.
     let free = jail.free_bytes()?;
     if need > free {
         return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });

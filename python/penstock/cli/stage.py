@@ -175,37 +175,34 @@ def _lines(job: StageJob, every_s: float = 10.0) -> dict[str, Any]:
 
 def _bar(job: StageJob) -> dict[str, Any]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from penstock import stage
     from penstock.units import format_bytes
 
-    columns = (
+    columns = (  # 80 columns wide at most
         TextColumn("{task.fields[objects]}"),
-        BarColumn(),
-        DownloadColumn(),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[moved]}"),
         TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[more]}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[trouble]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("stage", total=None, objects="listing", more="")
+        task = progress.add_task("stage", total=None, objects="listing", moved="", trouble="")
 
         def look(now: dict[str, int]) -> None:
             if not now["objects"]:
                 return
-            here = now["bytes_in"] + now["resumed_bytes"]
-            more = f"{format_bytes(now['bytes_out'])} written"
-            if now["throttles"]:
-                more += f", {now['throttles']:,} throttled"
-            if now["failed"]:
-                more += f", {now['failed']:,} failed"
+            here = min(max(now["done_bytes"], now["bytes_in"] + now["resumed_bytes"]), now["bytes"])
+            counts = {"throttled": now["throttles"], "failed": now["failed"]}
             progress.update(
                 task,
                 total=max(now["bytes"], 1),
-                completed=min(max(now["done_bytes"], here), now["bytes"]),
-                objects=f"{now['done']:,}/{now['objects']:,} objects",
-                more=more,
+                completed=here,
+                objects=f"{now['done']:,}/{now['objects']:,}",
+                moved=f"{format_bytes(here)} → {format_bytes(now['bytes_out'])}",
+                trouble=", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
             )
 
         return stage.wait(job, look=look)

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The endpoint as a store sees it: the whole store suite, then what a tier adds.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use penstock_emulator::{Emulator, Keys, Settings, Tier};
+use penstock_store::{Opened, PutOptions, S3, Store, StoreSettings, suite};
+use penstock_types::{Deadline, Error, Key, Metric, Metrics};
+
+const BOOK: &str = include_str!("../../../python/penstock/price/books/tiers.toml");
+
+fn start(folder: &Path, tier: Tier, scale: f64) -> Emulator {
+    let bind = "127.0.0.1:0".parse().unwrap();
+    Emulator::start(Settings { folder: folder.to_owned(), tier, scale, bind, keys: Keys::random() }).unwrap()
+}
+
+fn settings(emulator: &Emulator, secret: &str) -> StoreSettings {
+    let pairs = [
+        ("AWS_ENDPOINT_URL", emulator.endpoint()),
+        ("AWS_REGION", emulator.region().to_owned()),
+        ("AWS_ACCESS_KEY_ID", emulator.keys().access.clone()),
+        ("AWS_SECRET_ACCESS_KEY", secret.to_owned()),
+    ];
+    let variables: HashMap<String, String> = pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    StoreSettings::from_env(&variables).unwrap()
+}
+
+fn opened(emulator: &Emulator, metrics: &Arc<Metrics>) -> Opened {
+    let url = emulator.url().parse().unwrap();
+    penstock_store::open(&url, &settings(emulator, &emulator.keys().secret), metrics.clone()).unwrap()
+}
+
+/// One try a request: what the endpoint answers is what the test sees.
+fn bare(emulator: &Emulator, secret: &str) -> S3 {
+    let name = emulator.url().trim_start_matches("s3://").trim_end_matches('/').to_owned();
+    S3::new(&name, &settings(emulator, secret).s3, Arc::default()).unwrap()
+}
+
+/// A tier that lets `burst_s` seconds of `rate` requests through at once.
+fn requests_tier(rate: f64, burst_s: f64) -> Tier {
+    let tail = "source='t'\nas_of='2026'\nconfidence='ours'\n";
+    let book = format!(
+        "schema_version=1\n[[tier]]\nname='t'\nyear=2026\ntitle='t'\n[[tier.limit]]\nwhat='requests'\nscope='account'\n\
+         value={rate:.3}\nunit='requests/s'\n{tail}[tier.burst]\nvalue={burst_s:.3}\nunit='s'\n{tail}"
+    );
+    Tier::named(&book, "t").unwrap()
+}
+
+fn none() -> Tier {
+    Tier::named(BOOK, "none").unwrap()
+}
+
+fn soon() -> Deadline {
+    Deadline::within(Duration::from_secs(30))
+}
+
+// The emulator's own runtime may not be dropped inside another one, so each test brings the client's by hand.
+fn on_client<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(work)
+}
+
+#[test]
+fn test_emulator_stands_the_store_suite() {
+    let dir = tempfile::tempdir().unwrap();
+    let emulator = start(dir.path(), none(), 1.0);
+    on_client(suite::run(opened(&emulator, &Arc::default()).store));
+    assert_eq!((emulator.stats().throttles, emulator.stats().errors), (0, 0));
+}
+
+#[test]
+fn test_emulator_wrong_secret_is_denied() {
+    let dir = tempfile::tempdir().unwrap();
+    let emulator = start(dir.path(), none(), 1.0);
+    let error = on_client(bare(&emulator, "wrong").head(&Key::from("a"), soon())).unwrap_err();
+    assert!(matches!(error, Error::Denied { .. }), "{error}");
+    assert_eq!(emulator.stats().denied, 1);
+}
+
+#[test]
+fn test_emulator_requests_above_the_burst_are_refused_with_503() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a"), b"x").unwrap();
+    // 0.02 requests/s with a burst of 5: no time that a test takes refills it.
+    let emulator = start(dir.path(), requests_tier(0.02, 250.0), 1.0);
+    let store = bare(&emulator, &emulator.keys().secret);
+    let answers: Vec<_> = on_client(async {
+        let mut answers = Vec::new();
+        for _ in 0..8 {
+            answers.push(store.head(&Key::from("a"), soon()).await);
+        }
+        answers
+    });
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 5);
+    assert!(matches!(answers[7], Err(Error::Throttled { .. })), "{:?}", answers[7]);
+    assert_eq!((emulator.stats().requests, emulator.stats().throttles_requests), (8, 3));
+}
+
+#[test]
+fn test_emulator_scale_multiplies_the_burst() {
+    let dir = tempfile::tempdir().unwrap();
+    let emulator = start(dir.path(), requests_tier(0.02, 250.0), 2.0);
+    let store = bare(&emulator, &emulator.keys().secret);
+    let admitted = on_client(async {
+        let mut admitted = 0;
+        for _ in 0..14 {
+            // Nothing is there: let in, it is NotFound; refused, Throttled.
+            admitted += usize::from(matches!(store.head(&Key::from("a"), soon()).await, Err(Error::NotFound { .. })));
+        }
+        admitted
+    });
+    assert_eq!((admitted, emulator.scale()), (10, 2.0));
+}
+
+#[test]
+fn test_emulator_throttled_client_gets_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let emulator = start(dir.path(), requests_tier(40.0, 0.1), 1.0);
+    let metrics = Arc::<Metrics>::default();
+    let Opened { store, .. } = opened(&emulator, &metrics);
+    on_client(async {
+        let writes = (0..24).map(|i| {
+            let store = store.clone();
+            async move {
+                let key = Key::from(format!("k{i}").as_str());
+                store.put(&key, vec![Bytes::from_static(b"x")], &PutOptions::default(), soon()).await.unwrap();
+            }
+        });
+        futures::future::join_all(writes).await;
+    });
+    assert!(emulator.stats().throttles > 0 && metrics.get(Metric::Throttles) > 0);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().filter(|e| e.as_ref().unwrap().path().is_file()).count(), 24);
+}
+
+#[test]
+fn test_emulator_stop_frees_the_port_and_leaves_no_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut emulator = start(dir.path(), none(), 1.0);
+    let store = bare(&emulator, &emulator.keys().secret);
+    on_client(store.put(&Key::from("a"), vec![Bytes::from_static(b"x")], &PutOptions::default(), soon())).unwrap();
+    let bind: std::net::SocketAddr = emulator.endpoint().trim_start_matches("http://").parse().unwrap();
+    let taken = Settings { folder: dir.path().to_owned(), tier: none(), scale: 1.0, bind, keys: Keys::random() };
+    assert_eq!(Emulator::start(taken.clone()).unwrap_err().code(), "config");
+    emulator.stop();
+    emulator.stop();
+    assert!(std::net::TcpStream::connect(bind).is_err());
+    assert_eq!(std::fs::read_dir(dir.path().join(".penstock-emulator/tmp")).unwrap().count(), 0);
+    drop(Emulator::start(taken).unwrap());
+}
+
+#[test]
+fn test_emulator_folder_that_is_not_there_is_not_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let bind = "127.0.0.1:0".parse().unwrap();
+    let gone = Settings { folder: dir.path().join("no"), tier: none(), scale: 1.0, bind, keys: Keys::random() };
+    assert_eq!(Emulator::start(gone).unwrap_err().code(), "not-found");
+}
+
+#[test]
+fn test_emulator_a_file_put_in_the_folder_is_an_object_with_one_version_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    std::fs::write(dir.path().join("d/found"), b"hello").unwrap();
+    let emulator = start(dir.path(), none(), 1.0);
+    let Opened { store, .. } = opened(&emulator, &Arc::default());
+    let (listed, head, got) = on_client(async {
+        let listed: Vec<_> =
+            futures::StreamExt::collect(store.list(&Key::from("d/"), None, soon())).await;
+        let head = store.head(&Key::from("d/found"), soon()).await.unwrap();
+        let object = penstock_store::ObjectRef { key: Key::from("d/found"), version: head.version.clone() };
+        (listed, head, penstock_store::read_whole(&*store, &object, None, soon()).await.unwrap())
+    });
+    assert_eq!(listed.len(), 1);
+    let listed = listed[0].as_ref().unwrap();
+    assert!(listed.version.is_some() && listed.version == head.version && head.version == got.0.version);
+    assert_eq!(&got.1[..], b"hello");
+    assert!(!dir.path().join(".penstock-emulator").exists(), "reading leaves nothing in the folder");
+}

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use md5::{Digest as _, Md5};
@@ -31,7 +30,6 @@ pub(crate) struct Folder {
     pub(crate) directories: Directories,
     /// Held while names change, so that a condition and the write that it guards are one step.
     names: Mutex<()>,
-    temps: AtomicU64,
 }
 
 /// An object that is there.
@@ -83,13 +81,13 @@ impl Folder {
         // Absolute, so that a later change of the working directory does not move the state.
         let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
         let state = path.join(STATE);
+        sweep(&state.join("tmp"));
         Ok(Self {
             root,
             facts: Facts::new(&state),
             directories: Directories::default(),
             state,
             names: Mutex::default(),
-            temps: AtomicU64::new(0),
         })
     }
 
@@ -138,9 +136,10 @@ impl Folder {
     pub(crate) fn temp(&self) -> io::Result<Temp> {
         let folder = self.state.join("tmp");
         std::fs::create_dir_all(&folder)?;
-        let name = format!("{}-{}", std::process::id(), self.temps.fetch_add(1, Ordering::Relaxed));
+        // Random, since several endpoints may serve one folder, from one process or from several.
+        let name = format!("{}-{:016x}", std::process::id(), rand::random::<u64>());
         let path = folder.join(name);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         Ok(Temp { file: rustix::fs::open(&path, flags, FILE_MODE)?.into(), path })
     }
 
@@ -261,6 +260,19 @@ impl Folder {
 
     fn names(&self) -> MutexGuard<'_, ()> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes what endpoints that were killed left half written. Names begin with the process that wrote them.
+fn sweep(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner =
+            name.to_str().and_then(|name| name.split_once('-')).map(|(owner, _)| Path::new("/proc").join(owner));
+        if owner.is_some_and(|owner| !owner.exists()) {
+            // One that cannot be removed is in nobody's way.
+            let _ = std::fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{self, Read, Seek as _, SeekFrom, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -39,7 +40,8 @@ struct Upload {
     algorithm: Option<String>,
     /// The checksum is of the whole object rather than of the parts' checksums.
     is_full: bool,
-    parts: BTreeMap<i32, PartHeld>,
+    /// Shared with the thread that joins them: an upload whose completion is refused stays open, as on S3.
+    parts: BTreeMap<i32, Arc<PartHeld>>,
     at: Stamp,
 }
 
@@ -110,22 +112,28 @@ struct Joined {
     checksum: Option<StoredChecksum>,
 }
 
-fn join(parts: Vec<PartHeld>, algorithm: Option<&str>, is_full: bool, mut temp: Temp) -> io::Result<Joined> {
+fn join(parts: &[Arc<PartHeld>], algorithm: Option<&str>, is_full: bool, mut temp: Temp) -> io::Result<Joined> {
     let mut md5 = Md5::new();
     let mut full = algorithm.filter(|_| is_full).map(hasher);
     let mut composite = algorithm.filter(|_| !is_full).map(hasher);
     let count = parts.len();
-    for mut part in parts {
+    for part in parts {
         md5.update(unhex(&part.etag));
         if let (Some(sums), Some(checksum)) = (&mut composite, &part.checksum) {
             sums.update(&STANDARD.decode(&checksum.value).map_err(io::Error::other)?);
         }
-        part.temp.file.seek(SeekFrom::Start(0))?;
-        copy_through(&mut part.temp.file, &mut temp.file, |bytes| {
-            if let Some(sums) = &mut full {
-                sums.update(bytes);
+        let (mut buffer, mut at) = (vec![0; CHUNK], 0);
+        loop {
+            let got = part.temp.file.read_at(&mut buffer, at)?;
+            if got == 0 {
+                break;
             }
-        })?;
+            if let Some(sums) = &mut full {
+                sums.update(&buffer[..got]);
+            }
+            temp.file.write_all(&buffer[..got])?;
+            at += got as u64;
+        }
     }
     let checksum = match (algorithm, full.and_then(value_of), composite.and_then(value_of)) {
         (Some(algorithm), Some(value), _) => {
@@ -231,7 +239,7 @@ impl Bucket {
             at: stamp_now(),
         };
         match self.uploads.all().get_mut(&input.upload_id) {
-            Some(upload) => upload.parts.insert(input.part_number, part),
+            Some(upload) => upload.parts.insert(input.part_number, Arc::new(part)),
             None => return Err(no_such_upload()),
         };
         Ok(S3Response::new(output))
@@ -244,20 +252,20 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let wanted = input.multipart_upload.clone().and_then(|list| list.parts).unwrap_or_default();
-        let mut upload = {
-            let mut all = self.uploads.all();
+        let (chosen, algorithm, is_full, kept) = {
+            let all = self.uploads.all();
             let upload =
                 all.get(&input.upload_id).filter(|upload| upload.key == input.key).ok_or_else(no_such_upload)?;
             check_parts(upload, &wanted)?;
-            all.remove(&input.upload_id).ok_or_else(no_such_upload)?
+            let chosen: Vec<_> =
+                wanted.iter().filter_map(|part| upload.parts.get(&part.part_number?).cloned()).collect();
+            (chosen, upload.algorithm.clone(), upload.is_full, upload.kept.clone())
         };
-        let chosen: Vec<PartHeld> = wanted.iter().filter_map(|part| upload.parts.remove(&part.part_number?)).collect();
-        let stated = upload.algorithm.as_deref().and_then(|name| stated!(input, name));
+        let stated = algorithm.as_deref().and_then(|name| stated!(input, name));
         let (folder, key) = (self.folder.clone(), input.key.clone());
-        let (algorithm, is_full, kept) = (upload.algorithm.clone(), upload.is_full, upload.kept.clone());
         let (if_match, if_none_match) = (input.if_match, input.if_none_match);
         let (etag, checksum) = blocking(move || {
-            let Joined { temp, etag, checksum } = join(chosen, algorithm.as_deref(), is_full, folder.temp()?)?;
+            let Joined { temp, etag, checksum } = join(&chosen, algorithm.as_deref(), is_full, folder.temp()?)?;
             let differs = match (&stated, &checksum) {
                 // A composite value may be stated without its `-N`.
                 (Some(stated), Some(have)) => stated.split('-').next() != have.value.split('-').next(),
@@ -274,6 +282,7 @@ impl Bucket {
             Ok((etag, checksum))
         })
         .await?;
+        self.uploads.all().remove(&input.upload_id);
         let mut output = CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
             bucket: Some(input.bucket),
@@ -327,15 +336,12 @@ fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
     if wanted.is_empty() {
         return Err(s3_error!(MalformedXML, "You must specify at least one part"));
     }
-    let mut before = 0;
+    if !wanted.is_sorted_by(|a, b| a.part_number < b.part_number) {
+        return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order."));
+    }
     for (place, part) in wanted.iter().enumerate() {
-        let number = part.part_number.unwrap_or(0);
-        if number <= before {
-            return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order."));
-        }
-        before = number;
-        let held = upload.parts.get(&number);
-        let fits = |held: &&PartHeld| {
+        let held = part.part_number.and_then(|number| upload.parts.get(&number));
+        let fits = |held: &&Arc<PartHeld>| {
             let same_tag = part.e_tag.as_ref().is_none_or(|tag| tag.value() == held.etag);
             let same_sum = held
                 .checksum

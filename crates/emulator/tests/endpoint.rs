@@ -167,8 +167,7 @@ fn test_emulator_a_file_put_in_the_folder_is_an_object_with_one_version_everywhe
     let emulator = start(dir.path(), none(), 1.0);
     let Opened { store, .. } = opened(&emulator, &Arc::default());
     let (listed, head, got) = on_client(async {
-        let listed: Vec<_> =
-            futures::StreamExt::collect(store.list(&Key::from("d/"), None, soon())).await;
+        let listed: Vec<_> = futures::StreamExt::collect(store.list(&Key::from("d/"), None, soon())).await;
         let head = store.head(&Key::from("d/found"), soon()).await.unwrap();
         let object = penstock_store::ObjectRef { key: Key::from("d/found"), version: head.version.clone() };
         (listed, head, penstock_store::read_whole(&*store, &object, None, soon()).await.unwrap())
@@ -178,4 +177,18 @@ fn test_emulator_a_file_put_in_the_folder_is_an_object_with_one_version_everywhe
     assert!(listed.version.is_some() && listed.version == head.version && head.version == got.0.version);
     assert_eq!(&got.1[..], b"hello");
     assert!(!dir.path().join(".penstock-emulator").exists(), "reading leaves nothing in the folder");
+}
+
+#[test]
+fn test_emulator_sweeps_what_a_killed_one_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let tmp = dir.path().join(".penstock-emulator/tmp");
+    std::fs::create_dir_all(&tmp).unwrap();
+    // No process has number 0; ours is alive.
+    let (dead, alive) = (tmp.join("0-1"), tmp.join(format!("{}-999", std::process::id())));
+    std::fs::write(&dead, b"half").unwrap();
+    std::fs::write(&alive, b"half").unwrap();
+    let emulator = start(dir.path(), none(), 1.0);
+    assert!(!dead.exists() && alive.exists());
+    drop(emulator);
 }

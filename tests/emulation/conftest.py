@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fresh emulator with clients that are not ours: the AWS CLI as a program, and the library that it is made of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AWS = Path(sys.executable).with_name("aws")
+
+
+class Served:
+    """An emulator over `folder`, at `server`."""
+
+    bucket = "bucket"
+
+    def __init__(self, folder: Path, server: Any) -> None:
+        self.folder, self.server, self.url = folder, server, server.url
+
+    def aws(self, *argv: object, code: int | None = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+        """`aws ...`, which must exit with `code` unless that is None."""
+        done = subprocess.run(
+            [str(AWS), *map(str, argv)],
+            env={**os.environ, **self.server.env, **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert code is None or done.returncode == code, done.stderr
+        return done
+
+    def client(self) -> Any:
+        """botocore's S3 client, as the AWS CLI brings it."""
+        from awscli.botocore.config import Config
+        from awscli.botocore.session import Session
+
+        return Session().create_client(
+            "s3",
+            endpoint_url=self.server.endpoint,
+            region_name=self.server.region,
+            aws_access_key_id=self.server.access_key,
+            aws_secret_access_key=self.server.secret_key,
+            config=Config(retries={"max_attempts": 1, "mode": "standard"}),
+        )
+
+
+@pytest.fixture
+def served(emulator, tmp_path):
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+    return Served(folder, emulator(folder))

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What S3 promises, asked of the emulator by botocore."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import hashlib
+import zlib
+
+import pytest
+
+
+@pytest.fixture
+def s3(served):
+    """`s3("get_object", Key=...)`: the answer, or the code of the error."""
+    client = served.client()
+
+    def ask(verb, **arguments):
+        try:
+            return getattr(client, verb)(Bucket=served.bucket, **arguments)
+        except client.exceptions.ClientError as error:
+            return error.response["Error"]["Code"]
+
+    return ask
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def test_put_object_etag_checksum_and_headers_come_back(s3):
+    put = s3(
+        "put_object",
+        Key="k",
+        Body=b"penstock",
+        ChecksumAlgorithm="SHA256",
+        ContentType="text/x",
+        ContentEncoding="gzip",
+        Metadata={"a": "b"},
+    )
+    assert put["ETag"] == f'"{hashlib.md5(b"penstock").hexdigest()}"'
+    head = s3("head_object", Key="k", ChecksumMode="ENABLED")
+    assert put["ChecksumSHA256"] == head["ChecksumSHA256"] == _b64(hashlib.sha256(b"penstock").digest())
+    assert (head["ContentType"], head["ContentEncoding"], head["Metadata"]) == ("text/x", "gzip", {"a": "b"})
+
+
+def test_head_found_file_gives_its_crc32c_when_asked(s3, served):
+    (served.folder / "found").write_bytes(b"123456789")
+    assert "ChecksumCRC32C" not in s3("head_object", Key="found")
+    for verb in ("head_object", "get_object"):
+        answer = s3(verb, Key="found", ChecksumMode="ENABLED")
+        # The check value of CRC-32C over "123456789" (RFC 3720).
+        assert answer["ChecksumCRC32C"] == _b64(bytes.fromhex("e3069283"))
+        assert answer["ChecksumType"] == "FULL_OBJECT"
+    assert "ChecksumCRC32C" not in s3("get_object", Key="found", ChecksumMode="ENABLED", Range="bytes=0-3")
+    (served.folder / "found").write_bytes(b"12345678")
+    changed = s3("head_object", Key="found", ChecksumMode="ENABLED")
+    assert changed["ChecksumCRC32C"] != answer["ChecksumCRC32C"]
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        {"ContentMD5": _b64(hashlib.md5(b"other").digest())},
+        {"ChecksumCRC32": _b64(bytes(4))},
+        {"ChecksumSHA1": _b64(bytes(20))},
+    ],
+)
+def test_put_object_digest_that_does_not_fit_is_refused(s3, served, digest):
+    assert s3("put_object", Key="k", Body=b"penstock", **digest) == "BadDigest"
+    assert s3("put_object", Key="k", Body=b"penstock", ContentMD5="nonsense") == "InvalidDigest"
+    assert not (served.folder / "k").exists()
+    assert list((served.folder / ".penstock-emulator" / "tmp").iterdir()) == []
+
+
+HOSTILE = ["fd", "fd/x", "fd/", "a//b", "../up", "a/../b", "./c", "d/.", "tail/", " ", "+ %20", "ü/€", "n" * 300, "a/" * 511 + "ab", "\u0001ctl", "line\nfeed", "<&>\"'"]  # fmt: skip
+
+
+def test_hostile_keys_are_held_listed_and_stay_inside(s3, served, tmp_path):
+    for key in HOSTILE:
+        s3("put_object", Key=key, Body=key.encode())
+    in_order = sorted(HOSTILE, key=str.encode)
+    listed, after = [], {}
+    while True:
+        page = s3("list_objects_v2", MaxKeys=3, **after)
+        listed += [one["Key"] for one in page["Contents"]]
+        if not page["IsTruncated"]:
+            break
+        after = {"ContinuationToken": page["NextContinuationToken"]}
+    assert listed == in_order
+    assert [one["Key"] for one in s3("list_objects", Marker=in_order[4])["Contents"]] == in_order[5:]
+    assert [one["Key"] for one in s3("list_objects_v2", StartAfter="fd")["Contents"]] == [
+        k for k in in_order if k > "fd"
+    ]
+    for key in HOSTILE:
+        assert s3("get_object", Key=key)["Body"].read() == key.encode(), key
+    assert {p.name for p in tmp_path.iterdir()} == {"bucket"}
+    assert (served.folder / "fd").read_bytes() == b"fd"
+    rolled = s3("list_objects_v2", Prefix="a/", Delimiter="/")
+    assert [one["Prefix"] for one in rolled["CommonPrefixes"]] == ["a/../", "a//", "a/a/"]
+    for key in HOSTILE:
+        s3("delete_object", Key=key)
+    assert s3("list_objects_v2")["KeyCount"] == 0
+
+
+def test_key_beyond_1024_bytes_is_refused(s3):
+    assert s3("put_object", Key="x" * 1025, Body=b"") == "KeyTooLongError"
+
+
+def test_get_object_conditions_and_ranges_are_held(s3, served):
+    (served.folder / "k").write_bytes(b"0123456789")
+    tag = s3("head_object", Key="k")["ETag"]
+    past, future = dt.datetime(2001, 1, 1, tzinfo=dt.UTC), dt.datetime(2199, 1, 1, tzinfo=dt.UTC)
+
+    def get(**conditions):
+        answer = s3("get_object", Key="k", **conditions)
+        return answer if isinstance(answer, str) else answer["Body"].read()
+
+    assert get(IfMatch=tag) == get(IfNoneMatch='"other"') == get(IfModifiedSince=past) == b"0123456789"
+    assert get(IfMatch='"other"') == get(IfUnmodifiedSince=past) == "PreconditionFailed"
+    assert get(IfNoneMatch=tag) == get(IfModifiedSince=future) == "304"
+    assert get(IfMatch=tag, IfUnmodifiedSince=past) == b"0123456789"
+    assert (get(Range="bytes=2-4"), get(Range="bytes=-3"), get(Range="bytes=8-99")) == (b"234", b"789", b"89")
+    assert get(Range="bytes=10-") == "InvalidRange"
+    (served.folder / "k").write_bytes(b"changed")
+    assert get(IfMatch=tag) == "PreconditionFailed"
+    assert s3("get_object", Key="gone") == "NoSuchKey"
+
+
+def test_put_object_conditions_are_held(s3):
+    assert s3("put_object", Key="k", Body=b"1", IfMatch='"any"') == "NoSuchKey"
+    tag = s3("put_object", Key="k", Body=b"1", IfNoneMatch="*")["ETag"]
+    assert s3("put_object", Key="k", Body=b"2", IfNoneMatch="*") == "PreconditionFailed"
+    assert s3("put_object", Key="k", Body=b"2", IfMatch='"other"') == "PreconditionFailed"
+    assert "ETag" in s3("put_object", Key="k", Body=b"2", IfMatch=tag)
+    assert s3("get_object", Key="k")["Body"].read() == b"2"
+
+
+def test_multipart_rules_are_those_of_s3(s3, served):
+    name = {"Key": "m", "UploadId": s3("create_multipart_upload", Key="m")["UploadId"]}
+    tags = [s3("upload_part", **name, PartNumber=n, Body=b"x" * 1000)["ETag"] for n in (1, 2)]
+    assert [part["Size"] for part in s3("list_parts", **name)["Parts"]] == [1000, 1000]
+    assert [one["Key"] for one in s3("list_multipart_uploads")["Uploads"]] == ["m"]
+
+    def complete(*parts):
+        wanted = [{"PartNumber": number, "ETag": tag} for number, tag in parts]
+        return s3("complete_multipart_upload", **name, MultipartUpload={"Parts": wanted})
+
+    assert complete((1, tags[0]), (2, tags[1])) == "EntityTooSmall"
+    assert complete((2, tags[1]), (1, tags[0])) == "InvalidPartOrder"
+    assert complete((1, '"0123"')) == "InvalidPart"
+    assert complete((2, tags[1]))["ETag"].endswith('-1"')
+    assert (served.folder / "m").read_bytes() == b"x" * 1000
+    assert complete((2, tags[1])) == "NoSuchUpload"
+    other = {"Key": "n", "UploadId": s3("create_multipart_upload", Key="n")["UploadId"]}
+    s3("upload_part", **other, PartNumber=1, Body=b"x")
+    s3("abort_multipart_upload", **other)
+    assert s3("upload_part", **other, PartNumber=2, Body=b"x") == "NoSuchUpload"
+    assert list((served.folder / ".penstock-emulator" / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["FULL_OBJECT", "COMPOSITE"])
+def test_multipart_checksum_is_of_the_kind_that_was_asked(s3, kind):
+    bodies = [b"a" * (5 << 20), b"tail"]
+    made = s3("create_multipart_upload", Key="m", ChecksumAlgorithm="CRC32", ChecksumType=kind)
+    name = {"Key": "m", "UploadId": made["UploadId"]}
+    sums = [zlib.crc32(body).to_bytes(4, "big") for body in bodies]
+    parts = []
+    for number, (body, crc) in enumerate(zip(bodies, sums, strict=True), 1):
+        part = s3("upload_part", **name, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32")
+        assert part["ChecksumCRC32"] == _b64(crc)
+        parts.append({"PartNumber": number, "ETag": part["ETag"], "ChecksumCRC32": part["ChecksumCRC32"]})
+    whole = zlib.crc32(b"".join(bodies)).to_bytes(4, "big")
+    want = _b64(whole) if kind == "FULL_OBJECT" else _b64(zlib.crc32(b"".join(sums)).to_bytes(4, "big")) + "-2"
+    wrong = s3("complete_multipart_upload", **name, MultipartUpload={"Parts": parts}, ChecksumCRC32=_b64(bytes(4)))
+    assert wrong == "BadDigest"
+    done = s3("complete_multipart_upload", **name, MultipartUpload={"Parts": parts}, ChecksumCRC32=want)
+    assert done["ChecksumCRC32"] == want
+    head = s3("head_object", Key="m", ChecksumMode="ENABLED")
+    assert (head["ChecksumCRC32"], head["ChecksumType"]) == (want, kind)
+    hashes = b"".join(hashlib.md5(body).digest() for body in bodies)
+    assert head["ETag"] == f'"{hashlib.md5(hashes).hexdigest()}-2"'
+
+
+def test_etag_is_the_same_in_list_head_and_get_and_survives_a_restart(s3, served, emulator):
+    (served.folder / "found").write_bytes(b"1")
+    s3("put_object", Key="put", Body=b"2")
+    s3("put_object", Key="side/", Body=b"3")
+    listed = {one["Key"]: one["ETag"] for one in s3("list_objects_v2")["Contents"]}
+    assert set(listed) == {"found", "put", "side/"}
+    again = type(served)(served.folder, emulator(served.folder)).client()
+    for key, tag in listed.items():
+        assert s3("head_object", Key=key)["ETag"] == s3("get_object", Key=key)["ETag"] == tag
+        assert again.head_object(Bucket=served.bucket, Key=key)["ETag"] == tag
+
+
+def test_copy_object_and_delete_objects(s3, served):
+    s3("put_object", Key="a", Body=b"abc", ContentType="text/x")
+    copied = s3("copy_object", Key="d/b", CopySource=f"{served.bucket}/a")["CopyObjectResult"]["ETag"]
+    head = s3("head_object", Key="d/b")
+    assert (head["ETag"], head["ContentType"], head["ContentLength"]) == (copied, "text/x", 3)
+    gone = s3("delete_objects", Delete={"Objects": [{"Key": "a"}, {"Key": "d/b"}, {"Key": "never"}]})
+    assert {one["Key"] for one in gone["Deleted"]} == {"a", "d/b", "never"}
+    assert s3("list_objects_v2")["KeyCount"] == 0
+    assert not (served.folder / "d").exists()
+
+
+def test_link_out_of_the_folder_is_no_object(s3, served, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    (served.folder / "out").symlink_to(tmp_path / "secret")
+    (served.folder / "dir").symlink_to(tmp_path)
+    assert s3("get_object", Key="out") == s3("get_object", Key="dir/secret") == "NoSuchKey"
+    s3("put_object", Key="dir/mine", Body=b"x")
+    s3("put_object", Key="out", Body=b"mine")
+    assert (tmp_path / "secret").read_text() == "secret"
+    assert not (tmp_path / "mine").exists()
+    assert s3("get_object", Key="dir/mine")["Body"].read() == b"x"
+
+
+def test_bucket_that_is_not_there_is_told(served):
+    client = served.client()
+    assert [one["Name"] for one in client.list_buckets()["Buckets"]] == [served.bucket]
+    assert client.get_bucket_location(Bucket=served.bucket)["LocationConstraint"] is None
+    with pytest.raises(client.exceptions.ClientError, match="NoSuchBucket"):
+        client.list_objects_v2(Bucket="other")
+    with pytest.raises(client.exceptions.ClientError, match="404"):
+        client.head_bucket(Bucket="other")

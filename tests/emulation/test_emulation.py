@@ -61,6 +61,22 @@ def test_emulator_above_its_rate_answers_slow_down(tmp_path):
         assert server.stats()["throttles"] == 2
 
 
+def test_emulator_answer_without_100_continue_closes_the_connection(tmp_path):
+    # botocore takes the next answer on such a connection for a part of this one, and waits for ever.
+    with Emulator(tmp_path, tier="azure-hot", scale=1e-6) as server:
+        for _ in ("denied", "refused"):
+            at = urlsplit(server.endpoint)
+            connection = http.client.HTTPConnection(at.hostname, at.port, timeout=20)
+            connection.putrequest("PUT", "/bucket/k")
+            connection.putheader("Expect", "100-continue")
+            connection.putheader("Content-Length", "5")
+            connection.endheaders()
+            answer = connection.getresponse()
+            assert (answer.status in (403, 503), answer.getheader("connection")) == (True, "close")
+            connection.close()
+        assert server.stats()["throttles"] == 1
+
+
 def test_emulator_unknown_tier_lists_the_known_ones(tmp_path):
     with pytest.raises(ConfigError, match=r"`warm` is none of azure-hot, azure-hot@2021"):
         Emulator(tmp_path, tier="warm")

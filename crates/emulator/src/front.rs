@@ -109,6 +109,16 @@ fn asked(request: &HttpRequest<Incoming>) -> (Asked, bool) {
     (Asked { kind, prefix: key[..end].to_owned() }, is_list)
 }
 
+fn awaits_continue<B>(request: &HttpRequest<B>) -> bool {
+    request.headers().contains_key(header::EXPECT)
+}
+
+/// Ends the connection with this answer. A client that asked for `100 Continue` and was answered without it may take the
+/// next answer on the connection for a part of this one: botocore does, and then waits for ever.
+fn close<B>(response: &mut Response<B>) {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+}
+
 impl Front {
     fn add(counter: &Arc<AtomicU64>) {
         counter.fetch_add(1, Ordering::Relaxed);
@@ -150,7 +160,12 @@ impl Front {
         } else {
             request.map(Body::from)
         };
-        let response = self.service.call(request).await?;
+        let awaits = awaits_continue(&request);
+        let is_empty = request.headers().get(header::CONTENT_LENGTH).is_some_and(|length| length == "0");
+        let mut response = self.service.call(request).await?;
+        if awaits && (is_empty || !response.status().is_success()) {
+            close(&mut response);
+        }
         // Our own work counts against a read's latency; a write's begins when its body is in.
         let latency = self.limits.latency(asked.kind);
         if !latency.is_zero() {
@@ -171,8 +186,9 @@ impl Front {
             Refusal::Bytes => &self.counters.throttles_bytes,
         });
         let is_head = *request.method() == Method::HEAD;
+        let awaits = awaits_continue(&request);
         // A client that waits for `100 Continue` has sent nothing and must not be told to.
-        if !request.headers().contains_key(header::EXPECT) {
+        if !awaits {
             let mut body = request.into_body();
             let mut seen = 0;
             while let Some(Ok(frame)) = body.frame().await {
@@ -191,6 +207,9 @@ impl Front {
         let mut response = Response::new(Shaped::new(body, Route::default(), self.counters.bytes_out.clone()));
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+        if awaits {
+            close(&mut response);
+        }
         if let Some(seconds) = throttle.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -379,3 +379,54 @@ fn stage_that_ends_well_sweeps_what_killed_runs_left() {
     bench.stage(StageOptions::default()).unwrap();
     assert_eq!(bench.leftovers(), 0);
 }
+
+fn temporary(bench: &Bench, target: &str, kind: &str) -> std::path::PathBuf {
+    let name = format!("{:032x}.{kind}", xxhash_rust::xxh3::xxh3_128(target.as_bytes()));
+    bench.folder.path().join("dst/.penstock/stage/parts").join(name)
+}
+
+#[test]
+fn stage_killed_between_journal_and_rename_reads_nothing_again() {
+    let bench = Bench::new("stage-between", &[("d/a", noise(3000)), ("b", noise(10))]);
+    bench.stage(StageOptions::default()).unwrap();
+    std::fs::rename(bench.folder.path().join("dst/d/a"), temporary(&bench, "d/a", "tmp")).unwrap();
+    let summary = bench.stage(StageOptions::default()).unwrap();
+    assert_eq!((summary.skipped, summary.bytes_in), (2, 0));
+    assert_eq!((&bench.files()["d/a"], bench.leftovers()), (&noise(3000), 0));
+}
+
+#[test]
+fn stage_resumes_inside_a_large_object_from_the_parts_that_are_still_whole() {
+    const PART: usize = 8 << 20;
+    let body = noise(20 << 20);
+    let bench = Bench::new("stage-inside-large", &[("big", body.clone())]);
+    let meta = bench.runtime.block_on(bench.store.head(&Key::from("big"), Deadline::NEVER)).unwrap();
+    let (data, state) = (temporary(&bench, "big", "part"), temporary(&bench, "big", "done"));
+    std::fs::create_dir_all(data.parent().unwrap()).unwrap();
+    let leave_behind = |version: &str| {
+        let mut bytes = body.clone();
+        bytes[PART + 5] ^= 1; // the second part is not what its line says
+        bytes[2 * PART..].fill(0); // the third never arrived; its line is torn
+        std::fs::write(&data, &bytes).unwrap();
+        let crc = |at: usize| penstock_codec::checksum::crc32c(&body[at * PART..(at + 1) * PART]);
+        let milliseconds = (meta.modified_s.unwrap() * 1e3).round() as i64;
+        let text = format!(
+            "{{\"source\":\"memory://stage-inside-large/big\",\"size\":{},\"version\":\"{version}\",\"modified_ms\":{milliseconds},\"part_bytes\":{PART}}}\n{{\"at\":0,\"crc\":{}}}\n{{\"at\":1,\"crc\":{}}}\n{{\"at\":9,\"crc\":1}}\n{{\"at\":2,\"cr",
+            body.len(),
+            crc(0),
+            crc(1)
+        );
+        std::fs::write(&state, text).unwrap();
+    };
+    let version = meta.version.clone().unwrap().to_string();
+    leave_behind(&version);
+    let summary = bench.stage(StageOptions::default()).unwrap();
+    assert_eq!((summary.resumed_bytes, summary.bytes_in), (PART as u64, (body.len() - PART) as u64));
+    assert!(bench.files()["big"] == body && bench.leftovers() == 0);
+    // Parts of another version are of no use.
+    std::fs::remove_file(bench.folder.path().join("dst/big")).unwrap();
+    leave_behind("another");
+    let summary = bench.stage(StageOptions::default()).unwrap();
+    assert_eq!((summary.resumed_bytes, summary.bytes_in), (0, body.len() as u64));
+    assert!(bench.files()["big"] == body && bench.leftovers() == 0);
+}

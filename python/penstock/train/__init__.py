@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training from any URL: drives a loader and a workload over epochs and ranks, and leaves one result.
+
+    from penstock.train import TrainSpec, run
+    record = run(TrainSpec(workload="cosmoflow", data="s3://frames/train/", global_batch=8, epochs=4))
+
+Imports no torch until a rank of a torch workload starts.
+"""
+
+from penstock.train.launch import run
+from penstock.train.progress import Progress
+from penstock.train.source import Feed, Request, Source
+from penstock.train.spec import TrainSpec
+
+__all__ = ["Feed", "Progress", "Request", "Source", "TrainSpec", "run"]

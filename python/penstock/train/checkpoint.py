@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last checkpoint of a run: model, optimiser, loader position and curve in one file, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.results import as_fault
+from penstock.errors import ConfigError, Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["NAME", "read", "write"]
+
+NAME = "last.pt"
+_VERSION = 1
+
+
+def write(folder: Path, state: Mapping[str, Any]) -> Path:
+    """Puts `state` under the final name once it is on the disk. Rank 0 alone calls it.
+
+    Raises:
+        Denied, NoSpace, SystemFault: The folder cannot be written; the former checkpoint is still whole.
+    """
+    import torch
+
+    final, temporary = folder / NAME, folder / f".penstock-{NAME}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as out:
+            torch.save({"version": _VERSION, **state}, out)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(final)
+    except OSError as error:
+        raise as_fault(error, str(folder)) from None
+    return final
+
+
+def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint there, on the CPU; None where there is none.
+
+    Only tensors and plain values are ever unpickled: a checkpoint from elsewhere runs no code.
+
+    Raises:
+        Corrupt: Not a checkpoint of ours, or damaged.
+        ConfigError: It is of another training; says what differs.
+    """
+    file = folder / NAME
+    if not file.exists():
+        return None
+    import torch
+
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise Corrupt(f"{file} is no checkpoint that can be read: {first}", hint="delete it, or train without --resume", where=str(file)) from None
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
+        raise Corrupt(f"{file} is no checkpoint of this version", where=str(file))
+    differs = {k: (state["learnt"].get(k), v) for k, v in learnt.items() if state["learnt"].get(k) != v}
+    if differs:
+        told = ", ".join(f"{name} {have!r} there, {want!r} here" for name, (have, want) in differs.items())
+        raise ConfigError(f"{file} is of another training: {told}", hint="resume with the same settings, or start in another folder")
+    return dict(state)

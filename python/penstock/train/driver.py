@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of one run: batches from the feed into the workload, epoch after epoch, every second accounted.
+
+Collective calls (gathering losses, checkpoints, validation) stand at points that depend on step counts alone, so that
+all ranks reach them together.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, PenstockError, RankFailed
+from penstock.protocols import WorkloadSpec
+from penstock.train import checkpoint
+from penstock.train.door import load_workload
+from penstock.train.progress import Progress
+from penstock.train.source import Request, close_quietly, open_feed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.protocols import Batch, Demand, Workload
+    from penstock.ranks import Rank
+    from penstock.train.progress import Report
+    from penstock.train.source import Feed, Source
+    from penstock.train.spec import TrainSpec
+
+__all__ = ["Driver", "Share", "cpu_s"]
+
+_REPORT_S = 0.25
+
+
+@dataclass
+class Share:
+    """What one rank measured of itself. Times in seconds.
+
+    Attributes:
+        wait_s: In `next` of the training feed.
+        compute_s, sync_s: As the workload's steps told.
+        train_s: From the first `next` of each epoch to the end of its last step, validation left out.
+        first_batch_s: From before the dataset was opened (listing included) to the first batch.
+        first_step_s: Into `train_s`, when the first step ended.
+        passes, validation_passes: The feeds' own reports, one for each epoch.
+    """
+
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    sync_s: float = 0.0
+    train_s: float = 0.0
+    validation_s: float = 0.0
+    first_batch_s: float = 0.0
+    first_step_s: float = 0.0
+    first_step_samples: int = 0
+    samples: int = 0
+    cpu_s: float = 0.0
+    passes: list[dict[str, Any]] = field(default_factory=list)
+    validation_passes: list[dict[str, Any]] = field(default_factory=list)
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process so far, all its threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class Driver:
+    """Runs the spec as one rank. `losses` and `metrics` are the world's, the same on all ranks."""
+
+    def __init__(self, spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None) -> None:
+        self.spec, self.rank = spec, rank
+        self._source: Source = source or open_feed
+        self._report = report
+        self._reported_s = -math.inf
+        self.share = Share()
+        self.losses: list[float] = []
+        self.metrics: list[dict[str, Any]] = []
+        self._unshared: list[float] = []  # this rank's losses since the ranks last met
+        self.steps = 0
+        self.epoch = 0
+        self.steps_before = 0
+        self.demand: Demand | None = None
+        self.device = self._device()
+
+    def _device(self) -> str:
+        if self.spec.accelerator is not None:
+            return "cpu"
+        wanted = self.spec.device
+        if wanted != "cpu":
+            try:
+                import torch
+            except ModuleNotFoundError:
+                return "cpu"  # a workload that needs torch says so itself, with advice
+            if torch.cuda.is_available():
+                count = torch.cuda.device_count()
+                if self.rank.local_rank >= count:
+                    raise ConfigError(f"local rank {self.rank.local_rank} finds {count} GPUs on this node", hint="at most one rank a GPU: fewer --ranks, or --device cpu")
+                return f"cuda:{self.rank.local_rank}" if wanted in {"auto", "cuda"} else wanted
+            if wanted != "auto":
+                raise ConfigError(f"device {wanted}: torch sees no GPU here", hint="--device cpu")
+        return "cpu"
+
+    # ------------------------------------------------------------ the world
+
+    def _join(self) -> None:
+        if self.spec.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.spec.threads)
+        if self.rank.world == 1:
+            return
+        from torch import distributed
+
+        if self.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.set_device(self.device)
+        if not distributed.is_initialized():
+            backend = "nccl" if self.device.startswith("cuda") else "gloo"
+            distributed.init_process_group(backend, rank=self.rank.rank, world_size=self.rank.world)
+
+    def gather(self, mine: Any) -> list[Any]:
+        """One value from each rank, in their order, on every rank."""
+        if self.rank.world == 1:
+            return [mine]
+        from torch import distributed
+
+        everyone: list[Any] = [None] * self.rank.world
+        distributed.all_gather_object(everyone, mine)
+        return everyone
+
+    def _share_losses(self) -> None:
+        """Turns this rank's losses into the world's: slices are equal, so the mean of means is the batch's own."""
+        everyone = self.gather(self._unshared)
+        if self.rank.world == 1:
+            self.losses += self._unshared
+        else:
+            self.losses += [sum(step) / len(step) for step in zip(*everyone, strict=True)]
+        self._unshared = []
+
+    # ------------------------------------------------------------ the run
+
+    def run(self) -> None:
+        """Trains to the spec's limits."""
+        started_cpu_s = cpu_s()
+        spec = self.spec
+        self._join()
+        workload = load_workload(spec.workload)
+        feed: Feed | None = None
+        validation: Feed | None = None
+        try:
+            told = WorkloadSpec(
+                seed=spec.seed,
+                global_batch=spec.global_batch,
+                rank=self.rank.rank,
+                world=self.rank.world,
+                device=self.device,
+                accelerator=spec.accelerator,
+                settings=spec.settings,
+            )
+            self.demand = workload.demand(told)
+            workload.prepare(told)
+            kept = checkpoint.read(Path(spec.checkpoint), spec.what_is_learnt()) if spec.resume and spec.checkpoint else None
+            opened_s = time.perf_counter()
+            feed = self._source(self._request(spec.data, tail="drop", shuffled=True))
+            if len(feed) == 0:
+                raise ConfigError(
+                    f"{spec.data} has fewer samples than one global batch of {spec.global_batch}, so there is nothing to train on",
+                    hint="a smaller --global-batch",
+                )
+            if kept is not None:
+                self._resume(kept, workload, feed)
+            if spec.validation is not None:
+                validation = self._source(self._request(spec.validation, tail="ragged", shuffled=False))
+            while self.epoch < spec.epochs and not self._done():
+                self._train_epoch(workload, feed, opened_s)
+                if validation is not None:
+                    self._validate(workload, validation)
+                self._save(workload, feed, self.epoch)  # after the validation, so that a resumed run has its metrics
+                self._tell("done" if self.epoch == spec.epochs else "train", force=True)
+            self._share_losses()
+        finally:
+            self.share.cpu_s = cpu_s() - started_cpu_s
+            for one in (feed, validation):
+                close_quietly(one)
+            workload.cleanup()
+
+    def _done(self) -> bool:
+        return self.spec.steps is not None and self.steps >= self.spec.steps
+
+    def _request(self, url: str, *, tail: str, shuffled: bool) -> Request:
+        assert self.demand is not None
+        return Request(
+            url=url,
+            demand=self.demand,
+            seed=self.spec.seed,
+            global_batch=self.spec.global_batch,
+            rank=self.rank.rank,
+            world=self.rank.world,
+            tail=tail,
+            shuffled=shuffled,
+            device=self.device,
+            manifest=self.spec.manifest if url == self.spec.data else None,
+            memory_bytes=self.spec.memory_bytes,
+            max_in_flight=self.spec.max_in_flight,
+            read_ahead=self.spec.read_ahead,
+        )
+
+    def _train_epoch(self, workload: Workload, feed: Feed, opened_s: float) -> None:
+        share, clock = self.share, time.perf_counter
+        workload.begin_epoch(self.epoch)
+        batches: Iterator[Batch] = iter(feed)
+        began = clock()
+        waited_before, computed_before, steps_before, before = share.wait_s, share.train_s, self.steps, began
+        at_epoch_end = True
+        while True:
+            batch = next(batches, None)
+            now = clock()
+            share.wait_s += now - before
+            if batch is None:
+                before = now
+                break
+            if share.samples == 0:
+                share.first_batch_s = now - opened_s
+            cost = workload.step(batch)
+            share.samples += cost.samples
+            share.compute_s += cost.compute_s
+            share.sync_s += cost.sync_s
+            self.steps += 1
+            if cost.loss is not None:
+                if not math.isfinite(cost.loss):
+                    raise PenstockError(f"step {self.steps}: the loss is {cost.loss}, the training has diverged", hint="a smaller learning rate")
+                self._unshared.append(cost.loss)
+            before = clock()
+            if share.first_step_samples == 0:
+                share.first_step_s, share.first_step_samples = before - began, share.samples
+            if self._done():
+                # The loader counts an epoch when its iterator ends; a limit inside one leaves it inside.
+                at_epoch_end = False
+                break
+            if self.spec.checkpoint_steps and self.steps % self.spec.checkpoint_steps == 0:
+                share.train_s = computed_before + before - began
+                self._save(workload, feed, self.epoch)
+                # What a checkpoint takes is no training, and no wait for data either.
+                began += clock() - before
+                before = clock()
+            if before - self._reported_s > _REPORT_S:
+                span = max(before - began, 1e-9)
+                self._tell(
+                    "train",
+                    rate=(self.steps - steps_before) * self.spec.global_batch / span,
+                    wait=(share.wait_s - waited_before) / span,
+                    length=len(feed),
+                )
+        share.train_s = computed_before + before - began
+        share.passes.append(dict(feed.report()))
+        if at_epoch_end:
+            self.epoch += 1
+
+    def _validate(self, workload: Workload, feed: Feed) -> None:
+        began = time.perf_counter()
+        self._tell("validate", force=True)
+        found = dict(workload.evaluate(iter(feed)))
+        self.share.validation_s += time.perf_counter() - began
+        self.share.validation_passes.append(dict(feed.report()))
+        if found:
+            self.metrics.append({"epoch": self.epoch, "step": self.steps, **found})
+
+    def _tell(self, phase: str, *, rate: float = 0.0, wait: float = 0.0, length: int = 0, force: bool = False) -> None:
+        if self._report is None or self.rank.rank != 0:
+            return
+        self._reported_s = time.perf_counter()
+        if force and not rate:
+            span = max(self.share.train_s, 1e-9)
+            rate, wait = self.share.samples * self.rank.world / span, self.share.wait_s / span
+        last = self.metrics[-1] if self.metrics else {}
+        curve = self._unshared or self.losses
+        limit = self.spec.steps or length * self.spec.epochs
+        metrics = {k: v for k, v in last.items() if k not in {"epoch", "step"}}
+        self._report(
+            Progress(phase, self.epoch, self.spec.epochs, self.steps, limit, rate, wait, curve[-1] if curve else None, metrics)
+        )
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _save(self, workload: Workload, feed: Feed, epoch: int) -> None:
+        if self.spec.checkpoint is None:
+            return
+        self._share_losses()
+        state = {
+            "learnt": self.spec.what_is_learnt(),
+            "epoch": epoch,
+            "steps": self.steps,
+            "losses": list(self.losses),
+            "metrics": list(self.metrics),
+            "loader": dict(feed.state_dict()),
+            "workload": workload.state_dict(),
+        }
+        failed: str | None = None
+        if self.rank.rank == 0:
+            try:
+                checkpoint.write(Path(self.spec.checkpoint), state)
+            except PenstockError as error:
+                if self.rank.world == 1:
+                    raise
+                failed = str(error)
+        # All ranks learn of it at once: none may wait for ever at the next collective call.
+        failed = self.gather(failed)[0]
+        if failed is not None:
+            raise RankFailed(f"rank 0 could not write the checkpoint: {failed}", rank=0)
+
+    def _resume(self, kept: dict[str, Any], workload: Workload, feed: Feed) -> None:
+        workload.load_state_dict(kept["workload"])
+        feed.load_state_dict(kept["loader"])
+        self.epoch, self.steps, self.steps_before = int(kept["epoch"]), int(kept["steps"]), int(kept["steps"])
+        self.losses, self.metrics = list(kept["losses"]), list(kept["metrics"])

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a run where it belongs: in this process, as the rank that a launcher made of it, or under torchrun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock import env, errors, ranks
+from penstock.bench import results
+from penstock.errors import ConfigError, PenstockError, RankFailed
+from penstock.train import rank as rank_files
+from penstock.train.archive import archive
+from penstock.train.driver import Driver
+from penstock.train.progress import Progress
+from penstock.train.record import assemble
+
+if TYPE_CHECKING:
+    from penstock.ranks import Rank
+    from penstock.train.progress import Report
+    from penstock.train.source import Source
+    from penstock.train.spec import TrainSpec
+
+__all__ = ["run", "run_as_rank"]
+
+_POLL_S = 0.1
+_GRACE_S = 10.0
+
+
+def run(spec: TrainSpec, *, source: Source | None = None, report: Report | None = None) -> dict[str, Any]:
+    """Train as the spec says; the result as plain values, by the schema of `bench.results`.
+
+    Args:
+        source: Gives the feeds in place of `open_feed`; only for runs of one rank in this process.
+        report: Called a few times a second, on the rank that leads.
+
+    Raises:
+        ConfigError: The spec cannot be; nothing was started.
+        RankFailed: A rank died without a word of its own.
+        PenstockError: Whatever the store, the data or the outputs raised.
+    """
+    spec.check()
+    if spec.runs is not None:
+        from penstock import _native
+
+        results.refuse_debug(_native.__profile__, allow_debug=spec.allow_debug)
+    here = ranks.detect(env.read())
+    if here.world > 1:
+        if source is not None:
+            raise ConfigError("a source of the caller's own works with one rank only")
+        if "MASTER_ADDR" not in env.read():
+            raise ConfigError(
+                f"{here.launcher} started {here.world} ranks, but MASTER_ADDR does not say where they meet",
+                hint='export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)" MASTER_PORT=29500',
+            )
+        return run_as_rank(spec, here, report=report)
+    if spec.ranks == 1:
+        return run_as_rank(spec, here, source=source, report=report)
+    if source is not None:
+        raise ConfigError("a source of the caller's own works with one rank only")
+    return _under_torchrun(spec, report)
+
+
+def run_as_rank(spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None) -> dict[str, Any]:
+    """One rank's part, in this process. All ranks return the same result; rank 0 has written it."""
+    created_s, began = time.time(), time.perf_counter()
+    driver = Driver(spec, rank, source=source, report=report)
+    try:
+        driver.run()
+        shares = driver.gather(driver.share)
+        finished: list[dict[str, Any] | str] = []
+        if rank.rank == 0:
+            record = assemble(spec, driver, shares, created_s=created_s, wall_s=time.perf_counter() - began)
+            finished = [_keep(spec, record)]
+        return driver.gather(finished[0] if finished else {})[0]  # type: ignore[no-any-return]
+    finally:
+        _leave(rank)
+
+
+def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
+    """Saves and archives what is to be kept."""
+    if spec.runs is not None:
+        folder = results.save(record, Path(spec.runs), allow_debug=spec.allow_debug).parent
+        record = results.load(folder)
+        if spec.archive is not None:
+            extra = [Path(spec.checkpoint)] if spec.checkpoint else []
+            record = msgspec.structs.replace(record, archive=archive(folder, spec.archive, extra=extra))
+            results.save(record, Path(spec.runs), allow_debug=spec.allow_debug)
+    plain: dict[str, Any] = msgspec.to_builtins(record)
+    return plain
+
+
+def _leave(rank: Rank) -> None:
+    if rank.world > 1:
+        from torch import distributed
+
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+# ---------------------------------------------------------------- under torchrun
+
+
+def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise ConfigError(f"{spec.ranks} ranks meet through torch, which is not installed", hint="pip install 'penstock[torch]'")
+    with tempfile.TemporaryDirectory(prefix="penstock-train-") as name:
+        folder = Path(name)
+        (folder / rank_files.SPEC).write_bytes(msgspec.json.encode(spec))
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(spec.ranks)]
+        argv += ["--module", "penstock.train.rank", str(folder)]
+        environment = {**env.read(), "OMP_NUM_THREADS": str(spec.threads or _threads(spec.ranks))}
+        # One node: gloo and the store meet on the loopback, whatever this host's name resolves to.
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        log = folder / "ranks.log"
+        with log.open("wb") as out:
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment)
+            try:
+                _follow(child, folder, report)
+            finally:
+                _end(child)
+        result = folder / rank_files.RESULT
+        if child.returncode == 0 and result.exists():
+            told: dict[str, Any] = msgspec.json.decode(result.read_bytes())
+            return told
+        raise _failure(folder, log, child.returncode)
+
+
+def _threads(ranks_here: int) -> int:
+    """Of torch for each rank: this machine's cores shared, where torchrun would give each rank one."""
+    return max(1, results.read_machine_card().cores // ranks_here)
+
+
+def _follow(child: subprocess.Popen[bytes], folder: Path, report: Report | None) -> None:
+    seen = b""
+    while child.poll() is None:
+        time.sleep(_POLL_S)
+        if report is not None:
+            try:
+                now = (folder / rank_files.PROGRESS).read_bytes()
+            except OSError:
+                continue
+            if now != seen:
+                seen = now
+                report(msgspec.json.decode(now, type=Progress))
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Torchrun ends its ranks when it is told to end; whoever does not listen is killed."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:
+    """The first error that a rank told, else what its log ends with."""
+    told = [(msgspec.json.decode(f.read_bytes(), type=rank_files.Failure), f) for f in folder.glob("error-*.json")]
+    if told:
+        first, file = min(told, key=lambda pair: pair[0].seen_s)
+        kind = getattr(errors, first.kind, PenstockError)
+        error: PenstockError = kind(first.message, hint=first.hint)
+        error.add_note(f"told by rank {file.stem.removeprefix('error-')}")
+        return error
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    raised = [line.partition("]:")[2] or line for line in lines if "Error" in line and "ChildFailedError" not in line]
+    why = raised[0].strip() if raised else (lines[-1].strip() if lines else "no output")
+    return RankFailed(f"the ranks ended with code {code}: {why[:300]}", hint="set --ranks 1 to see it happen in one process")

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says of itself while it goes. The terminal belongs to the CLI; here are only the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+__all__ = ["Progress", "Report"]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """One moment of a run. Rates are of the world, over the time since the epoch began.
+
+    Attributes:
+        phase: `train`, `validate`, `done`.
+        wait_share: Share of the training time so far that the first rank waited for data.
+        metrics: Of the last validation.
+    """
+
+    phase: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    samples_per_s: float
+    wait_share: float
+    loss: float | None = None
+    metrics: dict[str, float] = {}
+
+
+Report = Callable[[Progress], None]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m penstock.train.rank FOLDER`: one rank of a run that `launch` started under torchrun.
+
+It reads `spec.json` there and leaves `progress.json` (rank 0), then `result.json` (rank 0) or `error-RANK.json`. It prints
+nothing: its parent has the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock import env, ranks
+from penstock.errors import PenstockError
+from penstock.train.progress import Progress
+from penstock.train.spec import TrainSpec
+
+__all__ = ["ERROR", "PROGRESS", "RESULT", "SPEC", "Failure", "main"]
+
+SPEC, RESULT, PROGRESS, ERROR = "spec.json", "result.json", "progress.json", "error-{rank}.json"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An error on its way to the parent: the class by name, its text and its advice."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+    seen_s: float = 0.0
+
+
+def put(file: Path, value: object) -> None:
+    """Whole or not at all: the parent reads while we write."""
+    temporary = file.with_suffix(".part")
+    temporary.write_bytes(msgspec.json.encode(value))
+    temporary.replace(file)
+
+
+def main(folder: Path) -> int:
+    """Runs the rank; gives the exit code."""
+    import time
+
+    from penstock.train.launch import run_as_rank
+
+    rank = ranks.detect(env.read())
+    spec = msgspec.json.decode((folder / SPEC).read_bytes(), type=TrainSpec)
+
+    def report(progress: Progress) -> None:
+        put(folder / PROGRESS, progress)
+
+    try:
+        record = run_as_rank(spec, rank, report=report)
+    except PenstockError as error:
+        put(folder / ERROR.format(rank=rank.rank), Failure(type(error).__name__, str(error), error.hint, time.time()))
+        return error.exit_code
+    if rank.rank == 0:
+        put(folder / RESULT, record)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Path(sys.argv[1])))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's result from what its ranks measured."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.bench import results
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.train.driver import Driver, Share
+    from penstock.train.spec import TrainSpec
+
+__all__ = ["assemble"]
+
+
+def _counted(shares: Sequence[Share], *names: str) -> int:
+    """Sum over ranks and epochs of the first of `names` that a feed reports."""
+    total = 0
+    for share in shares:
+        for one in share.passes:
+            total += int(next((one[name] for name in names if isinstance(one.get(name), int | float)), 0))
+    return total
+
+
+def _told(share: Share) -> dict[str, Any]:
+    """One rank's feed: seconds by class summed over epochs, what limited the longest, and each epoch as it was told."""
+    if not share.passes:
+        return {}
+    longest = max(share.passes, key=lambda one: one.get("wall_s", 0.0))
+    seconds = {
+        name: sum(float(one[name]) for one in share.passes if name in one)
+        for name, value in longest.items()
+        if name.endswith("_s") and name not in {"samples_per_s", "first_batch_s"} and isinstance(value, int | float)
+    }
+    told = {"seconds": seconds, "passes": share.passes, "validation": share.validation_passes}
+    return {**told, **{name: longest[name] for name in ("limiting", "reason", "counts", "source") if name in longest}}
+
+
+def assemble(spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float) -> results.RunRecord:
+    """The row. A step is over when the slowest rank is done, so rates are over the longest training time; shares of it
+    are given as the mean over ranks and as the worst rank's."""
+    demand = driver.demand
+    assert demand is not None
+    train_s = max(share.train_s for share in shares)
+    samples = sum(share.samples for share in shares)
+    steady_s = max(share.train_s - share.first_step_s for share in shares)
+    steady = samples - sum(share.first_step_samples for share in shares)
+    waits = [share.wait_s / share.train_s if share.train_s else 0.0 for share in shares]
+    busy = [share.compute_s / share.train_s if share.train_s else 0.0 for share in shares]
+    last = driver.metrics[-1] if driver.metrics else {}
+    invalid = []
+    if any(share.samples == 0 for share in shares):
+        invalid.append("no step was taken")
+    measured = spec.what_is_measured()
+    # The rank that waited longest is the one whose limit was the run's.
+    loader = _told(max(shares, key=lambda share: share.wait_s))
+    return results.RunRecord(
+        id=results.new_id("train", created_s),
+        kind="train",
+        label=spec.label,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created_s)),
+        spec=measured,
+        spec_hash=results.spec_hash(measured),
+        provenance=results.provenance(),
+        seed=spec.seed,
+        world=len(shares),
+        cache=results.CacheState(spec.cache_state, spec.cache_how),
+        invalid=tuple(invalid),
+        notes=spec.notes,
+        losses=tuple(driver.losses),
+        mae=last.get("mae"),
+        mae_constant=last.get("mae_constant"),
+        metrics=tuple(driver.metrics),
+        epochs=driver.epoch,
+        steps=driver.steps,
+        samples=samples,
+        samples_per_s=samples / train_s if train_s else 0.0,
+        steady_samples_per_s=steady / steady_s if steady and steady_s else None,
+        wait_s=sum(share.wait_s for share in shares) / len(shares),
+        wait_share=sum(waits) / len(waits),
+        wait_share_worst=max(waits),
+        compute_s=sum(share.compute_s for share in shares) / len(shares),
+        sync_s=sum(share.sync_s for share in shares) / len(shares),
+        utilisation=sum(busy) / len(busy),
+        first_batch_s=max(share.first_batch_s for share in shares),
+        train_s=train_s,
+        validation_s=max(share.validation_s for share in shares),
+        stage_s=spec.stage_s,
+        wall_s=wall_s,
+        cpu_s=sum(share.cpu_s for share in shares),
+        bytes=_counted(shares, "bytes_in", "bytes"),
+        bytes_delivered=samples * demand.sample_bytes,
+        requests=_counted(shares, "requests"),
+        retries=_counted(shares, "retries"),
+        throttles=_counted(shares, "throttles"),
+        workload={"name": spec.workload, "device": driver.device, "resumed_at_step": driver.steps_before, **demand.facts},
+        loader=msgspec.to_builtins(loader),
+    )

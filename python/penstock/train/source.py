@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run's batches come from: Penstock's loader, the dummy source, or one that the caller brings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError
+from penstock.protocols import Batch, Demand
+
+__all__ = ["DUMMY", "Dummy", "Feed", "Request", "Source", "open_feed"]
+
+DUMMY = "dummy"
+
+
+class Feed(Protocol):
+    """What the driver needs of a loader; `penstock.Loader` and `penstock.torch.Loader` are such."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def __len__(self) -> int: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
+    def report(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One feed, as the driver asks for it.
+
+    Attributes:
+        tail: `drop` for training, `ragged` for validation.
+        shuffled: Whether epochs are permuted by the seed.
+    """
+
+    url: str
+    demand: Demand
+    seed: int
+    global_batch: int
+    rank: int
+    world: int
+    tail: str
+    shuffled: bool
+    device: str
+    manifest: str | None = None
+    memory_bytes: int | None = None
+    max_in_flight: int | None = None
+    read_ahead: int | None = None
+
+
+class Source(Protocol):
+    """Makes a feed of a request. A caller who reads by other means passes one to `run`."""
+
+    def __call__(self, request: Request, /) -> Feed: ...
+
+
+def open_feed(request: Request) -> Feed:
+    """The feed of a URL."""
+    if request.url.startswith(f"{DUMMY}:"):
+        return Dummy(request)
+    import penstock
+
+    dataset = penstock.open(request.url, manifest=request.manifest).fields(
+        **{name: penstock.tensor(field.dtype, field.shape) for name, field in request.demand.fields.items()}
+    )
+    if request.shuffled:
+        dataset = dataset.shuffle(seed=request.seed)
+    bounds = {name: getattr(request, name) for name in ("memory_bytes", "max_in_flight", "read_ahead") if getattr(request, name) is not None}
+    common: dict[str, Any] = {
+        "global_batch": request.global_batch,
+        "rank": request.rank,
+        "world": request.world,
+        "tail": request.tail,
+        **bounds,
+    }
+    if request.demand.arrays == "torch":
+        from penstock.feed import torch as torch_feed
+
+        return torch_feed.Loader(dataset, **common)
+    return penstock.Loader(dataset, **common)
+
+
+class Dummy:
+    """Samples that are in memory before the first step, as the reference's `dummy` data: what is left is the computing.
+
+    `dummy://N` stands for N samples; up to four global batches of random values are made and given again and again, the
+    same in every world.
+    """
+
+    _BATCHES = 4
+
+    def __init__(self, request: Request) -> None:
+        import numpy as np
+
+        name = urlsplit(request.url).netloc
+        if not name.isdigit() or int(name) < 1:
+            raise ConfigError(f"`{request.url}` does not say how many samples", hint="dummy://1024 is 1,024 samples that cost nothing to read")
+        self._samples, self._request = int(name), request
+        self._epoch = self._delivered = 0
+        rest = self._samples % request.global_batch
+        full = self._samples // request.global_batch
+        self._length = full + (1 if rest and request.tail == "ragged" else 0)
+        self._rest = rest
+        rng = np.random.default_rng([request.seed, 0x64756D])
+        self._batches: list[dict[str, Any]] = []
+        self._full: list[dict[str, Any]] = []
+        for _ in range(min(self._BATCHES, self._length)):
+            whole: dict[str, Any] = {}
+            for field, spec in request.demand.fields.items():
+                shape = (request.global_batch, *spec.shape)
+                if np.issubdtype(np.dtype(spec.dtype), np.integer):
+                    whole[field] = rng.poisson(1.0, shape).astype(spec.dtype)
+                else:
+                    whole[field] = rng.uniform(-1, 1, shape).astype(spec.dtype)
+            self._full.append(whole)
+        self._batches = [self._slice(whole, request.global_batch) for whole in self._full]
+
+    def _slice(self, whole: Mapping[str, Any], count: int) -> dict[str, Any]:
+        rank, world = self._request.rank, self._request.world
+        each, more = divmod(count, world)
+        start = rank * each + min(rank, more)
+        stop = start + each + (1 if rank < more else 0)
+        mine = {name: array[start:stop] for name, array in whole.items()}
+        if self._request.demand.arrays == "torch":
+            import torch
+
+            mine = {name: torch.from_numpy(array) for name, array in mine.items()}
+        return mine
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        for k in range(self._delivered, self._length):
+            self._delivered = k + 1
+            at = (k + self._epoch) % len(self._batches)
+            is_rest = self._rest and k == self._length - 1 and self._request.tail == "ragged"
+            yield self._slice(self._full[at], self._rest) if is_rest else self._batches[at]
+        self._epoch, self._delivered = self._epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"dummy": self._samples, "epoch": self._epoch, "batches": self._delivered}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        if state.get("dummy") != self._samples:
+            raise ConfigError(f"the state is not one of {self._request.url}")
+        self._epoch, self._delivered = int(state["epoch"]), int(state["batches"])
+
+    def report(self) -> Mapping[str, Any]:
+        return {"source": DUMMY, "bytes": 0, "throttles": 0}
+
+
+def close_quietly(feed: Feed | None) -> None:
+    """Ends a feed's threads where it has a way to; a feed that fails to end must not hide what ended the run."""
+    close = getattr(feed, "close", None)
+    if close is not None:
+        with contextlib.suppress(Exception):
+            close()

@@ -25,6 +25,7 @@ __all__ = [
     "decode_tfrecord",
     "encode_tfrecord",
     "index",
+    "put_object",
 ]
 
 __profile__: str
@@ -227,3 +228,12 @@ def index(
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
 ) -> str: ...
+
+def put_object(url: str, name: str, data: bytes, env: Mapping[str, str]) -> None:
+    """Writes `data` under `name` below the folder or prefix `url`, whole or not at all; retried for at most 10 minutes.
+
+    Args:
+        env: Where the store's settings and credentials come from: `penstock.env.read()`.
+    Raises:
+        Denied, Unreachable, Throttled, NoSpace: The store refused.
+    """

@@ -9,6 +9,7 @@ mod emulator;
 mod enter;
 mod feed;
 mod index;
+mod put;
 mod raise;
 mod record;
 mod stage;
@@ -25,6 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index, module)?)?;
     module.add_class::<stage::PyStageRequest>()?;
     module.add_class::<stage::PyStageJob>()?;
+    module.add_function(wrap_pyfunction!(put::put_object, module)?)?;
     // Stands in every result: rates of a debug build are not to be believed.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;

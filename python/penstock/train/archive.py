@@ -20,7 +20,7 @@ def archive(folder: Path, url: str, *, extra: Iterable[Path] = ()) -> str:
     Returns:
         The URL that now holds the run.
     """
-    from penstock import _native
+    from penstock import _native, env
 
     base = f"{url.rstrip('/')}/{folder.name}/"
     sources = [(file, file.relative_to(folder).as_posix()) for file in _files(folder)]
@@ -31,7 +31,7 @@ def archive(folder: Path, url: str, *, extra: Iterable[Path] = ()) -> str:
             data = file.read_bytes()
         except FileNotFoundError:
             raise NotFound(f"{file} went away while it was archived", where=str(file)) from None
-        _native.put_object(base + name, data)
+        _native.put_object(base, name, data, dict(env.read()))
     return base
 
 

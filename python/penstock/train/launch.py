@@ -92,7 +92,7 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
             extra = [Path(spec.checkpoint)] if spec.checkpoint else []
             record = msgspec.structs.replace(record, archive=archive(folder, spec.archive, extra=extra))
             results.save(record, Path(spec.runs), allow_debug=spec.allow_debug)
-    plain: dict[str, Any] = msgspec.to_builtins(record)
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))  # the same in every world: lists, no tuples
     return plain
 
 

@@ -45,7 +45,7 @@ class Training:
             "parameters": parameter_count(self.recipe),
             "mlperf_model": self.recipe.is_mlperf_model,
             "deterministic": torch.device(spec.device).type == "cpu",
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
         }
         if not self.recipe.is_mlperf_model:
@@ -64,6 +64,7 @@ class Training:
         self._device = torch.device(spec.device)
         # Max pooling's backward has no deterministic CUDA kernel in torch: warn there, insist elsewhere.
         torch.use_deterministic_algorithms(True, warn_only=self._device.type == "cuda")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # we leave none, and filling costs a pass
         torch.backends.cudnn.benchmark = False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from pathlib import Path
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench.results import as_fault
@@ -13,6 +13,7 @@ from penstock.errors import ConfigError, Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = ["NAME", "read", "write"]
 
@@ -56,14 +57,21 @@ def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
     import torch
 
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch muses aloud about pickles that it then refuses
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise Corrupt(f"{file} is no checkpoint that can be read: {first}", hint="delete it, or train without --resume", where=str(file)) from None
+        raise Corrupt(
+            f"{file} is no checkpoint that can be read: {first}",
+            hint="delete it, or train without --resume",
+            where=str(file),
+        ) from None
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise Corrupt(f"{file} is no checkpoint of this version", where=str(file))
     differs = {k: (state["learnt"].get(k), v) for k, v in learnt.items() if state["learnt"].get(k) != v}
     if differs:
         told = ", ".join(f"{name} {have!r} there, {want!r} here" for name, (have, want) in differs.items())
-        raise ConfigError(f"{file} is of another training: {told}", hint="resume with the same settings, or start in another folder")
+        raise ConfigError(
+            f"{file} is of another training: {told}", hint="resume with the same settings, or start in another folder"
+        )
     return dict(state)

@@ -71,7 +71,9 @@ def cpu_s() -> float:
 class Driver:
     """Runs the spec as one rank. `losses` and `metrics` are the world's, the same on all ranks."""
 
-    def __init__(self, spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None) -> None:
+    def __init__(
+        self, spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None
+    ) -> None:
         self.spec, self.rank = spec, rank
         self._source: Source = source or open_feed
         self._report = report
@@ -98,7 +100,10 @@ class Driver:
             if torch.cuda.is_available():
                 count = torch.cuda.device_count()
                 if self.rank.local_rank >= count:
-                    raise ConfigError(f"local rank {self.rank.local_rank} finds {count} GPUs on this node", hint="at most one rank a GPU: fewer --ranks, or --device cpu")
+                    raise ConfigError(
+                        f"local rank {self.rank.local_rank} finds {count} GPUs on this node",
+                        hint="at most one rank a GPU: fewer --ranks, or --device cpu",
+                    )
                 return f"cuda:{self.rank.local_rank}" if wanted in {"auto", "cuda"} else wanted
             if wanted != "auto":
                 raise ConfigError(f"device {wanted}: torch sees no GPU here", hint="--device cpu")
@@ -164,7 +169,11 @@ class Driver:
             )
             self.demand = workload.demand(told)
             workload.prepare(told)
-            kept = checkpoint.read(Path(spec.checkpoint), spec.what_is_learnt()) if spec.resume and spec.checkpoint else None
+            kept = (
+                checkpoint.read(Path(spec.checkpoint), spec.what_is_learnt())
+                if spec.resume and spec.checkpoint
+                else None
+            )
             opened_s = time.perf_counter()
             feed = self._source(self._request(spec.data, tail="drop", shuffled=True))
             if len(feed) == 0:
@@ -233,7 +242,10 @@ class Driver:
             self.steps += 1
             if cost.loss is not None:
                 if not math.isfinite(cost.loss):
-                    raise PenstockError(f"step {self.steps}: the loss is {cost.loss}, the training has diverged", hint="a smaller learning rate")
+                    raise PenstockError(
+                        f"step {self.steps}: the loss is {cost.loss}, the training has diverged",
+                        hint="a smaller learning rate",
+                    )
                 self._unshared.append(cost.loss)
             before = clock()
             if share.first_step_samples == 0:
@@ -282,7 +294,17 @@ class Driver:
         limit = self.spec.steps or length * self.spec.epochs
         metrics = {k: v for k, v in last.items() if k not in {"epoch", "step"}}
         self._report(
-            Progress(phase, self.epoch, self.spec.epochs, self.steps, limit, rate, wait, curve[-1] if curve else None, metrics)
+            Progress(
+                phase,
+                self.epoch,
+                self.spec.epochs,
+                self.steps,
+                limit,
+                rate,
+                wait,
+                curve[-1] if curve else None,
+                metrics,
+            )
         )
 
     # ------------------------------------------------------------ checkpoints

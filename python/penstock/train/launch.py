@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ __all__ = ["run", "run_as_rank"]
 
 _POLL_S = 0.1
 _GRACE_S = 10.0
+# The last line of a traceback, with or without torchrun's `[rank1]:` before it.
+_RAISED = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .+)")
 
 
 def run(spec: TrainSpec, *, source: Source | None = None, report: Report | None = None) -> dict[str, Any]:
@@ -67,7 +70,9 @@ def run(spec: TrainSpec, *, source: Source | None = None, report: Report | None 
     return _under_torchrun(spec, report)
 
 
-def run_as_rank(spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None) -> dict[str, Any]:
+def run_as_rank(
+    spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None
+) -> dict[str, Any]:
     """One rank's part, in this process. All ranks return the same result; rank 0 has written it."""
     created_s, began = time.time(), time.perf_counter()
     driver = Driver(spec, rank, source=source, report=report)
@@ -92,7 +97,9 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
             extra = [Path(spec.checkpoint)] if spec.checkpoint else []
             record = msgspec.structs.replace(record, archive=archive(folder, spec.archive, extra=extra))
             results.save(record, Path(spec.runs), allow_debug=spec.allow_debug)
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(record))  # the same in every world: lists, no tuples
+    plain: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(record)
+    )  # the same in every world: lists, no tuples
     return plain
 
 
@@ -111,7 +118,9 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise ConfigError(f"{spec.ranks} ranks meet through torch, which is not installed", hint="pip install 'penstock[torch]'")
+        raise ConfigError(
+            f"{spec.ranks} ranks meet through torch, which is not installed", hint="pip install 'penstock[torch]'"
+        )
     with tempfile.TemporaryDirectory(prefix="penstock-train-") as name:
         folder = Path(name)
         (folder / rank_files.SPEC).write_bytes(msgspec.json.encode(spec))
@@ -123,7 +132,9 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
         log = folder / "ranks.log"
         with log.open("wb") as out:
-            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment)
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment
+            )
             try:
                 _follow(child, folder, report)
             finally:
@@ -174,7 +185,9 @@ def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:
         error: PenstockError = kind(first.message, hint=first.hint)
         error.add_note(f"told by rank {file.stem.removeprefix('error-')}")
         return error
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    raised = [line.partition("]:")[2] or line for line in lines if "Error" in line and "ChildFailedError" not in line]
-    why = raised[0].strip() if raised else (lines[-1].strip() if lines else "no output")
-    return RankFailed(f"the ranks ended with code {code}: {why[:300]}", hint="set --ranks 1 to see it happen in one process")
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    raised = [found.group(1) for line in lines if (found := _RAISED.match(line)) and "ChildFailedError" not in line]
+    why = raised[0] if raised else next((line for line in reversed(lines) if line.strip("=-")), "no output")
+    return RankFailed(
+        f"the ranks ended with code {code}: {why[:300]}", hint="set --ranks 1 to see it happen in one process"
+    )

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock import env, ranks
 from penstock.errors import PenstockError
-from penstock.train.progress import Progress
 from penstock.train.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from penstock.train.progress import Progress
 
 __all__ = ["ERROR", "PROGRESS", "RESULT", "SPEC", "Failure", "main"]
 

@@ -42,9 +42,12 @@ def _told(share: Share) -> dict[str, Any]:
     return {**told, **{name: longest[name] for name in ("limiting", "reason", "counts", "source") if name in longest}}
 
 
-def assemble(spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float) -> results.RunRecord:
+def assemble(
+    spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float
+) -> results.RunRecord:
     """The row. A step is over when the slowest rank is done, so rates are over the longest training time; shares of it
-    are given as the mean over ranks and as the worst rank's."""
+    are given as the mean over ranks and as the worst rank's.
+    """
     demand = driver.demand
     assert demand is not None
     train_s = max(share.train_s for share in shares)
@@ -99,6 +102,11 @@ def assemble(spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, create
         requests=_counted(shares, "requests"),
         retries=_counted(shares, "retries"),
         throttles=_counted(shares, "throttles"),
-        workload={"name": spec.workload, "device": driver.device, "resumed_at_step": driver.steps_before, **demand.facts},
+        workload={
+            "name": spec.workload,
+            "device": driver.device,
+            "resumed_at_step": driver.steps_before,
+            **demand.facts,
+        },
         loader=msgspec.to_builtins(loader),
     )

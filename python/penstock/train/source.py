@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
-from penstock.protocols import Batch, Demand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.protocols import Batch, Demand
 
 __all__ = ["DUMMY", "Dummy", "Feed", "Request", "Source", "open_feed"]
 
@@ -68,7 +71,11 @@ def open_feed(request: Request) -> Feed:
     )
     if request.shuffled:
         dataset = dataset.shuffle(seed=request.seed)
-    bounds = {name: getattr(request, name) for name in ("memory_bytes", "max_in_flight", "read_ahead") if getattr(request, name) is not None}
+    bounds = {
+        name: getattr(request, name)
+        for name in ("memory_bytes", "max_in_flight", "read_ahead")
+        if getattr(request, name) is not None
+    }
     common: dict[str, Any] = {
         "global_batch": request.global_batch,
         "rank": request.rank,
@@ -97,7 +104,10 @@ class Dummy:
 
         name = urlsplit(request.url).netloc
         if not name.isdigit() or int(name) < 1:
-            raise ConfigError(f"`{request.url}` does not say how many samples", hint="dummy://1024 is 1,024 samples that cost nothing to read")
+            raise ConfigError(
+                f"`{request.url}` does not say how many samples",
+                hint="dummy://1024 is 1,024 samples that cost nothing to read",
+            )
         self._samples, self._request = int(name), request
         self._epoch = self._delivered = 0
         rest = self._samples % request.global_batch

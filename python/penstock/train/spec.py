@@ -85,13 +85,26 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def what_is_measured(self) -> dict[str, Any]:
         """The part that makes two rows comparable: what is computed and how it is fed, not where outputs go."""
-        aside = {"checkpoint", "checkpoint_steps", "resume", "archive", "runs", "label", "cache_state", "cache_how", "stage_s", "notes", "allow_debug"}
+        aside = {
+            "checkpoint",
+            "checkpoint_steps",
+            "resume",
+            "archive",
+            "runs",
+            "label",
+            "cache_state",
+            "cache_how",
+            "stage_s",
+            "notes",
+            "allow_debug",
+        }
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return {name: value for name, value in plain.items() if name not in aside}
 
     def what_is_learnt(self) -> dict[str, Any]:
         """The part that a checkpoint must agree with: a resumed run goes on with the same learning or not at all. The world
-        may differ, and so may the place of the data: its content is held by the loader's own state."""
+        may differ, and so may the place of the data: its content is held by the loader's own state.
+        """
         return {
             "workload": self.workload,
             "settings": self.settings,

@@ -121,5 +121,18 @@ def parameter_count(recipe: Recipe) -> int:
     return total
 
 
-RECIPES: dict[str, dict[str, Any]] = {"mlperf": {}}
-"""Named starting points. `demo` learns in seconds on two cores and says that it is not MLPerf's model."""
+RECIPES: dict[str, dict[str, Any]] = {
+    "mlperf": {},
+    "demo": {
+        "voxels": 32,
+        "filters": 8,
+        "dropout": 0.0,
+        "base_learning_rate": 0.002,
+        "base_batch": 4,
+        "warmup_epochs": 0,
+        "decay_epochs": [],
+        "decay_factors": [],
+    },
+}
+"""Named starting points. `demo` learns in seconds on two cores, at a global batch of 4 from some hundred samples, and says
+that it is not MLPerf's model: docs/decisions/0601-demo-recipe.md holds what was tried."""

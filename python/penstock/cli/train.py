@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock train`: train a workload from any URL."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.parameters import BYTES
+
+if TYPE_CHECKING:
+    from penstock.train.progress import Progress
+
+__all__ = ["command"]
+
+_LINE_S = 10.0
+
+
+def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is JSON where it parses as JSON, else text."""
+    settings: dict[str, Any] = {}
+    for pair in given:
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"`{pair}` is not NAME=VALUE")
+        try:
+            settings[name] = json.loads(text)
+        except ValueError:
+            settings[name] = text
+    return settings
+
+
+@click.command(name="train")
+@click.argument("workload")
+@click.option(
+    "--data",
+    metavar="URL",
+    required=True,
+    help="Training data: s3://, file://, a folder; dummy://N costs nothing to read.",
+)
+@click.option("--validation", metavar="URL", help="Validation data; the metric is taken after each epoch.")
+@click.option(
+    "--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes on this node, under torchrun."
+)
+@click.option("--batch-size", type=click.IntRange(1), help="Samples a step and rank.  [default: 4]")
+@click.option("--global-batch", type=click.IntRange(1), help="Samples a step over all ranks, instead of --batch-size.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data.")
+@click.option("--steps", type=click.IntRange(1), help="Stop after so many steps, counted from the very start.")
+@click.option("--voxels", type=int, help="Side of a volume.  [default: cosmoflow 128]")
+@click.option("--filters", type=int, help="Of the first convolution.  [default: cosmoflow 32, MLPerf's]")
+@click.option("--recipe", help="Named settings to start from: mlperf, demo.  [default: mlperf]")
+@click.option(
+    "--set",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_setting,
+    help="Any other setting of the workload; may be repeated.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, order and dropout.")
+@click.option(
+    "--accelerator", metavar="NAME", help="Take the published step time of v100, a100 or h100 in place of the step."
+)
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda or auto.")
+@click.option(
+    "--threads", type=click.IntRange(1), help="CPU threads of torch a rank; losses are bit-identical at equal threads."
+)
+@click.option("--memory", "memory_bytes", type=BYTES, help="Bound of everything in flight, as 2GiB.")
+@click.option("--max-in-flight", type=click.IntRange(1), help="Requests in flight at most.")
+@click.option(
+    "--manifest", type=click.Path(exists=True, dir_okay=False), help="Of the training data, instead of listing it."
+)
+@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Keep the last checkpoint there.")
+@click.option(
+    "--checkpoint-steps", type=click.IntRange(1), help="One each so many steps too, not only at the end of an epoch."
+)
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint in --checkpoint, where there is one.")
+@click.option("--archive", metavar="URL", help="Copy the run's folder and checkpoint there at the end.")
+@click.option(
+    "--runs",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    default="runs",
+    show_default=True,
+    help="Keep the result in DIR/ID/result.json.",
+)
+@click.option("--no-save", is_flag=True, help="Keep no result.")
+@click.option("--label", default="", help="Name of the path that the data take, for reports.")
+@click.option("--allow-debug", is_flag=True, help="Let a debug build save its row, marked INVALID.")
+@click.option("--json", "as_json", is_flag=True, help="The result as one JSON line on stdout.")
+def command(
+    workload: str,
+    ranks: int,
+    batch_size: int | None,
+    global_batch: int | None,
+    settings: dict[str, Any],
+    voxels: int | None,
+    filters: int | None,
+    recipe: str | None,
+    runs: str,
+    no_save: bool,
+    as_json: bool,
+    **rest: Any,
+) -> None:
+    r"""Train WORKLOAD (cosmoflow, or one that a package brings) and keep one result of it.
+
+    \b
+    penstock train cosmoflow --data s3://frames/train/ --validation s3://frames/valid/ --ranks 8 --batch-size 1 --epochs 48
+    penstock train cosmoflow --data ./staged --voxels 32 --recipe demo --epochs 6
+    penstock train cosmoflow --data s3://frames/train/ --accelerator a100 --steps 200
+
+    Under torchrun or srun this process is the rank that the launcher made of it, and --ranks does not count.
+    """
+    from penstock import env
+    from penstock import ranks as launchers
+    from penstock.errors import ConfigError
+    from penstock.train import TrainSpec, run
+
+    if batch_size is not None and global_batch is not None:
+        raise ConfigError("--batch-size and --global-batch say the same thing twice", hint="give one of them")
+    here = launchers.detect(env.read())
+    world = here.world if here.world > 1 else ranks
+    named = {"voxels": voxels, "filters": filters, "recipe": recipe}
+    spec = TrainSpec(
+        workload=workload,
+        ranks=ranks,
+        global_batch=global_batch or (batch_size or 4) * world,
+        settings={**{k: v for k, v in named.items() if v is not None}, **settings},
+        runs=None if no_save else runs,
+        **rest,
+    )
+    talk = _Talk()
+    try:
+        result = run(spec, report=talk)
+    finally:
+        talk.end()
+    if here.rank != 0:
+        return
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        _tell(result, runs, saved=not no_save)
+
+
+class _Talk:
+    """The progress line: rewritten on a terminal, else one line every ten seconds and at the end of a phase."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._status: Any = None
+        self._told_s = float("-inf")
+        self._phase = ""
+
+    def __call__(self, progress: Progress) -> None:
+        import time
+
+        text = _line(progress)
+        if self._console.is_terminal:
+            if self._status is None:
+                self._status = self._console.status(text)
+                self._status.start()
+            self._status.update(text)
+            return
+        now = time.monotonic()
+        if now - self._told_s > _LINE_S or progress.phase != self._phase:
+            self._told_s, self._phase = now, progress.phase
+            click.echo(text, err=True)
+
+    def end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def _line(progress: Progress) -> str:
+    of = f"/{progress.steps:,}" if progress.steps else ""
+    parts = [
+        f"{progress.phase} epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}",
+        f"step {progress.step:,}{of}",
+        f"{progress.samples_per_s:,.1f} samples/s",
+        f"data wait {100 * progress.wait_share:.1f} %",
+    ]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    parts += [f"{name} {value:.4f}" for name, value in progress.metrics.items() if name == "mae"]
+    return " · ".join(parts)
+
+
+def _tell(result: dict[str, Any], runs: str, *, saved: bool) -> None:
+    click.echo(
+        f"{result['steps']:,} steps, {result['samples']:,} samples in {result['train_s']:.1f} s: {result['samples_per_s']:,.1f} samples/s, "
+        f"data wait {100 * result['wait_share']:.1f} %, first batch after {result['first_batch_s']:.2f} s, "
+        f"{result['bytes'] / 1e6:,.1f} MB read, {result['throttles']:,} throttled"
+    )
+    if result["losses"]:
+        click.echo(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
+    if result["mae"] is not None:
+        click.echo(f"mae {result['mae']:.4f} on validation, a constant would have {result['mae_constant']:.4f}")
+    facts = result["workload"]
+    if "emulated" in facts:
+        click.echo(
+            f"emulated {facts['emulated']}: {1000 * facts['sample_step_s']:.2f} ms a sample, {100 * result['utilisation']:.1f} % busy"
+        )
+    if "deviation" in facts:
+        click.echo(f"not MLPerf's model: {facts['deviation']}")
+    for note in result["notes"]:
+        click.echo(note)
+    for reason in result["invalid"]:
+        click.echo(f"INVALID: {reason}")
+    if saved:
+        click.echo(f"{runs}/{result['id']}/result.json")

@@ -228,7 +228,6 @@ def index(
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
 ) -> str: ...
-
 def put_object(url: str, name: str, data: bytes, env: Mapping[str, str]) -> None:
     """Writes `data` under `name` below the folder or prefix `url`, whole or not at all; retried for at most 10 minutes.
 

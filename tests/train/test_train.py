@@ -286,9 +286,15 @@ def test_error_of_a_rank_comes_back_as_itself():
     assert "multiple" in (caught.value.hint or "")
 
 
-def test_rank_that_dies_is_told():
-    with pytest.raises(RankFailed, match="code"):
-        run(spec(workload="dies", ranks=2))
+def test_rank_that_dies_without_a_word_is_told(tmp_path, monkeypatch):
+    info = tmp_path / "mortal-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mortal\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[penstock.workloads]\nmortal = mortal:workload\n")
+    (tmp_path / "mortal.py").write_text("def workload():\n    raise RuntimeError('worn out')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RankFailed, match="code 1: RuntimeError: worn out"):
+        run(spec(workload="mortal", settings={}, ranks=2))
 
 
 # ---------------------------------------------------------------- the emulated accelerator

@@ -85,6 +85,7 @@ class Driver:
         self.steps = 0
         self.epoch = 0
         self.steps_before = 0
+        self._epoch_steps = 0
         self.demand: Demand | None = None
         self.device = self._device()
 
@@ -181,6 +182,7 @@ class Driver:
                     f"{spec.data} has fewer samples than one global batch of {spec.global_batch}, so there is nothing to train on",
                     hint="a smaller --global-batch",
                 )
+            self._epoch_steps = len(feed)
             if kept is not None:
                 self._resume(kept, workload, feed)
             if spec.validation is not None:
@@ -266,7 +268,6 @@ class Driver:
                     "train",
                     rate=(self.steps - steps_before) * self.spec.global_batch / span,
                     wait=(share.wait_s - waited_before) / span,
-                    length=len(feed),
                 )
         share.train_s = computed_before + before - began
         share.passes.append(dict(feed.report()))
@@ -282,7 +283,7 @@ class Driver:
         if found:
             self.metrics.append({"epoch": self.epoch, "step": self.steps, **found})
 
-    def _tell(self, phase: str, *, rate: float = 0.0, wait: float = 0.0, length: int = 0, force: bool = False) -> None:
+    def _tell(self, phase: str, *, rate: float = 0.0, wait: float = 0.0, force: bool = False) -> None:
         if self._report is None or self.rank.rank != 0:
             return
         self._reported_s = time.perf_counter()
@@ -291,12 +292,13 @@ class Driver:
             rate, wait = self.share.samples * self.rank.world / span, self.share.wait_s / span
         last = self.metrics[-1] if self.metrics else {}
         curve = self._unshared or self.losses
-        limit = self.spec.steps or length * self.spec.epochs
+        limit = self.spec.steps or self._epoch_steps * self.spec.epochs
+        epoch = self.epoch if phase == "train" else self.epoch - 1  # an epoch is counted before it is validated
         metrics = {k: v for k, v in last.items() if k not in {"epoch", "step"}}
         self._report(
             Progress(
                 phase,
-                self.epoch,
+                epoch,
                 self.spec.epochs,
                 self.steps,
                 limit,

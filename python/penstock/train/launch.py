@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock import env, errors, ranks
-from penstock.bench import results
+from penstock.bench import machine_card, results
 from penstock.errors import ConfigError, PenstockError, RankFailed
 from penstock.train import rank as rank_files
 from penstock.train.archive import archive
@@ -148,7 +148,7 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
 
 def _threads(ranks_here: int) -> int:
     """Of torch for each rank: this machine's cores shared, where torchrun would give each rank one."""
-    return max(1, results.read_machine_card().cores // ranks_here)
+    return max(1, machine_card.read().cores // ranks_here)
 
 
 def _follow(child: subprocess.Popen[bytes], folder: Path, report: Report | None) -> None:

@@ -127,7 +127,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "voxels": 32,
         "filters": 8,
         "dropout": 0.0,
-        "base_learning_rate": 0.002,
+        "base_learning_rate": 0.003,
         "base_batch": 4,
         "warmup_epochs": 0,
         "decay_epochs": [],

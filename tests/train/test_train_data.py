@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training over real files and a real endpoint: the loader, the CLI and the example."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from penstock.datasets import cosmoflow
+from penstock.emulation import Emulator
+from penstock.train import TrainSpec, run
+
+pytestmark = pytest.mark.needs_torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    home = tmp_path_factory.mktemp("bucket")
+    cosmoflow.generate(home / "train", samples=13, voxels=32, seed=3)
+    cosmoflow.generate(home / "valid", samples=5, voxels=32, seed=3, first_universe=13)
+    return home
+
+
+def spec(base, **fields):
+    made = {
+        "workload": "cosmoflow",
+        "data": f"{base}/train/",
+        "validation": f"{base}/valid/",
+        "global_batch": 4,
+        "epochs": 2,
+        "settings": {"voxels": 32, "filters": 2},
+        "threads": 1,
+    }
+    return TrainSpec(**{**made, **fields})
+
+
+def test_training_learns_the_same_from_every_path(data, monkeypatch):
+    local = run(spec(data.as_uri()))
+    assert local["steps"] == 6  # the tail of 13 is dropped
+    assert local["metrics"][-1]["validation_samples"] == 5
+    stored = sum(p.stat().st_size for p in (data / "train").iterdir())
+    assert 24 / 26 * 0.9 * 2 * stored <= local["bytes"] <= 2 * stored
+    assert local["loader"]["limiting"]
+    with Emulator(data) as served:
+        for name, value in served.env.items():
+            monkeypatch.setenv(name, value)
+        over_s3 = run(spec(served.url.rstrip("/")))
+        assert over_s3["losses"] == local["losses"]
+        assert over_s3["metrics"] == local["metrics"]
+        assert over_s3["requests"] >= 24
+        paced = run(spec(served.url.rstrip("/"), accelerator="h100", validation=None))
+        assert paced["samples"] == 24
+        assert paced["bytes_delivered"] == 24 * (32**3 * 8 + 16)
+
+
+def test_training_resumed_over_real_files_goes_on_bit_for_bit(data, tmp_path):
+    straight = run(spec(data.as_uri()))
+    run(spec(data.as_uri(), steps=4, checkpoint=str(tmp_path)))
+    rest = run(spec(data.as_uri(), checkpoint=str(tmp_path), resume=True))
+    assert rest["losses"] == straight["losses"]
+    assert rest["mae"] == straight["mae"]
+
+
+def penstock(*argv):
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, argv)], capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+def test_cli_train_prints_one_json_result_and_keeps_it(data, tmp_path):
+    flags = ["--voxels", 32, "--filters", 2, "--batch-size", 4, "--threads", 1, "--set", "dropout=0.25", "--json"]
+    done = penstock(
+        "train",
+        "cosmoflow",
+        "--data",
+        data / "train",
+        "--validation",
+        data / "valid",
+        *flags,
+        "--runs",
+        tmp_path,
+        "--allow-debug",
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    told = json.loads(line)
+    assert told["schema_version"] == 1
+    assert told["spec"]["settings"] == {"voxels": 32, "filters": 2, "dropout": 0.25}
+    assert len(told["losses"]) == 3
+    assert json.loads((tmp_path / told["id"] / "result.json").read_text()) == told
+    assert "samples/s" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (("--data", "dummy://8", "--voxels", "48"), 2, "multiple of 32"),
+        (("--data", "dummy://8", "--accelerator", "tpu"), 2, "tpu"),
+        (("--data", "dummy://8", "--set", "no_such=1"), 2, "no_such"),
+        (("--data", "dummy://8", "--batch-size", "1", "--global-batch", "2"), 2, "twice"),
+        (("--data", "file:///no/such/folder"), 3, "/no/such/folder"),
+    ],
+)
+def test_cli_train_bad_input_is_one_error_with_its_exit_code(argv, code, said):
+    done = penstock("train", "cosmoflow", "--no-save", *argv)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error[")
+
+
+def test_cli_train_help_imports_no_torch():
+    code = "import sys\nsys.modules['torch'] = None\nsys.argv = ['penstock', 'train', '--help']\nfrom penstock.cli import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--accelerator" in done.stdout
+
+
+def test_example_ddp_runs_under_torchrun(data):
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*argv, str(ROOT / "examples/ddp_cosmoflow.py"), str(data / "train"), "32"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    assert "epoch 2 begins next" in done.stdout

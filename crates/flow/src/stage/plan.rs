@@ -90,7 +90,14 @@ impl StagePlan {
                 check_key(&entry.key, place)?;
                 Ok(match entry.codec {
                     Codec::None => (entry.key.clone(), Codec::None),
-                    codec if options.inflate => (Key::new(strip_suffix(entry.key.as_bytes()).to_vec()), codec),
+                    codec if options.inflate => {
+                        let target = Key::new(strip_suffix(entry.key.as_bytes()).to_vec());
+                        // `a/...gz` is a harmless name, and what is left of it without its suffix is not.
+                        check_key(&target, place).map_err(|_| {
+                            refuse(&entry.key, place, format!("without its suffix it would be `{target}`"))
+                        })?;
+                        (target, codec)
+                    }
                     _ => (entry.key.clone(), Codec::None),
                 })
             })
@@ -244,6 +251,11 @@ mod tests {
             for key in keys {
                 assert!(text.contains(&Key::new(key.to_vec()).to_string()), "{text}");
             }
+        }
+        for key in [&b"a/...gz"[..], b"..gz", b"a/..zst"] {
+            let text = plan(&[key], &inflating()).unwrap_err().to_string();
+            assert!(text.contains("without its suffix"), "{text}");
+            assert!(plan(&[key], &StageOptions::default()).is_ok());
         }
         assert!(plan(&[b"x.bin", b"x.bin.gz"], &StageOptions::default()).is_ok());
         let bold = StageOptions { allow_case_collisions: true, ..StageOptions::default() };

@@ -168,7 +168,7 @@ class Feed:
         rank: int,
         world: int,
         tail: str,
-        memory_bytes: int,
+        memory_bytes: int | None,
         max_in_flight: int,
         read_ahead: int | None,
         threads: int | None,
@@ -177,6 +177,8 @@ class Feed:
     ) -> Feed: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
     def start(self, epoch: int, cursor: int) -> Run: ...
     def metrics(self) -> dict[str, float]: ...
 

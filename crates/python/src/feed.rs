@@ -338,6 +338,8 @@ pub struct PyFeed {
     steps: Steps,
     #[pyo3(get)]
     threads: usize,
+    #[pyo3(get)]
+    memory_bytes: u64,
 }
 
 #[pymethods]
@@ -359,7 +361,7 @@ impl PyFeed {
         rank: u64,
         world: u64,
         tail: &str,
-        memory_bytes: u64,
+        memory_bytes: Option<u64>,
         max_in_flight: usize,
         read_ahead: Option<u64>,
         threads: Option<usize>,
@@ -381,7 +383,13 @@ impl PyFeed {
             let settings =
                 FeedSettings { memory_bytes, max_in_flight, read_ahead, threads: threads.unwrap_or(cores), deadline };
             let feed = Feed::new(Arc::new(source), order, fields, steps, &settings)?;
-            Ok(Self { threads: feed.threads(), feed: Own::new(feed), metrics, steps })
+            Ok(Self {
+                threads: feed.threads(),
+                memory_bytes: feed.memory_bytes(),
+                feed: Own::new(feed),
+                metrics,
+                steps,
+            })
         })
     }
 

@@ -53,7 +53,7 @@ class BaseLoader(Generic[Batch]):
         rank: int | None = None,
         world: int | None = None,
         tail: str = "ragged",
-        memory_bytes: int = 1 << 30,
+        memory_bytes: int | None = None,
         max_in_flight: int = 64,
         read_ahead: int | None = None,
         threads: int | None = None,
@@ -69,7 +69,8 @@ class BaseLoader(Generic[Batch]):
             tail: `ragged` (every sample once, the last batch is smaller and slices may be empty), `drop` (full batches
                 only) or `pad` (the last batch repeats the epoch's first samples; a field `weight`, float32, is 1 for a
                 sample and 0 for a repeat).
-            memory_bytes: Bound of everything in flight. Delivered batches are the consumer's and are not counted.
+            memory_bytes: Bound of everything in flight; by default 1 GiB, or twice what must be held at once where that is
+                more. Delivered batches are the consumer's and are not counted.
             max_in_flight: Requests under way at a time.
             read_ahead: Batches under way besides the next; by default enough to keep `max_in_flight` requests busy.
             threads: Decoding threads; by default one a core.
@@ -240,7 +241,7 @@ class BaseLoader(Generic[Batch]):
             "window": self.dataset.window,
             "threads": feed.threads if feed is not None else 0,
             "max_in_flight": self._bounds["max_in_flight"],
-            "memory_bytes": self._bounds["memory_bytes"],
+            "memory_bytes": feed.memory_bytes if feed is not None else self._bounds["memory_bytes"],
             "rank": self.rank,
             "world": self.world,
             "global_batch": self.global_batch,

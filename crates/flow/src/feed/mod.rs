@@ -35,14 +35,18 @@ use slot::{Layout, Pool};
 /// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
 pub const WEIGHT: &str = "weight";
 
+/// The budget when none is given, unless the batches need more.
+const DEFAULT_MEMORY: u64 = 1 << 30;
+
 /// Spare slots kept for the next batches; with more, memory that no batch uses would be held for nothing.
 const SPARE_SLOTS: u64 = 4;
 
 /// What bounds a feed.
 #[derive(Debug, Clone)]
 pub struct FeedSettings {
-    /// Bytes that may be in flight: stored objects, scratch and batches not yet delivered.
-    pub memory_bytes: u64,
+    /// Bytes that may be in flight: stored objects, scratch and batches not yet delivered. By default 1 GiB, or twice
+    /// what must be held at once where that is more.
+    pub memory_bytes: Option<u64>,
     /// Requests under way at a time.
     pub max_in_flight: usize,
     /// Batches under way besides the next one; by default as many as keep `max_in_flight` requests busy.
@@ -110,20 +114,21 @@ impl Feed {
         let spanned = (1 + (window - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
         let pages = 4096 * (spanned + 2); // reservations are whole pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
-        let rest = settings.memory_bytes.checked_sub(need).ok_or_else(|| Error::BudgetExceeded {
+        let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(need.saturating_mul(2)));
+        let rest = memory_bytes.checked_sub(need).ok_or_else(|| Error::BudgetExceeded {
             what: format!(
                 "{spanned} batches of {rows} samples of {sample_bytes} bytes (as many as a shuffle window of {} objects \
                  spans), with one object of {stored} bytes and {scratch} bytes to inflate it into,",
                 order.window()
             ),
             need,
-            budget: settings.memory_bytes,
+            budget: memory_bytes,
         })?;
         let more_threads = rest.checked_div(scratch.max(1)).unwrap_or(0).min(settings.threads.max(1) as u64 - 1);
         let more_threads = if scratch == 0 { settings.threads.max(1) as u64 - 1 } else { more_threads };
         let rest = rest - more_threads * scratch;
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(SPARE_SLOTS);
-        let budget = Budget::new(settings.memory_bytes - (1 + more_threads) * scratch - spare * slot);
+        let budget = Budget::new(memory_bytes - (1 + more_threads) * scratch - spare * slot);
         let max_in_flight = settings.max_in_flight.max(1);
         let read_ahead = settings.read_ahead.unwrap_or_else(|| (max_in_flight as u64).div_ceil(rows.max(1) as u64) + 1);
         Ok(Arc::new(Self {
@@ -138,7 +143,7 @@ impl Feed {
             threads: 1 + more_threads as usize,
             max_in_flight,
             read_ahead,
-            limit: settings.memory_bytes,
+            limit: memory_bytes,
             deadline: settings.deadline,
         }))
     }
@@ -156,6 +161,11 @@ impl Feed {
     /// The fields that records hold.
     fn record_fields(&self) -> &[Field] {
         &self.fields[..self.fields.len() - usize::from(self.weighted)]
+    }
+
+    /// Bytes that may be in flight.
+    pub fn memory_bytes(&self) -> u64 {
+        self.limit
     }
 
     /// Decoding threads of a run.

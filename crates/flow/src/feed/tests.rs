@@ -79,7 +79,7 @@ fn fields() -> Vec<Field> {
 
 fn settings() -> FeedSettings {
     FeedSettings {
-        memory_bytes: 64 << 20,
+        memory_bytes: Some(64 << 20),
         max_in_flight: 4,
         read_ahead: None,
         threads: 2,
@@ -280,7 +280,7 @@ fn an_object_replaced_or_gone_since_the_listing_is_told_apart() {
 fn a_budget_too_small_is_refused_with_its_numbers() {
     let case = World::new("feed-budget");
     case.fill(&[1; 8], true);
-    let small = FeedSettings { memory_bytes: 12_000, ..settings() };
+    let small = FeedSettings { memory_bytes: Some(12_000), ..settings() };
     let error = feed_of(&case, 8, Tail::Ragged, &small).unwrap_err();
     assert!(matches!(error, Error::BudgetExceeded { budget: 12_000, .. }), "{error}");
 }
@@ -292,7 +292,7 @@ fn the_smallest_budget_that_is_taken_never_locks_up() {
     // Found from below: the first budget that is not refused must carry a whole epoch.
     let (feed, steps) = (1..200u64)
         .find_map(|pages| {
-            let tight = FeedSettings { memory_bytes: pages * 2048, max_in_flight: 64, ..settings() };
+            let tight = FeedSettings { memory_bytes: Some(pages * 2048), max_in_flight: 64, ..settings() };
             feed_of(&case, 3, Tail::Ragged, &tight).ok()
         })
         .unwrap();
@@ -336,4 +336,22 @@ fn empty_objects_and_missing_features_are_named() {
     let error = next(&mut feed.start(other.runtime.handle(), 0, steps).unwrap()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("o000.tfrecord record 0") && text.contains('x'), "{text}");
+}
+
+#[test]
+fn a_budget_not_given_holds_what_must_be_held() {
+    let case = World::new("feed-default-budget");
+    case.fill(&[1; 8], true);
+    let source = case.source(case.list().unwrap());
+    let counted = case.count(&source).unwrap();
+    let steps = steps(8, 4, 0, 1, Tail::Ragged);
+    let none = FeedSettings { memory_bytes: None, ..settings() };
+    let budget = |side: usize| {
+        let spec = TensorSpec { dtype: DType::U8, shape: vec![side] };
+        let field = vec![Field { name: "x".to_owned(), spec }];
+        let order = Order::new(counted.counts.clone(), Some(Shuffle { seed: 1, window: 4 }));
+        Feed::new(source.clone(), order, field, steps, &none).unwrap().memory_bytes()
+    };
+    assert_eq!(budget(6), 1 << 30);
+    assert!(budget(1 << 30) >= 2 * 2 * 4 * (1 << 30), "two batches of four may be open, twice over");
 }

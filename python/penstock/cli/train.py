@@ -104,7 +104,7 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    r"""Train WORKLOAD (cosmoflow, or one that a package brings) and keep one result of it.
+    """Train WORKLOAD (cosmoflow, or one that a package brings) and keep one result of it.
 
     \b
     penstock train cosmoflow --data s3://frames/train/ --validation s3://frames/valid/ --ranks 8 --batch-size 1 --epochs 48
@@ -112,7 +112,7 @@ def command(
     penstock train cosmoflow --data s3://frames/train/ --accelerator a100 --steps 200
 
     Under torchrun or srun this process is the rank that the launcher made of it, and --ranks does not count.
-    """
+    """  # noqa: D301 - click reads the \b, and not its spelling
     from penstock import env
     from penstock import ranks as launchers
     from penstock.errors import ConfigError

@@ -4,14 +4,30 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["read"]
+__all__ = ["overlaid", "read"]
 
 
 def read() -> Mapping[str, str]:
     """The environment as it is now."""
     return os.environ  # noqa: TID251 - this is the one door
+
+
+@contextmanager
+def overlaid(values: Mapping[str, str]) -> Iterator[None]:
+    """The environment with `values` over it while the block lasts: a process that plays several users, one at a time."""
+    before = {name: os.environ.get(name) for name in values}  # noqa: TID251
+    os.environ.update(values)  # noqa: TID251
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)  # noqa: TID251
+            else:
+                os.environ[name] = value  # noqa: TID251

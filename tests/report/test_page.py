@@ -123,3 +123,20 @@ def opened(file, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-400:]
     return done.stdout
+
+
+def test_loss_chart_long_training_is_thinned_to_means(facts):
+    from penstock.report.charts import losses, per_point
+
+    curve = [1 / (1 + i) for i in range(1024)]
+    long = msgspec.structs.replace(facts, paths=[msgspec.structs.replace(p, losses=curve) for p in facts.paths])
+    assert per_point(1024) == 16
+    points = [
+        row
+        for values in losses(long)["layer"][:1]
+        for row in values["data"]["values"]
+        if row["path"] == facts.paths[0].label
+    ]
+    assert len(points) == 64
+    assert points[-1]["step"] == 1024
+    assert points[0]["loss"] == sum(curve[:16]) / 16

@@ -15,9 +15,20 @@ from penstock.units import format_seconds
 if TYPE_CHECKING:
     from penstock.report.facts import Comparison
 
-__all__ = ["charts"]
+__all__ = ["charts", "per_point"]
 
 _ROW = {"step": 46}
+# What a step goes to: the accelerators' part recedes, each kind of waiting has its own hue.
+_PARTS = {
+    "accelerators": "@compute",
+    "first bytes": "@wait",
+    "bytes on their way": "@path1",
+    "throttled": "@path4",
+    "inflating": "@path3",
+    "checking and copying": "@path2",
+    "not asked for yet": "@line",
+}
+MOST_POINTS = 64
 Spec = dict[str, Any]
 
 
@@ -103,7 +114,6 @@ def steps(facts: Comparison) -> Spec:
         for p in facts.paths
         for part, value in p.step_parts_s.items()
     ]
-    palette = ["@compute", "@wait", "@path2", "@path3", "@muted"]
     chart = (
         alt.Chart(alt.Data(values=rows))
         .mark_bar(height=20)
@@ -112,7 +122,7 @@ def steps(facts: Comparison) -> Spec:
             x=alt.X("seconds:Q", title="seconds a step", axis=alt.Axis(tickCount=6)),
             color=alt.Color(
                 "part:N",
-                scale=alt.Scale(domain=order, range=palette[: len(order)]),
+                scale=alt.Scale(domain=order, range=[_PARTS.get(part, "@muted") for part in order]),
                 legend=alt.Legend(orient="top", title=None, symbolType="square", labelLimit=300),
             ),
             order=alt.Order("order:Q"),
@@ -126,11 +136,24 @@ def steps(facts: Comparison) -> Spec:
     return _finish(chart, height=_ROW)
 
 
+def per_point(steps: int) -> int:
+    """Steps that one point of the loss chart stands for: small batches are noisy, and noise hides whether a curve falls."""
+    return max(1, -(-steps // MOST_POINTS))
+
+
+def _thinned(curve: list[float], each: int) -> list[tuple[int, float]]:
+    """(last step, mean loss) of every `each` steps."""
+    parts = [(i, curve[i : i + each]) for i in range(0, len(curve), each)]
+    return [(i + len(part), sum(part) / len(part)) for i, part in parts]
+
+
 def losses(facts: Comparison) -> Spec:
     """The loss of every path, each line drawn thinner than the one beneath, so that lines which coincide are all seen."""
     import altair as alt
 
-    rows = [{"path": p.label, "step": i + 1, "loss": loss} for p in facts.paths for i, loss in enumerate(p.losses)]
+    each = per_point(len(facts.paths[0].losses))
+    curves = {p.name: _thinned(p.losses, each) for p in facts.paths}
+    rows = [{"path": p.label, "step": step, "loss": loss} for p in facts.paths for step, loss in curves[p.name]]
     near = alt.selection_point(on="pointerover", nearest=True, fields=["step"], empty=False)
     data = alt.Data(values=rows)
     layers = []
@@ -143,7 +166,7 @@ def losses(facts: Comparison) -> Spec:
             .encode(
                 x=alt.X(
                     "step:Q",
-                    title="training step",
+                    title="training step" if each == 1 else f"training step (each point the mean of {each})",
                     axis=alt.Axis(tickMinStep=1, grid=False),
                     scale=alt.Scale(nice=False),
                 ),
@@ -153,12 +176,8 @@ def losses(facts: Comparison) -> Spec:
         )
     tip = [alt.Tooltip("step:Q"), *(alt.Tooltip(f"{p.name}:Q", title=p.label, format=".9f") for p in facts.paths)]
     wide = [
-        {
-            "step": i + 1,
-            "loss": facts.paths[0].losses[i],
-            **{p.name: p.losses[i] for p in facts.paths if i < len(p.losses)},
-        }
-        for i in range(len(facts.paths[0].losses))
+        {"step": point[0][0], "loss": point[0][1], **{p.name: at[1] for p, at in zip(facts.paths, point, strict=True)}}
+        for point in zip(*curves.values(), strict=False)
     ]
     dots = (
         alt.Chart(alt.Data(values=wide))

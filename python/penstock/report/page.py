@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import Unsupported
 from penstock.report import words
-from penstock.report.charts import charts
+from penstock.report.charts import charts, per_point
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -175,6 +175,11 @@ def _figure(name: str, caption: str) -> str:
     return f'<figure><div class="chart" id="chart-{name}"><noscript>This chart is drawn by the script in this file.</noscript></div><figcaption>{caption}</figcaption></figure>'
 
 
+def _points(facts: Comparison) -> str:
+    each = per_point(len(facts.paths[0].losses))
+    return "Loss of each training step." if each == 1 else f"Each point is the mean loss of {each} training steps."
+
+
 def _learning(facts: Comparison) -> str:
     learnt = facts.learning
     ratio = learnt.mae / learnt.mae_constant if learnt.mae_constant else 1.0
@@ -192,7 +197,8 @@ def _learning(facts: Comparison) -> str:
     )
     small = f"{learnt.samples:,} samples of {learnt.voxels}³ × 4, {learnt.epochs} epochs of batch {learnt.batch}, {learnt.held_out:,} held out; real gradient steps on this machine's CPU."
     return f'<h2>One loss curve on every path</h2><p>{one}{mae}</p><p class="note">{text}{_e(small)}</p>' + _figure(
-        "losses", "Loss of each training step. Point at a step to read all paths to nine decimals."
+        "losses",
+        f"{_points(facts)} Point at it to read all paths to nine decimals; the digest is over the exact losses of all steps.",
     )
 
 
@@ -208,6 +214,7 @@ def page(facts: Comparison) -> str:
         raise Unsupported("the HTML report needs altair and vl-convert", hint="install penstock[report]") from error
     specs = charts(facts)
     r = facts.rehearsal
+    passes = "each read once" if r.epochs == 1 else f"{r.epochs} epochs"
     parts = [
         f'<p class="kicker"><b>Penstock</b><span>first water</span><span>{_e(facts.created)}</span><span>scale F = {facts.scale:g}</span></p>',
         f"<h1>{_e(facts.headline[0])} <span>{_e(' '.join(facts.headline[1:]))}</span></h1>",
@@ -225,7 +232,7 @@ def page(facts: Comparison) -> str:
         _predicted(facts),
         (
             "<h2>Rehearsed here</h2>"
-            f'<p class="note">{r.samples:,} volumes of {r.voxels}³ × 4 ({format_bytes(r.sample_bytes)} raw, {format_bytes(r.stored_bytes)} gzip’d), {r.epochs} epochs, batches of {r.batch}. '
+            f'<p class="note">{r.samples:,} volumes of {r.voxels}³ × 4 ({format_bytes(r.sample_bytes)} raw, {format_bytes(r.stored_bytes)} gzip’d), {passes}, batches of {r.batch}. '
             f"A step of the 32 accelerators is emulated by {format_seconds(r.step_s)} of waiting; storage, network, inflating and delivery are real.</p>"
         ),
         _figure(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCELERATORS", "EmulatedAccelerator", "Pacer"]
 
-ACCELERATORS = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350}
-"""Seconds of one CosmoFlow training step at batch 1 and 128 voxels a side.
+ACCELERATORS = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350, "v100x32@2021": 1 / (2.3 * 128)}
+"""Seconds of one CosmoFlow training step at batch 1 and 128 voxels a side; of `v100x32@2021`, a sample's share of a step.
 
 Source:
     mlcommons/storage v0.5-v2.0, workload/cosmoflow_{v100,a100,h100}.yaml, train.computation_time. A larger batch is taken

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the runs of a demo to the comparison that its report shows. Pure: reads records, predictions and books."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.demo import foretell, story
+from penstock.demo.mount import OBSERVED
+from penstock.plan.model import TERM_WORDS, Prediction
+from penstock.plan.published import JOB, PUBLISHED
+from penstock.price import book
+from penstock.report.facts import (
+    Comparison,
+    Learning,
+    PathFacts,
+    Predicted,
+    PriceRow,
+    PublishedFacts,
+    Rehearsal,
+    ScalePoint,
+    TierRow,
+)
+from penstock.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+    from penstock.bench.results import RunRecord
+    from penstock.demo.paths import DemoPath
+    from penstock.demo.sizes import Size
+    from penstock.price.tiers import Tier
+
+__all__ = ["Measured", "compare"]
+
+# What a wait of the loader was for, and what to call a path that waits mostly for it.
+_WAITS = {
+    "first_byte_s": ("first bytes", "latency: requests that had not answered yet"),
+    "transfer_s": ("bytes on their way", "bytes on their way"),
+    "throttle_s": ("throttled", "a store that asked to slow down"),
+    "inflate_s": ("inflating", "inflating on this machine’s cores"),
+    "decode_s": ("checking and copying", "checking and copying on this machine’s cores"),
+    "overhead_s": ("not asked for yet", "requests not sent yet: too few in flight"),
+}
+_OF_THE_STORE = {"first_byte_s", "transfer_s", "overhead_s"}
+_LIMITED = 0.05  # of waiting; below, the accelerators set the pace
+SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One path, run: `learnt` with real steps, `timed` with emulated ones, `foretold` before either."""
+
+    path: DemoPath
+    tier: Tier
+    learnt: RunRecord
+    timed: RunRecord
+    foretold: Prediction
+    stage_s: float
+    stage_bytes: int
+
+
+def _seconds(record: RunRecord) -> dict[str, float]:
+    told = record.loader.get("seconds", {})
+    return {name: float(told.get(name, 0.0)) for name in _WAITS}
+
+
+def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:
+    """Samples/s, share of waiting and seconds a step by what they went to, all after the first batch, which is told apart.
+
+    A published epoch has 2,048 steps and one first batch; a rehearsal of five would weigh it four hundred times as much.
+    """
+    passes = record.loader.get("passes") or [{}]
+    first_s = float(passes[0].get("first_batch_s") or 0.0)
+    wait_s, wall_s = max(0.0, record.wait_s - first_s), max(1e-9, record.train_s - first_s)
+    # Every step computes after the first batch is there, and all but the first are waited for.
+    parts = {"accelerators": (wall_s - wait_s) / max(1, record.steps)}
+    classes = _seconds(record)
+    total = sum(classes.values())
+    for name, value in classes.items():
+        if total > 0 and value > 0:
+            parts[_WAITS[name][0]] = wait_s / max(1, record.steps - 1) * value / total
+    # The mean time between two batches, as the loop saw it from the first step's end on.
+    rate = record.steady_samples_per_s or record.samples_per_s
+    return rate, wait_s / wall_s, parts
+
+
+def _limit(record: RunRecord, share: float, *, mount: bool) -> str:
+    if share < _LIMITED:
+        return "the (emulated) accelerators"
+    classes = _seconds(record)
+    worst = max(_WAITS, key=lambda name: classes[name])
+    if mount and worst in _OF_THE_STORE:
+        # A reader that takes one file at a time leaves the others unasked: both belong to it.
+        return "the mount: one file at a time at the rate of one reader"
+    return _WAITS[worst][1]
+
+
+def _predicted(said: Prediction, *, mount: bool) -> Predicted:
+    limit = (
+        "the mount: one file at a time at the rate of one reader"
+        if mount and said.limited_by == "reader"
+        else TERM_WORDS[said.limited_by]
+    )
+    return Predicted(
+        said.epoch_s / 60, said.run_h, said.stage_h, said.cost.total_usd, said.samples_per_s, limit, said.terms_s
+    )
+
+
+def _published(key: str | None) -> PublishedFacts | None:
+    if key is None:
+        return None
+    row = PUBLISHED[key]
+    return PublishedFacts(row.path, row.epoch_min, row.run_h, row.usd, row.run_h_value, row.usd_value)
+
+
+def digest(losses: tuple[float, ...]) -> str:
+    """Of the exact doubles, so that one bit shows."""
+    return hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
+
+
+def _tier_rows(measured: list[Measured], scale: float) -> list[TierRow]:
+    rows: dict[tuple[str, ...], TierRow] = {}
+    for one in measured:
+        for limit in one.tier.limits:
+            if limit.what.startswith("write"):
+                continue
+            stated, rehearsed = (
+                (format_rate(v) if limit.unit == "bytes/s" else f"{v:,.0f}/s")
+                for v in (limit.value, limit.value * scale)
+            )
+            row = TierRow(
+                one.tier.label,
+                limit.what.replace("-", " "),
+                limit.scope,
+                stated,
+                rehearsed,
+                f"{limit.source} ({limit.confidence})",
+                limit.as_of,
+            )
+            rows.setdefault((row.tier, row.limit, row.scope), row)
+        for late in one.tier.latency:
+            if late.what != "read":
+                continue
+            words = f"{late.p50_ms:g} ms, p99 {late.p99_ms:g}"
+            row = TierRow(
+                one.tier.label,
+                "first byte, median",
+                "request",
+                words,
+                words,
+                f"{late.source} ({late.confidence})",
+                late.as_of,
+            )
+            rows.setdefault((row.tier, row.limit, row.scope), row)
+    return list(rows.values())
+
+
+def _machine(record: RunRecord) -> dict[str, str]:
+    made = record.provenance
+    card = made.machine
+    rows = {
+        "CPU": card.cpu,
+        "cores": str(card.cores),
+        "memory": format_bytes(card.memory_bytes, binary=True),
+        "GPUs": ", ".join(card.gpus) or "none",
+        "kernel": card.kernel,
+        "Python": card.python,
+        "Penstock": f"{made.version}, {made.build_profile} build",
+        "seed": str(record.seed),
+    }
+    if made.commit:
+        rows["commit"] = f"{made.commit[:12]}{' with changes' if made.dirty else ''}"
+    return rows
+
+
+def compare(
+    measured: list[Measured],
+    size: Size,
+    *,
+    stored_bytes: float,
+    probe: foretell.Probe,
+    today: dt.datetime,
+    seconds: float,
+) -> Comparison:
+    """All that the report shows.
+
+    Args:
+        stored_bytes: Mean gzip'd size of a volume of the comparison.
+        today: For the date, and for the age of prices.
+        seconds: That the demo took.
+    """
+    prices = book.load()
+    costs = foretell.Costs.of(prices)
+    limits = {one.path.name: foretell.Limits.of(one.tier) for one in measured}
+    paths, scaling = [], []
+    for one in measured:
+        path, timed = one.path, one.timed
+        rate, share, parts = _steady(timed)
+        said = foretell.published_job(path, limits[path.name], costs, probe)
+        paths.append(
+            PathFacts(
+                name=path.name,
+                label=path.label,
+                how=path.how,
+                losses=list(one.learnt.losses),
+                samples_per_s=rate,
+                wait_share=share,
+                first_batch_s=timed.first_batch_s,
+                bytes=timed.bytes + one.stage_bytes,
+                throttles=timed.throttles + one.learnt.throttles,
+                stage_s=one.stage_s,
+                limited_by=_limit(timed, share, mount=path.mount),
+                predicted=_predicted(said, mount=path.mount),
+                requests=timed.requests,
+                step_parts_s=parts,
+                model_samples_per_s=one.foretold.samples_per_s,
+                published=_published(path.published),
+                run=timed.id,
+            )
+        )
+        scaling += [
+            ScalePoint(path.name, nodes, point.samples_per_s, TERM_WORDS[point.limited_by])
+            for nodes, point in foretell.scaling(path, limits[path.name], costs, probe, SCALING_NODES)
+        ]
+    digests = {digest(one.learnt.losses) for one in measured}
+    first = measured[0].learnt
+    known = {one.path.name: one for one in measured}
+    hot, plain, staged = known["streamed-hot"], known["as-published"], known["staged"]
+    direct = foretell.direct_raw(plain.path, limits["as-published"], costs, probe)
+    hungry = foretell.hungry(hot.path, limits["streamed-hot"], costs, probe)
+    stage = foretell.staging(limits["staged"], probe)
+    seen = plain.tier.observation(OBSERVED)
+    invalid = sorted({reason for one in measured for record in (one.learnt, one.timed) for reason in record.invalid})
+    return Comparison(
+        created=f"{today:%Y-%m-%d %H:%M} UTC",
+        scale=size.scale,
+        headline=story.headline(paths),
+        lead=story.lead(paths, identical=len(digests) == 1, scale=size.scale),
+        paths=paths,
+        learning=Learning(
+            mae=_number(first.mae),
+            mae_constant=_number(first.mae_constant),
+            identical=len(digests) == 1 and len(first.losses) > 0,
+            digest=min(digests),
+            samples=size.learn_samples,
+            held_out=size.held_out,
+            voxels=size.learn_voxels,
+            epochs=size.learn_epochs,
+            batch=size.learn_batch,
+        ),
+        rehearsal=Rehearsal(
+            voxels=size.voxels,
+            samples=size.volumes,
+            distinct=size.distinct,
+            epochs=1,
+            batch=size.batch,
+            step_s=JOB.compute_step_s,
+            sample_bytes=size.sample_bytes,
+            stored_bytes=stored_bytes,
+        ),
+        tiers=_tier_rows(measured, size.scale),
+        prices=[
+            PriceRow(
+                p.item,
+                f"${p.value:g} per {'' if p.per == 1 else f'{p.per:,} '}{p.unit}{'' if p.per == 1 else 's'}",
+                p.region,
+                p.source,
+                p.as_of,
+            )
+            for p in costs.rows()
+        ],
+        prices_line=book.dates_line(costs.rows(), today.date()),
+        notes=story.notes(
+            scale=size.scale,
+            step_s=JOB.compute_step_s,
+            batch=size.batch,
+            distinct=size.distinct,
+            volumes=size.volumes,
+            voxels=size.voxels,
+            spent_at=foretell.spent_at(hot.path, limits["streamed-hot"], costs, probe),
+            hungry=(hungry.samples_per_s, TERM_WORDS[hungry.limited_by]),
+            mount_bytes_per_s=seen.value if seen else math.nan,
+            direct=(direct.total_h, direct.cost.total_usd, TERM_WORDS[direct.limited_by]),
+            stage_min=stage.stage_s / 60,
+            stage_limit=TERM_WORDS[stage.limited_by],
+            doubts=[
+                f"INVALID as a measurement: {', '.join(invalid)}. Rates and waits say nothing of the program’s speed."
+            ]
+            if invalid
+            else [],
+        ),
+        machine=_machine(staged.timed),
+        scaling=scaling,
+        seconds=seconds,
+        invalid=", ".join(invalid),
+    )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

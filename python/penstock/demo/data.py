@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo reads: universes to learn from, and larger volumes for the storage comparison, gzip'd and raw."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+from penstock.errors import NoSpace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.demo.sizes import Size
+
+__all__ = ["check_space", "make"]
+
+HELD_OUT_FROM = 1_000_000  # universes of the held-out set have numbers of their own, and so parameters of their own
+LEARN_BOX_MPC = 400.0  # docs/decisions/0601-demo-recipe.md: averages over more modes, so that few samples teach
+_NUMBER = re.compile(r"_a(\d{7})_")
+
+
+def check_space(folder: Path, need_bytes: int) -> None:
+    """Raise NoSpace where the demo's data would not fit."""
+    free = shutil.disk_usage(folder).free
+    if free < need_bytes:
+        raise NoSpace(
+            f"{folder} has {free / 1e9:.1f} GB free, the demo's data need {need_bytes / 1e9:.1f} GB",
+            hint="--out on another disk",
+            need=need_bytes,
+            free=free,
+        )
+
+
+def make(bucket: Path, size: Size, seed: int, progress: Callable[[str], None]) -> None:
+    """Fill a bucket: `gzip/{train,held-out,volumes}` and the same names without suffix under `raw/`.
+
+    Each of the comparison's volumes is served under several names by hard links: every name is an object of its own to
+    the store and to the loader, and only the making is spared.
+    """
+    from penstock.datasets.cosmoflow import generate
+
+    packed = bucket / "gzip"
+    told = {
+        "train": (size.learn_samples, size.learn_voxels, 0, LEARN_BOX_MPC),
+        "held-out": (size.held_out, size.learn_voxels, HELD_OUT_FROM, LEARN_BOX_MPC),
+        "volumes": (size.distinct, size.voxels, 0, None),
+    }
+    for name, (samples, voxels, first, box) in told.items():
+        progress(f"{samples} {name} samples of {voxels}³")
+        generate(
+            packed / name, samples=samples, voxels=voxels, seed=seed, first_universe=first, box_mpc=box, compress="gzip"
+        )
+    progress("the same, raw")
+    for name in told:
+        _inflate(packed / name, bucket / "raw" / name)
+    for copy in (packed / "volumes", bucket / "raw" / "volumes"):
+        _multiply(copy, size.distinct, size.volumes)
+
+
+def _inflate(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    for file in sorted(source.iterdir()):
+        with gzip.open(file) as packed, (target / file.name.removesuffix(".gz")).open("wb") as raw:
+            shutil.copyfileobj(packed, raw, 1 << 20)
+
+
+def _multiply(folder: Path, distinct: int, wanted: int) -> None:
+    first = sorted(folder.iterdir())
+    for i in range(distinct, wanted):
+        original = first[i % distinct]
+        os.link(original, folder / _NUMBER.sub(f"_a{i:07d}_", original.name))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real training on several paths at once, one process of one torch thread for each, as many as there are cores.
+
+A thread each, because torch's threads spin while they wait, and because losses are then the same on any number of cores
+(docs/decisions/0601-demo-recipe.md). A process each, because a path is found by its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock import env, errors
+from penstock.bench.results import RunRecord
+from penstock.errors import PenstockError
+from penstock.train import rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from penstock.train import TrainSpec
+
+__all__ = ["Task", "learn_all"]
+
+_POLL_S = 0.05
+_GRACE_S = 5.0
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One path's training: what to run, and the variables that find its store."""
+
+    name: str
+    spec: TrainSpec
+    variables: Mapping[str, str]
+
+
+def learn_all(tasks: list[Task], work: Path, *, at_once: int, tell: Callable[[str], None]) -> dict[str, RunRecord]:
+    """Every task's result by name; the first failure ends all and is raised as it was there.
+
+    Args:
+        work: A folder for the children's files.
+        at_once: Children at a time.
+    """
+    waiting = list(tasks)
+    running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+    done: dict[str, RunRecord] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                task = waiting.pop(0)
+                tell(task.name)
+                running[task.name] = _start(task, work / f"learn-{task.name}")
+            for name, (child, folder) in list(running.items()):
+                if child.poll() is not None:
+                    del running[name]
+                    done[name] = _result(child, folder, name)
+            time.sleep(_POLL_S)
+    finally:
+        for child, _ in running.values():
+            _end(child)
+    return done
+
+
+def _start(task: Task, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    folder.mkdir()
+    (folder / rank.SPEC).write_bytes(msgspec.json.encode(task.spec))
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "penstock.train.rank", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**env.read(), **task.variables, "OMP_NUM_THREADS": str(task.spec.threads or 1)},
+            # Ctrl-C is the parent's to handle: it ends the children in its own order.
+            start_new_session=True,
+        )
+    return child, folder
+
+
+def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecord:
+    if child.returncode == 0 and (folder / rank.RESULT).exists():
+        return msgspec.json.decode((folder / rank.RESULT).read_bytes(), type=RunRecord)
+    said = folder / rank.ERROR.format(rank=0)
+    if said.exists():
+        failure = msgspec.json.decode(said.read_bytes(), type=rank.Failure)
+        kind = getattr(errors, failure.kind, PenstockError)
+        raise kind(failure.message, hint=failure.hint)
+    last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+    raise errors.RankFailed(
+        f"the training over {name} ended with {child.returncode}: {' '.join(last) or 'no word'}", rank=0
+    )
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_GRACE_S)
+        return
+    child.kill()
+    child.wait()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Hot tier as the article's mount met it: the tier itself, and for each reader the rate that the study shows.
+
+No limit of the store explains that rate, so it is no part of the tier: it is an observation in the tier book, and only
+this path is held to it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.price.tiers import Limit
+
+if TYPE_CHECKING:
+    from penstock.price.tiers import Tier
+
+__all__ = ["OBSERVED", "as_toml", "mounted"]
+
+OBSERVED = "fuse-reader-bytes"
+
+
+def mounted(tier: Tier, file_bytes: int) -> Tier:
+    """`tier` with a connection limit, so that a whole file takes one reader as long as it took in the study.
+
+    Args:
+        tier: One with the observation `fuse-reader-bytes`, which includes latency; the latency of one request is taken
+            out of it, since the tier adds its own.
+        file_bytes: Of the files that the study read.
+    Raises:
+        ConfigError: The tier has no such observation.
+    """
+    seen = tier.observation(OBSERVED)
+    if seen is None:
+        raise ConfigError(f"tier {tier.label} has no observation `{OBSERVED}`", where="tier")
+    file_s = file_bytes / seen.value
+    rate = file_bytes / (file_s - tier.first_byte_s())
+    own = Limit(
+        what="read-bytes",
+        scope="connection",
+        value=rate,
+        unit="bytes/s",
+        source=seen.source,
+        as_of=seen.as_of,
+        confidence=seen.confidence,
+        note=seen.note,
+    )
+    return msgspec.structs.replace(
+        tier, name=f"{tier.name}-mount", title=f"{tier.title}, through its mount", limits=(*tier.limits, own)
+    )
+
+
+def as_toml(tier: Tier) -> str:
+    """A tier book of one tier, as the emulator reads it."""
+    page: dict[str, Any] = msgspec.to_builtins(tier)
+    lines = ["schema_version = 1", "[[tier]]"]
+    tables: list[str] = []
+    for name, value in page.items():
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            tables += [f"[tier.{name}]", *_pairs(value)]
+        elif isinstance(value, list | tuple):
+            for row in value:
+                tables += [f"[[tier.{name}]]", *_pairs(row)]
+        else:
+            lines.append(f"{name} = {json.dumps(value)}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _pairs(row: dict[str, Any]) -> list[str]:
+    # JSON's strings and numbers are TOML's, and neither has a null here.
+    return [f"{name} = {json.dumps(value)}" for name, value in row.items() if value is not None]

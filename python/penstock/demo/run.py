@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo from the first sample to the report. Owns the order, the servers and the temporary data, and takes all of them
+down again however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock import env
+from penstock.demo import data, foretell
+from penstock.demo.compare import Measured, compare
+from penstock.demo.learn import Task, learn_all
+from penstock.demo.mount import as_toml, mounted
+from penstock.demo.paths import PATHS, DemoPath
+from penstock.errors import Denied, SystemFault
+from penstock.plan.published import JOB
+from penstock.price import tiers
+from penstock.report.facts import Comparison, write
+from penstock.report.page import write_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.bench.results import RunRecord
+    from penstock.demo.sizes import Size
+    from penstock.emulation import Emulator
+    from penstock.price.tiers import Tier
+    from penstock.train import Source, TrainSpec
+
+__all__ = ["COMPARISON", "REPORT", "DemoSpec", "run"]
+
+REPORT = "report.html"
+COMPARISON = "comparison.json"
+RUNS = "runs"
+ACCELERATOR = "v100x32@2021"
+_DATA = "penstock-demo-data"
+
+
+class DemoSpec(msgspec.Struct, frozen=True):
+    """One demo.
+
+    Attributes:
+        out: Folder of the report, the comparison and the runs; made where missing.
+        keep: Leave the generated data there too.
+    """
+
+    out: Path
+    size: Size
+    seed: int = 1
+    keep: bool = False
+
+
+def run(spec: DemoSpec, tell: Callable[[str], None], *, today: dt.datetime | None = None) -> Comparison:
+    """Run the whole demo and write its report.
+
+    Args:
+        tell: Told, in words, what begins.
+        today: For the report's date and the age of prices.
+    Raises:
+        Denied, NoSpace, SystemFault: The folder cannot be written or is too small.
+        PenstockError: A step that failed; servers and temporary data are gone by then.
+    """
+    began = time.perf_counter()
+    today = today or dt.datetime.now(dt.UTC)
+    size = spec.size
+    with _folder(spec) as work:
+        data.check_space(work, size.free_bytes)
+        bucket = work / "bucket"
+        data.make(bucket, size, spec.seed, lambda what: tell(f"Making {what}"))
+        stored = _mean_size(bucket / "gzip" / "volumes")
+        tell("Probing this machine: what one core takes to inflate and check a byte")
+        probe = _probe(bucket / "gzip" / "volumes", size)
+        found = {path.name: _tier(path) for path in PATHS}
+        foretold = {
+            path.name: foretell.rehearsal(
+                path, foretell.Limits.of(found[path.name]), size, stored_bytes=stored, cores=_cores(), probe=probe
+            )
+            for path in PATHS
+        }
+        staged = _stage_all(spec, found, bucket, work, tell)
+        learnt = _learn_all(spec, found, bucket, work, tell)
+        measured = []
+        for path in PATHS:
+            tell(
+                f"{path.label}: {size.volumes} volumes for 32 emulated accelerators (the model says {foretold[path.name].samples_per_s:.0f} samples/s)"
+            )
+            took, moved = staged if path.staged else (0.0, 0)
+            with _served(path, found[path.name], bucket, work, size.scale) as server:
+                timed = _time(spec, path, _base(path, server, work), took)
+            measured.append(
+                Measured(path, found[path.name], learnt[path.name], timed, foretold[path.name], took, moved)
+            )
+    tell("Writing the report")
+    facts = compare(
+        measured, spec.size, stored_bytes=stored, probe=probe, today=today, seconds=time.perf_counter() - began
+    )
+    write(facts, spec.out / COMPARISON)
+    write_page(facts, spec.out / REPORT)
+    return facts
+
+
+@contextlib.contextmanager
+def _folder(spec: DemoSpec) -> Iterator[Path]:
+    """A place for data inside the output folder, gone afterwards unless it is to be kept."""
+    try:
+        spec.out.mkdir(parents=True, exist_ok=True)
+        if spec.keep:
+            work = spec.out / _DATA
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+        else:
+            work = Path(tempfile.mkdtemp(prefix=f".{_DATA}-", dir=spec.out))
+    except PermissionError as error:
+        raise Denied(f"{spec.out} cannot be written: {error.strerror}", hint="--out on a folder of yours") from error
+    except OSError as error:
+        raise SystemFault(f"{spec.out} cannot be a folder: {error.strerror}", hint="--out DIR") from error
+    try:
+        yield work
+    finally:
+        if not spec.keep:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _mean_size(folder: Path) -> float:
+    sizes = [f.stat().st_size for f in folder.iterdir()]
+    return sum(sizes) / len(sizes)
+
+
+def _open(url: str, voxels: int) -> Any:
+    import penstock
+
+    # One record an object is what the format's publisher says of it; declared, so that no request is spent on finding out.
+    return penstock.open(url, records_per_object=1).fields(
+        x=penstock.tensor("int16", (voxels, voxels, voxels, 4)), y=penstock.tensor("float32", (4,))
+    )
+
+
+def _probe(folder: Path, size: Size) -> foretell.Probe:
+    """One pass over local files with one decoding thread: CPU seconds for a raw byte, inflated and decoded."""
+    import penstock
+
+    loader = penstock.Loader(
+        _open(f"{folder}/", size.voxels), batch_size=size.batch, rank=0, world=1, threads=1, tail="drop"
+    )
+    for batch in loader:
+        del batch
+    said = loader.report()
+    done = said["samples"] * size.sample_bytes
+    return foretell.Probe(said["busy_inflate_s"] / done, said["busy_decode_s"] / done)
+
+
+def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Emulator:
+    """The bucket behind the path's tier."""
+    from penstock.emulation import Emulator
+
+    page = work / f"{path.name}.toml"
+    page.write_text(as_toml(tier), encoding="utf-8")
+    return Emulator(bucket, tier=tier.name, scale=scale, tiers=page)
+
+
+@contextlib.contextmanager
+def _served(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Iterator[Emulator]:
+    """The same, in an environment that finds it."""
+    with _server(path, tier, bucket, work, scale) as server, env.overlaid(server.env):
+        yield server
+
+
+def _tier(path: DemoPath) -> Tier:
+    tier = tiers.find(path.tier)
+    return mounted(tier, JOB.sample_bytes) if path.mount else tier
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _base(path: DemoPath, server: Emulator, work: Path) -> str:
+    """Where the path's copy of the data lies."""
+    return f"{work}/staged/" if path.staged else f"{server.url}{path.stored}/"
+
+
+def _stage_all(
+    spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, tell: Callable[[str], None]
+) -> tuple[float, int]:
+    """Bring everything to the local disk; seconds and bytes of the volumes, which the comparison counts."""
+    size = spec.size
+    path = next(p for p in PATHS if p.staged)
+    tell(f"{path.label}: staging {size.volumes + size.learn_samples + size.held_out} objects, inflated and verified")
+    with _served(path, found[path.name], bucket, work, size.scale) as server:
+        for name in ("train", "held-out"):
+            _stage(f"{server.url}gzip/{name}/", work / "staged" / name)
+        return _stage(f"{server.url}gzip/volumes/", work / "staged" / "volumes")
+
+
+def _learn_all(
+    spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, tell: Callable[[str], None]
+) -> dict[str, RunRecord]:
+    """The same real training over every path, as many at once as there are cores."""
+    tell(f"Training the real model on each path, {spec.size.learn_epochs} epochs")
+    with contextlib.ExitStack() as stack:
+        tasks = []
+        for path in PATHS:
+            server = stack.enter_context(_server(path, found[path.name], bucket, work, spec.size.scale))
+            tasks.append(Task(path.name, _learning(spec, path, _base(path, server, work)), server.env))
+        return learn_all(tasks, work, at_once=_cores(), tell=lambda _: None)
+
+
+def _stage(url: str, folder: Path) -> tuple[float, int]:
+    """Seconds and bytes of bringing a dataset here, inflated and verified."""
+    from penstock import stage
+
+    began = time.perf_counter()
+    said = stage.run(url, str(folder), inflate=True)
+    return time.perf_counter() - began, int(said["bytes_in"])
+
+
+def _source(request: Any) -> Any:
+    """The feed of the storage comparison."""
+    import penstock
+
+    voxels = request.demand.fields["x"].shape[0]
+    return penstock.Loader(
+        _open(request.url, voxels).shuffle(seed=request.seed),
+        global_batch=request.global_batch,
+        rank=request.rank,
+        world=request.world,
+        tail=request.tail,
+        memory_bytes=request.memory_bytes,
+        max_in_flight=request.max_in_flight,
+        read_ahead=request.read_ahead,
+    )
+
+
+def _run(spec: DemoSpec, train: TrainSpec, source: Source | None = None) -> RunRecord:
+    """One run of ours, its result kept beside the report."""
+    from penstock.bench.results import RunRecord as Record
+    from penstock.train import run as start
+
+    # A debug build may show the demo too; its rows, and so the report, are marked INVALID.
+    kept = msgspec.structs.replace(train, runs=str(spec.out / RUNS), allow_debug=True)
+    return msgspec.convert(start(kept, source=source), Record)
+
+
+def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
+    """Real gradient steps over this path; what they give must not depend on it."""
+    from penstock.train import TrainSpec
+
+    size = spec.size
+    return TrainSpec(
+        workload="cosmoflow",
+        data=f"{base}train/",
+        validation=f"{base}held-out/",
+        settings={"recipe": "demo", "voxels": size.learn_voxels},
+        global_batch=size.learn_batch,
+        epochs=size.learn_epochs,
+        seed=spec.seed,
+        device="cpu",
+        threads=1,
+        label=path.name,
+        max_in_flight=path.max_in_flight,
+        runs=str(spec.out / RUNS),
+        allow_debug=True,
+        notes=("learning: several paths at once on this machine, so its rates are no measurement",),
+    )
+
+
+def _time(spec: DemoSpec, path: DemoPath, base: str, stage_s: float) -> RunRecord:
+    """The storage comparison: every volume once, steps of the emulated machine."""
+    from penstock.train import TrainSpec
+
+    size = spec.size
+    return _run(
+        spec,
+        TrainSpec(
+            workload="cosmoflow",
+            data=f"{base}volumes/",
+            settings={"recipe": "demo", "voxels": size.voxels},
+            global_batch=size.batch,
+            epochs=1,
+            seed=spec.seed,
+            accelerator=ACCELERATOR,
+            label=path.name,
+            stage_s=stage_s,
+            memory_bytes=path.memory_bytes,
+            max_in_flight=path.max_in_flight,
+            read_ahead=path.read_ahead,
+            cache_state="warm",
+            cache_how="made by the same process just before",
+            notes=(f"tier {path.tier} at scale F = {size.scale:g}",),
+        ),
+        _source,
+    )

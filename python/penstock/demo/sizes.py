@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of everything a demo takes. The physics do not depend on it: F follows from the volumes' side."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.plan.published import JOB
+
+__all__ = ["SIZES", "Size"]
+
+PUBLISHED_VOXELS = 128
+
+
+class Size(msgspec.Struct, frozen=True):
+    """One size of demo.
+
+    Attributes:
+        learn_samples, held_out: Of the real training, 32 voxels a side.
+        learn_epochs, learn_batch: Of the real training.
+        voxels: Side of a volume of the storage comparison.
+        distinct: Volumes that are made for it.
+        volumes: Names that they are served under; the comparison reads each once.
+        free_bytes: Disk that must be free.
+    """
+
+    learn_samples: int
+    held_out: int
+    learn_epochs: int
+    learn_batch: int
+    voxels: int
+    distinct: int
+    volumes: int
+    free_bytes: int
+    learn_voxels: int = 32
+
+    @property
+    def scale(self) -> float:
+        """F, by which the tiers' rates are multiplied.
+
+        A volume of `voxels` a side has (voxels / 128)^3 of the bytes of a published one. With every rate multiplied by the
+        same number a file takes as long on a connection, and a step as long on the account, as it would there.
+        """
+        return (self.voxels / PUBLISHED_VOXELS) ** 3
+
+    @property
+    def batch(self) -> int:
+        """Samples a step of the storage comparison: the published global batch, one rank's worth for each of 32 GPUs x 4."""
+        return JOB.global_batch
+
+    @property
+    def sample_bytes(self) -> int:
+        """Raw bytes of one volume of the comparison."""
+        return self.voxels**3 * 4 * 2
+
+
+SIZES = {
+    "small": Size(
+        learn_samples=512,
+        held_out=96,
+        learn_epochs=8,
+        learn_batch=4,
+        voxels=64,
+        distinct=64,
+        volumes=640,
+        free_bytes=2_500_000_000,
+    ),
+    # For the test suite: the same code on a fraction of the data.
+    "tiny": Size(
+        learn_samples=96,
+        held_out=32,
+        learn_epochs=2,
+        learn_batch=4,
+        voxels=64,
+        distinct=8,
+        volumes=256,
+        free_bytes=1_200_000_000,
+    ),
+}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["check_space", "make"]
 
 HELD_OUT_FROM = 1_000_000  # universes of the held-out set have numbers of their own, and so parameters of their own
-LEARN_BOX_MPC = 400.0  # docs/decisions/0601-demo-recipe.md: averages over more modes, so that few samples teach
+LEARN_BOX_MPC = 600.0  # docs/decisions/0702-demo-learns-from-a-large-box.md: more modes, so that few samples teach
 _NUMBER = re.compile(r"_a(\d{7})_")
 
 

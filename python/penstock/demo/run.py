@@ -43,6 +43,8 @@ REPORT = "report.html"
 COMPARISON = "comparison.json"
 RUNS = "runs"
 ACCELERATOR = "v100x32@2021"
+# docs/decisions/0702-demo-learns-from-a-large-box.md
+LEARNING = {"recipe": "demo", "base_learning_rate": 0.004, "decay_epochs": [3, 4], "decay_factors": [0.3, 0.1]}
 _DATA = "penstock-demo-data"
 
 
@@ -260,7 +262,7 @@ def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
         workload="cosmoflow",
         data=f"{base}train/",
         validation=f"{base}held-out/",
-        settings={"recipe": "demo", "voxels": size.learn_voxels},
+        settings={**LEARNING, "voxels": size.learn_voxels},
         global_batch=size.learn_batch,
         epochs=size.learn_epochs,
         seed=spec.seed,

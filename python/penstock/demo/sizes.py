@@ -56,9 +56,9 @@ class Size(msgspec.Struct, frozen=True):
 
 SIZES = {
     "small": Size(
-        learn_samples=512,
-        held_out=96,
-        learn_epochs=8,
+        learn_samples=640,
+        held_out=160,
+        learn_epochs=6,
         learn_batch=4,
         voxels=64,
         distinct=64,

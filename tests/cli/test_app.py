@@ -178,7 +178,8 @@ def test_print_and_exit_stay_in_the_cli():
     """Direction: no other room prints or exits; seen by token, so that a comment or a text may say the words."""
     found = []
     for path in sorted(CLI.parent.rglob("*.py")):
-        if CLI in path.parents:
+        # A rank is a process that the launcher starts; its exit code is how it answers.
+        if CLI in path.parents or path == CLI.parent / "train" / "rank.py":
             continue
         with path.open("rb") as source:
             names = [token for token in tokenize.tokenize(source.readline) if token.type == tokenize.NAME]

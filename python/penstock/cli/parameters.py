@@ -46,8 +46,15 @@ SECONDS = _Quantity("duration", parse_seconds)
 
 
 def settable(command: click.Command) -> dict[str, click.Option]:
-    """Key -> option, for every flag of a verb that a file or the environment may set."""
-    options = [p for p in command.params if isinstance(p, click.Option) and p.expose_value and not p.is_eager]
+    """Key -> option, for every flag of a verb that a file or the environment may set.
+
+    A flag that may be repeated belongs to one run, and is none of them.
+    """
+    options = [
+        p
+        for p in command.params
+        if isinstance(p, click.Option) and p.expose_value and not p.is_eager and not p.multiple
+    ]
     return {
         long[0].removeprefix("--"): o for o in options if (long := [name for name in o.opts if name.startswith("--")])
     }

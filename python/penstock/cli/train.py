@@ -107,9 +107,9 @@ def command(
     """Train WORKLOAD (cosmoflow, or one that a package brings) and keep one result of it.
 
     \b
-    penstock train cosmoflow --data s3://frames/train/ --validation s3://frames/valid/ --ranks 8 --batch-size 1 --epochs 48
-    penstock train cosmoflow --data ./staged --voxels 32 --recipe demo --epochs 6
-    penstock train cosmoflow --data s3://frames/train/ --accelerator a100 --steps 200
+    penstock train cosmoflow --data s3://cosmo/train/ --ranks 8 --batch-size 1
+    penstock train cosmoflow --data staged --voxels 32 --recipe demo --epochs 6
+    penstock train cosmoflow --data s3://cosmo/train/ --accelerator a100
 
     Under torchrun or srun this process is the rank that the launcher made of it, and --ranks does not count.
     """  # noqa: D301 - click reads the \b, and not its spelling

@@ -23,9 +23,11 @@ __all__ = [
     "__version__",
     "crc32c",
     "decode_tfrecord",
+    "diff",
     "encode_tfrecord",
     "index",
     "put_object",
+    "verify",
 ]
 
 __profile__: str
@@ -229,6 +231,20 @@ def index(
     output: str | PathLike[str] | None = None,
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
+) -> str: ...
+def verify(
+    destination: str | PathLike[str],
+    env: dict[str, str],
+    *,
+    repair: bool = False,
+    concurrency: int = 64,
+    memory_bytes: int = 1073741824,
+    deadline_s: float | None = None,
+    give_up_after_s: float | None = None,
+    cores: int = 1,
+) -> StageJob: ...
+def diff(
+    a: str, b: str, env: dict[str, str], *, deadline_s: float | None = None, give_up_after_s: float | None = None
 ) -> str: ...
 def put_object(url: str, name: str, data: bytes, env: Mapping[str, str]) -> None:
     """Writes `data` under `name` below the folder or prefix `url`, whole or not at all; retried for at most 10 minutes.

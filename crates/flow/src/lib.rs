@@ -4,6 +4,7 @@
 //! Knows stores, codecs and records; knows no Python.
 
 mod budget;
+mod diff;
 pub mod feed;
 mod manifest;
 pub mod order;
@@ -11,5 +12,6 @@ mod share;
 pub mod stage;
 
 pub use budget::{Budget, Reservation};
-pub use manifest::{Entry, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, index};
+pub use diff::{Change, Difference, diff};
+pub use manifest::{Entry, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, SaidBy, index};
 pub use share::SharePlan;

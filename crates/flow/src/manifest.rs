@@ -74,6 +74,18 @@ impl RecordFormat {
     }
 }
 
+/// What said how an object is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SaidBy {
+    /// Its name, which lost its suffix when the object was inflated.
+    Suffix,
+    /// Its Content-Encoding, borne out by its first bytes; the name stays.
+    Header,
+    /// Its first bytes alone, under a name that claims an inflated format; the name stays.
+    Content,
+}
+
 /// Where a staged copy's object came from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
@@ -88,6 +100,38 @@ pub struct Origin {
     /// Digests of the bytes as stored there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
+    /// Those that were promised, and that the bytes were held against as they arrived. Empty: nobody promised any.
+    #[serde(default)]
+    pub checked: Vec<Digest>,
+    /// Content-Encoding there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<String>,
+    /// What was undone on the way.
+    #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
+    pub undone: Codec,
+    /// Who said that it was in that codec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undone_by: Option<SaidBy>,
+}
+
+impl Origin {
+    /// An object as it stands there, moved as stored.
+    pub fn of(entry: &Entry) -> Self {
+        Self {
+            key: entry.key.clone(),
+            size: entry.size,
+            version: entry.version.clone(),
+            digests: entry.digests.clone(),
+            checked: Vec::new(),
+            encoding: entry.encoding.clone(),
+            undone: Codec::None,
+            undone_by: None,
+        }
+    }
+}
+
+fn is_none(codec: &Codec) -> bool {
+    *codec == Codec::None
 }
 
 /// One object of a dataset.
@@ -166,6 +210,9 @@ pub struct Manifest {
     pub version: u32,
     /// The folder that keys are relative to; ends in `/`.
     pub url: String,
+    /// In a staged copy: the folder that its origins' keys are relative to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
     /// When the listing ended, seconds since the Unix epoch.
     pub created_s: f64,
     /// The objects.
@@ -176,7 +223,7 @@ impl Manifest {
     /// A manifest of these objects, in the manifest's order.
     pub fn new(url: String, mut objects: Vec<Entry>) -> Self {
         objects.sort_by(|a, b| (a.logical_name(), &a.key).cmp(&(b.logical_name(), &b.key)));
-        Self { version: MANIFEST_VERSION, url, created_s: unix_now().as_secs_f64(), objects }
+        Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), objects }
     }
 
     /// Stored bytes of all objects.
@@ -207,6 +254,10 @@ impl Manifest {
         let mut out = Vec::with_capacity(256 + 192 * self.objects.len());
         out.extend_from_slice(format!("{{\"penstock_manifest\":{},\"url\":", self.version).as_bytes());
         serde_json::to_writer(&mut out, &self.url).map_err(bug)?;
+        if let Some(source) = &self.source {
+            out.extend_from_slice(b",\"source\":");
+            serde_json::to_writer(&mut out, source).map_err(bug)?;
+        }
         out.extend_from_slice(b",\"created_s\":");
         serde_json::to_writer(&mut out, &self.created_s).map_err(bug)?;
         out.extend_from_slice(b",\"objects\":[");

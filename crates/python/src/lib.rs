@@ -4,6 +4,7 @@
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
+mod diff;
 mod dlpack;
 mod emulator;
 mod enter;
@@ -24,6 +25,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(record::decode_tfrecord, module)?)?;
     module.add_function(wrap_pyfunction!(record::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(index::index, module)?)?;
+    module.add_function(wrap_pyfunction!(diff::diff, module)?)?;
+    module.add_function(wrap_pyfunction!(stage::verify, module)?)?;
     module.add_class::<stage::PyStageRequest>()?;
     module.add_class::<stage::PyStageJob>()?;
     module.add_function(wrap_pyfunction!(put::put_object, module)?)?;

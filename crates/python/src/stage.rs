@@ -5,11 +5,14 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use penstock_flow::stage::{StageJob, StageOptions, StageRequest, WaitLimits, wait_for_leader};
+use penstock_flow::stage::{
+    Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, wait_for_leader,
+};
 use penstock_store::StoreSettings;
-use penstock_types::{Error, Metric, Result};
+use penstock_types::{Error, Metric, Metrics, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use serde::Serialize;
 
 use crate::enter::{enter, enter_async, runtime};
 use crate::raise::raise;
@@ -34,7 +37,15 @@ pub fn with_budget(mut settings: StoreSettings, give_up_after_s: Option<f64>) ->
     Ok(settings)
 }
 
-fn json(summary: &penstock_flow::stage::Summary) -> Result<String> {
+/// Settings of a copy that vouches for every byte: where a store gives no CRC, its MD5 is worth its price, unless the
+/// user says otherwise.
+fn vouching(env: &HashMap<String, String>, give_up_after_s: Option<f64>) -> Result<StoreSettings> {
+    let mut settings = with_budget(StoreSettings::from_env(env)?, give_up_after_s)?;
+    settings.s3.verifies_md5 |= !env.contains_key("PENSTOCK_S3_MD5");
+    Ok(settings)
+}
+
+fn json<S: Serialize>(summary: &S) -> Result<String> {
     serde_json::to_string(summary).map_err(|error| Error::bug(error.to_string()))
 }
 
@@ -74,7 +85,7 @@ impl PyStageRequest {
         let request = || {
             Ok(StageRequest {
                 source: source.parse()?,
-                settings: with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?,
+                settings: vouching(&env, give_up_after_s)?,
                 destination,
                 manifest,
                 options: StageOptions {
@@ -98,7 +109,7 @@ impl PyStageRequest {
     }
 
     fn start(&self) -> PyStageJob {
-        PyStageJob(StageJob::start(self.0.clone(), &runtime()))
+        PyStageJob(Box::new(StageJob::start(self.0.clone(), &runtime())))
     }
 
     #[pyo3(signature = (*, start_s=600.0, silence_s=120.0))]
@@ -112,13 +123,71 @@ impl PyStageRequest {
     }
 }
 
+/// Reads a staged folder again; returns the job at once.
+#[pyfunction]
+#[pyo3(signature = (
+    destination, env, *, repair=false, concurrency=64, memory_bytes=1073741824, deadline_s=None, give_up_after_s=None, cores=1
+))]
+#[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+pub fn verify(
+    py: Python<'_>,
+    destination: PathBuf,
+    env: HashMap<String, String>,
+    repair: bool,
+    concurrency: usize,
+    memory_bytes: u64,
+    deadline_s: Option<f64>,
+    give_up_after_s: Option<f64>,
+    cores: usize,
+) -> PyResult<PyStageJob> {
+    let request = || {
+        Ok(VerifyRequest {
+            destination,
+            repair,
+            settings: vouching(&env, give_up_after_s)?,
+            deadline: duration("--deadline", deadline_s)?,
+            cores,
+            concurrency,
+            memory: memory_bytes,
+        })
+    };
+    let request = request().map_err(|error| raise(py, error))?;
+    Ok(PyStageJob(Box::new(VerifyJob::start(request, &runtime()))))
+}
+
+/// What Python may ask of any job, whatever it ends with.
+trait Watched: Send + Sync {
+    fn snapshot(&self) -> Snapshot;
+    fn counters(&self) -> &Metrics;
+    fn stop(&self);
+    fn ended(&self, limit: Duration) -> Option<Result<String>>;
+}
+
+impl<S: Serialize + Clone + Send + 'static> Watched for Job<S> {
+    fn snapshot(&self) -> Snapshot {
+        self.progress()
+    }
+
+    fn counters(&self) -> &Metrics {
+        self.metrics()
+    }
+
+    fn stop(&self) {
+        self.cancel();
+    }
+
+    fn ended(&self, limit: Duration) -> Option<Result<String>> {
+        self.wait(limit).map(|result| json(&result?))
+    }
+}
+
 #[pyclass(name = "StageJob", module = "penstock._native", frozen)]
-pub struct PyStageJob(StageJob);
+pub struct PyStageJob(Box<dyn Watched>);
 
 #[pymethods]
 impl PyStageJob {
     fn progress<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (now, metrics) = (self.0.progress(), self.0.metrics());
+        let (now, metrics) = (self.0.snapshot(), self.0.counters());
         let facts = PyDict::new(py);
         for (name, value) in [
             ("objects", now.objects),
@@ -143,13 +212,10 @@ impl PyStageJob {
     /// Waits at most `timeout_s`; the summary as JSON, or `None` while the stage runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::ZERO);
-        enter(py, || match self.0.wait(limit) {
-            None => Ok(None),
-            Some(result) => json(&result?).map(Some),
-        })
+        enter(py, || self.0.ended(limit).transpose())
     }
 
     fn cancel(&self) {
-        self.0.cancel();
+        self.0.stop();
     }
 }

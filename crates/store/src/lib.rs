@@ -19,6 +19,7 @@ mod store;
 pub mod suite;
 mod whole;
 
+pub use checksum::cheapest;
 pub use count::Count;
 pub use fault::{Fault, Faults};
 pub use local::Local;

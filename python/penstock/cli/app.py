@@ -29,6 +29,8 @@ VERBS = {
     "emulate": "Serve a folder as an S3 endpoint with the limits of a storage tier.",
     "index": "List a dataset once into a manifest.",
     "stage": "Bring a dataset to this node, whole and verified.",
+    "verify": "Read a staged folder again, and mend what is wrong.",
+    "diff": "Compare two datasets by what is known of them.",
     "train": "Train a workload from any URL.",
     "config": "Show which settings hold, and who said so.",
 }

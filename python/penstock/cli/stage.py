@@ -226,6 +226,8 @@ def _readable(summary: dict[str, Any]) -> str:
         f"  {summary['moved']:,} moved, {summary['skipped']:,} there already, {len(summary['failed']):,} failed",
         f"  {format_bytes(summary['bytes_in'])} read, {format_bytes(summary['bytes_out'])} written in {format_seconds(summary['seconds'])} ({rate})",
     ]
+    if summary["unchecked"] and not summary["source"].startswith("file:"):
+        lines.append(f"  {summary['unchecked']:,} came without a checksum of their store; the manifest holds ours")
     if summary["throttles"] or summary["retries"]:
         lines.append(f"  {summary['throttles']:,} requests throttled, {summary['retries']:,} sent again")
     return "\n".join(lines)

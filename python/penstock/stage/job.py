@@ -61,7 +61,7 @@ class StageSpec:
         return _native.StageRequest(
             absolute(self.source),
             local_path(self.destination),
-            _variables(),
+            variables(),
             inflate=self.inflate,
             node=self.rank.node,
             nodes=self.rank.nodes,
@@ -80,7 +80,7 @@ class StageSpec:
         )
 
 
-def _variables() -> dict[str, str]:
+def variables() -> dict[str, str]:
     # Only what a store may look at, and only text: a variable of other bytes is nobody's credential.
     wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name == "HOME"}
@@ -137,7 +137,7 @@ def index(
     if path is not None and path.is_dir():
         raise ConfigError(f"--output: {path} is a folder", where="--output")
     facts: dict[str, Any] = json.loads(
-        _native.index(absolute(url), _variables(), output=path, deadline_s=deadline_s, give_up_after_s=give_up_after_s)
+        _native.index(absolute(url), variables(), output=path, deadline_s=deadline_s, give_up_after_s=give_up_after_s)
     )
     return facts
 

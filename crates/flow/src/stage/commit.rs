@@ -75,6 +75,7 @@ impl Committer {
             Progress::add(&self.progress.done, 1);
             Progress::add(&self.progress.done_bytes, finished.line.origin.size);
             Progress::add(&self.progress.bytes_out, finished.line.size);
+            Progress::add(&self.progress.unchecked, u64::from(finished.line.origin.checked.is_empty()));
         }
         self.journal.remember(named.into_iter().map(|finished| finished.line));
         Ok(())

@@ -42,6 +42,47 @@ impl Jail {
         Ok(Self { root, path: path.to_owned() })
     }
 
+    /// Opens a folder that must be there, and makes nothing.
+    pub fn open_existing(path: &Path) -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::NOTDIR => Error::config("destination", format!("{} is not a folder", path.display())),
+            errno => Error::from_io(path.display().to_string(), &errno.into()),
+        })?;
+        Ok(Self { root, path: path.to_owned() })
+    }
+
+    /// A folder below the root; `None` where there is none.
+    pub fn folder(&self, relative: &[u8]) -> Result<Option<OwnedFd>> {
+        match self.walk(relative, false) {
+            Ok(folder) => Ok(Some(folder)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens the plain file under a key, for reading. `NotFound` where nothing stands there, `KeyRefused` where
+    /// something else does, or where a link is on the way.
+    pub fn open_file(&self, relative: &[u8]) -> Result<File> {
+        let (folder, name) = split(relative);
+        if matches!(name, b"" | b"." | b"..") {
+            return Err(self.refused(relative, "it ends in no name"));
+        }
+        let folder = self.walk(folder, false)?;
+        // NONBLOCK: a pipe planted there would wait for its other end.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file: File = match rustix::fs::openat(&folder, name, flags, Mode::empty()) {
+            Ok(file) => file.into(),
+            Err(Errno::LOOP) => return Err(self.refused(relative, "a symbolic link stands there")),
+            Err(Errno::NXIO) => return Err(self.refused(relative, "no plain file stands there")),
+            Err(errno) => return Err(self.error(relative, errno)),
+        };
+        match state_of_file(&file) {
+            Ok(_) => Ok(file),
+            Err(_) => Err(self.refused(relative, "no plain file stands there")),
+        }
+    }
+
     /// The path as the user wrote it.
     pub fn path(&self) -> &Path {
         &self.path
@@ -198,7 +239,23 @@ pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     Ok(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into())
 }
 
-/// The same, held by this process alone until it is closed: a second stage of the same object sees `WouldBlock`.
+/// Opens a file in an open folder as it is, for reading; never through a link.
+pub(crate) fn open_to_read(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(folder, name, flags, Mode::empty())?.into())
+}
+
+/// The names in an open folder, of whatever kind, in order.
+pub(crate) fn names_in(folder: &OwnedFd) -> std::io::Result<Vec<String>> {
+    let mut names: Vec<String> = rustix::fs::Dir::read_from(folder)?
+        .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
+        .filter(|name| name != "." && name != "..")
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// As [`open_own`], held by this process alone until it is closed: a second stage of the same object sees `WouldBlock`.
 pub(crate) fn open_alone(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     let file = open_own(folder, name)?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;

@@ -35,6 +35,9 @@ pub(crate) struct Line {
     /// The source's mtime: all there is to compare where a store has no versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
+    /// The stage was asked to inflate what is compressed.
+    #[serde(default)]
+    pub inflate: bool,
 }
 
 impl Line {
@@ -83,10 +86,11 @@ impl Journal {
         names.sort();
         for other in names {
             // Another node of a shared folder may be writing it: its torn tail is not ours to cut.
-            read(&open_own(folder, &other).map_err(io)?, source, &mut done).map_err(io)?;
+            merge(read(&open_own(folder, &other).map_err(io)?, source).map_err(io)?.0, &mut done);
         }
         let mut file = open_own(folder, name).map_err(io)?;
-        let whole = read(&file, source, &mut done).map_err(io)?;
+        let (own, whole) = read(&file, source).map_err(io)?;
+        merge(own, &mut done);
         // Whatever follows the last line break was torn by a crash.
         file.set_len(whole).map_err(io)?;
         file.seek(SeekFrom::End(0)).map_err(io)?;
@@ -125,11 +129,31 @@ impl Journal {
     }
 }
 
-/// Reads lines of `source` into `done`; returns the bytes up to the last line break. Lines that do not parse are passed
-/// over: their objects count as missing.
-fn read(file: &File, source: &str, done: &mut HashMap<Key, Line>) -> std::io::Result<u64> {
+/// Within a journal the later line holds; between journals that of the later file.
+fn merge(lines: HashMap<Key, Line>, done: &mut HashMap<Key, Line>) {
+    for (target, line) in lines {
+        if done.get(&target).is_none_or(|known| known.mtime_ns <= line.mtime_ns) {
+            done.insert(target, line);
+        }
+    }
+}
+
+/// The last line of each target of `source`, and the bytes up to the last line break.
+fn read(file: &File, source: &str) -> std::io::Result<(HashMap<Key, Line>, u64)> {
+    let mut done = HashMap::new();
+    let whole = scan(file, |from, line| {
+        if from == source {
+            done.insert(line.target.clone(), line);
+        }
+    })?;
+    Ok((done, whole))
+}
+
+/// Gives every line, with its source, to `take`; returns the bytes up to the last line break. Lines that do not parse
+/// are passed over: their objects count as missing.
+pub(crate) fn scan(file: &File, mut take: impl FnMut(&str, Line)) -> std::io::Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 16, file);
-    let (mut whole, mut ours, mut text) = (0, false, Vec::new());
+    let (mut whole, mut from, mut text) = (0, None::<String>, Vec::new());
     loop {
         text.clear();
         let took = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut text)?;
@@ -138,9 +162,11 @@ fn read(file: &File, source: &str, done: &mut HashMap<Key, Line>) -> std::io::Re
         }
         whole += took as u64;
         if let Ok(head) = serde_json::from_slice::<Head>(&text) {
-            ours = head.penstock_journal == 1 && head.from == source;
-        } else if ours && let Ok(line) = serde_json::from_slice::<Line>(&text) {
-            done.insert(line.target.clone(), line);
+            from = (head.penstock_journal == 1).then_some(head.from);
+        } else if let Some(from) = &from
+            && let Ok(line) = serde_json::from_slice::<Line>(&text)
+        {
+            take(from, line);
         }
     }
 }
@@ -158,13 +184,9 @@ mod tests {
             size: 3,
             mtime_ns: 5,
             digests: vec!["crc32c:00000001".parse().unwrap()],
-            origin: Origin {
-                key: Key::from(format!("{name}.gz").as_str()),
-                size: 2,
-                version: None,
-                digests: Vec::new(),
-            },
+            origin: Origin::of(&Entry::new(Key::from(format!("{name}.gz").as_str()), 2)),
             modified_s: Some(7.5),
+            inflate: false,
         }
     }
 

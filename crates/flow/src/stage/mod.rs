@@ -3,20 +3,30 @@
 //!
 //! Owns the plan and its key safety (`plan`), the folder that no key leaves (`jail`), the journal (`journal`), the
 //! journey of one object (`object`, `parts`), the last step of all of them (`commit`), pace (`pace`) and what a node's
-//! other ranks read (`status`). Refuses to write anything under a final name that is not whole, checked and on disk.
+//! other ranks read (`status`). What a destination records (`recorded`) is held against it by `verify` and fetched again
+//! by `repair`. Refuses to write anything under a final name that is not whole, checked and on disk.
 
 mod commit;
+mod crew;
 mod jail;
+mod job;
 mod journal;
 mod object;
 mod pace;
 mod parts;
 mod plan;
 mod progress;
+mod recorded;
+mod repair;
 mod run;
 mod status;
+mod undo;
+mod verify;
 
+pub use job::Job;
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
+pub use recorded::recorded_manifest;
 pub use run::{StageJob, StageRequest, Summary};
 pub use status::{WaitLimits, wait_for_leader};
+pub use verify::{Verified, VerifyJob, VerifyRequest, Wrong};

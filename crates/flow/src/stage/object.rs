@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_codec::checksum::{Crc32c, Xxh3};
 use penstock_codec::{Codec, Inflater, gzip_size_hint, inflate_into};
-use penstock_store::{ObjectRef, Store};
+use penstock_store::{Meta, ObjectRef, Store, cheapest};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -91,7 +91,7 @@ impl Workshop {
             let room = self.room(entry.size).await?;
             let (stored, verdict) = self.fetch(entry).await?;
             let damage = match verdict {
-                Ok(digests) => match self.finish_whole(item, entry, stored.clone(), digests, room).await {
+                Ok(meta) => match self.finish_whole(item, entry, stored.clone(), meta, room).await {
                     Err(error @ Error::Corrupt { .. }) => error,
                     other => return other,
                 },
@@ -112,8 +112,8 @@ impl Workshop {
         Error::corrupt(self.place(entry), format!("arrived damaged {DAMAGED_MOST} times, differently each time"))
     }
 
-    /// All bytes of an object, with what the store says of its checksum: `Err` inside where bytes and checksum differ.
-    async fn fetch(&self, entry: &Entry) -> Result<(Bytes, Result<Vec<Digest>>)> {
+    /// All bytes of an object, with what the store says of it: `Err` inside where bytes and checksum differ.
+    async fn fetch(&self, entry: &Entry) -> Result<(Bytes, Result<Meta>)> {
         let _slot = self.pace.enter().await;
         let mut got = self.store.get_ranges(&self.object_ref(entry), &[ByteRange::WHOLE], self.deadline).await?;
         if got.meta.size != entry.size {
@@ -127,7 +127,7 @@ impl Workshop {
                     Progress::add(&self.progress.bytes_in, chunk.bytes.len() as u64);
                     bytes.extend_from_slice(&chunk.bytes);
                 }
-                Ok(None) => break Ok(got.meta.digests),
+                Ok(None) => break Ok(got.meta),
                 Err(error @ Error::Corrupt { .. }) => break Err(error),
                 Err(error) => return Err(error),
             }
@@ -156,17 +156,25 @@ impl Workshop {
         item: &Item,
         entry: &Entry,
         stored: Bytes,
-        mut known: Vec<Digest>,
+        meta: Meta,
         room: OwnedSemaphorePermit,
     ) -> Result<Finished> {
-        known.extend(entry.digests.iter().cloned());
         let core = self.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
-        let (shop, item, entry) = (self.clone(), item.clone(), entry.clone());
+        let (shop, entry) = (self.clone(), entry.clone());
+        let item = item.settled(self.options.inflate, meta.encoding.as_deref(), &stored);
         blocking(move || {
             let mut seal = Seal::default();
             seal.update(&stored);
             let digests = seal.digests();
-            shop.compare(&entry, &digests, &known)?;
+            shop.compare(&entry, &digests, &meta.digests)?;
+            shop.compare(&entry, &digests, &entry.digests)?;
+            // The store's own was checked as the bytes came.
+            let promised = cheapest(&meta.digests).into_iter().chain(&entry.digests);
+            let checked = checked_of(promised, |algorithm| {
+                digests.iter().any(|digest| digest.algorithm == algorithm)
+                    || cheapest(&meta.digests).is_some_and(|digest| digest.algorithm == algorithm)
+            });
+            let seen = Seen { digests, checked, encoding: meta.encoding };
             let temporary = temporary_name(&item.target, "tmp");
             let result = shop.write_file(&item, &entry, &temporary, |file| {
                 let mut sink = Sink::new(&shop, &item, file);
@@ -175,7 +183,7 @@ impl Workshop {
             });
             drop((stored, core, room)); // syncing needs neither memory nor a core
             let (file, seal) = result?;
-            let line = shop.line(&item, &entry, &file, digests, seal)?;
+            let line = shop.line(&item, &entry, &file, seen, seal)?;
             Ok(Finished { line, temporary, leftovers: Vec::new() })
         })
         .await
@@ -251,7 +259,7 @@ impl Workshop {
     }
 
     /// The journal's line of a finished file.
-    pub fn line(&self, item: &Item, entry: &Entry, file: &File, stored: Vec<Digest>, seal: Seal) -> Result<Line> {
+    pub fn line(&self, item: &Item, entry: &Entry, file: &File, stored: Seen, seal: Seal) -> Result<Line> {
         let state = state_of_file(file).map_err(|error| self.jail.io_error(item.target.as_bytes(), &error, 0))?;
         if state.size != seal.bytes {
             return Err(Error::bug(format!("{} bytes were written and the file has {}", seal.bytes, state.size)));
@@ -265,11 +273,40 @@ impl Workshop {
                 key: entry.key.clone(),
                 size: entry.size,
                 version: entry.version.clone(),
-                digests: stored,
+                digests: stored.digests,
+                checked: stored.checked,
+                encoding: stored.encoding.or_else(|| entry.encoding.clone()),
+                undone: item.undo,
+                undone_by: item.said_by,
             },
             modified_s: entry.modified_s,
+            inflate: self.options.inflate,
         })
     }
+}
+
+/// What the stored bytes of an object turned out to be.
+pub(crate) struct Seen {
+    /// Our own digests of them.
+    pub digests: Vec<Digest>,
+    /// Those that were promised and that they have.
+    pub checked: Vec<Digest>,
+    /// Content-Encoding, as the store said it.
+    pub encoding: Option<String>,
+}
+
+/// The promised digests that were looked at, each once.
+pub(crate) fn checked_of<'a>(
+    promised: impl Iterator<Item = &'a Digest>,
+    is_checked: impl Fn(Algorithm) -> bool,
+) -> Vec<Digest> {
+    let mut checked: Vec<Digest> = Vec::new();
+    for digest in promised.filter(|digest| is_checked(digest.algorithm)) {
+        if !checked.contains(digest) {
+            checked.push(digest.clone());
+        }
+    }
+    checked
 }
 
 /// Runs `work` on a blocking thread.

@@ -12,17 +12,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
+use md5::Digest as _;
 use penstock_codec::{Codec, Inflater, checksum, gzip_size_hint};
-use penstock_store::Version;
+use penstock_store::{Version, cheapest};
 use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use super::commit::{Finished, temporary_name};
 use super::jail::{open_alone, open_own, remove_own};
-use super::object::{DAMAGED_MOST, Seal, Sink, Workshop, blocking};
+use super::object::{DAMAGED_MOST, Seal, Seen, Sink, Workshop, blocking, checked_of};
 use super::plan::{Item, PART_BYTES};
 use super::progress::Progress;
+use super::undo::HEAD;
 use crate::manifest::Entry;
 
 /// Parts of one object in flight; other objects fill the rest of the pace.
@@ -59,7 +61,7 @@ fn range_of(entry: &Entry, at: u64) -> ByteRange {
 
 pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Result<Finished> {
     let (data_name, state_name) = (temporary_name(&item.target, "part"), temporary_name(&item.target, "done"));
-    let known = known_digests(shop, entry).await?;
+    let (known, encoding) = known_of(shop, item, entry).await?;
     let mut last_damage: Option<Vec<Digest>> = None;
     for _ in 0..DAMAGED_MOST {
         let (partial, missing) = {
@@ -73,8 +75,16 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
         let finished = {
             let (shop, item, entry, known) = (shop.clone(), item.clone(), entry.clone(), known.clone());
             let (partial, data_name) = (partial.clone(), data_name.clone());
-            let state_name = state_name.clone();
+            let (state_name, encoding) = (state_name.clone(), encoding.clone());
             blocking(move || {
+                let mut head = [0; HEAD];
+                let head = &mut head[..HEAD.min(entry.size as usize)];
+                partial
+                    .data
+                    .read_exact_at(head, 0)
+                    .map_err(|error| shop.jail.io_error(item.target.as_bytes(), &error, 0))?;
+                let item = item.settled(shop.options.inflate, encoding.as_deref(), head);
+                let known = Known { digests: known, encoding };
                 let result = finish(&shop, &item, &entry, &partial, &known, &data_name, &state_name);
                 drop(core);
                 Ok(result)
@@ -99,11 +109,19 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
     Err(shop.always_damaged(entry))
 }
 
-/// Checksums of the whole, from the listing or, where it had none, from one more question: parts carry none.
-async fn known_digests(shop: &Workshop, entry: &Entry) -> Result<Vec<Digest>> {
-    let usable = |digests: &[Digest]| digests.iter().any(|digest| whole_crc(digest.algorithm).is_some());
-    if usable(&entry.digests) || !shop.store.capabilities().checksums {
-        return Ok(entry.digests.clone());
+/// What is known of the whole beside its bytes.
+struct Known {
+    digests: Vec<Digest>,
+    encoding: Option<String>,
+}
+
+/// Checksums of the whole and its encoding, from the listing or, where it had none, from one more question: parts carry
+/// no checksum, and may all be here already.
+async fn known_of(shop: &Workshop, item: &Item, entry: &Entry) -> Result<(Vec<Digest>, Option<String>)> {
+    let has_digest = cheapest(&entry.digests).is_some() || !shop.store.capabilities().checksums;
+    let is_settled = !shop.options.inflate || item.undo != Codec::None || entry.encoding.is_some();
+    if has_digest && is_settled {
+        return Ok((entry.digests.clone(), entry.encoding.clone()));
     }
     let _slot = shop.pace.enter().await;
     let meta = shop.store.head(&shop.object_ref(entry).key, shop.deadline).await?;
@@ -114,10 +132,12 @@ async fn known_digests(shop: &Workshop, entry: &Entry) -> Result<Vec<Digest>> {
             have: meta.version.as_ref().map(ToString::to_string).unwrap_or_default(),
         });
     }
-    Ok(meta.digests)
+    let mut digests = entry.digests.clone();
+    digests.extend(meta.digests.into_iter().filter(|digest| !entry.digests.contains(digest)));
+    Ok((digests, meta.encoding))
 }
 
-/// The algorithms that are checked over a whole large object besides our own two.
+/// The CRCs that are checked over a whole large object besides our own two.
 fn whole_crc(algorithm: Algorithm) -> Option<crc_fast::CrcAlgorithm> {
     match algorithm {
         Algorithm::Crc32 => Some(crc_fast::CrcAlgorithm::Crc32IsoHdlc),
@@ -253,14 +273,19 @@ fn finish(
     item: &Item,
     entry: &Entry,
     partial: &Partial,
-    known: &[Digest],
+    known: &Known,
     data_name: &str,
     state_name: &str,
 ) -> Result<Finished, (Error, Vec<Digest>)> {
-    let mut stored = Stored::new(known);
+    let mut stored = Stored::new(&known.digests);
     let whole = |stored: &Stored, shop: &Workshop| {
         let have = stored.digests();
-        shop.compare(entry, &have, known).map(|()| have)
+        shop.compare(entry, &have, &known.digests).map(|()| have)
+    };
+    let seen = |have: &[Digest]| Seen {
+        digests: have[..2].to_vec(),
+        checked: checked_of(known.digests.iter(), |kind| have.iter().any(|digest| digest.algorithm == kind)),
+        encoding: known.encoding.clone(),
     };
     let io = |error: std::io::Error| shop.jail.io_error(item.target.as_bytes(), &error, entry.size);
     if item.undo == Codec::None {
@@ -272,7 +297,7 @@ fn finish(
             .map_err(|error| error.unwrap_or_else(io))?;
             let digests = whole(&stored, shop)?;
             partial.data.sync_all().map_err(io)?;
-            let line = shop.line(item, entry, &partial.data, digests[..2].to_vec(), stored.seal.clone())?;
+            let line = shop.line(item, entry, &partial.data, seen(&digests), stored.seal.clone())?;
             Ok(Finished { line, temporary: data_name.to_owned(), leftovers: vec![state_name.to_owned()] })
         })();
         return done.map_err(|error| (error, stored.digests()));
@@ -318,7 +343,7 @@ fn finish(
     });
     let digests = stored.digests();
     result
-        .and_then(|(file, seal)| shop.line(item, entry, &file, digests[..2].to_vec(), seal))
+        .and_then(|(file, seal)| shop.line(item, entry, &file, seen(&digests), seal))
         .map(|line| Finished { line, temporary, leftovers: vec![data_name.to_owned(), state_name.to_owned()] })
         .map_err(|error| (error, digests))
 }
@@ -333,10 +358,11 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
     Ok(gzip_size_hint(last).max(size))
 }
 
-/// Our own two digests of stored bytes, and the store's where it is another CRC.
+/// Our own two digests of stored bytes, and the store's where it is another CRC; its MD5 only where there is no CRC.
 struct Stored {
     seal: Seal,
     other: Vec<(Algorithm, crc_fast::Digest)>,
+    md5: Option<md5::Md5>,
 }
 
 impl Stored {
@@ -346,12 +372,16 @@ impl Stored {
             .filter(|digest| digest.algorithm != Algorithm::Crc32c)
             .filter_map(|digest| Some((digest.algorithm, crc_fast::Digest::new(whole_crc(digest.algorithm)?))))
             .collect();
-        Self { seal: Seal::default(), other }
+        let md5 = cheapest(known).is_some_and(|digest| digest.algorithm == Algorithm::Md5).then(md5::Md5::default);
+        Self { seal: Seal::default(), other, md5 }
     }
 
     fn update(&mut self, bytes: &[u8]) {
         self.seal.update(bytes);
         self.other.iter_mut().for_each(|(_, crc)| crc.update(bytes));
+        if let Some(md5) = &mut self.md5 {
+            md5.update(bytes);
+        }
     }
 
     /// Ours first.
@@ -361,6 +391,8 @@ impl Stored {
             Algorithm::Crc64Nvme => Digest { algorithm: *algorithm, value: crc.finalize().to_be_bytes().to_vec() },
             algorithm => Digest::of_u32(*algorithm, crc.finalize() as u32),
         }));
+        let md5 = self.md5.clone();
+        digests.extend(md5.map(|md5| Digest { algorithm: Algorithm::Md5, value: md5.finalize().to_vec() }));
         digests
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use penstock_codec::{Codec, strip_suffix};
 use penstock_types::{Error, Key, Result};
 
-use crate::manifest::{Manifest, is_own};
+use crate::manifest::{Manifest, SaidBy, is_own};
 use crate::share::SharePlan;
 
 /// Bytes of one ranged read; an object up to this size is read at once. Large enough that requests cost little (S3
@@ -59,8 +59,10 @@ pub struct Item {
     pub object: usize,
     /// The file's path below the destination.
     pub target: Key,
-    /// What is undone on the way; [`Codec::None`] when bytes stay as stored.
+    /// What is undone on the way; [`Codec::None`] when bytes stay as stored, as far as names tell.
     pub undo: Codec,
+    /// Who said that it is in that codec.
+    pub said_by: Option<SaidBy>,
 }
 
 /// This node's items, and what the others have.
@@ -109,7 +111,7 @@ impl StagePlan {
             .iter()
             .map(|&object| {
                 let (target, undo) = targets[object].clone();
-                Item { object, target, undo }
+                Item { object, target, undo, said_by: (undo != Codec::None).then_some(SaidBy::Suffix) }
             })
             .collect();
         let bytes = shares.loads()[options.node as usize];

@@ -30,6 +30,8 @@ pub struct Progress {
     pub(super) bytes_out: AtomicU64,
     pub(super) resumed_bytes: AtomicU64,
     pub(super) refetched: AtomicU64,
+    pub(super) unchecked: AtomicU64,
+    pub(super) wrong: AtomicU64,
     failures: Mutex<Vec<(Failure, Error)>>,
 }
 
@@ -54,7 +56,9 @@ pub struct Snapshot {
     pub resumed_bytes: u64,
     /// Objects asked for again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Objects that failed.
+    /// Objects for which nobody promised a digest.
+    pub unchecked: u64,
+    /// Objects that failed, or that a verification found wrong.
     pub failed: u64,
 }
 
@@ -87,7 +91,8 @@ impl Progress {
             bytes_out: get(&self.bytes_out),
             resumed_bytes: get(&self.resumed_bytes),
             refetched: get(&self.refetched),
-            failed: self.failures.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+            unchecked: get(&self.unchecked),
+            failed: get(&self.wrong) + self.failures.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
         }
     }
 }

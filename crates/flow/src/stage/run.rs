@@ -3,29 +3,29 @@
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_codec::Codec;
 use penstock_store::StoreSettings;
-use penstock_types::{Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch, Url};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 
-use super::commit::{Committer, adopt_left_behind, is_fatal, temporary_name};
+use super::commit::{adopt_left_behind, temporary_name};
+use super::crew::{Crew, Source};
 use super::jail::{Jail, allocated_at, open_alone, remove_own};
-use super::journal::Journal;
-use super::object::{Workshop, blocking};
-use super::pace::Pace;
+use super::job::Job;
+use super::journal::{Journal, Line};
+use super::object::blocking;
 use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
-use super::progress::{Failure, Progress, Snapshot};
+use super::progress::{Failure, Progress};
 use super::status::{FOLDER, Identity, Leader, replace_own};
-use crate::manifest::{Entry, Manifest, index};
-
-/// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
-const BEHIND: usize = 32;
+use super::undo::{HEAD, unsaid};
+use crate::manifest::{Entry, Manifest, SaidBy, index};
 
 /// What to stage, parsed once at the edge.
 #[derive(Debug, Clone)]
@@ -104,6 +104,9 @@ pub struct Summary {
     pub resumed_bytes: u64,
     /// Objects asked for again because their bytes arrived damaged.
     pub refetched: u64,
+    /// Objects moved for which nobody promised a digest: the manifest holds ours, of the bytes as they arrived.
+    #[serde(default)]
+    pub unchecked: u64,
     /// Requests sent; planned ones in a dry run.
     pub requests: u64,
     /// Requests sent again.
@@ -121,63 +124,12 @@ pub struct Summary {
 }
 
 /// A stage that runs.
-#[derive(Debug)]
-pub struct StageJob {
-    progress: Arc<Progress>,
-    metrics: Arc<Metrics>,
-    cancel: watch::Sender<bool>,
-    ended: Arc<(Mutex<Option<Result<Summary>>>, Condvar)>,
-}
+pub type StageJob = Job<Summary>;
 
 impl StageJob {
     /// Starts it on the runtime and returns at once.
     pub fn start(request: StageRequest, runtime: &Handle) -> Self {
-        let (progress, metrics) = (Arc::new(Progress::default()), Arc::new(Metrics::default()));
-        let (cancel, cancelled) = watch::channel(false);
-        let ended: Arc<(Mutex<Option<Result<Summary>>>, Condvar)> = Arc::default();
-        let work = run(request, progress.clone(), metrics.clone(), cancelled);
-        let signal = ended.clone();
-        runtime.spawn(async move {
-            let result = match tokio::spawn(work).await {
-                Ok(result) => result,
-                Err(join) => Err(Error::bug(format!("the stage ended: {join}"))),
-            };
-            *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
-            signal.1.notify_all();
-        });
-        Self { progress, metrics, cancel, ended }
-    }
-
-    /// What has been done so far.
-    pub fn progress(&self) -> Snapshot {
-        self.progress.snapshot()
-    }
-
-    /// Requests, retries, throttles.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// Asks it to stop: what is in flight is dropped, what is finished is recorded, and it ends with `Interrupted`.
-    pub fn cancel(&self) {
-        self.cancel.send_replace(true);
-    }
-
-    /// Blocks for at most `limit`; `None` while it runs.
-    pub fn wait(&self, limit: Duration) -> Option<Result<Summary>> {
-        let guard = self.ended.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (guard, _) = self
-            .ended
-            .1
-            .wait_timeout_while(guard, limit, |result| result.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
-        guard.clone()
-    }
-}
-
-impl Drop for StageJob {
-    fn drop(&mut self) {
-        self.cancel();
+        Self::spawn(runtime, |progress, metrics, cancelled| run(request, progress, metrics, cancelled))
     }
 }
 
@@ -267,6 +219,7 @@ async fn run(
         summary.bytes_out = snapshot.bytes_out;
         summary.resumed_bytes = snapshot.resumed_bytes;
         summary.refetched = snapshot.refetched;
+        summary.unchecked = snapshot.unchecked;
         summary.requests = metrics.get(Metric::Requests);
         summary.retries = metrics.get(Metric::Retries);
         summary.throttles = metrics.get(Metric::Throttles);
@@ -279,13 +232,6 @@ async fn run(
         leader.end(&result).await;
     }
     result
-}
-
-/// The opened source: the store, and what the manifest's keys are relative to.
-struct Source {
-    store: Arc<dyn penstock_store::Store>,
-    prefix: Key,
-    url: String,
 }
 
 async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline) -> Result<(Source, Manifest)> {
@@ -304,18 +250,7 @@ async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline
         }
         None => index(&*opened.store, &opened.prefix, &request.source, deadline).await?,
     };
-    let prefix = opened.prefix.as_bytes();
-    let prefix = if manifest.url == folder_url {
-        match prefix {
-            b"" => opened.prefix.clone(),
-            bytes if bytes.ends_with(b"/") => opened.prefix.clone(),
-            _ => opened.prefix.join(b"/"),
-        }
-    } else {
-        // One object: keys are relative to its folder.
-        Key::new(prefix[..prefix.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)].to_vec())
-    };
-    Ok((Source { store: opened.store, prefix, url: manifest.url.clone() }, manifest))
+    Ok((Source::of(opened, &folder_url, manifest.url.clone()), manifest))
 }
 
 /// The destination and the stage's own folder in it.
@@ -334,7 +269,7 @@ async fn transfer(
     progress: &Arc<Progress>,
     metrics: &Arc<Metrics>,
     deadline: Deadline,
-    mut cancelled: watch::Receiver<bool>,
+    cancelled: watch::Receiver<bool>,
 ) -> Result<()> {
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
@@ -342,74 +277,23 @@ async fn transfer(
     let resumed = {
         let (jail, folder, node, url) = (jail.clone(), folder.clone(), node.clone(), source.url.clone());
         let (progress, manifest) = (progress.clone(), Arc::new(manifest));
-        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan)).await?
+        let inflate = options.inflate;
+        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan, inflate)).await?
     };
     let Resumed { journal, parts, missing, done, manifest } = resumed;
-    let cores = request.cores.max(1);
-    let (memory_units, whole_most) = Workshop::budgets(options.memory, cores);
-    let shop = Arc::new(Workshop {
-        store: source.store,
-        prefix: source.prefix,
-        source: source.url,
+    let crew = Crew {
+        source,
         jail: jail.clone(),
         parts: parts.clone(),
-        pace: Arc::new(Pace::new(options.concurrency, metrics.clone())),
-        memory: Arc::new(Semaphore::new(memory_units as usize)),
-        memory_units,
-        cores: Arc::new(Semaphore::new(cores)),
-        whole_most,
-        buffers: Mutex::default(),
-        progress: progress.clone(),
+        journal,
         options: options.clone(),
+        cores: request.cores,
+        progress: progress.clone(),
+        metrics: metrics.clone(),
         deadline,
-    });
-    let (finished, inbox) = mpsc::channel();
-    let committer = Committer { jail: jail.clone(), parts: parts.clone(), journal, progress: progress.clone() };
-    let committed = tokio::task::spawn_blocking(move || committer.run(&inbox));
-
-    let mut flying: JoinSet<(usize, Result<()>)> = JoinSet::new();
-    let mut left = missing.iter().cloned().enumerate();
-    let most = options.concurrency.max(1) + BEHIND;
-    let mut outcome = Ok(());
-    loop {
-        while flying.len() < most {
-            let Some((at, item)) = left.next() else { break };
-            let (shop, finished, manifest) = (shop.clone(), finished.clone(), manifest.clone());
-            flying.spawn(async move {
-                let made = shop.make(&item, &manifest.objects[item.object]).await;
-                // A committer that is gone has an error of its own to tell.
-                (at, made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted)))
-            });
-        }
-        let ended = tokio::select! {
-            ended = flying.join_next() => ended,
-            _ = cancelled.wait_for(|stop| *stop) => {
-                outcome = Err(Error::Interrupted);
-                break;
-            }
-        };
-        match ended {
-            None => break,
-            Some(Ok((_, Ok(())))) => {}
-            Some(Ok((_, Err(error)))) if is_fatal(&error) => {
-                outcome = Err(error);
-                break;
-            }
-            Some(Ok((at, Err(error)))) => progress.fail(&manifest.objects[missing[at].object].key, error),
-            Some(Err(join)) => {
-                outcome = Err(Error::bug(format!("an object's task ended: {join}")));
-                break;
-            }
-        }
-    }
-    flying.shutdown().await;
-    drop(finished);
-    let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
-    // The committer's error comes first: it is why the senders met a closed door.
-    let journal = match (journal, outcome) {
-        (Err(error), _) | (Ok(_), Err(error)) => return Err(error),
-        (Ok(journal), Ok(())) => journal,
     };
+    let source_url = crew.source.url.clone();
+    let journal = crew.work(&manifest, &missing, cancelled).await?;
     let name = if options.nodes == 1 { "manifest.json".to_owned() } else { format!("manifest-{node}.json") };
     let is_clean = progress.failures().is_empty();
     let is_alone = options.nodes == 1;
@@ -417,7 +301,9 @@ async fn transfer(
         if is_clean {
             sweep(&parts, is_alone, missing.iter().chain(&done));
         }
-        let json = staged_manifest(&jail, &journal, &manifest, missing.iter().chain(&done)).to_json()?;
+        let mut staged = staged_manifest(&jail, &journal, &manifest, missing.iter().chain(&done));
+        staged.source = Some(source_url);
+        let json = staged.to_json()?;
         let own = jail.make_folder(b".penstock")?;
         replace_own(&own, &name, &json).map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))
     })
@@ -439,6 +325,8 @@ fn staged_manifest<'a>(
                 modified_s: Some(line.mtime_ns as f64 / 1e9),
                 digests: line.digests.clone(),
                 records: from.records,
+                // An object that was moved as stored is still encoded.
+                encoding: line.origin.encoding.clone().filter(|_| line.origin.undone == Codec::None),
                 origin: Some(line.origin.clone()),
                 ..Entry::new(item.target.clone(), line.size)
             })
@@ -493,6 +381,24 @@ struct Resumed {
     manifest: Arc<Manifest>,
 }
 
+/// True for a file that a stage with or without `--inflate` would leave as it is. Names tell of most; an object whose
+/// name says no codec may have been kept compressed, or inflated, under the same name.
+fn is_as_asked(jail: &Jail, line: &Line, inflate: bool) -> bool {
+    if line.inflate == inflate || line.origin.undone_by == Some(SaidBy::Suffix) {
+        return true;
+    }
+    if !inflate {
+        return line.origin.undone == Codec::None;
+    }
+    let mut head = [0; HEAD];
+    let read = jail.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
+    match read {
+        Ok(Ok(read)) => unsaid(line.target.as_bytes(), line.origin.encoding.as_deref(), &head[..read]).is_none(),
+        _ => true, // it is not there, or not whole: what follows will see
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 fn resume(
     jail: &Jail,
     folder: &OwnedFd,
@@ -501,6 +407,7 @@ fn resume(
     progress: &Progress,
     manifest: Arc<Manifest>,
     plan: StagePlan,
+    inflate: bool,
 ) -> Result<Resumed> {
     let place = jail.place(FOLDER.as_bytes());
     let journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
@@ -508,7 +415,8 @@ fn resume(
     let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);
     for item in plan.items {
         let entry = &manifest.objects[item.object];
-        let stands = match journal.line(&item.target).filter(|line| line.is_of(entry)) {
+        let known = journal.line(&item.target).filter(|line| line.is_of(entry));
+        let stands = match known.filter(|line| is_as_asked(jail, line, inflate)) {
             None => false,
             Some(line) if jail.state(item.target.as_bytes())? == Some(line.state()) => true,
             Some(line) => match ["tmp", "part"].map(|kind| temporary_name(&item.target, kind)) {
@@ -529,11 +437,12 @@ fn resume(
                 true => allocated_at(&parts, &temporary_name(&item.target, "part")),
                 false => 0,
             };
-            need = need.saturating_add(entry.size.saturating_sub(there));
+            // A file that was whole before says what it will come to; else the stored bytes say what it takes at least.
+            let size = known.map_or(entry.size, |line| line.size.max(entry.size));
+            need = need.saturating_add(size.saturating_sub(there));
             missing.push(item);
         }
     }
-    // Stored bytes bound what is needed from below, inflated or not.
     let free = jail.free_bytes()?;
     if need > free {
         return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });

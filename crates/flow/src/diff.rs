@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What two manifests hold in common, by logical name. Opens no object: it compares what is known of both.
+//!
+//! A staged copy also knows what each file was made from, so that a copy can be held against its compressed source.
+
+use penstock_codec::Codec;
+use penstock_store::Version;
+use penstock_types::Digest;
+use serde::Serialize;
+
+use crate::manifest::{Entry, Manifest};
+
+/// One object that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// Its logical name, control characters escaped.
+    pub name: String,
+    /// What differs, with both values.
+    pub why: String,
+}
+
+/// What differs between two manifests, and what the sameness of the others rests on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// In the second only.
+    pub added: Vec<String>,
+    /// In the first only.
+    pub removed: Vec<String>,
+    /// In both, and not the same.
+    pub changed: Vec<Change>,
+    /// In both, and the same.
+    pub same: u64,
+    /// Of those: the same digest of the same bytes.
+    pub same_by_digest: u64,
+    /// The same version of the same object.
+    pub same_by_version: u64,
+    /// The same size, and nothing else to compare.
+    pub same_by_size: u64,
+    /// The same name alone: one is compressed and the other is not, and neither knows the other's bytes.
+    pub same_by_name: u64,
+}
+
+impl Difference {
+    /// Nothing differs.
+    pub fn is_same(&self) -> bool {
+        self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
+    }
+}
+
+/// One form in which an object's bytes are known: as they stand, or as its source stores them.
+struct Form<'a> {
+    place: Option<String>,
+    codec: Codec,
+    size: u64,
+    version: Option<&'a Version>,
+    digests: &'a [Digest],
+}
+
+fn forms<'a>(manifest: &Manifest, entry: &'a Entry) -> Vec<Form<'a>> {
+    let place = |folder: &str, key| Some(format!("{folder}{key}"));
+    let mut forms = vec![Form {
+        place: place(&manifest.url, &entry.key),
+        codec: entry.codec,
+        size: entry.size,
+        version: entry.version.as_ref(),
+        digests: &entry.digests,
+    }];
+    if let Some(origin) = &entry.origin {
+        forms.push(Form {
+            place: manifest.source.as_deref().and_then(|source| place(source, &origin.key)),
+            codec: if origin.undone == Codec::None { entry.codec } else { origin.undone },
+            size: origin.size,
+            version: origin.version.as_ref(),
+            digests: &origin.digests,
+        });
+    }
+    forms
+}
+
+enum Verdict {
+    Digest,
+    Version,
+    Size,
+    Name,
+    Differs(String),
+}
+
+/// The strongest evidence that there is decides: digests, then versions of one object, then sizes.
+fn compare(a: &[Form<'_>], b: &[Form<'_>]) -> Verdict {
+    let pairs = || a.iter().flat_map(|a| b.iter().map(move |b| (a, b))).filter(|(a, b)| a.codec == b.codec);
+    let mut differs = None;
+    for (a, b) in pairs() {
+        for have in a.digests {
+            match b.digests.iter().find(|other| other.algorithm == have.algorithm) {
+                Some(other) if other == have => return Verdict::Digest,
+                Some(other) => differs = Some(format!("{have}, then {other}")),
+                None => {}
+            }
+        }
+    }
+    if let Some(why) = differs {
+        return Verdict::Differs(why);
+    }
+    for (a, b) in pairs().filter(|(a, b)| a.place.is_some() && a.place == b.place) {
+        if let (Some(old), Some(new)) = (a.version, b.version) {
+            return match old == new {
+                true => Verdict::Version,
+                false => Verdict::Differs(format!("version {old}, then {new}")),
+            };
+        }
+    }
+    let mut met = false;
+    for (a, b) in pairs() {
+        met = true;
+        if a.size != b.size {
+            return Verdict::Differs(format!("{} bytes, then {}", a.size, b.size));
+        }
+    }
+    if met { Verdict::Size } else { Verdict::Name }
+}
+
+/// Compares two manifests.
+pub fn diff(a: &Manifest, b: &Manifest) -> Difference {
+    let mut found = Difference::default();
+    let (mut old, mut new) = (Groups(&a.objects), Groups(&b.objects));
+    let (mut left, mut right) = (old.next(), new.next());
+    let text = |entry: &Entry| entry.key.to_string();
+    loop {
+        let order = match (&left, &right) {
+            (None, None) => return found,
+            (Some(_), None) => std::cmp::Ordering::Less,
+            (None, Some(_)) => std::cmp::Ordering::Greater,
+            (Some(left), Some(right)) => left[0].logical_name().cmp(right[0].logical_name()),
+        };
+        let (mut olds, mut news): (Vec<&Entry>, Vec<&Entry>) = (Vec::new(), Vec::new());
+        if order.is_le() {
+            olds.extend(left.take().unwrap_or_default());
+            left = old.next();
+        }
+        if order.is_ge() {
+            news.extend(right.take().unwrap_or_default());
+            right = new.next();
+        }
+        // `a` and `a.gz` side by side share a logical name: those of one key belong together.
+        let mut pairs = Vec::new();
+        if olds.len() == 1 && news.len() == 1 {
+            pairs.extend(olds.pop().zip(news.pop()));
+        } else {
+            olds.retain(|entry| match news.iter().position(|other| other.key == entry.key) {
+                Some(at) => {
+                    pairs.push((*entry, news.remove(at)));
+                    false
+                }
+                None => true,
+            });
+        }
+        found.removed.extend(olds.into_iter().map(text));
+        found.added.extend(news.into_iter().map(text));
+        for (old, new) in pairs {
+            let counter = match compare(&forms(a, old), &forms(b, new)) {
+                Verdict::Digest => &mut found.same_by_digest,
+                Verdict::Version => &mut found.same_by_version,
+                Verdict::Size => &mut found.same_by_size,
+                Verdict::Name => &mut found.same_by_name,
+                Verdict::Differs(why) => {
+                    found.changed.push(Change { name: text(new), why });
+                    continue;
+                }
+            };
+            *counter += 1;
+            found.same += 1;
+        }
+    }
+}
+
+/// Runs of objects with one logical name; a manifest holds them in that order.
+struct Groups<'a>(&'a [Entry]);
+
+impl<'a> Iterator for Groups<'a> {
+    type Item = &'a [Entry];
+
+    fn next(&mut self) -> Option<&'a [Entry]> {
+        let first = self.0.first()?;
+        let end = self.0.iter().take_while(|entry| entry.logical_name() == first.logical_name()).count();
+        let (group, rest) = self.0.split_at(end);
+        self.0 = rest;
+        Some(group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_types::Key;
+
+    use super::*;
+    use crate::manifest::Origin;
+
+    fn entry(name: &str, size: u64, digest: Option<&str>) -> Entry {
+        let digests = digest.into_iter().map(|text| text.parse().unwrap()).collect();
+        Entry { digests, ..Entry::new(Key::from(name), size) }
+    }
+
+    fn manifest(objects: Vec<Entry>) -> Manifest {
+        Manifest::new("s3://b/".to_owned(), objects)
+    }
+
+    #[test]
+    fn diff_sorts_names_into_added_removed_changed_and_same() {
+        let a = manifest(vec![entry("a", 1, None), entry("b", 2, None), entry("c", 3, None)]);
+        let b = manifest(vec![entry("b", 2, None), entry("c", 4, None), entry("d", 5, None)]);
+        let found = diff(&a, &b);
+        assert_eq!((found.added, found.removed), (vec!["d".to_owned()], vec!["a".to_owned()]));
+        assert_eq!((found.changed.len(), found.changed[0].name.as_str()), (1, "c"));
+        assert_eq!((found.same, found.same_by_size), (1, 1));
+        assert!(diff(&a, &a).is_same());
+    }
+
+    #[test]
+    fn diff_digests_outweigh_sizes_and_versions() {
+        let mut old = entry("x", 1, Some("crc32c:00000001"));
+        let mut new = entry("x", 1, Some("crc32c:00000002"));
+        (old.version, new.version) = (Some(Version("v".into())), Some(Version("v".into())));
+        assert_eq!(diff(&manifest(vec![old.clone()]), &manifest(vec![new.clone()])).changed.len(), 1);
+        (old.digests, new.digests) = (Vec::new(), Vec::new());
+        assert_eq!(diff(&manifest(vec![old.clone()]), &manifest(vec![new.clone()])).same_by_version, 1);
+        new.version = Some(Version("w".into()));
+        assert_eq!(diff(&manifest(vec![old]), &manifest(vec![new])).changed.len(), 1);
+    }
+
+    #[test]
+    fn diff_of_an_inflated_copy_and_its_source_compares_what_it_was_made_from() {
+        let mut stored = entry("x.gz", 10, None);
+        stored.version = Some(Version("v".into()));
+        let mut copy = entry("x", 99, Some("crc32c:00000001"));
+        copy.origin = Some(Origin { undone: Codec::Gzip, undone_by: None, ..Origin::of(&stored) });
+        let mut staged = Manifest::new("file:///d/".to_owned(), vec![copy]);
+        staged.source = Some("s3://b/".to_owned());
+        assert_eq!(diff(&manifest(vec![stored.clone()]), &staged).same_by_version, 1);
+        stored.version = Some(Version("w".into()));
+        assert_eq!(diff(&manifest(vec![stored.clone()]), &staged).changed.len(), 1);
+        stored.version = None;
+        stored.size = 11;
+        assert_eq!(diff(&manifest(vec![stored]), &staged).changed.len(), 1);
+        assert_eq!(diff(&manifest(vec![entry("x.zst", 3, None)]), &staged).same_by_name, 1);
+    }
+
+    #[test]
+    fn diff_of_names_that_share_a_logical_name_pairs_equal_keys() {
+        let a = manifest(vec![entry("x", 1, None), entry("x.gz", 2, None)]);
+        let b = manifest(vec![entry("x.gz", 2, None)]);
+        let found = diff(&a, &b);
+        assert_eq!((found.removed, found.same), (vec!["x".to_owned()], 1));
+    }
+}

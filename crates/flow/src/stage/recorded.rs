@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a destination says of itself: its manifests say what must be there, its journals what each file is and where it
+//! came from.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use penstock_codec::Codec;
+use penstock_types::{Digest, Key, Result, Url};
+
+use super::jail::{Jail, names_in, open_to_read};
+use super::journal::{Line, scan};
+use super::status::FOLDER;
+use crate::manifest::{Entry, Manifest, Origin, is_own};
+
+/// A document beyond this is no manifest of ours.
+const MAX_DOCUMENT: u64 = 16 << 30;
+
+/// One file as it was when a stage finished it.
+#[derive(Debug, Clone)]
+pub(crate) struct Record {
+    pub target: Key,
+    pub size: u64,
+    pub digests: Vec<Digest>,
+    pub mtime_ns: i64,
+    pub origin: Option<Origin>,
+    /// The folder that the origin's key is relative to.
+    pub source: Option<String>,
+    /// The source's mtime, where it has no versions.
+    pub modified_s: Option<f64>,
+    /// The stage was asked to inflate.
+    pub inflate: bool,
+    /// The journal that knows it.
+    pub journal: String,
+}
+
+/// One manifest of a destination.
+#[derive(Debug)]
+struct Document {
+    /// `0-of-4`.
+    node: String,
+    /// `of-4`: manifests of one launch share it.
+    launch: String,
+    manifest: Manifest,
+}
+
+/// Reads all that is recorded, sorted by target; `None` where nothing was ever staged.
+pub(crate) fn read(jail: &Jail) -> Result<Option<Vec<Record>>> {
+    let documents = documents(jail)?;
+    let mut lines = journal_lines(jail)?;
+    if documents.is_empty() && lines.is_empty() {
+        return Ok(None);
+    }
+    let has_manifest = !documents.is_empty();
+    let mut records: HashMap<Key, Record> = HashMap::new();
+    for Document { node, manifest, .. } in documents {
+        for entry in manifest.objects {
+            let record = match lines.remove(&entry.key) {
+                Some(record) => record,
+                None if records.contains_key(&entry.key) => continue,
+                None => Record {
+                    target: entry.key.clone(),
+                    size: entry.size,
+                    digests: entry.digests,
+                    mtime_ns: (entry.modified_s.unwrap_or_default() * 1e9) as i64,
+                    modified_s: None,
+                    inflate: entry.origin.as_ref().is_some_and(|origin| origin.undone != Codec::None),
+                    origin: entry.origin,
+                    source: manifest.source.clone(),
+                    journal: format!("journal-{node}.jsonl"),
+                },
+            };
+            records.insert(entry.key, record);
+        }
+    }
+    for (target, record) in lines {
+        // What no manifest names may have been taken away on purpose; where it stands it must be right.
+        if !has_manifest || jail.state(target.as_bytes())?.is_some() {
+            records.insert(target, record);
+        }
+    }
+    let mut records: Vec<Record> = records.into_values().filter(|record| !is_own(&record.target)).collect();
+    records.sort_by(|a, b| a.target.cmp(&b.target));
+    Ok(Some(records))
+}
+
+/// The manifest of a folder that `penstock stage` has filled, all nodes' shares in one; `None` where it has not.
+pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
+    let jail = Jail::open_existing(folder)?;
+    let Some(records) = read(&jail)? else { return Ok(None) };
+    let source = records.first().and_then(|record| record.source.clone());
+    let is_one = records.iter().all(|record| record.source == source);
+    let objects = records
+        .into_iter()
+        .map(|record| Entry {
+            modified_s: Some(record.mtime_ns as f64 / 1e9),
+            digests: record.digests,
+            origin: record.origin,
+            ..Entry::new(record.target, record.size)
+        })
+        .collect();
+    let url = Url::from_path(folder).map_or_else(|_| folder.display().to_string(), |url| url.as_folder().to_string());
+    Ok(Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url, objects) }))
+}
+
+/// Gives every manifest in which `change` changes something its new content.
+pub(crate) fn amend(jail: &Jail, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
+    let Some(own) = jail.folder(b".penstock")? else { return Ok(()) };
+    for mut document in documents(jail)? {
+        let changed = document.manifest.objects.iter_mut().map(&mut change).fold(false, |any, one| any | one);
+        if changed {
+            let name = match document.node.as_str() {
+                "0-of-1" => "manifest.json".to_owned(),
+                node => format!("manifest-{node}.json"),
+            };
+            let json = document.manifest.to_json()?;
+            super::status::replace_own(&own, &name, &json)
+                .map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))?;
+        }
+    }
+    Ok(())
+}
+
+/// The manifests of the last launch of each source; those of earlier launches on another number of nodes say what was.
+fn documents(jail: &Jail) -> Result<Vec<Document>> {
+    let Some(own) = jail.folder(b".penstock")? else { return Ok(Vec::new()) };
+    let io = |error: std::io::Error| jail.io_error(b".penstock", &error, 0);
+    let mut found = Vec::new();
+    for name in names_in(&own).map_err(io)? {
+        let node = match name.strip_suffix(".json").and_then(|stem| stem.strip_prefix("manifest")) {
+            Some("") => "0-of-1".to_owned(),
+            Some(node) if node.starts_with('-') => node[1..].to_owned(),
+            _ => continue,
+        };
+        let place = jail.place(format!(".penstock/{name}").as_bytes());
+        let mut bytes = Vec::new();
+        let file: File = open_to_read(&own, &name).map_err(io)?;
+        file.take(MAX_DOCUMENT).read_to_end(&mut bytes).map_err(io)?;
+        let manifest = Manifest::from_json(&bytes, &place)?;
+        let launch = node.split_once('-').map_or("", |(_, nodes)| nodes).to_owned();
+        found.push(Document { node, launch, manifest });
+    }
+    let mut last: HashMap<Option<String>, (f64, String)> = HashMap::new();
+    for Document { launch, manifest, .. } in &found {
+        let newest = last.entry(manifest.source.clone()).or_insert((f64::MIN, String::new()));
+        if manifest.created_s > newest.0 {
+            *newest = (manifest.created_s, launch.clone());
+        }
+    }
+    found.retain(|document| last.get(&document.manifest.source).is_some_and(|(_, launch)| *launch == document.launch));
+    // The later of two that name one file is read first, and holds.
+    found.sort_by(|a, b| b.manifest.created_s.total_cmp(&a.manifest.created_s));
+    Ok(found)
+}
+
+/// The last line of each file, of whatever source.
+fn journal_lines(jail: &Jail) -> Result<HashMap<Key, Record>> {
+    let Some(folder) = jail.folder(FOLDER.as_bytes())? else { return Ok(HashMap::new()) };
+    let mut records: HashMap<Key, Record> = HashMap::new();
+    for name in journals(jail, &folder)? {
+        let file = open_to_read(&folder, &name).map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
+        scan(&file, |source, line| {
+            // A journal is in order; another node's may be older or newer.
+            let holds =
+                records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
+            if holds {
+                let Line { target, size, mtime_ns, digests, origin, modified_s, inflate } = line;
+                let (source, journal, origin) = (Some(source.to_owned()), name.clone(), Some(origin));
+                let record = Record { target, size, digests, mtime_ns, origin, source, modified_s, inflate, journal };
+                records.insert(record.target.clone(), record);
+            }
+        })
+        .map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
+    }
+    Ok(records)
+}
+
+fn journals(jail: &Jail, folder: &OwnedFd) -> Result<Vec<String>> {
+    let names = names_in(folder).map_err(|error| jail.io_error(FOLDER.as_bytes(), &error, 0))?;
+    Ok(names.into_iter().filter(|name| name.starts_with("journal-")).collect())
+}

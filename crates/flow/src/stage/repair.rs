@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Fetches again exactly the files that are wrong, from the folder and at the version that they were staged from.
+//!
+//! The new bytes must be the old ones: a source that is gone or was replaced leaves the file as it is, and says so.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use penstock_types::{Deadline, Error, Key, Metrics, Result};
+use tokio::sync::watch;
+
+use super::crew::{Crew, Source};
+use super::jail::{Jail, names_in, open_own, try_lock};
+use super::journal::Journal;
+use super::object::blocking;
+use super::plan::{Item, StageOptions};
+use super::progress::Progress;
+use super::recorded::{Record, amend};
+use super::status::FOLDER;
+use super::verify::VerifyRequest;
+use crate::manifest::{Entry, Manifest};
+
+/// Repairs what can be; says of the others why not, by their place in `records`. Errs where nothing can be tried at
+/// all: another stage is writing there, or the user interrupted.
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
+pub(crate) async fn repair(
+    request: &VerifyRequest,
+    jail: &Arc<Jail>,
+    records: &Arc<Vec<Record>>,
+    bad: &[usize],
+    deadline: Deadline,
+    progress: &Arc<Progress>,
+    metrics: &Arc<Metrics>,
+    cancelled: &watch::Receiver<bool>,
+) -> Result<HashMap<usize, String>> {
+    let mut why: HashMap<usize, String> = HashMap::new();
+    let mut groups: BTreeMap<(&str, &str, bool), Vec<usize>> = BTreeMap::new();
+    for &at in bad {
+        match &records[at] {
+            Record { source: Some(source), origin: Some(_), journal, inflate, .. } => {
+                groups.entry((source, journal, *inflate)).or_default().push(at);
+            }
+            _ => {
+                why.insert(at, "nothing records where it came from".to_owned());
+            }
+        }
+    }
+    let (folder, _locks) = {
+        let jail = jail.clone();
+        blocking(move || {
+            let folder = jail.make_folder(FOLDER.as_bytes())?;
+            let locks = lock(&jail, &folder)?;
+            Ok((Arc::new(folder), locks))
+        })
+        .await?
+    };
+    for ((source, journal, inflate), group) in groups {
+        let own = Arc::new(Progress::default());
+        let options = StageOptions {
+            inflate,
+            concurrency: request.concurrency,
+            memory: request.memory,
+            ..StageOptions::default()
+        };
+        let (cores, settings) = (request.cores, &request.settings);
+        let outcome = match Source::again(source, settings, metrics.clone()) {
+            Err(error) => Err(error),
+            Ok(source) => {
+                let fetch = Fetch { source, folder: &folder, journal, options, cores, deadline };
+                fetch.work(jail, records, &group, own.clone(), metrics.clone(), cancelled).await
+            }
+        };
+        Progress::add(&progress.bytes_in, own.snapshot().bytes_in);
+        let failed: HashMap<String, String> =
+            own.failures().into_iter().map(|(failure, _)| (failure.key, failure.error)).collect();
+        for &at in &group {
+            let Some(origin) = &records[at].origin else { continue };
+            let reason = failed.get(&origin.key.to_string()).cloned();
+            let reason = reason.or_else(|| outcome.as_ref().err().map(ToString::to_string));
+            why.extend(reason.map(|reason| (at, reason)));
+        }
+        match outcome {
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(_) => {} // of this source; another may do better
+            Ok(journal) => {
+                let (jail, records) = (jail.clone(), records.clone());
+                let fetched: HashSet<Key> = group.iter().map(|&at| records[at].target.clone()).collect();
+                blocking(move || {
+                    amend(&jail, |entry| match journal.line(&entry.key).filter(|_| fetched.contains(&entry.key)) {
+                        Some(line) if line.digests == entry.digests => {
+                            entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
+                            true
+                        }
+                        _ => false,
+                    })
+                })
+                .await?;
+            }
+        }
+    }
+    Ok(why)
+}
+
+/// The files of one source and one journal.
+struct Fetch<'a> {
+    source: Source,
+    folder: &'a Arc<OwnedFd>,
+    journal: &'a str,
+    options: StageOptions,
+    cores: usize,
+    deadline: Deadline,
+}
+
+impl Fetch<'_> {
+    async fn work(
+        self,
+        jail: &Arc<Jail>,
+        records: &[Record],
+        group: &[usize],
+        progress: Arc<Progress>,
+        metrics: Arc<Metrics>,
+        cancelled: &watch::Receiver<bool>,
+    ) -> Result<Journal> {
+        let Self { source, folder, journal, options, cores, deadline } = self;
+        let (mut objects, mut items) = (Vec::new(), Vec::new());
+        for record in group.iter().map(|&at| &records[at]) {
+            let Some(origin) = &record.origin else { continue };
+            let (undo, said_by) = (origin.undone, origin.undone_by);
+            items.push(Item { object: objects.len(), target: record.target.clone(), undo, said_by });
+            objects.push(Entry {
+                version: origin.version.clone(),
+                modified_s: record.modified_s,
+                // What was stored then must be what arrives now.
+                digests: origin.digests.clone(),
+                encoding: origin.encoding.clone(),
+                ..Entry::new(origin.key.clone(), origin.size)
+            });
+        }
+        // Not `Manifest::new` of them, which sorts: items name objects by number.
+        let manifest = Manifest { objects, ..Manifest::new(source.url.clone(), Vec::new()) };
+        let need = group.iter().map(|&at| records[at].size).sum();
+        let (parts, journal) = {
+            let (jail, folder, name, url) = (jail.clone(), folder.clone(), journal.to_owned(), source.url.clone());
+            blocking(move || {
+                let free = jail.free_bytes()?;
+                if need > free {
+                    return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });
+                }
+                let journal = Journal::open(&folder, &name, &url, &jail.place(FOLDER.as_bytes()))?;
+                Ok((Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?), journal))
+            })
+            .await?
+        };
+        let jail = jail.clone();
+        let crew = Crew { source, jail, parts, journal, options, cores, progress, metrics, deadline };
+        crew.work(&Arc::new(manifest), &items, cancelled.clone()).await
+    }
+}
+
+/// Every lock of every node that ever staged here: a repair and a stage do not write beside each other.
+fn lock(jail: &Jail, folder: &OwnedFd) -> Result<Vec<File>> {
+    let io = |error: std::io::Error| jail.io_error(FOLDER.as_bytes(), &error, 4096);
+    let mut names = names_in(folder).map_err(io)?;
+    names.retain(|name| name.starts_with("lock-") && name != "lock-0");
+    names.insert(0, "lock-0".to_owned());
+    let mut held = Vec::with_capacity(names.len());
+    for name in names {
+        let file = open_own(folder, &name).map_err(io)?;
+        if !try_lock(&file).map_err(io)? {
+            return Err(Error::Precondition {
+                place: jail.path().display().to_string(),
+                reason: "a penstock stage is writing there now".to_owned(),
+            });
+        }
+        held.push(file);
+    }
+    Ok(held)
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which codec an object is in when its bytes are here, where its name did not say: the header says so and the first
+//! bytes bear it out, or the first bytes contradict what the name claims. Such an object keeps its name.
+
+use penstock_codec::{Codec, checksum};
+
+use super::plan::Item;
+use crate::manifest::{RecordFormat, SaidBy};
+
+/// First bytes that are enough to tell.
+pub(crate) const HEAD: usize = 12;
+
+/// The codec that a Content-Encoding names; of several, none: nobody stores such objects.
+fn of_header(encoding: &str) -> Codec {
+    match encoding.trim().to_ascii_lowercase().as_str() {
+        "gzip" | "x-gzip" => Codec::Gzip,
+        "zstd" => Codec::Zstd,
+        _ => Codec::None,
+    }
+}
+
+/// The codec that is to be undone, of an object whose name says none.
+pub(crate) fn unsaid(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, SaidBy)> {
+    let seen = Codec::sniff(head);
+    if seen == Codec::None {
+        return None; // a header that lies does no harm
+    }
+    match encoding.map(of_header) {
+        Some(said) if said == seen => Some((seen, SaidBy::Header)),
+        _ if claims_otherwise(name, head) => Some((seen, SaidBy::Content)),
+        _ => None,
+    }
+}
+
+/// The name claims a format whose files never begin like a compressed one. A `.tgz` or a model's `.bin` may be
+/// compressed on purpose.
+fn claims_otherwise(name: &[u8], head: &[u8]) -> bool {
+    match RecordFormat::of_name(name) {
+        RecordFormat::Npy | RecordFormat::Tar | RecordFormat::Jpeg => true,
+        // A record of some 560 kB begins with gzip's first bytes; then the checksum of its length follows.
+        RecordFormat::TfRecord => match (head.first_chunk::<8>(), head.get(8..HEAD)) {
+            (Some(length), Some(crc)) => checksum::crc32c_masked(length).to_le_bytes() != *crc,
+            _ => true,
+        },
+        RecordFormat::Raw => false,
+    }
+}
+
+impl Item {
+    /// The item as its bytes show it to be.
+    pub(crate) fn settled(&self, inflate: bool, encoding: Option<&str>, head: &[u8]) -> Self {
+        match unsaid(self.target.as_bytes(), encoding, head) {
+            Some((undo, said_by)) if inflate && self.undo == Codec::None => {
+                Self { undo, said_by: Some(said_by), ..self.clone() }
+            }
+            _ => self.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsaid_codec_needs_a_header_or_a_name_that_claims_otherwise() {
+        let gzip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 1, 2];
+        for (name, encoding, head, want) in [
+            (&b"a.bin"[..], Some("gzip"), &gzip[..], Some((Codec::Gzip, SaidBy::Header))),
+            (b"a.bin", Some(" X-GZIP "), &gzip, Some((Codec::Gzip, SaidBy::Header))),
+            (b"a.bin", Some("gzip"), b"plain bytes!", None), // undone by a proxy, or a lie
+            (b"a.bin", Some("zstd"), &gzip, None),
+            (b"a.bin", Some("gzip, gzip"), &gzip, None),
+            (b"a.tgz", None, &gzip, None),
+            (b"a.tfrecord", None, &gzip, Some((Codec::Gzip, SaidBy::Content))),
+            (b"a.npy", None, &gzip, Some((Codec::Gzip, SaidBy::Content))),
+            (b"a.npy", None, b"", None),
+        ] {
+            assert_eq!(unsaid(name, encoding, head), want, "{name:?} {encoding:?}");
+        }
+    }
+
+    #[test]
+    fn unsaid_codec_of_a_record_that_begins_like_gzip_is_none() {
+        let length = u64::from_le_bytes([0x1f, 0x8b, 8, 0, 0, 0, 0, 0]);
+        let mut head = length.to_le_bytes().to_vec();
+        head.extend(checksum::crc32c_masked(&length.to_le_bytes()).to_le_bytes());
+        assert_eq!(unsaid(b"a.tfrecord", None, &head), None);
+        head[9] ^= 1;
+        assert!(unsaid(b"a.tfrecord", None, &head).is_some());
+    }
+}

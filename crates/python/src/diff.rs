@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `penstock diff` for Python: two places, each a manifest, a staged folder or anything that can be listed.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use penstock_flow::stage::recorded_manifest;
+use penstock_flow::{Manifest, index};
+use penstock_store::{StoreSettings, open};
+use penstock_types::{Deadline, Error, Metrics, Result, Url};
+use pyo3::prelude::*;
+
+use crate::enter::enter_async;
+use crate::stage::{duration, with_budget};
+
+/// Compares `a` with `b`; returns the difference as JSON.
+#[pyfunction]
+#[pyo3(signature = (a, b, env, *, deadline_s=None, give_up_after_s=None))]
+pub fn diff(
+    py: Python<'_>,
+    a: String,
+    b: String,
+    env: HashMap<String, String>,
+    deadline_s: Option<f64>,
+    give_up_after_s: Option<f64>,
+) -> PyResult<String> {
+    enter_async(py, async move {
+        let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
+        let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
+        let (old, old_is) = manifest_of(&a, &settings, deadline).await?;
+        let (new, new_is) = manifest_of(&b, &settings, deadline).await?;
+        let found = penstock_flow::diff(&old, &new);
+        let side = |manifest: &Manifest, what: &str| serde_json::json!({"url": manifest.url, "read_as": what, "objects": manifest.objects.len()});
+        let bug = |error: serde_json::Error| Error::bug(error.to_string());
+        let mut facts = serde_json::json!({
+            "schema_version": 1,
+            "a": side(&old, old_is),
+            "b": side(&new, new_is),
+            "is_same": found.is_same(),
+        });
+        if let (Some(facts), serde_json::Value::Object(found)) =
+            (facts.as_object_mut(), serde_json::to_value(&found).map_err(bug)?)
+        {
+            facts.extend(found);
+        }
+        serde_json::to_string(&facts).map_err(bug)
+    })
+}
+
+/// The manifest of a place, and what the place turned out to be.
+async fn manifest_of(place: &str, settings: &StoreSettings, deadline: Deadline) -> Result<(Manifest, &'static str)> {
+    let url: Url = place.parse()?;
+    if let Some(path) = url.to_path() {
+        if path.is_dir()
+            && let Some(manifest) = recorded_manifest(&path)?
+        {
+            return Ok((manifest, "stage"));
+        }
+        if is_manifest(&path) {
+            return Ok((Manifest::load(&path)?, "manifest"));
+        }
+    }
+    let opened = open(&url, settings, Arc::<Metrics>::default())?;
+    Ok((index(&*opened.store, &opened.prefix, &url, deadline).await?, "listing"))
+}
+
+fn is_manifest(path: &Path) -> bool {
+    const BEGIN: &[u8] = b"{\"penstock_manifest\"";
+    let mut head = Vec::with_capacity(64);
+    let read = std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut head));
+    // A tool that writes JSON may put spaces anywhere.
+    head.retain(|byte| !byte.is_ascii_whitespace());
+    path.is_file() && read.is_ok() && head.starts_with(BEGIN)
+}

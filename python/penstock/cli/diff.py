@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock diff`: two datasets, compared by what is known of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from penstock.cli.parameters import SECONDS
+
+__all__ = ["command"]
+
+# Names spelt out a kind; all of them stand in the JSON.
+_TOLD = 20
+
+
+@click.command("diff")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
+@click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+def command(a: str, b: str, deadline: float | None, give_up_after: float | None, as_json: bool) -> int:
+    """Compare the datasets A and B by logical name: what was added, removed and changed.
+
+    Each of them is a manifest, a folder that `penstock stage` has filled, or a URL or folder to be listed. No object is
+    opened: digests decide where both sides have them, then versions of one object, then sizes; the answer says which. A
+    staged copy also knows what it was made from, so it can be compared with its compressed source.
+
+    Exit code 0: the same. 1: they differ.
+    """
+    from penstock import stage
+
+    found = stage.diff(a, b, deadline_s=deadline, give_up_after_s=give_up_after)
+    click.echo(json.dumps(found) if as_json else _readable(found))
+    return 0 if found["is_same"] else 1
+
+
+def _readable(found: dict[str, Any]) -> str:
+    lines = [
+        f"{side}  {found[side]['url']}: {found[side]['objects']:,} objects ({found[side]['read_as']})" for side in "ab"
+    ]
+    for sign, kind in (("-", "removed"), ("+", "added"), ("~", "changed")):
+        entries = found[kind]
+        told = [f"{e['name']}  ({e['why']})" if kind == "changed" else e for e in entries[:_TOLD]]
+        lines += [click.style(f"{sign} {text}", fg={"-": "red", "+": "green", "~": "yellow"}[sign]) for text in told]
+        if len(entries) > _TOLD:
+            lines.append(f"{sign} ... and {len(entries) - _TOLD:,} more {kind} (--json lists all)")
+    evidence = [
+        f"{found[f'same_by_{by}']:,} by {by}" for by in ("digest", "version", "size", "name") if found[f"same_by_{by}"]
+    ]
+    lines.append(
+        f"{len(found['added']):,} added, {len(found['removed']):,} removed, {len(found['changed']):,} changed,"
+        f" {found['same']:,} the same" + (f" ({', '.join(evidence)})" if evidence else "")
+    )
+    return "\n".join(lines)

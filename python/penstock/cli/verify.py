@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock verify`: a staged folder, read again from the disk."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.parameters import BYTES, SECONDS
+
+if TYPE_CHECKING:
+    from penstock._native import StageJob
+
+__all__ = ["command"]
+
+# Files spelt out; all that are wrong stand in the JSON.
+_TOLD = 20
+
+
+@click.command("verify")
+@click.argument("destination", metavar="DST")
+@click.option("--repair", is_flag=True, help="Fetch what is wrong again from its source, then verify it.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Most requests in flight while repairing.",
+)
+@click.option(
+    "--memory",
+    type=BYTES,
+    default="1GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Most bytes in flight while repairing.",
+)
+@click.option("--deadline", type=SECONDS, metavar="TIME", help="Wall-clock limit of all of it.")
+@click.option(
+    "--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
+)
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON line.")
+def command(
+    destination: str,
+    repair: bool,
+    concurrency: int,
+    memory: int,
+    deadline: float | None,
+    give_up_after: float | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Read the files that `penstock stage` put into the folder DST, and hold size and digests against its record.
+
+    Bytes come from the disk, not from memory that still holds them. Files that no stage recorded are reported and not
+    touched. --repair fetches exactly what is wrong from where it came from, at the version that was staged: a source
+    that is gone or was replaced leaves the file as it is.
+
+    Exit code 0: all is right. 1: something is wrong; it is listed. 3: nothing was staged there.
+    """
+    from penstock import stage
+
+    job = stage.start_verify(
+        destination,
+        repair=repair,
+        concurrency=concurrency,
+        memory_bytes=memory,
+        deadline_s=deadline,
+        give_up_after_s=give_up_after,
+    )
+    found = _bar(job) if sys.stderr.isatty() and not quiet else stage.wait(job)
+    for wrong in found["wrong"][:_TOLD]:
+        click.echo(f"{click.style(wrong['problem'], fg='red', bold=True)}: {wrong['file']}: {wrong['found']}", err=True)
+        if "not_repaired" in wrong:
+            click.echo(f"  not repaired: {wrong['not_repaired']}", err=True)
+    if (left := len(found["wrong"]) - _TOLD) > 0:
+        click.echo(f"... and {left:,} more (--json lists all)", err=True)
+    if found["wrong"] and not repair:
+        click.echo("  hint: penstock verify DST --repair fetches exactly these again", err=True)
+    click.echo(json.dumps(found) if as_json else _readable(found))
+    return 1 if found["wrong"] else 0
+
+
+def _bar(job: StageJob) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from penstock import stage
+
+    columns = (
+        TextColumn("{task.fields[objects]}"),
+        BarColumn(bar_width=24),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[wrong]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("verify", total=None, objects="reading the record", wrong="")
+
+        def look(now: dict[str, int]) -> None:
+            if now["objects"]:
+                progress.update(
+                    task,
+                    total=max(now["bytes"], 1),
+                    completed=now["done_bytes"],
+                    objects=f"{now['done']:,}/{now['objects']:,}",
+                    wrong=f"{now['failed']:,} wrong" if now["failed"] else "",
+                )
+
+        return stage.wait(job, look=look)
+
+
+def _readable(found: dict[str, Any]) -> str:
+    from penstock.units import format_bytes, format_rate, format_seconds
+
+    rate = format_rate(found["bytes"] / max(found["seconds"], 1e-9))
+    lines = [
+        f"{found['destination']}: {found['objects']:,} files, {format_bytes(found['bytes'])} read in {format_seconds(found['seconds'])} ({rate})",
+        f"  {found['good']:,} right, {len(found['wrong']):,} wrong, {len(found['repaired']):,} repaired",
+    ]
+    if found["strangers_in_all"]:
+        names = ", ".join(found["strangers"][:3]) + (", ..." if found["strangers_in_all"] > 3 else "")
+        lines.append(f"  {found['strangers_in_all']:,} files are none of the stage's: {names}")
+    return "\n".join(lines)

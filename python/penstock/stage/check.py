@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a stage has made, looked at again: `verify` reads files, `diff` reads what is known of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock.stage.job import absolute, local_path, variables, wait
+
+if TYPE_CHECKING:
+    from penstock._native import StageJob
+
+__all__ = ["diff", "start_verify", "verify"]
+
+
+def start_verify(
+    destination: str,
+    *,
+    repair: bool = False,
+    concurrency: int = 64,
+    memory_bytes: int = 1 << 30,
+    deadline_s: float | None = None,
+    give_up_after_s: float | None = None,
+) -> StageJob:
+    """Start reading a staged folder again and return at once; `stage.wait` gives what `verify` does.
+
+    Raises:
+        Unsupported: The destination is no local folder.
+    """
+    from penstock import _native
+
+    return _native.verify(
+        local_path(destination),
+        variables(),
+        repair=repair,
+        concurrency=concurrency,
+        memory_bytes=memory_bytes,
+        deadline_s=deadline_s,
+        give_up_after_s=give_up_after_s,
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def verify(destination: str, **options: Any) -> dict[str, Any]:
+    """Read a staged folder again; `wrong` lists the files that are not what their stage made. Options: `start_verify`'s.
+
+    Raises:
+        NotFound: Nothing was staged there.
+    """
+    return wait(start_verify(destination, **options))
+
+
+def diff(a: str, b: str, *, deadline_s: float | None = None, give_up_after_s: float | None = None) -> dict[str, Any]:
+    """Compare two datasets by logical name: added, removed, changed, same. Each is a manifest, a staged folder or a URL.
+
+    Raises:
+        NotFound, Denied, Unreachable, Throttled: One of them cannot be listed.
+        Corrupt: A manifest that is none.
+    """
+    from penstock import _native
+
+    found: dict[str, Any] = json.loads(
+        _native.diff(absolute(a), absolute(b), variables(), deadline_s=deadline_s, give_up_after_s=give_up_after_s)
+    )
+    return found

@@ -77,6 +77,7 @@ def test_generate_compresses_like_counts(tmp_path):
         ({"compress": "rar"}, "compress"),
         ({"box_mpc": -1.0}, "box"),
         ({"first_universe": 9_999_998}, "seven digits"),
+        ({"seed": -1}, "seed"),
     ],
 )
 def test_generate_impossible_argument_is_named(tmp_path, wrong, named):
@@ -103,3 +104,10 @@ def test_dataset_verb_prints_one_json_line(tmp_path):
     facts = json.loads(done.stdout)
     assert (facts["samples"], facts["voxels"], facts["compress"]) == (2, 16, "gzip")
     assert done.stderr == ""
+
+
+def test_dataset_verb_into_a_store_is_refused_and_makes_no_folder(tmp_path, run_cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = run_cli("dataset", "cosmoflow", "s3://frames/train", "--samples", "1", "--voxels", "16")
+    assert (ran.code, ran.out, "s3://frames/train" in ran.err) == (3, "", True)
+    assert not list(tmp_path.iterdir())

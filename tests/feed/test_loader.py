@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import pickle
+import socket
+import threading
 from itertools import chain
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 import penstock
 from penstock.errors import BudgetExceeded, ConfigError
+from penstock.feed import TensorSpec
 
 from .conftest import batches, dataset, samples
 
@@ -95,6 +99,7 @@ def test_loader_has_one_iterator_at_a_time(shuffled):
         ({}, "exactly one"),
         ({"batch_size": 2, "global_batch": 2}, "exactly one"),
         ({"batch_size": 0}, "0 samples"),
+        ({"batch_size": 2**64}, "make no batch"),
         ({"batch_size": 2, "rank": 1}, "come together"),
         ({"batch_size": 2, "rank": 2, "world": 2}, "2 is not one of 2"),
         ({"batch_size": 2, "tail": "curly"}, "curly"),
@@ -104,6 +109,95 @@ def test_loader_has_one_iterator_at_a_time(shuffled):
 def test_loader_arguments_that_cannot_be_are_refused(shuffled, arguments, words):
     with pytest.raises(ConfigError, match=words):
         penstock.Loader(shuffled, **arguments)
+
+
+def test_loader_epoch_that_cannot_be_is_refused(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=6)
+    for epoch in (-1, 2**64):
+        with pytest.raises(ConfigError, match="not within 0"):
+            loader.set_epoch(epoch)
+    with pytest.raises(ConfigError, match="is no epoch"):
+        loader.load_state_dict({**loader.state_dict(), "epoch": 2**64})
+    with pytest.raises(TypeError):
+        loader.set_epoch(1.5)
+
+
+def test_loader_state_is_json_whatever_integers_were_given(made):
+    opened = dataset(made([1] * 4)).shuffle(np.int64(7), window=np.int32(2))
+    loader = penstock.Loader(opened, batch_size=np.int64(2), memory_bytes=np.int64(1 << 26))
+    loader.set_epoch(np.int64(3))
+    state = loader.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    assert (state["seed"], state["window"], state["epoch"]) == (7, 2, 3)
+
+
+def test_loader_batch_larger_than_the_dataset_is_the_whole_epoch(made):
+    opened = dataset(made([1] * 5))
+    assert batches(penstock.Loader(opened, batch_size=10**9)) == [[0, 1, 2, 3, 4]]
+    assert batches(penstock.Loader(opened, batch_size=10**9, tail="drop")) == []
+
+
+def test_iterator_shared_by_threads_gives_each_batch_once(shuffled):
+    loader = penstock.Loader(shuffled, batch_size=1)
+    walk, found, errors = iter(loader), [], []
+
+    def pull() -> None:
+        try:
+            found.extend(samples(batch)[0] for batch in walk)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=pull) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (sorted(found), errors) == (list(range(20)), [])
+    assert (loader.epoch, loader.state_dict()["cursor"]) == (1, 0)
+
+
+def test_iterator_ended_while_a_thread_waits_in_it_says_so_and_the_epoch_is_not_over(made, monkeypatch):
+    listing = penstock.open(made([1] * 3)).source.manifest().decode()
+    manifest = made([]) / "manifest.json"
+    manifest.write_text(listing.replace(json.loads(listing)["url"], "s3://frames/d/"))
+    errors: list[Exception] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:  # lets clients connect, and never answers
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+            monkeypatch.setenv(name, "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        opened = dataset("s3://frames/d/", manifest=manifest, records_per_object=1)
+        loader = penstock.Loader(opened, batch_size=1)
+        walk = iter(loader)
+
+        def pull() -> None:
+            try:
+                next(walk)
+            except Exception as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=pull)
+        waiting.start()
+        while not walk._turn.locked():  # until the thread is in it
+            assert waiting.is_alive()
+        assert loader.report()["samples"] == 0  # a look from outside neither waits nor fails
+        loader.set_epoch(5)
+        waiting.join(60)
+        assert not waiting.is_alive()
+    assert [str(error) for error in errors] == ["iterator: it has ended, since set_epoch(5) was called"]
+    assert loader.epoch == 5
+
+
+@pytest.mark.parametrize("dtype", ["int16", np.int16, np.dtype("int16"), "torch.int16"])
+def test_tensor_takes_the_dtypes_of_other_libraries(dtype):
+    assert penstock.tensor(dtype, np.zeros((3, 2)).shape) == TensorSpec("int16", (3, 2))
+    assert penstock.tensor(dtype, (np.int64(3),)).shape == (3,)
+
+
+@pytest.mark.parametrize("shape", [4, (-1,), (1.5,), ("3",)])
+def test_tensor_shape_that_cannot_be_is_refused(shape):
+    with pytest.raises(ConfigError, match="whole numbers"):
+        penstock.tensor("int16", shape)
 
 
 def test_loader_without_fields_says_how_to_give_them(made):

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import penstock
-from penstock.errors import ConfigError, Denied, NotFound
+from penstock.errors import ConfigError, Denied, NotFound, SystemFault
 
 from .conftest import batches, dataset, write
 
@@ -26,6 +26,42 @@ def test_open_takes_folders_patterns_and_single_objects(made, monkeypatch):
     assert order("data") == order(folder)
     with pytest.raises(NotFound, match=r"\.nothing"):
         penstock.open(f"{folder}/*.nothing")
+
+
+def test_open_of_a_folder_with_pattern_letters_in_its_name_is_that_folder(tmp_path):
+    assert order(write(tmp_path / "run [1]?*", [1] * 6)) == order(write(tmp_path / "plain", [1] * 6))
+
+
+def test_open_of_an_empty_text_does_not_list_the_working_directory(made, monkeypatch):
+    monkeypatch.chdir(made([1]))
+    with pytest.raises(ConfigError, match="empty"):
+        penstock.open("")
+
+
+def test_open_of_an_empty_folder_says_that_it_holds_nothing(tmp_path):
+    with pytest.raises(NotFound, match="any object under file://"):
+        penstock.open(tmp_path)
+
+
+def test_open_with_a_manifest_that_cannot_be_read_is_one_of_our_errors(made, tmp_path):
+    folder = made([1])
+    with pytest.raises(NotFound, match=r"no\.json"):
+        penstock.open(folder, manifest=tmp_path / "no.json")
+    with pytest.raises(SystemFault, match="directory"):
+        penstock.open(folder, manifest=tmp_path)
+
+
+def test_open_of_objects_beside_their_inflated_copies_is_refused(tmp_path):
+    folder = write(tmp_path / "both", [1, 1])
+    write(folder, [1, 1], codec="none")
+    with pytest.raises(ConfigError, match=r"`part-0000.tfrecord` and `part-0000.tfrecord.gz`"):
+        penstock.open(folder)
+    assert order(f"{folder}/*.gz") == order(f"{folder}/*.tfrecord")
+
+
+def test_dataset_repr_says_what_it_is(made):
+    text = repr(dataset(made([1, 1])).shuffle(3))
+    assert all(part in text for part in ("/data/", "2 objects", "x int16 [3, 2]", "seed 3"))
 
 
 def test_open_takes_the_listing_from_a_manifest(made, tmp_path):

@@ -257,3 +257,18 @@ def test_stage_interrupted_ends_with_130_and_goes_on_later(asked, slow_bucket, r
     assert all(slow_bucket.want[name] == body for name, body in kept.items())
     last = facts(run_cli("stage", slow_bucket.url, dst, "--inflate", "--json", env=env))
     assert (last["skipped"] >= len(kept), tree(dst) == slow_bucket.want) == (True, True)
+
+
+def test_index_of_an_empty_text_is_refused(run_cli, tmp_path):
+    (tmp_path / "mine").write_text("not to be listed")
+    for arguments in (("index", ""), ("stage", "", tmp_path / "dst")):
+        ran = run_cli(*arguments, cwd=tmp_path)
+        assert (ran.code, ran.out, "it is empty" in ran.err) == (2, "", True)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_index_into_a_folder_that_is_not_there_says_so(run_cli, tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(b"x")
+    ran = run_cli("index", tmp_path, "-o", tmp_path / "no" / "m.json")
+    assert (ran.code, ran.out) == (3, "")
+    assert f"the folder {tmp_path / 'no'} does not exist" in ran.err

@@ -11,7 +11,7 @@ use std::path::Path;
 use futures::TryStreamExt;
 use penstock_codec::{Codec, strip_suffix};
 use penstock_store::{Meta, Store, Version};
-use penstock_types::{Deadline, Digest, Error, Key, Result, Url, unix_now};
+use penstock_types::{Deadline, Digest, Error, Key, Result, Scheme, Url, unix_now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -384,7 +384,9 @@ pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadlin
             Err(error) => return Err(error),
         }
     }
-    Err(Error::NotFound { place: url.to_string() })
+    // A local folder that is not there was told by its store: this one is there, and empty.
+    let place = if url.scheme == Scheme::File { format!("any object under {url}") } else { url.to_string() };
+    Err(Error::NotFound { place })
 }
 
 /// True for a key with a component that is Penstock's own.

@@ -193,7 +193,8 @@ impl PySource {
     #[pyo3(signature = (url, manifest, env))]
     fn open(py: Python<'_>, url: &str, manifest: Option<Vec<u8>>, env: HashMap<String, String>) -> PyResult<Self> {
         let url: Url = enter(py, || url.parse())?;
-        let pattern = split_glob(&url);
+        // `exp[1]` may be a folder's name: what is there under the very name is meant.
+        let pattern = split_glob(&url).filter(|_| !url.to_path().is_some_and(|path| path.exists()));
         let folder = pattern.as_ref().map_or(&url, |(folder, _)| folder).clone();
         let mut listed = match manifest {
             Some(json) => enter(py, || {

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use crate::grouped;
+
 /// Shorthand for results with our [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -109,7 +111,7 @@ pub enum Error {
         by: String,
     },
     /// The memory budget is too small for what was asked.
-    #[error("{what} needs {need} bytes and the memory budget is {budget} bytes")]
+    #[error("{what} needs {} bytes and the memory budget is {} bytes", grouped(*need), grouped(*budget))]
     BudgetExceeded {
         /// What needs the memory.
         what: String,
@@ -119,11 +121,11 @@ pub enum Error {
         budget: u64,
     },
     /// The disk is full.
-    #[error("{place} has {free} bytes free and {need} are needed")]
+    #[error("{}", no_space(place, *need, *free))]
     NoSpace {
         /// Path.
         place: String,
-        /// Bytes needed.
+        /// Bytes needed; 0 when only a write was refused.
         need: u64,
         /// Bytes free.
         free: u64,
@@ -163,6 +165,13 @@ pub enum Error {
         /// What should not be.
         what: String,
     },
+}
+
+fn no_space(place: &str, need: u64, free: u64) -> String {
+    match need {
+        0 => format!("{place} could not be written: its disk is full"),
+        need => format!("{place} has {} bytes free and {} are needed", grouped(free), grouped(need)),
+    }
 }
 
 impl Error {
@@ -279,6 +288,7 @@ mod tests {
     fn io_errors_become_actionable_variants() {
         let full = std::io::Error::from_raw_os_error(28);
         assert_eq!(Error::from_io("/d", &full).code(), "no-space");
+        assert_eq!(Error::from_io("/d", &full).to_string(), "/d could not be written: its disk is full");
         let denied = std::io::Error::from_raw_os_error(13);
         assert_eq!(Error::from_io("/d", &denied).code(), "denied");
     }

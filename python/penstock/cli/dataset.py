@@ -21,7 +21,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(file_okay=False))
 @click.option("--samples", type=int, required=True, help="Samples to make, one file each.")
 @click.option(
     "--voxels",
@@ -56,7 +56,7 @@ def command() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")
 def cosmoflow(
-    out: Path,
+    out: str,
     samples: int,
     voxels: int,
     box_mpc: float | None,
@@ -77,13 +77,17 @@ def cosmoflow(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from penstock.datasets.cosmoflow import generate
+    from penstock.errors import Unsupported
+    from penstock.units import format_bytes
 
+    if "://" in out:
+        raise Unsupported(f"{out} is in a store: datasets are made in a local folder", where=out)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("samples", total=samples)
         summary = generate(
-            out,
+            Path(out),
             samples=samples,
             voxels=voxels,
             seed=seed,
@@ -94,9 +98,9 @@ def cosmoflow(
             progress=lambda _stored, done: bar.update(task, completed=done),
         )
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "out": str(out), **asdict(summary)}))
+        click.echo(json.dumps({"schema_version": 1, "out": out, **asdict(summary)}))
     else:
         ratio = summary.bytes_inflated / summary.bytes_stored
         click.echo(
-            f"{out}: {summary.samples} samples of {voxels}³ x 4, {summary.bytes_stored / 1e6:.1f} MB stored, {ratio:.1f}x compressed"
+            f"{out}: {summary.samples} samples of {voxels}³ x 4, {format_bytes(summary.bytes_stored)} stored, {ratio:.1f}x compressed"
         )

@@ -67,8 +67,9 @@ def command(
     from penstock.emulation import Emulator, tier_book
 
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise NotFound(f"{folder} {what}", where=str(folder), hint=f"make it first: mkdir -p {folder}")
+        if folder.exists():
+            raise NotFound(f"{folder} is not a folder", where=str(folder))
+        raise NotFound(f"{folder} does not exist", where=str(folder), hint=f"make it first: mkdir -p {folder}")
     _refuse_remote(bind, allow_remote)
     # Blocked before the server's threads begin, so that they inherit it and the signal waits for `sigwait` below.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)

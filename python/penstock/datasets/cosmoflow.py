@@ -138,6 +138,8 @@ def generate(
         ConfigError: An argument that cannot be, or a folder that holds other files.
         NoSpace, Denied, SystemFault: The folder cannot be written; no partial file is left under a sample's name.
     """
+    if seed < 0:
+        raise ConfigError(f"seed: {seed} is less than 0", where="seed")
     _check(samples, voxels, cubes_per_universe, first_universe, compress, box_mpc)
     box = default_box_mpc(voxels) if box_mpc is None else box_mpc
     names = [

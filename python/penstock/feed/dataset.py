@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from penstock import _native, env
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Denied, NotFound, SystemFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,16 +29,21 @@ class TensorSpec:
     shape: tuple[int, ...]
 
 
-def tensor(dtype: str, shape: Sequence[int]) -> TensorSpec:
-    """A field: `tensor("int16", (128, 128, 128, 4))`.
+def tensor(dtype: object, shape: Sequence[SupportsIndex]) -> TensorSpec:
+    """A field: `tensor("int16", (128, 128, 128, 4))`. NumPy's and torch's own dtypes are taken too.
 
     Raises:
         ConfigError: A side that is no whole number of at least 0. An unknown dtype is refused by the loader.
     """
-    sides = tuple(shape)
-    if not all(isinstance(side, int) and side >= 0 for side in sides):
-        raise ConfigError(f"shape: {sides} has a side that is no whole number", where="shape")
-    return TensorSpec(str(dtype), sides)
+    try:
+        sides = tuple(operator.index(side) for side in shape)
+    except TypeError:
+        sides = (-1,)
+    if any(side < 0 for side in sides):
+        raise ConfigError(f"shape: {shape!r} is no row of whole numbers (one side: `(4,)`)", where="shape")
+    # `numpy.int16` is a class of that name, `torch.int16` prints as itself: neither library is imported here.
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+    return TensorSpec(name, sides)
 
 
 @dataclass(slots=True)
@@ -47,7 +53,7 @@ class _Counts:
     found: _native.Counted | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Dataset:
     """A listed dataset. Immutable; `fields` and `shuffle` give new ones. Pickles without connections or credentials."""
 
@@ -75,11 +81,21 @@ class Dataset:
             seed: 0 to 2^64 - 1.
             window: Objects whose samples mix; by default 16, fewer (at least 2) where objects hold over 1,024 records.
         """
+        # Plain numbers, so that a state is JSON whatever kind of integer was given.
+        seed = operator.index(seed)
+        window = None if window is None else operator.index(window)
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
-        if window is not None and window < 1:
+        if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} objects cannot be mixed", where="window")
         return replace(self, seed=seed, asked_window=window)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name} {spec.dtype} {list(spec.shape)}" for name, spec in self.specs)
+        parts = [self.url, f"{self.source.objects:,} objects"]
+        parts += [f"fields {fields}"] if fields else []
+        parts += [f"seed {self.seed}"] if self.seed is not None else []
+        return f"Dataset({', '.join(parts)})"
 
     @property
     def url(self) -> str:
@@ -137,16 +153,30 @@ def open(  # noqa: A001 - the verb is the API
         records_per_object: Records in every object, where that is known; else the ladder finds out.
     Raises:
         NotFound: Nothing is there.
+        ConfigError: An object lies beside its inflated copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store refused.
     """
-    text = os.fspath(url)
+    text = os.fsdecode(url)
+    if not text:
+        raise ConfigError("url: it is empty", where="url", hint="the working directory is `.`")
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
         text = str(Path(text).absolute()) + tail
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(f"records_per_object: {records_per_object} is less than 1", where="records_per_object")
-    listed = Path(manifest).read_bytes() if manifest is not None else None
+    listed = None if manifest is None else _read(Path(manifest))
     source = _native.Source.open(text, listed, dict(env.read()))
     if source.ignored:
         _LOG.warning("%s: %d objects are no .tfrecord by name and are left aside", source.url, source.ignored)
     return Dataset(source, records_per_object=records_per_object)
+
+
+def _read(manifest: Path) -> bytes:
+    try:
+        return manifest.read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"{manifest} does not exist", where=str(manifest)) from None
+    except PermissionError as error:
+        raise Denied(f"{manifest} may not be accessed: {error.strerror}", where=str(manifest)) from None
+    except OSError as error:
+        raise SystemFault(f"{manifest}: {error.strerror}", where=str(manifest)) from None

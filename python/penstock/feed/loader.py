@@ -7,7 +7,9 @@ does, and are built in the process that iterates: a loader may be made before a 
 
 from __future__ import annotations
 
+import operator
 import os
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -31,11 +33,23 @@ _TAILS = ("ragged", "drop", "pad")
 Batch = TypeVar("Batch")
 
 
+def _whole(value: int | None) -> int | None:
+    """A plain number of any integer (NumPy's too); raises TypeError for a float or a text."""
+    return None if value is None else operator.index(value)
+
+
+def _epoch_number(epoch: int) -> int:
+    epoch = operator.index(epoch)
+    if not 0 <= epoch < 2**63:
+        raise ConfigError(f"epoch: {epoch} is not within 0 to 2^63 - 1", where="epoch")
+    return epoch
+
+
 def _sizes(batch_size: int | None, global_batch: int | None, world: int) -> int:
     if (batch_size is None) == (global_batch is None):
         raise ConfigError("batch_size: give exactly one of batch_size (per rank) and global_batch", where="batch_size")
     size = global_batch if batch_size is None else batch_size * world
-    if size is None or size < 1:
+    if size is None or not 1 <= size < 2**63:
         name = "global_batch" if batch_size is None else "batch_size"
         raise ConfigError(f"{name}: {size} samples make no batch", where=name)
     return size
@@ -87,6 +101,8 @@ class BaseLoader(Generic[Batch]):
             )
         if tail not in _TAILS:
             raise ConfigError(f"tail: `{tail}` is none of {', '.join(_TAILS)}", where="tail")
+        batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
+        memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
         if (rank is None) != (world is None):
             raise ConfigError("rank: rank and world come together", where="rank")
         if rank is None or world is None:
@@ -183,8 +199,7 @@ class BaseLoader(Generic[Batch]):
         Raises:
             ConfigError: A negative epoch.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch: {epoch} is less than 0", where="epoch")
+        epoch = _epoch_number(epoch)
         if epoch != self._epoch:
             self._supersede(f"set_epoch({epoch}) was called")
             self._epoch, self._cursor, self._resume = epoch, 0, 0
@@ -215,7 +230,7 @@ class BaseLoader(Generic[Batch]):
                     f"state: its {name} is {state.get(name)!r} and this loader's is {mine[name]!r}", where="state"
                 )
         epoch, cursor = state.get("epoch"), state.get("cursor")
-        if not isinstance(epoch, int) or epoch < 0:
+        if not isinstance(epoch, int) or not 0 <= epoch < 2**63:
             raise ConfigError(f"state: epoch {epoch!r} is no epoch", where="state")
         if not isinstance(cursor, int) or not 0 <= cursor <= mine["samples"]:
             raise ConfigError(f"state: cursor {cursor!r} is not within {mine['samples']} samples", where="state")
@@ -262,6 +277,7 @@ class _Epoch(Generic[Batch]):
         self._epoch = epoch
         self._why: str | None = None
         self._pid = os.getpid()
+        self._turn = threading.Lock()
         self._began = time.perf_counter()
         self._left_at = self._began
         self._measured = loader._measured = reporting.Measured(epoch=epoch)  # noqa: SLF001 - one unit, two classes
@@ -272,22 +288,36 @@ class _Epoch(Generic[Batch]):
         return self
 
     def __next__(self) -> Batch:
+        if self._pid != os.getpid():
+            return self._step()  # refused there; the lock may be held for ever
+        with self._turn:  # threads that share an iterator take turns
+            return self._step()
+
+    def _raise_if_ended(self) -> None:
         if self._why is not None:
             raise ConfigError(f"iterator: it has ended, since {self._why}", where="iterator")
         if self._run is None:
             raise StopIteration
+
+    def _step(self) -> Batch:
+        self._raise_if_ended()
+        run = self._run
+        assert run is not None
         called = time.perf_counter()
         measured, loader = self._measured, self._loader
         if measured.batches:
             measured.compute_s += called - self._left_at
         try:
-            got = self._run.next()
-        except BaseException:
-            self.measure()
+            got = run.next()
+        except BaseException as error:
+            if isinstance(error, ConfigError):
+                self._raise_if_ended()  # by another thread, which was closing the run
+            self._measure()
             self.close()
             raise
         if got is None:
-            self.measure()
+            self._raise_if_ended()  # by another thread, while this one waited: the epoch is not exhausted
+            self._measure()
             measured.complete = True
             measured.wait_s += time.perf_counter() - called
             measured.wall_s = time.perf_counter() - self._began
@@ -309,6 +339,14 @@ class _Epoch(Generic[Batch]):
         return batch
 
     def measure(self) -> None:
+        """Brings the measured pass up to date; while a thread waits for a batch, it stays as of the last one."""
+        if self._pid == os.getpid() and self._turn.acquire(blocking=False):
+            try:
+                self._measure()
+            finally:
+                self._turn.release()
+
+    def _measure(self) -> None:
         """Brings the native side's times and counters into the measured pass."""
         if self._run is not None and self._pid == os.getpid():
             self._measured.timing = self._run.timing()

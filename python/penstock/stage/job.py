@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import env
-from penstock.errors import ConfigError, Interrupted, Unsupported
+from penstock.errors import ConfigError, Interrupted, NotFound, Unsupported
 from penstock.ranks import Rank
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def absolute(url: str) -> str:
     """A URL as it is, a path from the root: the core knows no working directory."""
     if "://" in url:
         return url
+    if not url:
+        raise ConfigError("url: it is empty", where="url", hint="the working directory is `.`")
     return os.path.abspath(url) + ("/" if url.endswith("/") else "")  # noqa: PTH100 - links are not resolved
 
 
@@ -136,6 +138,8 @@ def index(
     path = None if output is None else Path(output)
     if path is not None and path.is_dir():
         raise ConfigError(f"--output: {path} is a folder", where="--output")
+    if path is not None and not path.parent.is_dir():  # said before the listing, not after it
+        raise NotFound(f"--output: the folder {path.parent} does not exist", where="--output")
     facts: dict[str, Any] = json.loads(
         _native.index(absolute(url), variables(), output=path, deadline_s=deadline_s, give_up_after_s=give_up_after_s)
     )

@@ -82,13 +82,13 @@ impl Steps {
 
     /// Where the epoch stands once batch `k` is delivered: the positions before it are done.
     pub fn cursor_after(&self, k: u64) -> u64 {
-        (self.cursor + (k + 1) * self.global_batch).min(self.samples)
+        self.cursor.saturating_add((k + 1).saturating_mul(self.global_batch)).min(self.samples)
     }
 
     /// The positions of batch `k` on all ranks; beyond `samples` where the tail is padded.
     pub fn batch(&self, k: u64) -> Range<u64> {
         let start = self.cursor + k * self.global_batch;
-        let end = start + self.global_batch;
+        let end = start.saturating_add(self.global_batch);
         start..if self.tail == Tail::Pad { end } else { end.min(self.samples) }
     }
 
@@ -101,7 +101,9 @@ impl Steps {
 
     /// The most rows that a batch of this rank can have.
     pub fn most_rows(&self) -> u64 {
-        self.global_batch.div_ceil(self.world)
+        // A padded batch is as large as was asked; no other has more rows than there are samples.
+        let most = if self.tail == Tail::Pad { self.global_batch } else { self.global_batch.min(self.samples) };
+        most.div_ceil(self.world)
     }
 }
 
@@ -292,6 +294,12 @@ mod tests {
         let order = Order::new(Counts::Equal { objects: 6, each: 10 }, Some(Shuffle { seed: 3, window: 3 }));
         let steps = Steps { samples: 60, cursor: 0, global_batch: 7, rank: 0, world: 1, tail: Tail::Ragged };
         assert_eq!(Tasks::new(order.epoch(0), steps).count(), 6);
+    }
+
+    #[test]
+    fn a_batch_beyond_the_samples_has_their_rows_and_ends_the_epoch() {
+        let steps = Steps { samples: 5, cursor: 2, global_batch: u64::MAX, rank: 0, world: 2, tail: Tail::Ragged };
+        assert_eq!((steps.count(), steps.batch(0), steps.cursor_after(0), steps.most_rows()), (1, 2..5, 5, 3));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_types::{DType, Error, Result, TensorSpec};
+use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
 /// Alignment of every field in a slot.
 const ALIGN: usize = 256;
@@ -83,15 +83,18 @@ impl Memory {
                 0,
             )
         };
-        let refused = || Error::BudgetExceeded { what: "a batch".to_owned(), need: bytes as u64, budget: 0 };
+        let refused = |why: std::io::Error| Error::System {
+            place: "memory".to_owned(),
+            reason: format!("the system has no {} bytes for a batch: {why}", grouped(bytes as u64)),
+        };
         if start == libc::MAP_FAILED {
-            return Err(refused());
+            return Err(refused(std::io::Error::last_os_error()));
         }
         if bytes >= HUGE {
             // SAFETY: the range is the mapping just made; the call is advice and may be refused.
             unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
         }
-        Ok(Self { start: NonNull::new(start.cast()).ok_or_else(refused)?, bytes })
+        Ok(Self { start: NonNull::new(start.cast()).ok_or_else(|| Error::bug("a mapping at address 0"))?, bytes })
     }
 }
 

@@ -54,6 +54,16 @@ impl Source {
         if manifest.objects.is_empty() {
             return Err(Error::NotFound { place: format!("any object under {}", manifest.url) });
         }
+        // Of an object and its inflated copy each sample would be read twice, and nothing would say so.
+        if let Some(pair) = manifest.objects.windows(2).find(|pair| pair[0].logical_name() == pair[1].logical_name()) {
+            return Err(Error::config(
+                "dataset",
+                format!(
+                    "{} holds `{}` and `{}`, the same samples twice; name one kind by a pattern (as {}*.gz)",
+                    manifest.url, pair[0].key, pair[1].key, manifest.url
+                ),
+            ));
+        }
         let ignored = all - manifest.objects.len();
         Ok(Self { store, base, manifest, metrics, ignored })
     }

@@ -355,3 +355,14 @@ fn a_budget_not_given_holds_what_must_be_held() {
     assert_eq!(budget(6), 1 << 30);
     assert!(budget(1 << 30) >= 2 * 2 * 4 * (1 << 30), "two batches of four may be open, twice over");
 }
+
+#[test]
+fn an_object_beside_its_inflated_copy_is_refused_with_both_names() {
+    let world = World::new("feed-twice");
+    world.fill(&[1, 1], true);
+    world.fill(&[1, 1], false);
+    let manifest = world.list().unwrap();
+    let error = Source::new(world.store.clone(), world.prefix.into(), manifest, Arc::default()).unwrap_err();
+    let text = error.to_string();
+    assert!(error.code() == "config" && text.contains("`o000.tfrecord` and `o000.tfrecord.gz`"), "{text}");
+}

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock import errors
+    from penstock import errors, torch
     from penstock._native import __version__
-    from penstock.feed import Dataset, Loader, open, tensor, torch  # noqa: A004
+    from penstock.feed import Dataset, Loader, open, tensor  # noqa: A004
 
 __all__ = ["Dataset", "Loader", "__version__", "errors", "open", "tensor", "torch"]
 
@@ -24,7 +24,7 @@ _HOMES = {
     "tensor": "penstock.feed",
     "__version__": "penstock._native",
 }
-_MODULES = {"errors": "penstock.errors", "torch": "penstock.feed.torch"}
+_MODULES = {"errors": "penstock.errors", "torch": "penstock.torch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 import tokenize
@@ -111,6 +112,24 @@ def test_error_becomes_two_lines_and_its_exit_code(failing, capsys, kind):
         "",
         f"error[{kind.code}]: s3://b/k ends inside record 88 (want 5, have 3)\n  hint: try again\n",
     )
+
+
+@pytest.mark.parametrize(("setting", "is_coloured"), [("", True), ("1", False)])
+def test_error_on_a_terminal_has_colour_unless_no_color_is_set(tmp_path, setting, is_coloured):
+    ours, theirs = pty.openpty()
+    program = Path(sys.executable).with_name("penstock")
+    subprocess.run(
+        [program, "index", tmp_path / "nothing"],
+        env={**os.environ, "NO_COLOR": setting, "TERM": "xterm"},
+        stderr=theirs,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    told = os.read(ours, 4096)
+    os.close(ours)
+    assert (b"error[not-found]" in told, b"\x1b[31m" in told) == (True, is_coloured)
 
 
 def test_error_with_debug_shows_where_it_was_raised(failing):

@@ -163,3 +163,22 @@ def test_ctrl_c_ends_a_wait_on_a_stalled_store(made, tmp_path):
             connection.close()
     assert "KeyboardInterrupt" in err
     assert child.returncode in (-signal.SIGINT, 130, 1)
+
+
+NO_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import penstock
+opened = penstock.open(sys.argv[1]).fields(y=penstock.tensor("float32", (4,)))
+try:
+    iter(penstock.Loader(opened, batch_size=1))
+except penstock.errors.Unsupported as error:
+    print(error.hint)
+"""
+
+
+def test_loader_without_numpy_says_what_to_install(made):
+    done = subprocess.run(
+        [sys.executable, "-c", NO_NUMPY, str(made([1]))], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "pip install 'penstock[numpy]'\n"

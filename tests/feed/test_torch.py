@@ -52,3 +52,9 @@ def test_torch_loader_takes_rank_and_world_from_the_process_group(shuffled, tmp_
     finally:
         torch.distributed.destroy_process_group()
     assert (loader.rank, loader.world) == (0, 1)
+
+
+def test_torch_loader_is_imported_as_a_module_too():
+    from penstock.torch import Loader
+
+    assert Loader is penstock.torch.Loader

@@ -142,7 +142,8 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
 
 
 def _tell(error: PenstockError) -> None:
-    click.echo(f"{click.style(f'error[{error.code}]', fg='red', bold=True)}: {error}", err=True)
+    plain = False if read().get("NO_COLOR") else None  # None: colour where stderr is a terminal
+    click.echo(f"{click.style(f'error[{error.code}]', fg='red', bold=True)}: {error}", err=True, color=plain)
     if error.hint:
         click.echo(f"  hint: {error.hint}", err=True)
 

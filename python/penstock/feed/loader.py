@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock import _native, env, ranks
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unsupported
 from penstock.feed import report as reporting
 
 if TYPE_CHECKING:
@@ -376,8 +376,14 @@ class Loader(BaseLoader[dict[str, Any]]):
     """Iterates dicts of NumPy arrays that share the feed's memory: writable, and valid for as long as they are kept."""
 
     def _prepare(self) -> None:
-        from penstock.feed.numpy import array
-
+        try:
+            from penstock.feed.numpy import array
+        except ModuleNotFoundError as error:
+            if error.name != "numpy":
+                raise
+            raise Unsupported(
+                "penstock.Loader gives NumPy arrays, and numpy is not installed", hint="pip install 'penstock[numpy]'"
+            ) from None
         self._array = array
 
     def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[dict[str, Any], float]:

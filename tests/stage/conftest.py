@@ -18,11 +18,22 @@ def put_object(tmp_path):
     """Puts one object by a foreign client, whose keys go out as they are."""
     aws = str(Path(sys.executable).with_name("aws"))
 
-    def put(served, key: bytes, body: bytes) -> None:
+    def put(served, key: bytes, body: bytes, *more: str) -> None:
         bucket = served.url.removeprefix("s3://").strip("/")
         (tmp_path / "body").write_bytes(body)
         subprocess.run(
-            [aws, "s3api", "put-object", "--bucket", bucket, "--key", key.decode(), "--body", str(tmp_path / "body")],
+            [
+                aws,
+                "s3api",
+                "put-object",
+                "--bucket",
+                bucket,
+                "--key",
+                key.decode(),
+                "--body",
+                str(tmp_path / "body"),
+                *more,
+            ],
             env={**os.environ, **served.env},
             stdout=subprocess.DEVNULL,
             check=True,

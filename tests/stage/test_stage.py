@@ -87,6 +87,11 @@ def test_stage_of_a_truncated_gzip_names_it_and_moves_the_rest(bucket, run_cli, 
     assert "f001.bin.gz" in ran.err
     assert "Traceback" not in ran.err
     assert tree(tmp_path / "dst") == {k: v for k, v in bucket.want.items() if k != "d/f001.bin"}
+    residue = tmp_path / "dst/.penstock/stage/residue.json"
+    assert json.loads(residue.read_text())["failed"] == facts(ran)["failed"]
+    path.write_bytes(gzip.compress(b"mended"))
+    assert run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", env=bucket.env).code == 0
+    assert not residue.exists()
 
 
 @pytest.mark.parametrize(
@@ -193,6 +198,27 @@ def test_stage_onto_a_full_disk_says_so_and_goes_on_later(size, bucket, run_cli,
         subprocess.run(["mount", "-o", "remount,size=16m", folder], check=True)
         ran = run_cli("stage", bucket.url, folder, "--inflate", "--json", env=bucket.env)
         assert (ran.code, tree(folder) == want) == (0, True), ran.err
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.needs_root
+def test_stage_from_a_folder_onto_a_disk_too_small_for_what_it_inflates_to_moves_nothing(run_cli, tmp_path):
+    source, folder = tmp_path / "source", tmp_path / "dst"
+    source.mkdir()
+    folder.mkdir()
+    for at in range(4):
+        (source / f"z{at}.bin.gz").write_bytes(gzip.compress(os.urandom(40_000) + bytes(400_000)))
+    (source / "cut.bin.gz").write_bytes(gzip.compress(os.urandom(9_000))[:8_000])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        ran = run_cli("stage", source, folder, "--inflate", "--json")
+        assert (ran.code, "error[no-space]" in ran.err, tree(folder)) == (3, True, {}), ran.err
+        subprocess.run(["mount", "-o", "remount,size=4m", folder], check=True)
+        ran = run_cli("stage", source, folder, "--inflate", "--json")
+        assert (ran.code, len(tree(folder)), [f["key"] for f in facts(ran)["failed"]]) == (1, 4, ["cut.bin.gz"]), (
+            ran.err
+        )
     finally:
         subprocess.run(["umount", folder], check=True)
 

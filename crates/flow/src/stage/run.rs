@@ -2,13 +2,15 @@
 //! One stage from request to summary: list, plan, lock, resume, move, record.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_codec::Codec;
+use penstock_codec::{Codec, gzip_size_hint};
 use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch, Url};
 use serde::{Deserialize, Serialize};
@@ -26,6 +28,9 @@ use super::progress::{Failure, Progress};
 use super::status::{FOLDER, Identity, Leader, replace_own};
 use super::undo::{HEAD, unsaid};
 use crate::manifest::{Entry, Manifest, SaidBy, index};
+
+/// A trailer that claims more than this times the stored bytes is not believed when room is counted.
+const HONEST_RATIO: u64 = 32;
 
 /// What to stage, parsed once at the edge.
 #[derive(Debug, Clone)]
@@ -295,11 +300,20 @@ async fn transfer(
     let source_url = crew.source.url.clone();
     let journal = crew.work(&manifest, &missing, cancelled).await?;
     let name = if options.nodes == 1 { "manifest.json".to_owned() } else { format!("manifest-{node}.json") };
-    let is_clean = progress.failures().is_empty();
+    let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
+    let is_clean = failures.is_empty();
     let is_alone = options.nodes == 1;
     blocking(move || {
         if is_clean {
             sweep(&parts, is_alone, missing.iter().chain(&done));
+        }
+        let residue = name.replacen("manifest", "residue", 1);
+        if is_clean {
+            remove_own(&folder, &residue);
+        } else {
+            let json = residue_json(&source_url, &failures)?;
+            replace_own(&folder, &residue, &json)
+                .map_err(|error| jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))?;
         }
         let mut staged = staged_manifest(&jail, &journal, &manifest, missing.iter().chain(&done));
         staged.source = Some(source_url);
@@ -308,6 +322,19 @@ async fn transfer(
         replace_own(&own, &name, &json).map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))
     })
     .await
+}
+
+/// What could not be staged and why, for whoever has to mend it at the source: one object a line.
+fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
+    let bug = |error: serde_json::Error| Error::bug(error.to_string());
+    let mut out =
+        format!("{{\"penstock_residue\":1,\"source\":{},\"failed\":[", serde_json::json!(source)).into_bytes();
+    for (at, failure) in failures.iter().enumerate() {
+        out.extend_from_slice(if at == 0 { b"\n" } else { b",\n" });
+        serde_json::to_writer(&mut out, failure).map_err(bug)?;
+    }
+    out.extend_from_slice(b"\n]}\n");
+    Ok(out)
 }
 
 /// The manifest of what now stands in the destination: digests of both sides of each file.
@@ -398,6 +425,19 @@ fn is_as_asked(jail: &Jail, line: &Line, inflate: bool) -> bool {
     }
 }
 
+/// What a gzip'd file of a local source says that it inflates to. A remote store would want a request for each object:
+/// there, what the stored bytes come to is met as it is written. A damaged file may say anything, and is held to a ratio
+/// that data do reach.
+fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> {
+    if item.undo != Codec::Gzip {
+        return None;
+    }
+    let file = std::fs::File::open(folder?.join(OsStr::from_bytes(entry.key.as_bytes()))).ok()?;
+    let mut last = [0; 4];
+    file.read_exact_at(&mut last, entry.size.checked_sub(4)?).ok()?;
+    Some(gzip_size_hint(last).min(entry.size.saturating_mul(HONEST_RATIO)))
+}
+
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 fn resume(
     jail: &Jail,
@@ -412,6 +452,7 @@ fn resume(
     let place = jail.place(FOLDER.as_bytes());
     let journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
     let parts = Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?);
+    let folder_of_source = source.parse::<Url>().ok().and_then(|url| url.to_path());
     let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);
     for item in plan.items {
         let entry = &manifest.objects[item.object];
@@ -438,7 +479,11 @@ fn resume(
                 false => 0,
             };
             // A file that was whole before says what it will come to; else the stored bytes say what it takes at least.
-            let size = known.map_or(entry.size, |line| line.size.max(entry.size));
+            let size = match known {
+                Some(line) => line.size,
+                None => trailer_of(folder_of_source.as_deref(), &item, entry).unwrap_or(0),
+            };
+            let size = size.max(entry.size);
             need = need.saturating_add(size.saturating_sub(there));
             missing.push(item);
         }

@@ -206,6 +206,7 @@ class StageRequest:
         memory_bytes: int = 1073741824,
         max_inflated_bytes: int | None = None,
         allow_case_collisions: bool = False,
+        overwrite: bool = False,
         manifest: str | PathLike[str] | None = None,
         dry_run: bool = False,
         deadline_s: float | None = None,

@@ -430,3 +430,22 @@ fn stage_resumes_inside_a_large_object_from_the_parts_that_are_still_whole() {
     assert_eq!((summary.resumed_bytes, summary.bytes_in), (0, body.len() as u64));
     assert!(bench.files()["big"] == body && bench.leftovers() == 0);
 }
+
+#[test]
+fn stage_over_a_strangers_file_is_refused_until_told() {
+    let bench = Bench::new("stage-stranger", &[("a.bin", b"theirs".to_vec()), ("b.bin", b"new".to_vec())]);
+    let standing = bench.folder.path().join("dst/a.bin");
+    std::fs::create_dir_all(standing.parent().unwrap()).unwrap();
+    std::fs::write(&standing, b"years of work").unwrap();
+    let refused = bench.stage(StageOptions::default()).unwrap_err();
+    assert_eq!(refused.code(), "precondition");
+    assert!(refused.to_string().contains("a.bin was not written"), "{refused}");
+    assert_eq!(bench.files(), BTreeMap::from([("a.bin".to_owned(), b"years of work".to_vec())]));
+
+    let told = StageOptions { overwrite: true, ..StageOptions::default() };
+    assert_eq!(bench.stage(told).unwrap().moved, 2);
+    assert_eq!(bench.files()["a.bin"], b"theirs");
+    // What a stage has put there is a stage's to replace.
+    bench.put("a.bin", b"theirs, again".to_vec());
+    assert_eq!(bench.stage(StageOptions::default()).unwrap().moved, 1);
+}

@@ -57,7 +57,7 @@ impl PyStageRequest {
     #[new]
     #[pyo3(signature = (
         source, destination, env, *, inflate=false, node=0, nodes=1, concurrency=64, memory_bytes=1073741824,
-        max_inflated_bytes=None, allow_case_collisions=false, manifest=None, dry_run=false, deadline_s=None,
+        max_inflated_bytes=None, allow_case_collisions=false, overwrite=false, manifest=None, dry_run=false, deadline_s=None,
         give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -73,6 +73,7 @@ impl PyStageRequest {
         memory_bytes: u64,
         max_inflated_bytes: Option<u64>,
         allow_case_collisions: bool,
+        overwrite: bool,
         manifest: Option<PathBuf>,
         dry_run: bool,
         deadline_s: Option<f64>,
@@ -96,6 +97,7 @@ impl PyStageRequest {
                     memory: memory_bytes,
                     max_inflated: max_inflated_bytes,
                     allow_case_collisions,
+                    overwrite,
                 },
                 dry_run,
                 deadline: duration("--deadline", deadline_s)?,

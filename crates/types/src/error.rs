@@ -221,6 +221,9 @@ impl Error {
             Self::Deadline { .. } => "raise --deadline, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
             Self::Changed { .. } => "run `penstock index` again: the dataset is being written to",
+            Self::Precondition { place, .. } if !place.contains("://") => {
+                "choose another folder, or say --overwrite to replace what stands there"
+            }
             Self::Precondition { .. } => "another writer was there first; choose another name or remove the object",
             Self::BudgetExceeded { .. } => "raise the memory budget or make the batch smaller",
             Self::NoSpace { .. } => {

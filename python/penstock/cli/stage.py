@@ -52,6 +52,7 @@ _TOLD = 20
 @click.option(
     "--allow-case-collisions", is_flag=True, help="Stage keys that differ only by case; the disk must tell them apart."
 )
+@click.option("--overwrite", is_flag=True, help="Replace files of DST that no stage of SRC has put there.")
 @click.option(
     "--deadline",
     type=SECONDS,
@@ -81,6 +82,7 @@ def command(
     memory: int,
     max_inflated: int | None,
     allow_case_collisions: bool,
+    overwrite: bool,
     deadline: float | None,
     give_up_after: float | None,
     wait_limit: float | None,
@@ -110,6 +112,7 @@ def command(
         memory_bytes=memory,
         max_inflated_bytes=max_inflated,
         allow_case_collisions=allow_case_collisions,
+        overwrite=overwrite,
         manifest=manifest,
         dry_run=dry_run,
         deadline_s=deadline,

@@ -39,6 +39,7 @@ class StageSpec:
     memory_bytes: int = 1 << 30
     max_inflated_bytes: int | None = None
     allow_case_collisions: bool = False
+    overwrite: bool = False
     manifest: str | None = None
     dry_run: bool = False
     deadline_s: float | None = None
@@ -69,6 +70,7 @@ class StageSpec:
             memory_bytes=self.memory_bytes,
             max_inflated_bytes=self.max_inflated_bytes,
             allow_case_collisions=self.allow_case_collisions,
+            overwrite=self.overwrite,
             manifest=self.manifest,
             dry_run=self.dry_run,
             deadline_s=self.deadline_s,

@@ -36,6 +36,8 @@ pub struct StageOptions {
     pub max_inflated: Option<u64>,
     /// Let keys that differ only by case stand side by side.
     pub allow_case_collisions: bool,
+    /// Replace files that no stage of this source has put there.
+    pub overwrite: bool,
 }
 
 impl Default for StageOptions {
@@ -48,6 +50,7 @@ impl Default for StageOptions {
             memory: 1 << 30,
             max_inflated: None,
             allow_case_collisions: false,
+            overwrite: false,
         }
     }
 }

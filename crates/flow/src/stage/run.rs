@@ -282,8 +282,8 @@ async fn transfer(
     let resumed = {
         let (jail, folder, node, url) = (jail.clone(), folder.clone(), node.clone(), source.url.clone());
         let (progress, manifest) = (progress.clone(), Arc::new(manifest));
-        let inflate = options.inflate;
-        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan, inflate)).await?
+        let options = options.clone();
+        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan, &options)).await?
     };
     let Resumed { journal, parts, missing, done, manifest } = resumed;
     let crew = Crew {
@@ -447,17 +447,18 @@ fn resume(
     progress: &Progress,
     manifest: Arc<Manifest>,
     plan: StagePlan,
-    inflate: bool,
+    options: &StageOptions,
 ) -> Result<Resumed> {
     let place = jail.place(FOLDER.as_bytes());
     let journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
     let parts = Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?);
     let folder_of_source = source.parse::<Url>().ok().and_then(|url| url.to_path());
     let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);
+    let mut strangers = Vec::new();
     for item in plan.items {
         let entry = &manifest.objects[item.object];
         let known = journal.line(&item.target).filter(|line| line.is_of(entry));
-        let stands = match known.filter(|line| is_as_asked(jail, line, inflate)) {
+        let stands = match known.filter(|line| is_as_asked(jail, line, options.inflate)) {
             None => false,
             Some(line) if jail.state(item.target.as_bytes())? == Some(line.state()) => true,
             Some(line) => match ["tmp", "part"].map(|kind| temporary_name(&item.target, kind)) {
@@ -485,8 +486,24 @@ fn resume(
             };
             let size = size.max(entry.size);
             need = need.saturating_add(size.saturating_sub(there));
+            if !options.overwrite
+                && journal.line(&item.target).is_none()
+                && jail.state(item.target.as_bytes())?.is_some()
+            {
+                strangers.push(item.target.clone());
+            }
             missing.push(item);
         }
+    }
+    if let Some(first) = strangers.first() {
+        let others = match strangers.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more like it"),
+        };
+        return Err(Error::Precondition {
+            place: jail.place(first.as_bytes()),
+            reason: format!("a file stands there that no stage of {source} has put there{others}"),
+        });
     }
     let free = jail.free_bytes()?;
     if need > free {

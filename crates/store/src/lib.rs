@@ -17,7 +17,9 @@ mod settings;
 mod shape;
 mod store;
 pub mod suite;
+mod web;
 mod whole;
+mod wire;
 
 pub use checksum::cheapest;
 pub use count::Count;
@@ -32,4 +34,5 @@ pub use shape::{Limits, Shape};
 pub use store::{
     Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version, place,
 };
+pub use web::Web;
 pub use whole::read_whole;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
-use crate::{Count, Local, Memory, Retry, S3, Store, StoreSettings};
+use crate::{Count, Local, Memory, Retry, S3, Store, StoreSettings, Web};
 
 /// A store, and where in it the URL points.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub struct Opened {
 
 /// Opens the store of a URL; sends nothing yet.
 ///
-/// S3 is rooted at the bucket, memory at its name, and the prefix is the URL's key. A folder is its own root with an
+/// S3 is rooted at the bucket, a web server at its host, memory at its name, and the prefix is the URL's key. A folder is its own root with an
 /// empty prefix; a URL of one file is rooted at the file's folder, with its name as prefix. A folder need not exist: a
 /// write makes it, a read finds nothing there.
 ///
@@ -45,10 +45,11 @@ pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Resul
             let s3 = S3::new(&url.authority, &settings.s3, metrics.clone())?.unverified();
             (Arc::new(s3), url.key.clone())
         }
-        Scheme::Azure | Scheme::Gcs | Scheme::Http | Scheme::Https | Scheme::Hdfs => {
+        Scheme::Http | Scheme::Https => (Arc::new(Web::new(url, metrics.clone())?), url.key.clone()),
+        Scheme::Azure | Scheme::Gcs | Scheme::Hdfs => {
             return Err(Error::Unsupported {
                 what: format!("{}://", url.scheme.name()),
-                by: "this version, which has file://, memory:// and s3://".to_owned(),
+                by: "this version, which has file://, memory://, s3://, http:// and https://".to_owned(),
             });
         }
     };
@@ -65,7 +66,7 @@ mod tests {
 
     #[test]
     fn test_open_schemes_to_come_are_refused_in_one_sentence() {
-        for text in ["az://c/k", "gs://b/k", "http://h/k", "https://h/k", "hdfs://n/k"] {
+        for text in ["az://c/k", "gs://b/k", "hdfs://n/k"] {
             let error = opened(text).unwrap_err();
             assert_eq!(error.code(), "unsupported");
             assert!(error.to_string().contains("is not supported by this version"), "{error}");

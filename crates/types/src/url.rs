@@ -160,11 +160,21 @@ impl Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}/{}", self.scheme.name(), self.authority, self.key)
+        write!(f, "{}://{}/", self.scheme.name(), self.authority)?;
+        match self.scheme {
+            Scheme::Http | Scheme::Https => self.key.as_bytes().iter().try_for_each(|&byte| match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                    write!(f, "{}", char::from(byte))
+                }
+                _ => write!(f, "%{byte:02X}"),
+            }),
+            _ => write!(f, "{}", self.key),
+        }
     }
 }
 
-/// Text is taken as it stands, not percent-decoded: keys hold `%` and `+` freely. A text without a scheme must be an
+/// Text is taken as it stands, not percent-decoded: keys hold `%` and `+` freely. URLs of web servers alone are what
+/// browsers take, percent-encoded; their queries are refused, as those sign or generate. A text without a scheme must be an
 /// absolute path; relative ones are resolved by the caller, who knows the working directory.
 impl FromStr for Url {
     type Err = Error;
@@ -191,8 +201,48 @@ impl FromStr for Url {
         if authority.is_empty() {
             return Err(Error::config("url", format!("`{text}` names no bucket")));
         }
-        Ok(Self { scheme, authority: authority.to_owned(), key: Key::from(key) })
+        let key = match scheme {
+            Scheme::Http | Scheme::Https if rest.contains(['?', '#', '@']) => web_key(authority, key)?,
+            Scheme::Http | Scheme::Https => percent_decoded(key),
+            _ => Key::from(key),
+        };
+        Ok(Self { scheme, authority: authority.to_owned(), key })
     }
+}
+
+/// The key of a web URL that holds `?`, `#` or `@`. What is refused is not shown: it may be a secret.
+fn web_key(authority: &str, key: &str) -> Result<Key> {
+    let bad = |problem: &str| Err(Error::config("url", problem));
+    if authority.contains('@') {
+        return bad("it holds a user name or a password, which are not sent to web servers");
+    }
+    if authority.contains(['?', '#']) || key.contains(['?', '#']) {
+        return bad(
+            "it holds a query or a fragment; an object's own `?` is written %3F, and signed URLs are not taken",
+        );
+    }
+    Ok(percent_decoded(key))
+}
+
+/// `%2F` and its like as bytes; a `%` that begins no such thing stands for itself.
+fn percent_decoded(text: &str) -> Key {
+    let bytes = text.as_bytes();
+    let digit = |at: usize| bytes.get(at).and_then(|&byte| char::from(byte).to_digit(16));
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        match (byte, digit(at + 1), digit(at + 2)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                at += 3;
+            }
+            _ => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    Key::new(out)
 }
 
 #[cfg(test)]
@@ -207,6 +257,19 @@ mod tests {
         assert_eq!("/data/x".parse::<Url>().unwrap().to_string(), "file:///data/x");
         assert!("ftp://x/y".parse::<Url>().is_err());
         assert!("s3:///k".parse::<Url>().is_err());
+    }
+
+    #[test]
+    fn web_url_is_percent_encoded_in_text_and_bytes_within() {
+        let url: Url = "https://h:8/a%20b/%ff+c%".parse().unwrap();
+        assert_eq!(url.key.as_bytes(), b"a b/\xff+c%");
+        assert_eq!(url.to_string(), "https://h:8/a%20b/%FF%2Bc%25");
+        assert_eq!(url.to_string().parse::<Url>().unwrap(), url);
+        for text in ["http://h/k?sig=secret", "http://h/k#secret", "http://u:secret@h/k", "http://h?secret"] {
+            let error = text.parse::<Url>().unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+        assert_eq!("http://h/mail@home".parse::<Url>().unwrap().key, Key::from("mail@home"));
     }
 
     #[test]

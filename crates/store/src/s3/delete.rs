@@ -8,10 +8,10 @@ use http::{HeaderMap, Method, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result};
 
-use super::client::Parts;
 use super::error::Said;
-use super::{Ask, Bucket, checksum_header, error, within, xml};
+use super::{Ask, Bucket, checksum_header, error};
 use crate::checksum;
+use crate::wire::{client::Parts, within, xml};
 
 /// Keys that S3 takes in one request.
 const MOST: usize = 1000;
@@ -33,7 +33,7 @@ pub(super) async fn delete(bucket: &Bucket, keys: &[Key], deadline: Deadline) ->
         .map(|key| async move {
             match bucket.send(Ask::new(Method::DELETE, Metric::Deletes, Some(&key)), deadline).await {
                 Ok(_) => Ok(()),
-                Err(Error::NotFound { place }) if place != bucket.place(None) || key.is_empty() => Ok(()),
+                Err(Error::NotFound { place }) if place != bucket.place_of(None) || key.is_empty() => Ok(()),
                 Err(error) => Err(error),
             }
         })
@@ -55,7 +55,7 @@ async fn delete_batch(bucket: &Bucket, keys: &[&str], deadline: Deadline) -> Res
     ask.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
     ask.body = Parts::new([body]);
     let answer = bucket.send(ask, deadline).await?;
-    let place = bucket.place(None);
+    let place = bucket.place_of(None);
     let body = within(deadline, &format!("DELETE {place}"), async {
         let body = Limited::new(answer.into_body(), 4 << 20).collect().await;
         Ok(body.map_err(|error| Error::Unreachable { place: place.clone(), reason: error.to_string() })?.to_bytes())

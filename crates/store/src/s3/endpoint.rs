@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where requests go: endpoint, bucket and key to the URI on the wire, with every byte of a key as it is.
 
-use std::net::IpAddr;
-
 use http::Uri;
 use penstock_types::{Error, Result};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use percent_encoding::percent_encode;
 
 use crate::S3Settings;
-
-/// What signature version 4 leaves as it is; in a path, `/` too. Dots stay, so `..` reaches the store as it is.
-const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
-const PATH: &AsciiSet = &QUERY.remove(b'/');
+use crate::wire::{PATH, is_loopback};
 
 /// A bucket's address.
 pub(super) struct Endpoint {
@@ -104,17 +99,6 @@ impl Endpoint {
             by: "HTTP".to_owned(),
         })
     }
-}
-
-/// `name=value` of a query.
-pub(super) fn pair(name: &str, value: &[u8]) -> String {
-    format!("{name}={}", percent_encode(value, QUERY))
-}
-
-/// True for names and addresses of this machine.
-fn is_loopback(host: &str) -> bool {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use http_body_util::{BodyExt, Limited};
 use penstock_types::{Deadline, Error, Key, Metric, Result};
 use percent_encoding::percent_decode;
 
-use super::endpoint::pair;
-use super::{Ask, Bucket, unquoted, within, xml};
+use super::{Ask, Bucket};
+use crate::wire::{client::innermost, pair, unquoted, within, xml};
 use crate::{ListStream, Meta, Version, dates};
 
 /// The largest page that is read: 1000 keys of 1,024 bytes, each byte url-encoded, come to a quarter of this.
@@ -66,11 +66,11 @@ impl Listing {
             return Err(self.bucket.refused(&self.prefix, "S3 keys are UTF-8"));
         }
         let answer = self.bucket.send(ask, self.deadline).await?;
-        let place = self.bucket.place(Some(&self.prefix));
+        let place = self.bucket.place_of(Some(&self.prefix));
         let broken = |reason: String| Error::Unreachable { place: self.bucket.endpoint.shown().to_owned(), reason };
         let body: Bytes = within(self.deadline, &format!("LIST {place}"), async {
             let body = Limited::new(answer.into_body(), PAGE_LIMIT).collect().await;
-            Ok(body.map_err(|error| broken(super::client::innermost(&*error)))?.to_bytes())
+            Ok(body.map_err(|error| broken(innermost(&*error)))?.to_bytes())
         })
         .await?;
         let page = parse(&body).map_err(|error| Error::Server {

@@ -4,7 +4,6 @@
 //! Owns one bucket's requests and the meaning of their answers; every request is sent once (`Retry` repeats). No secret
 //! and no signed URL reaches an error or a `Debug`.
 
-mod client;
 mod delete;
 mod endpoint;
 mod error;
@@ -13,7 +12,6 @@ mod list;
 mod multipart;
 mod put;
 mod sign;
-mod xml;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,10 +23,11 @@ use http::{Method, Response};
 use hyper::body::Incoming;
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Scheme, Url};
 
-use self::client::{Http, Parts};
 use self::endpoint::Endpoint;
 use self::sign::Sign;
 use crate::count::count_error;
+use crate::wire::client::{Http, Parts};
+use crate::wire::{Remote, quoted, read, unquoted, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, S3Settings, Store, Version, dates,
 };
@@ -93,7 +92,7 @@ impl S3 {
 }
 
 impl Bucket {
-    fn place(&self, key: Option<&Key>) -> String {
+    fn place_of(&self, key: Option<&Key>) -> String {
         match key {
             Some(key) => crate::place(&self.root, key),
             None => self.root.to_string(),
@@ -102,7 +101,7 @@ impl Bucket {
 
     /// Sends one request and gives its answer back if that is a success.
     async fn send(&self, ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
-        let place = self.place(ask.key);
+        let place = self.place_of(ask.key);
         if let Some(key) = ask.key {
             if key.is_empty() {
                 return Err(Error::NotFound { place });
@@ -137,11 +136,11 @@ impl Bucket {
     }
 
     fn refused(&self, key: &Key, reason: &str) -> Error {
-        Error::KeyRefused { key: key.to_string(), place: self.place(None), reason: reason.to_owned() }
+        Error::KeyRefused { key: key.to_string(), place: self.place_of(None), reason: reason.to_owned() }
     }
 
     /// What an answer's headers tell of an object of `size` bytes.
-    fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
+    fn described(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let etag = text("etag").map(unquoted);
         let mut digests = checksums(headers);
@@ -171,17 +170,6 @@ fn stored_encoding(text: &str) -> Option<String> {
     let kept: Vec<&str> =
         text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
     (!kept.is_empty()).then(|| kept.join(", "))
-}
-
-/// ETags travel in quotes; a weak one is kept as it is.
-fn unquoted(etag: &str) -> &str {
-    etag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(etag)
-}
-
-/// The header value that names a version.
-fn quoted(version: &Version) -> Result<HeaderValue> {
-    let text = if version.0.starts_with("W/") { version.0.clone() } else { format!("\"{}\"", version.0) };
-    HeaderValue::from_str(&text).map_err(|_| Error::config("version", format!("`{}` is no ETag", text.escape_debug())))
 }
 
 const CHECKSUMS: [(&str, Algorithm, usize); 5] = [
@@ -227,14 +215,6 @@ fn add_precondition(headers: &mut HeaderMap, precondition: &Precondition) -> Res
     Ok(())
 }
 
-/// Ends `work` at the deadline.
-async fn within<T>(deadline: Deadline, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    match deadline.instant() {
-        Some(at) => tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what))),
-        None => work.await,
-    }
-}
-
 #[async_trait]
 impl Store for S3 {
     fn root(&self) -> &Url {
@@ -258,11 +238,12 @@ impl Store for S3 {
     }
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        get::head(&self.bucket, key, deadline).await
+        self.bucket.head(key, deadline).await
     }
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
-        get::ranges(&self.bucket, object, ranges, self.verifies, deadline).await
+        let remote: Arc<dyn Remote> = self.bucket.clone();
+        read::ranges(&remote, object, ranges, self.verifies, deadline).await
     }
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {

@@ -11,11 +11,10 @@ use http::{HeaderMap, Method};
 use http_body_util::{BodyExt, Limited};
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
 
-use super::client::Parts;
-use super::endpoint::pair;
 use super::error::Said;
 use super::put::{add_encoding, told};
-use super::{Ask, Bucket, add_precondition, checksum_header, error, unquoted, within, xml};
+use super::{Ask, Bucket, add_precondition, checksum_header, error};
+use crate::wire::{client::Parts, pair, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
 
 /// Bytes of a part; more where 10,000 of these would not do.
@@ -48,7 +47,7 @@ pub(super) async fn put(
         }
     })?;
     if upload.is_empty() {
-        return Err(Error::Server { place: bucket.place(Some(key)), status: 200, reason: "no UploadId".to_owned() });
+        return Err(Error::Server { place: bucket.place_of(Some(key)), status: 200, reason: "no UploadId".to_owned() });
     }
     let upload = pair("uploadId", upload.as_bytes());
     match finish(bucket, key, &upload, cut(parts, PART.max(size.div_ceil(MOST))), &whole, options, deadline).await {
@@ -127,7 +126,7 @@ async fn send_part(
     let answer = bucket.send(ask, deadline).await?;
     let etag = answer.headers().get(header::ETAG).and_then(|etag| xml::escaped(etag.to_str().ok()?));
     let etag = etag.ok_or_else(|| Error::Server {
-        place: bucket.place(Some(key)),
+        place: bucket.place_of(Some(key)),
         status: 200,
         reason: format!("no ETag for part {number}"),
     })?;
@@ -139,7 +138,7 @@ async fn send_part(
 /// Sends a request and reads its answer.
 async fn answered(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<Bytes> {
     let answer = bucket.send(ask, deadline).await?;
-    let place = bucket.place(Some(key));
+    let place = bucket.place_of(Some(key));
     within(deadline, &format!("POST {place}"), async {
         let body = Limited::new(answer.into_body(), 1 << 20).collect().await;
         Ok(body.map_err(|error| Error::Unreachable { place: place.clone(), reason: error.to_string() })?.to_bytes())

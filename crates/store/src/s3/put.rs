@@ -6,8 +6,8 @@ use http::header::{self, HeaderValue};
 use http::{HeaderMap, Method};
 use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result, unix_now};
 
-use super::client::Parts;
-use super::{Ask, Bucket, add_precondition, checksum_header, multipart, unquoted};
+use super::{Ask, Bucket, add_precondition, checksum_header, multipart};
+use crate::wire::{client::Parts, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
 /// Objects above this go in parts. S3 takes 5 GiB at once; in parts, several connections share the work.
@@ -22,7 +22,7 @@ pub(super) async fn put(
 ) -> Result<Meta> {
     let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if size > SINGLE {
-        checksum::check_parts(options.checksum.as_ref(), &parts, || bucket.place(Some(key)))?;
+        checksum::check_parts(options.checksum.as_ref(), &parts, || bucket.place_of(Some(key)))?;
         return multipart::put(bucket, key, parts, size, options, deadline).await;
     }
     let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));

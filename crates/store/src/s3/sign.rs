@@ -13,8 +13,8 @@ use reqsign_command_execute_tokio::TokioCommandExecute;
 use reqsign_core::{Context, ErrorKind, ProvideCredential, ProvideCredentialDyn, Signer, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
 
-use super::client::Http;
 use crate::S3Settings;
+use crate::wire::client::Http;
 
 /// Signs requests; credentials are loaded at the first, kept, and refreshed before they expire.
 pub(super) struct Sign {

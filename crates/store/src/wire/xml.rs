@@ -9,7 +9,7 @@ use quick_xml::events::Event;
 const DEPTH: usize = 16;
 
 /// Calls `found` at the end of each element, with its path and, unless it has children, its text.
-pub(super) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> Result<()> {
+pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> Result<()> {
     let bad = |problem: &str| Error::corrupt("the store's answer", format!("is no XML: {problem}"));
     let text = std::str::from_utf8(body).map_err(|_| bad("it is not UTF-8"))?;
     let mut reader = Reader::from_str(text);
@@ -61,7 +61,7 @@ pub(super) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> R
 }
 
 /// Text as XML holds it; `None` when it cannot (control characters).
-pub(super) fn escaped(text: &str) -> Option<String> {
+pub(crate) fn escaped(text: &str) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -20,19 +20,19 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 /// A request body of parts in order.
 #[derive(Default)]
-pub(super) struct Parts {
+pub(crate) struct Parts {
     parts: VecDeque<Bytes>,
     left: u64,
 }
 
 impl Parts {
-    pub(super) fn new(parts: impl IntoIterator<Item = Bytes>) -> Self {
+    pub(crate) fn new(parts: impl IntoIterator<Item = Bytes>) -> Self {
         let parts: VecDeque<Bytes> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         Self { left: parts.iter().map(|part| part.len() as u64).sum(), parts }
     }
 
     /// Bytes still to be sent.
-    pub(super) fn left(&self) -> u64 {
+    pub(crate) fn left(&self) -> u64 {
         self.left
     }
 }
@@ -65,7 +65,7 @@ type TlsClient = Client<HttpsConnector<HttpConnector>, Parts>;
 
 /// Clients for both schemes; the one with TLS is made at its first use, as it reads the system's roots.
 #[derive(Clone)]
-pub(super) struct Http {
+pub(crate) struct Http {
     plain: Client<HttpConnector, Parts>,
     tls: Arc<OnceLock<Result<TlsClient, String>>>,
 }
@@ -92,12 +92,12 @@ fn builder() -> hyper_util::client::legacy::Builder {
 }
 
 impl Http {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { plain: builder().build(connector()), tls: Arc::default() }
     }
 
     /// Sends a request; the error is what the network said.
-    pub(super) async fn send(&self, request: Request<Parts>) -> Result<Response<Incoming>, String> {
+    pub(crate) async fn send(&self, request: Request<Parts>) -> Result<Response<Incoming>, String> {
         let answer = if request.uri().scheme() == Some(&http::uri::Scheme::HTTPS) {
             let tls = self.tls.get_or_init(|| {
                 let roots = HttpsConnectorBuilder::new().with_native_roots();
@@ -113,7 +113,7 @@ impl Http {
 }
 
 /// What the innermost cause of an error says; the outer ones speak of the client's own parts.
-pub(super) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;

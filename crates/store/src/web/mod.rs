@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Plain web servers, read only: `http://` and `https://`, with and without ranges, listed by their index pages.
+//!
+//! Owns one host's requests. Sends no credential and refuses URLs that hold one; follows redirects within the scheme and
+//! never inwards, to this machine or a metadata address. Content-Encoding is told and never undone.
+
+mod index;
+mod redirect;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::uri::Authority;
+use http::{Method, Response, StatusCode, Uri};
+use hyper::body::Incoming;
+use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Scheme, Url};
+use percent_encoding::percent_encode;
+
+use crate::count::count_error;
+use crate::wire::client::{Http, Parts};
+use crate::wire::{PATH, Remote, header_of, quoted, read, said, status, text, unquoted, within};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Version, dates};
+
+/// Before the time of a version that is one, where a server gives no ETag; the size follows it, as a second is long.
+const MODIFIED: &str = "modified:";
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct Web {
+    site: Arc<Site>,
+}
+
+pub(crate) struct Site {
+    root: Url,
+    authority: Authority,
+    shown: String,
+    http: Http,
+    metrics: Arc<Metrics>,
+    ranges: AtomicU8,
+}
+
+/// Whether the server reads ranges, as far as its answers have told.
+const UNKNOWN: u8 = 0;
+const YES: u8 = 1;
+const NO: u8 = 2;
+
+impl fmt::Debug for Web {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Web").field("root", &self.site.shown).finish_non_exhaustive()
+    }
+}
+
+impl Web {
+    /// The store of a host; sends nothing yet. Errs with `Config` for a host that cannot be, or with a password in it.
+    pub fn new(url: &Url, metrics: Arc<Metrics>) -> Result<Self> {
+        // Not shown before it is known to hold no password.
+        let bad = |problem: &str| Error::config("url", problem);
+        let authority: Authority = url.authority.parse().map_err(|_| bad("it names no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(bad("it holds a user name or a password, which are not sent to web servers"));
+        }
+        let root = url.with_key(Key::default());
+        let shown = format!("{}://{authority}", root.scheme.name());
+        let site = Site { root, authority, shown, http: Http::new(), metrics, ranges: AtomicU8::new(UNKNOWN) };
+        Ok(Self { site: Arc::new(site) })
+    }
+}
+
+impl Site {
+    fn uri(&self, key: &Key) -> Result<Uri> {
+        let path = percent_encode(key.as_bytes(), PATH);
+        format!("{}/{path}", self.shown).parse().map_err(|_| Error::Unsupported {
+            what: format!("a key of {} bytes", key.as_bytes().len()),
+            by: "HTTP".to_owned(),
+        })
+    }
+
+    /// Sends one request, through redirects, and gives its answer back if that is a success.
+    async fn send(
+        &self,
+        method: &Method,
+        kind: Metric,
+        key: &Key,
+        headers: HeaderMap,
+        deadline: Deadline,
+    ) -> Result<Response<Incoming>> {
+        let place = self.place(key);
+        if key.as_bytes().split(|byte| *byte == b'/').any(|part| part == b"." || part == b"..") {
+            let reason = "web servers resolve `.` and `..`".to_owned();
+            return Err(Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason });
+        }
+        let what = format!("{method} {place}");
+        deadline.check(&what)?;
+        let work = async {
+            let mut uri = self.uri(key)?;
+            for _ in 0..=redirect::MOST {
+                let mut request = http::Request::new(Parts::default());
+                *request.method_mut() = method.clone();
+                *request.uri_mut() = uri.clone();
+                *request.headers_mut() = headers.clone();
+                // What is stored is wanted, not what could be squeezed on the way.
+                request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+                self.metrics.count(Metric::Requests);
+                self.metrics.count(kind);
+                let answer = self.http.send(request).await;
+                let answer = answer.map_err(|reason| Error::Unreachable { place: self.shown.clone(), reason })?;
+                let code = answer.status();
+                if code.is_success() {
+                    if kind != Metric::Lists {
+                        self.learn(code, answer.headers());
+                    }
+                    return Ok(answer);
+                }
+                if matches!(code.as_u16(), 301 | 302 | 303 | 307 | 308) {
+                    let location = text(answer.headers(), "location").unwrap_or_default();
+                    uri = redirect::follow(&uri, location, &self.authority, &place)?;
+                    continue;
+                }
+                let (head, body) = answer.into_parts();
+                drop(said(body).await);
+                return Err(status::of(place.clone(), &self.shown, method, code, &head.headers, status::words(code)));
+            }
+            let reason = format!("it redirects more than {} times", redirect::MOST);
+            Err(Error::System { place: place.clone(), reason })
+        };
+        within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
+    }
+
+    /// Takes from an answer whether ranges are read here.
+    fn learn(&self, code: StatusCode, headers: &HeaderMap) {
+        let known = match (code, text(headers, "accept-ranges").map(str::trim)) {
+            (StatusCode::PARTIAL_CONTENT, _) | (_, Some("bytes")) => YES,
+            (_, Some("none")) => NO,
+            _ => return,
+        };
+        let _ = self.ranges.compare_exchange(UNKNOWN, known, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn reads_ranges(&self) -> bool {
+        self.ranges.load(Ordering::Relaxed) != NO
+    }
+
+    /// Asks for one byte of an object, once for a server whose answers do not say whether it reads ranges.
+    async fn probe(&self, key: &Key, deadline: Deadline) -> Result<()> {
+        if self.ranges.load(Ordering::Relaxed) == UNKNOWN {
+            let range = Some(HeaderValue::from_static("bytes=0-0"));
+            drop(self.get(key, None, range, deadline).await?);
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Remote for Site {
+    fn place(&self, key: &Key) -> String {
+        crate::place(&self.root, key)
+    }
+
+    fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let answer = match self.send(&Method::HEAD, Metric::Heads, key, HeaderMap::new(), deadline).await {
+            // Some servers of generated answers know GET only; its body is not read.
+            Err(Error::Unsupported { .. }) => {
+                self.send(&Method::GET, Metric::Heads, key, HeaderMap::new(), deadline).await?
+            }
+            answer => answer?,
+        };
+        let size = read::length(self, key, answer.headers())?;
+        if size > 0 {
+            self.probe(key, deadline).await?;
+        }
+        Ok(self.meta(key, size, answer.headers()))
+    }
+
+    async fn get(
+        &self,
+        key: &Key,
+        pin: Option<&Version>,
+        range: Option<HeaderValue>,
+        deadline: Deadline,
+    ) -> Result<Response<Incoming>> {
+        let mut headers = HeaderMap::new();
+        match pin.map(|version| (version, version.0.strip_prefix(MODIFIED).and_then(|rest| rest.rsplit_once(':')))) {
+            Some((_, Some((date, _)))) => {
+                headers.insert(header::IF_UNMODIFIED_SINCE, header_of("version", date)?);
+            }
+            // A weak ETag never matches; the answer's own is compared.
+            Some((version, None)) if !version.0.starts_with("W/") => {
+                headers.insert(header::IF_MATCH, quoted(version)?);
+            }
+            Some((_, None)) | None => {}
+        }
+        let asks_range = range.is_some() && self.reads_ranges();
+        if let Some(range) = range.filter(|_| asks_range) {
+            headers.insert(header::RANGE, range);
+        }
+        let answer = self.send(&Method::GET, Metric::Gets, key, headers, deadline).await?;
+        if asks_range && answer.status() == StatusCode::OK {
+            self.ranges.store(NO, Ordering::Relaxed);
+        }
+        Ok(answer)
+    }
+
+    fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
+        let modified = text(headers, "last-modified");
+        let version = text(headers, "etag").map(|etag| unquoted(etag).to_owned());
+        Meta {
+            key: key.clone(),
+            size,
+            version: version.or_else(|| Some(format!("{MODIFIED}{}:{size}", modified?))).map(Version),
+            digests: Vec::new(),
+            encoding: text(headers, "content-encoding").filter(|name| *name != "identity").map(str::to_owned),
+            modified_s: modified.and_then(dates::http),
+        }
+    }
+
+    fn slices(&self) -> bool {
+        true
+    }
+}
+
+#[async_trait]
+impl Store for Web {
+    fn root(&self) -> &Url {
+        &self.site.root
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            list: true,
+            put: false,
+            versions: true,
+            preconditions: false,
+            checksums: false,
+            ranges: self.site.reads_ranges(),
+            any_key: false,
+        }
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        index::stream(self.site.clone(), prefix.clone(), after.cloned(), deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        self.site.head(key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let remote: Arc<dyn Remote> = self.site.clone();
+        read::ranges(&remote, object, ranges, true, deadline).await
+    }
+
+    async fn put(&self, key: &Key, _: Vec<Bytes>, _: &PutOptions, _: Deadline) -> Result<Meta> {
+        Err(Error::Unsupported { what: format!("a write to {}", self.site.place(key)), by: by(self.site.root.scheme) })
+    }
+
+    async fn delete(&self, keys: &[Key], _: Deadline) -> Result<()> {
+        match keys.first() {
+            None => Ok(()),
+            Some(key) => {
+                let what = format!("the removal of {}", self.site.place(key));
+                Err(Error::Unsupported { what, by: by(self.site.root.scheme) })
+            }
+        }
+    }
+}
+
+fn by(scheme: Scheme) -> String {
+    format!("{}://, which is read only", scheme.name())
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the stores that speak HTTP share: the client, reads in ranges, XML, and the meaning of plain statuses.
+
+pub(crate) mod client;
+pub(crate) mod read;
+pub(crate) mod status;
+pub(crate) mod xml;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::HeaderValue;
+use http::{HeaderMap, Response};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use penstock_types::{Deadline, Error, Key, Metrics, Result};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+
+use crate::{Meta, Version};
+
+/// What every signature leaves as it is; in a path, `/` too. Dots stay, so `..` reaches the store as it is.
+pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
+
+/// What `read` asks of a store: one request at a time, and what its answer means.
+#[async_trait]
+pub(crate) trait Remote: Send + Sync + 'static {
+    /// A key as errors name it.
+    fn place(&self, key: &Key) -> String;
+
+    /// The endpoint as errors name it.
+    fn shown(&self) -> &str;
+
+    fn metrics(&self) -> &Arc<Metrics>;
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
+
+    /// Sends one GET, of a range or (`None`) of all, and gives its answer back if that is a success.
+    async fn get(
+        &self,
+        key: &Key,
+        pin: Option<&Version>,
+        range: Option<HeaderValue>,
+        deadline: Deadline,
+    ) -> Result<Response<Incoming>>;
+
+    /// What the headers of an answer tell of an object of `size` bytes.
+    fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta;
+
+    /// A server that answers a ranged read with all of it is taken as it is, and the ranges are cut out here.
+    fn slices(&self) -> bool;
+}
+
+/// Ends `work` at the deadline.
+pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    match deadline.instant() {
+        Some(at) => tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what))),
+        None => work.await,
+    }
+}
+
+/// All of a small answer; more than `limit` bytes, or an answer that breaks off, is an error at `place`.
+pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place: &str) -> Result<Bytes> {
+    within(deadline, place, async {
+        let body = Limited::new(body, limit).collect().await;
+        let broken =
+            |reason: String| Error::Unreachable { place: place.to_owned(), reason: format!("the answer: {reason}") };
+        Ok(body.map_err(|error| broken(client::innermost(&*error)))?.to_bytes())
+    })
+    .await
+}
+
+/// The body of an error: little of it, and not for long.
+pub(crate) async fn said(body: Incoming) -> Bytes {
+    const LIMIT: usize = 64 << 10;
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let body = tokio::time::timeout(PATIENCE, Limited::new(body, LIMIT).collect()).await;
+    body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default()
+}
+
+/// `name=value` of a query.
+pub(crate) fn pair(name: &str, value: &[u8]) -> String {
+    format!("{name}={}", percent_encode(value, QUERY))
+}
+
+/// A header's text, if it is text.
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// ETags travel in quotes; a weak one is kept as it is.
+pub(crate) fn unquoted(etag: &str) -> &str {
+    etag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(etag)
+}
+
+/// The header value that names a version.
+pub(crate) fn quoted(version: &Version) -> Result<HeaderValue> {
+    let text = if version.0.starts_with("W/") { version.0.clone() } else { format!("\"{}\"", version.0) };
+    HeaderValue::from_str(&text).map_err(|_| Error::config("version", format!("`{}` is no ETag", text.escape_debug())))
+}
+
+/// A text that a user gave, as a header.
+pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
+    HeaderValue::from_str(text).map_err(|_| Error::config(what, format!("`{}` is no header", text.escape_debug())))
+}
+
+/// True for names and addresses of this machine.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}

@@ -32,6 +32,8 @@ BIN := $(VENV)/bin
 TOOLS := .tools
 STAMPS := $(TOOLS)/stamps
 VERSITYGW := v1.8.0
+AZURITE := 3.35.0
+FAKE_GCS := v1.56.1
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 # Nothing a developer's shell activated may leak in; uv and maturin find our environment by this alone.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -115,7 +117,7 @@ generate: setup ## Write the generated files
 	@$(BIN)/python tools/generate_cli_reference.py
 
 .PHONY: test-rust
-test-rust: ## All Rust tests
+test-rust: setup-peers ## All Rust tests
 	@cargo test --workspace --locked --quiet
 
 .PHONY: test-rust-unit
@@ -141,7 +143,7 @@ test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large fo
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/chromium ## The strict S3 peer and a browser, for the tests
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/chromium ## Real stores to test against (S3, Azure, GCS) and a browser
 
 .PHONY: lock
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
@@ -172,6 +174,17 @@ $(STAMPS)/native: $(RUST_SOURCES) pyproject.toml $(STAMPS)/venv
 $(STAMPS)/versitygw-$(VERSITYGW): | $(STAMPS)
 	$(call SAY,versitygw $(VERSITYGW)$(comma) the strict S3 peer of the store tests$(comma) about a minute to compile)
 	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
+	@touch $@
+
+$(STAMPS)/azurite-$(AZURITE): | $(STAMPS)
+	$(call SAY,Azurite $(AZURITE)$(comma) the Azure peer of the store tests$(comma) 190 MB from npm)
+	@mkdir -p $(TOOLS)/azurite
+	@npm install --silent --no-audit --no-fund --prefix $(TOOLS)/azurite azurite@$(AZURITE) > $(TOOLS)/npm.log 2>&1 || { cat $(TOOLS)/npm.log; exit 1; }
+	@touch $@
+
+$(STAMPS)/fake-gcs-$(FAKE_GCS): | $(STAMPS)
+	$(call SAY,fake-gcs-server $(FAKE_GCS)$(comma) the Google peer of the store tests$(comma) about a minute to compile)
+	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
 	@touch $@
 
 $(STAMPS)/chromium: | $(STAMPS)

@@ -3,10 +3,12 @@
 //!
 //! Owns requests, signing, retry and the wrappers that count, shape and break them. Knows no codec and no record.
 
+mod azure;
 mod checksum;
 mod count;
 mod dates;
 mod fault;
+mod gcs;
 mod local;
 mod memory;
 mod open;
@@ -21,9 +23,11 @@ mod web;
 mod whole;
 mod wire;
 
+pub use azure::{Azure, AzureSettings};
 pub use checksum::cheapest;
 pub use count::Count;
 pub use fault::{Fault, Faults};
+pub use gcs::{Gcs, GcsSettings};
 pub use local::Local;
 pub use memory::Memory;
 pub use open::{Opened, open};

@@ -8,13 +8,17 @@ use std::time::Duration;
 
 use penstock_types::{Error, Result};
 
-use crate::RetryPolicy;
+use crate::{AzureSettings, GcsSettings, RetryPolicy};
 
 /// Settings of every kind of store.
 #[derive(Debug, Clone, Default)]
 pub struct StoreSettings {
     /// Of S3.
     pub s3: S3Settings,
+    /// Of Azure Blob Storage.
+    pub azure: AzureSettings,
+    /// Of Google Cloud Storage.
+    pub gcs: GcsSettings,
     /// When to send again, and when to give up.
     pub retry: RetryPolicy,
 }
@@ -55,7 +59,8 @@ impl fmt::Debug for S3Settings {
 
 impl StoreSettings {
     /// Reads the AWS variables that every S3 client reads, and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
-    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5` (1 or 0) and `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling).
+    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_ANONYMOUS`,
+    /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS` (1 or 0) and `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling).
     pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
         let text = |name: &str| variables.get(name).map(String::as_str).filter(|value| !value.is_empty());
         let flag = |name: &str| match text(name) {
@@ -85,6 +90,18 @@ impl StoreSettings {
                     .map(|(name, value)| (name.clone(), value.clone()))
                     .collect(),
                 home: text("HOME").map(PathBuf::from),
+            },
+            azure: AzureSettings {
+                allows_http: flag("PENSTOCK_ALLOW_HTTP")?,
+                is_anonymous: flag("PENSTOCK_AZURE_ANONYMOUS")?,
+                asks_instance: flag("PENSTOCK_AZURE_IMDS")?,
+                ..AzureSettings::from_env(variables)?
+            },
+            gcs: GcsSettings {
+                allows_http: flag("PENSTOCK_ALLOW_HTTP")?,
+                is_anonymous: flag("PENSTOCK_GS_ANONYMOUS")?,
+                asks_instance: flag("PENSTOCK_GS_METADATA")?,
+                ..GcsSettings::from_env(variables)
             },
             retry,
         })

@@ -2,8 +2,6 @@
 //! Large writes in parts over several connections. The object appears when the last request says so; when anything
 //! fails, the parts are taken away again.
 
-use std::collections::VecDeque;
-
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use http::header::{self, HeaderValue};
@@ -14,7 +12,7 @@ use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, un
 use super::error::Said;
 use super::put::{add_encoding, told};
 use super::{Ask, Bucket, add_precondition, checksum_header, error};
-use crate::wire::{client::Parts, pair, unquoted, within, xml};
+use crate::wire::{client::Parts, cut, pair, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
 
 /// Bytes of a part; more where 10,000 of these would not do.
@@ -144,28 +142,6 @@ async fn answered(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) 
         Ok(body.map_err(|error| Error::Unreachable { place: place.clone(), reason: error.to_string() })?.to_bytes())
     })
     .await
-}
-
-/// The same bytes in parts of `size`; nothing is copied.
-fn cut(parts: Vec<Bytes>, size: u64) -> Vec<Vec<Bytes>> {
-    let mut rest: VecDeque<Bytes> = parts.into();
-    let mut out = Vec::new();
-    let (mut part, mut room) = (Vec::new(), size);
-    while let Some(mut bytes) = rest.pop_front() {
-        if bytes.len() as u64 > room {
-            rest.push_front(bytes.split_off(room as usize));
-        }
-        room -= bytes.len() as u64;
-        part.push(bytes);
-        if room == 0 {
-            out.push(std::mem::take(&mut part));
-            room = size;
-        }
-    }
-    if !part.is_empty() {
-        out.push(part);
-    }
-    out
 }
 
 #[cfg(test)]

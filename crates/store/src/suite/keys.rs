@@ -85,9 +85,19 @@ pub(super) async fn list_of_nothing_is_empty(bench: &Bench) {
 }
 
 pub(super) async fn odd_keys_come_back_as_they_were(bench: &Bench) {
-    let mut keys: Vec<Key> = ODD.iter().map(|tail| bench.key(format!("{tail}/{tail}"))).collect();
-    for key in &keys {
-        bench.put(key, key.as_bytes()).await;
+    let mut keys: Vec<Key> = Vec::new();
+    for key in ODD.iter().map(|tail| bench.key(format!("{tail}/{tail}"))) {
+        let parts = vec![Bytes::copy_from_slice(key.as_bytes())];
+        match bench.store.put(&key, parts, &PutOptions::default(), bench.deadline()).await {
+            // Azure turns a backslash into a slash: refused, it is told of, and nothing stands elsewhere.
+            Err(error) if !bench.store.capabilities().any_key && key.as_bytes().contains(&b'\\') => {
+                assert_eq!(error.code(), "key", "{key}: {error}");
+            }
+            result => {
+                bench.ok(result);
+                keys.push(key);
+            }
+        }
     }
     keys.sort();
     if bench.store.capabilities().list {

@@ -6,6 +6,7 @@ pub(crate) mod read;
 pub(crate) mod status;
 pub(crate) mod xml;
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,4 +112,26 @@ pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
 pub(crate) fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// The same bytes in parts of `size`; nothing is copied.
+pub(crate) fn cut(parts: Vec<Bytes>, size: u64) -> Vec<Vec<Bytes>> {
+    let mut rest: VecDeque<Bytes> = parts.into();
+    let mut out = Vec::new();
+    let (mut part, mut room) = (Vec::new(), size);
+    while let Some(mut bytes) = rest.pop_front() {
+        if bytes.len() as u64 > room {
+            rest.push_front(bytes.split_off(room as usize));
+        }
+        room -= bytes.len() as u64;
+        part.push(bytes);
+        if room == 0 {
+            out.push(std::mem::take(&mut part));
+            room = size;
+        }
+    }
+    if !part.is_empty() {
+        out.push(part);
+    }
+    out
 }

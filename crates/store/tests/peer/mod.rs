@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! versitygw, the strict S3 peer: one process for each test, on a port of its own, ended with the test.
+//! Real servers to test against (versitygw for S3, Azurite, fake-gcs-server): one process for each test, on a port of its
+//! own, ended with the test.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::collections::HashMap;
@@ -9,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use penstock_store::StoreSettings;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The bucket that stands ready.
 pub const BUCKET: &str = "bucket";
@@ -28,36 +30,18 @@ impl Peer {
         if std::env::var("PENSTOCK_SKIP_S3").is_ok_and(|value| value == "1") {
             return None;
         }
-        let program = program().expect(
-            "versitygw is not here: `go install github.com/versity/versitygw/cmd/versitygw@v1.8.0`, or `make tools`; \
-             PENSTOCK_SKIP_S3=1 leaves its tests out",
-        );
+        let program = program("versitygw")
+            .expect("versitygw is not here: `make setup-peers`; PENSTOCK_SKIP_S3=1 leaves its tests out");
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join(BUCKET)).unwrap();
-        for _ in 0..5 {
-            let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            let mut child = Command::new(&program)
-                .args(["--port", &address.to_string(), "--quiet", "posix"])
-                .arg(dir.path())
-                .env("ROOT_ACCESS_KEY", ACCESS)
-                .env("ROOT_SECRET_KEY", SECRET)
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            for _ in 0..200 {
-                if tokio::net::TcpStream::connect(address).await.is_ok() {
-                    return Some(Self { child, address, _dir: dir });
-                }
-                if child.try_wait().unwrap().is_some() {
-                    break; // The port was taken meanwhile.
-                }
-                tokio::time::sleep(Duration::from_millis(25)).await;
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        panic!("versitygw did not come up in five tries");
+        let (child, address) = launch("versitygw", |address| {
+            let mut command = Command::new(&program);
+            command.args(["--port", &address.to_string(), "--quiet", "posix"]).arg(dir.path());
+            command.env("ROOT_ACCESS_KEY", ACCESS).env("ROOT_SECRET_KEY", SECRET);
+            command
+        })
+        .await;
+        Some(Self { child, address, _dir: dir })
     }
 
     pub fn env(&self) -> HashMap<String, String> {
@@ -84,15 +68,167 @@ impl Drop for Peer {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test's search for a program")]
-fn program() -> Option<PathBuf> {
+fn program(name: &str) -> Option<PathBuf> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let gopath = Command::new("go").args(["env", "GOPATH"]).output().ok();
     let gopath =
         gopath.and_then(|output| Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim()).join("bin")));
-    std::iter::once(tools)
+    let azurite = tools.join("../azurite/node_modules/.bin");
+    [tools, azurite]
+        .into_iter()
         .chain(std::env::split_paths(&path))
         .chain(gopath)
-        .map(|dir| dir.join("versitygw"))
+        .map(|dir| dir.join(name))
         .find(|program| program.is_file())
+}
+
+/// Starts a server that listens on the address it is given, on a port that is free now; in five tries.
+async fn launch(name: &str, command: impl Fn(SocketAddr) -> Command) -> (Child, SocketAddr) {
+    for _ in 0..5 {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut child = command(address).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        for _ in 0..800 {
+            if tokio::net::TcpStream::connect(address).await.is_ok() {
+                return (child, address);
+            }
+            if child.try_wait().unwrap().is_some() {
+                break; // The port was taken meanwhile.
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    panic!("{name} did not come up in five tries");
+}
+
+/// One request, and the status of its answer.
+async fn sent(address: SocketAddr, head: &http::request::Parts, body: &str) -> u16 {
+    let mut text = format!(
+        "{} {} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n",
+        head.method,
+        head.uri.path_and_query().unwrap()
+    );
+    for (name, value) in head.headers.iter().filter(|(name, _)| *name != "host") {
+        text += &format!("{name}: {}\r\n", value.to_str().unwrap());
+    }
+    text += &format!("\r\n{body}");
+    let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    socket.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 64];
+    let count = socket.read(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer[..count]).into_owned();
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("answered {answer:?}"))
+}
+
+/// Azurite, Microsoft's own emulator of Azure Storage.
+pub struct Azurite {
+    child: Child,
+    pub address: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+const ACCOUNT: &str = "testaccount";
+/// Base64 of `test-key-of-azurite`: made up, and given to the emulator at its start.
+const KEY: &str = "dGVzdC1rZXktb2YtYXp1cml0ZQ==";
+
+impl Azurite {
+    /// Starts one, with a container named [`BUCKET`] and a public one, `public`.
+    pub async fn start() -> Self {
+        let program = program("azurite-blob").expect("azurite-blob is not here: `make setup-peers`");
+        let dir = tempfile::tempdir().unwrap();
+        let (child, address) = launch("azurite-blob", |address| {
+            let mut command = Command::new(&program);
+            command.args(["--silent", "--skipApiVersionCheck", "--disableTelemetry", "--inMemoryPersistence"]);
+            command.args(["--blobHost", "127.0.0.1", "--blobPort", &address.port().to_string()]);
+            command.env("AZURITE_ACCOUNTS", format!("{ACCOUNT}:{KEY}")).current_dir(dir.path());
+            command
+        })
+        .await;
+        let this = Self { child, address, _dir: dir };
+        for (name, is_public) in [(BUCKET, false), ("public", true)] {
+            let uri = format!("http://{address}/{ACCOUNT}/{name}?restype=container");
+            let mut request =
+                http::Request::put(uri).header("x-ms-version", "2020-12-06").header("content-length", "0");
+            if is_public {
+                request = request.header("x-ms-blob-public-access", "container");
+            }
+            let (mut head, ()) = request.body(()).unwrap().into_parts();
+            let keys = reqsign_azure_storage::StaticCredentialProvider::new_shared_key(ACCOUNT, KEY);
+            let context = reqsign_core::Context::new();
+            let signer = reqsign_core::Signer::new(context, keys, reqsign_azure_storage::RequestSigner::new());
+            signer.sign(&mut head, None).await.unwrap();
+            assert_eq!(sent(address, &head, "").await, 201);
+        }
+        this
+    }
+
+    pub fn env(&self) -> HashMap<String, String> {
+        [
+            ("AZURE_STORAGE_ACCOUNT", ACCOUNT.to_owned()),
+            ("AZURE_STORAGE_KEY", KEY.to_owned()),
+            ("AZURE_STORAGE_ENDPOINT", format!("http://{}/{ACCOUNT}", self.address)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+}
+
+/// A SAS that lists and reads one container, for ten minutes.
+pub async fn sas(account: &str, key: &str, container: &str) -> String {
+    let uri = format!("https://{account}.blob.core.windows.net/{container}");
+    let (mut head, ()) = http::Request::get(uri).body(()).unwrap().into_parts();
+    let keys = reqsign_azure_storage::StaticCredentialProvider::new_shared_key(account, key);
+    let signer = reqsign_azure_storage::RequestSigner::new().with_service_sas_permissions("rl");
+    let signer = reqsign_core::Signer::new(reqsign_core::Context::new(), keys, signer);
+    signer.sign(&mut head, Some(Duration::from_secs(600))).await.unwrap();
+    head.uri.query().unwrap().to_owned()
+}
+
+impl Drop for Azurite {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// fake-gcs-server, with its objects in memory.
+pub struct FakeGcs {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl FakeGcs {
+    /// Starts one, with the bucket [`BUCKET`].
+    pub async fn start() -> Self {
+        let program = program("fake-gcs-server").expect("fake-gcs-server is not here: `make setup-peers`");
+        let (child, address) = launch("fake-gcs-server", |address| {
+            let (port, url) = (address.port().to_string(), format!("http://{address}"));
+            let mut command = Command::new(&program);
+            command.args(["-scheme", "http", "-host", "127.0.0.1", "-port", &port, "-backend", "memory"]);
+            command.args(["-public-host", &address.to_string(), "-external-url", &url]);
+            command
+        })
+        .await;
+        let this = Self { child, address };
+        let body = format!("{{\"name\":\"{BUCKET}\"}}");
+        let request = http::Request::post(format!("http://{address}/storage/v1/b?project=p"))
+            .header("content-type", "application/json")
+            .header("content-length", body.len());
+        let (head, ()) = request.body(()).unwrap().into_parts();
+        assert_eq!(sent(address, &head, &body).await, 200);
+        this
+    }
+
+    pub fn env(&self) -> HashMap<String, String> {
+        [("STORAGE_EMULATOR_HOST".to_owned(), self.address.to_string())].into()
+    }
+}
+
+impl Drop for FakeGcs {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

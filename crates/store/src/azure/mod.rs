@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Azure Blob Storage: one container's block blobs over HTTP/1.1, signed by `reqsign`.
+//!
+//! Owns the container's requests and the meaning of their answers; every request is sent once (`Retry` repeats). Blobs
+//! are flat: a hierarchical namespace lists in another order than its keys' bytes, and is refused. No key, SAS or token
+//! reaches an error or a `Debug`.
+
+mod account;
+mod list;
+mod put;
+mod sign;
+
+pub use self::account::AzureSettings;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Response, StatusCode};
+use hyper::body::Incoming;
+use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Scheme, Url};
+
+use self::account::Account;
+use self::sign::Sign;
+use crate::count::count_error;
+use crate::wire::client::{Http, Parts};
+use crate::wire::{Remote, quoted, read, said, status, text, unquoted, within, xml};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Version, dates};
+
+/// What the requests are written for: from 2021-02-12 on, listings write some names percent-encoded.
+const API: &str = "2020-12-06";
+/// Deletes that run at once.
+const AT_ONCE: usize = 16;
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct Azure {
+    container: Arc<Container>,
+    verifies: bool,
+}
+
+pub(crate) struct Container {
+    root: Url,
+    account: Account,
+    http: Http,
+    sign: Sign,
+    metrics: Arc<Metrics>,
+}
+
+impl fmt::Debug for Azure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Azure")
+            .field("root", &self.container.root.to_string())
+            .field("endpoint", &self.container.account.shown())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One request: what is asked of which blob.
+struct Ask<'a> {
+    method: Method,
+    kind: Metric,
+    /// `None` asks the container.
+    key: Option<&'a Key>,
+    query: String,
+    headers: HeaderMap,
+    body: Parts,
+}
+
+impl<'a> Ask<'a> {
+    fn new(method: Method, kind: Metric, key: Option<&'a Key>) -> Self {
+        Self { method, kind, key, query: String::new(), headers: HeaderMap::new(), body: Parts::default() }
+    }
+}
+
+impl Azure {
+    /// The store of a container; sends nothing yet. Errs with `Config` when no account is named, or for one that cannot be.
+    pub fn new(container: &str, settings: &AzureSettings, metrics: Arc<Metrics>) -> Result<Self> {
+        let account = Account::new(container, settings)?;
+        let http = Http::new();
+        let sign = Sign::new(settings, account.credential(), http.clone());
+        let root = Url { scheme: Scheme::Azure, authority: container.to_owned(), key: Key::default() };
+        let container = Container { root, account, http, sign, metrics };
+        Ok(Self { container: Arc::new(container), verifies: true })
+    }
+
+    /// Leaves it to the caller (`Retry`) to hold a whole blob against its checksum.
+    pub(crate) fn unverified(self) -> Self {
+        Self { verifies: false, ..self }
+    }
+}
+
+impl Container {
+    fn place_of(&self, key: Option<&Key>) -> String {
+        match key {
+            Some(key) => crate::place(&self.root, key),
+            None => self.root.to_string(),
+        }
+    }
+
+    fn refused(&self, key: &Key, reason: &str) -> Error {
+        Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason: reason.to_owned() }
+    }
+
+    fn check_key(&self, key: &Key) -> Result<()> {
+        let Some(name) = key.as_str() else { return Err(self.refused(key, "Azure's blob names are UTF-8")) };
+        if name.is_empty() {
+            return Err(Error::NotFound { place: self.root.to_string() });
+        }
+        if name.encode_utf16().count() > 1024 {
+            return Err(self.refused(key, "it is longer than 1,024 characters"));
+        }
+        // Whoever stands between may resolve them.
+        if name.split('/').any(|part| part == "." || part == "..") {
+            return Err(self.refused(key, "Azure resolves `.` and `..`"));
+        }
+        if name.contains('\\') {
+            return Err(self.refused(key, "Azure turns a backslash into a slash"));
+        }
+        if name.contains(|c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}')) {
+            return Err(self.refused(key, "Azure's listings cannot hold its control characters"));
+        }
+        Ok(())
+    }
+
+    /// Sends one request and gives its answer back if that is a success.
+    async fn send(&self, mut ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
+        if let Some(key) = ask.key {
+            self.check_key(key)?;
+        }
+        let place = self.place_of(ask.key);
+        let what = format!("{} {place}", ask.method);
+        deadline.check(&what)?;
+        let work = async {
+            ask.headers.insert("x-ms-version", HeaderValue::from_static(API));
+            if ask.method == Method::PUT {
+                ask.headers.insert(header::CONTENT_LENGTH, ask.body.left().into());
+            }
+            let mut request = http::Request::new(());
+            *request.method_mut() = ask.method.clone();
+            *request.uri_mut() = self.account.uri(ask.key.map(Key::as_bytes), &ask.query)?;
+            *request.headers_mut() = ask.headers;
+            let (mut head, ()) = request.into_parts();
+            self.sign.sign(&mut head, &place).await?;
+            self.metrics.count(Metric::Requests);
+            self.metrics.count(ask.kind);
+            self.metrics.add(Metric::BytesSent, ask.body.left());
+            let answer = self
+                .http
+                .send(http::Request::from_parts(head, ask.body))
+                .await
+                .map_err(|reason| Error::Unreachable { place: self.account.shown().to_owned(), reason })?;
+            if answer.status().is_success() {
+                return Ok(answer);
+            }
+            let (head, body) = answer.into_parts();
+            let mut told = (String::new(), String::new());
+            let _ = xml::elements(&said(body).await, |path, text| match path {
+                ["Error", "Code"] => told.0 = status::shown(&text),
+                // The first line; what follows are ids and times.
+                ["Error", "Message"] => told.1 = status::shown(text.lines().next().unwrap_or_default()),
+                _ => {}
+            });
+            if let Some(code) = text(&head.headers, "x-ms-error-code") {
+                told.0 = status::shown(code);
+            }
+            Err(self.error(&ask.method, ask.key, head.status, &head.headers, &told.0, &told.1))
+        };
+        within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
+    }
+
+    fn error(
+        &self,
+        method: &Method,
+        key: Option<&Key>,
+        status: StatusCode,
+        headers: &HeaderMap,
+        code: &str,
+        message: &str,
+    ) -> Error {
+        let place = self.place_of(key);
+        let reason = match (code, message) {
+            ("", "") => status::words(status),
+            (code, "") => code.to_owned(),
+            ("", message) => message.to_owned(),
+            (code, message) => format!("{code}: {message}"),
+        };
+        match (status.as_u16(), code) {
+            (_, "ContainerNotFound") => Error::NotFound { place: self.root.to_string() },
+            (_, "AuthenticationFailed" | "NoAuthenticationInformation" | "InvalidAuthenticationInfo") => {
+                // What follows quotes the signature that was wanted.
+                Error::Denied { place, reason: code.to_owned() }
+            }
+            // A container that is not public says so to those who send nothing.
+            (404, "ResourceNotFound") | (409, "PublicAccessNotPermitted") => Error::Denied { place, reason },
+            (_, "ServerBusy" | "OperationTimedOut") => status::throttled(place, headers),
+            (_, "Md5Mismatch" | "Crc64Mismatch" | "InvalidMd5") => {
+                Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
+            }
+            (409, "BlobAlreadyExists") => {
+                Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+            }
+            (400, "InvalidUri" | "InvalidResourceName" | "OutOfRangeInput") => match key {
+                Some(key) => self.refused(key, &reason),
+                None => Error::NotFound { place },
+            },
+            (409, _) => Error::System { place, reason },
+            _ => status::of(place, self.account.shown(), method, status, headers, reason),
+        }
+    }
+}
+
+/// An MD5 as Azure writes it.
+fn md5(text: &str) -> Option<Digest> {
+    let value = BASE64_STANDARD.decode(text).ok().filter(|value| value.len() == 16)?;
+    Some(Digest { algorithm: Algorithm::Md5, value })
+}
+
+#[async_trait]
+impl Remote for Container {
+    fn place(&self, key: &Key) -> String {
+        crate::place(&self.root, key)
+    }
+
+    fn shown(&self) -> &str {
+        self.account.shown()
+    }
+
+    fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let answer = self.send(Ask::new(Method::HEAD, Metric::Heads, Some(key)), deadline).await?;
+        let size = read::length(self, key, answer.headers())?;
+        Ok(self.meta(key, size, answer.headers()))
+    }
+
+    async fn get(
+        &self,
+        key: &Key,
+        pin: Option<&Version>,
+        range: Option<HeaderValue>,
+        deadline: Deadline,
+    ) -> Result<Response<Incoming>> {
+        let mut ask = Ask::new(Method::GET, Metric::Gets, Some(key));
+        if let Some(version) = pin {
+            ask.headers.insert(header::IF_MATCH, quoted(version)?);
+        }
+        if let Some(range) = range {
+            ask.headers.insert("x-ms-range", range);
+        }
+        self.send(ask, deadline).await
+    }
+
+    fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
+        // On a range, Content-MD5 is that of the range.
+        let whole = if headers.contains_key(header::CONTENT_RANGE) { "x-ms-blob-content-md5" } else { "content-md5" };
+        Meta {
+            key: key.clone(),
+            size,
+            version: text(headers, "etag").map(|etag| Version(unquoted(etag).to_owned())),
+            digests: text(headers, whole).and_then(md5).into_iter().collect(),
+            encoding: text(headers, "content-encoding").filter(|name| !name.is_empty()).map(str::to_owned),
+            modified_s: text(headers, "last-modified").and_then(dates::http),
+        }
+    }
+
+    fn slices(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait]
+impl Store for Azure {
+    fn root(&self) -> &Url {
+        &self.container.root
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            list: true,
+            put: true,
+            versions: true,
+            preconditions: true,
+            checksums: true,
+            ranges: true,
+            any_key: false,
+        }
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        list::stream(self.container.clone(), prefix.clone(), after.cloned(), deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        self.container.head(key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let remote: Arc<dyn Remote> = self.container.clone();
+        read::ranges(&remote, object, ranges, self.verifies, deadline).await
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        put::put(&self.container, key, parts, options, deadline).await
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        stream::iter(keys.to_vec())
+            .map(|key| async move {
+                let mut ask = Ask::new(Method::DELETE, Metric::Deletes, Some(&key));
+                // A blob with snapshots is deleted with them, or not at all.
+                ask.headers.insert("x-ms-delete-snapshots", HeaderValue::from_static("include"));
+                match self.container.send(ask, deadline).await {
+                    Ok(_) => Ok(()),
+                    Err(Error::NotFound { place }) if place != self.container.place_of(None) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+}

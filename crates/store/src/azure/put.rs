@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Put Blob for what is small; Put Block and Put Block List for what is large: the blob appears with the list, and blocks
+//! without one are taken away by Azure after a week. Each request carries an MD5 that the store checks.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Response};
+use hyper::body::Incoming;
+use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
+
+use super::{Ask, Container};
+use crate::wire::client::Parts;
+use crate::wire::{cut, header_of, pair, quoted, unquoted};
+use crate::{Meta, Precondition, PutOptions, Version, checksum};
+
+/// Blobs above this go in blocks, over several connections.
+const SINGLE: u64 = 64 << 20;
+/// Bytes of a block; more where 50,000 of these would not do.
+const BLOCK: u64 = 16 << 20;
+const MOST: u64 = 50_000;
+/// Blocks on their way at once.
+const AT_ONCE: usize = 4;
+
+fn md5(parts: &[Bytes]) -> Result<(Digest, HeaderValue)> {
+    let digest = checksum::of_parts(Algorithm::Md5, parts).ok_or_else(|| Error::bug("no MD5"))?;
+    let value = HeaderValue::from_str(&BASE64_STANDARD.encode(&digest.value));
+    Ok((digest, value.map_err(|_| Error::bug("base64 is not ASCII"))?))
+}
+
+pub(super) async fn put(
+    container: &Container,
+    key: &Key,
+    parts: Vec<Bytes>,
+    options: &PutOptions,
+    deadline: Deadline,
+) -> Result<Meta> {
+    container.check_key(key)?;
+    checksum::check_parts(options.checksum.as_ref(), &parts, || container.place_of(Some(key)))?;
+    let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    let (digest, told) = md5(&parts)?;
+    let mut headers = HeaderMap::new();
+    // Kept with the blob, and given back with every read of it.
+    headers.insert("x-ms-blob-content-md5", told.clone());
+    if let Some(encoding) = &options.encoding {
+        headers.insert("x-ms-blob-content-encoding", header_of("encoding", encoding)?);
+    }
+    match &options.precondition {
+        Precondition::None => None,
+        Precondition::Absent => headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*")),
+        Precondition::Matches(version) => headers.insert(header::IF_MATCH, quoted(version)?),
+    };
+    let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));
+    ask.headers = headers;
+    let answer = if size > SINGLE {
+        let blocks = blocks(container, key, parts, size, deadline).await?;
+        ask.query = "comp=blocklist".to_owned();
+        ask.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
+        ask.body = Parts::new([Bytes::from(blocks)]);
+        container.send(ask, deadline).await
+    } else {
+        ask.headers.insert("x-ms-blob-type", HeaderValue::from_static("BlockBlob"));
+        ask.headers.insert("content-md5", told);
+        ask.body = Parts::new(parts);
+        container.send(ask, deadline).await
+    };
+    let answer = answer.map_err(|error| said(error, options))?;
+    Ok(Meta {
+        key: key.clone(),
+        size,
+        version: version(&answer),
+        digests: vec![digest],
+        encoding: options.encoding.clone(),
+        modified_s: Some(unix_now().as_secs_f64()),
+    })
+}
+
+fn version(answer: &Response<Incoming>) -> Option<Version> {
+    let etag = answer.headers().get(header::ETAG)?.to_str().ok()?;
+    Some(Version(unquoted(etag).to_owned()))
+}
+
+/// Sends the blocks and gives the list of them.
+async fn blocks(container: &Container, key: &Key, parts: Vec<Bytes>, size: u64, deadline: Deadline) -> Result<String> {
+    // Blocks of one name are one block: writers that race must not share them.
+    let writer = rand::random::<u64>();
+    let sent: Vec<String> = stream::iter(cut(parts, BLOCK.max(size.div_ceil(MOST))).into_iter().enumerate())
+        .map(|(number, part)| async move {
+            let id = BASE64_STANDARD.encode(format!("{writer:016x}-{number:08}"));
+            let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));
+            ask.query = format!("comp=block&{}", pair("blockid", id.as_bytes()));
+            ask.headers.insert("content-md5", md5(&part)?.1);
+            ask.body = Parts::new(part);
+            container.send(ask, deadline).await?;
+            Ok::<_, Error>(format!("<Uncommitted>{id}</Uncommitted>"))
+        })
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    Ok(format!("<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>{}</BlockList>", sent.concat()))
+}
+
+/// Says which condition did not hold.
+fn said(error: Error, options: &PutOptions) -> Error {
+    match (error, &options.precondition) {
+        (Error::Precondition { place, .. }, Precondition::Absent) => {
+            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+        }
+        (Error::Precondition { place, .. } | Error::NotFound { place }, Precondition::Matches(version)) => {
+            Error::Precondition { place, reason: format!("version {version} is no longer current") }
+        }
+        (error, Precondition::None | Precondition::Absent | Precondition::Matches(_)) => error,
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Objects: list, in pages; begins after any key.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use http::{HeaderMap, Method};
+use penstock_types::{Deadline, Error, Key, Metric, Result};
+use serde::Deserialize;
+
+use super::{Ask, Bucket, Described};
+use crate::wire::client::Parts;
+use crate::wire::{body, pair};
+use crate::{ListStream, Meta};
+
+/// The largest page that is read: 1,000 names of 1,024 bytes, each escaped, and what is told of each.
+const PAGE_LIMIT: usize = 32 << 20;
+/// What is asked for; the rest of a description is five times as long.
+const FIELDS: &str = "nextPageToken,items(name,size,generation,crc32c,md5Hash,contentEncoding,updated)";
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Page {
+    #[serde(default)]
+    items: Vec<Described>,
+    next_page_token: Option<String>,
+}
+
+struct Listing {
+    bucket: Arc<Bucket>,
+    prefix: Key,
+    after: Option<Key>,
+    token: Option<String>,
+    is_done: bool,
+    deadline: Deadline,
+}
+
+pub(super) fn stream(bucket: Arc<Bucket>, prefix: Key, after: Option<Key>, deadline: Deadline) -> ListStream<'static> {
+    let listing = Listing { bucket, prefix, after, token: None, is_done: false, deadline };
+    stream::try_unfold(listing, |mut listing| async move {
+        if listing.is_done {
+            return Ok(None);
+        }
+        let objects = listing.page().await?;
+        Ok(Some((stream::iter(objects).map(Ok), listing)))
+    })
+    .try_flatten()
+    .boxed()
+}
+
+impl Listing {
+    async fn page(&mut self) -> Result<Vec<Meta>> {
+        if [Some(&self.prefix), self.after.as_ref()].into_iter().flatten().any(|key| key.as_str().is_none()) {
+            return Err(self.bucket.refused(&self.prefix, "Google's object names are UTF-8"));
+        }
+        let mut query = vec![pair("fields", FIELDS.as_bytes())];
+        if !self.prefix.is_empty() {
+            query.push(pair("prefix", self.prefix.as_bytes()));
+        }
+        // The first that may be named is the key itself; it is left out below.
+        if let Some(after) = self.after.as_ref().filter(|after| !after.is_empty()) {
+            query.push(pair("startOffset", after.as_bytes()));
+        }
+        if let Some(token) = &self.token {
+            query.push(pair("pageToken", token.as_bytes()));
+        }
+        let target = format!("/storage/v1/b/{}/o?{}", self.bucket.root.authority, query.join("&"));
+        let ask = Ask {
+            method: Method::GET,
+            kind: Metric::Lists,
+            key: None,
+            target,
+            headers: HeaderMap::new(),
+            body: Parts::default(),
+        };
+        let answer = self.bucket.send(ask, self.deadline).await?;
+        let place = self.bucket.place_of(Some(&self.prefix));
+        let body = body(answer.into_body(), PAGE_LIMIT, self.deadline, &place).await?;
+        let told = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
+        let page: Page = serde_json::from_slice(&body).map_err(|error| told(format!("its listing: {error}")))?;
+        let next = page.next_page_token.filter(|token| !token.is_empty());
+        if next.is_some() && next == self.token {
+            return Err(told("the listing comes round to the same page".to_owned()));
+        }
+        self.is_done = next.is_none();
+        self.token = next;
+        let objects = page.items.into_iter().map(Described::meta).collect::<Result<Vec<_>>>();
+        let objects = objects.map_err(|error| told(error.to_string()))?;
+        let after = self.after.as_ref();
+        Ok(objects.into_iter().filter(|meta| after.is_none_or(|after| meta.key > *after)).collect())
+    }
+}

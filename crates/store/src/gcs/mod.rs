@@ -1,0 +1,466 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Google Cloud Storage: one bucket's objects by the JSON API over HTTP/1.1, with tokens by `reqsign`.
+//!
+//! Owns the bucket's requests and the meaning of their answers; every request is sent once (`Retry` repeats). Objects are
+//! read as they are stored: no transcoding is let happen. No key and no token reaches an error or a `Debug`.
+
+mod list;
+mod put;
+mod sign;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, Response, StatusCode, Uri};
+use hyper::body::Incoming;
+use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Scheme, Url};
+use percent_encoding::percent_encode;
+use serde::Deserialize;
+
+use self::sign::Sign;
+use crate::count::count_error;
+use crate::wire::client::{Http, Parts};
+use crate::wire::{QUERY, Remote, body, is_loopback, read, said, status, text, within};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Version, dates};
+
+/// Deletes that run at once.
+const AT_ONCE: usize = 16;
+/// The largest description of one object that is read.
+const ONE: usize = 1 << 20;
+
+/// How to reach Google Cloud Storage. Its `Debug` shows no credential.
+#[derive(Clone, Default)]
+pub struct GcsSettings {
+    /// Another address than Google's; it is sent no token.
+    pub emulator: Option<String>,
+    /// Plain http to another machine than this one is allowed.
+    pub allows_http: bool,
+    /// Requests carry no token, for public buckets.
+    pub is_anonymous: bool,
+    /// The instance metadata address may be asked for a token.
+    pub asks_instance: bool,
+    /// What the credential chain may see.
+    pub(crate) variables: HashMap<String, String>,
+}
+
+impl fmt::Debug for GcsSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GcsSettings")
+            .field("emulator", &self.emulator.as_deref().map(|url| url.rsplit('@').next()))
+            .field("allows_http", &self.allows_http)
+            .field("is_anonymous", &self.is_anonymous)
+            .field("asks_instance", &self.asks_instance)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GcsSettings {
+    /// Reads `STORAGE_EMULATOR_HOST`, and keeps what Google's default credentials are found by.
+    pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
+        let is_ours = |name: &str| name.starts_with("GOOGLE_") || matches!(name, "HOME" | "XDG_CONFIG_HOME");
+        Self {
+            emulator: variables.get("STORAGE_EMULATOR_HOST").filter(|host| !host.is_empty()).cloned(),
+            variables: variables
+                .iter()
+                .filter(|(name, value)| is_ours(name) && !value.is_empty())
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct Gcs {
+    bucket: Arc<Bucket>,
+    verifies: bool,
+}
+
+pub(crate) struct Bucket {
+    root: Url,
+    shown: String,
+    http: Http,
+    sign: Sign,
+    metrics: Arc<Metrics>,
+}
+
+impl fmt::Debug for Gcs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gcs")
+            .field("root", &self.bucket.root.to_string())
+            .field("endpoint", &self.bucket.shown)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gcs {
+    /// The store of a bucket; sends nothing yet. Errs with `Config` for an endpoint or bucket name that cannot be.
+    pub fn new(bucket: &str, settings: &GcsSettings, metrics: Arc<Metrics>) -> Result<Self> {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if bucket.is_empty() || bucket.len() > 222 || !bucket.chars().all(is_name) || bucket.chars().all(|c| c == '.') {
+            return Err(Error::config("bucket", format!("`{}` is no bucket name", bucket.escape_debug())));
+        }
+        let shown = match &settings.emulator {
+            Some(host) => emulator(host, settings.allows_http)?,
+            None => "https://storage.googleapis.com".to_owned(),
+        };
+        let http = Http::new();
+        // An emulator is no place for a token.
+        let sign = Sign::new(settings, settings.is_anonymous || settings.emulator.is_some(), http.clone());
+        let root = Url { scheme: Scheme::Gcs, authority: bucket.to_owned(), key: Key::default() };
+        Ok(Self { bucket: Arc::new(Bucket { root, shown, http, sign, metrics }), verifies: true })
+    }
+
+    /// Leaves it to the caller (`Retry`) to hold a whole object against its checksum.
+    pub(crate) fn unverified(self) -> Self {
+        Self { verifies: false, ..self }
+    }
+}
+
+/// `host:port` or a URL, as Google's own libraries take it.
+fn emulator(host: &str, allows_http: bool) -> Result<String> {
+    // The URL is not shown before it is known to hold no password.
+    let bad = |problem: &str| Error::config("STORAGE_EMULATOR_HOST", problem);
+    let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
+    let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+    let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
+    if authority.as_str().contains('@') || uri.query().is_some() {
+        return Err(bad("it holds a password or a query"));
+    }
+    match uri.scheme_str() {
+        Some("https") => {}
+        Some("http") if allows_http || is_loopback(authority.host()) => {}
+        Some("http") => {
+            return Err(bad(&format!(
+                "http://{authority} is plain http to another machine: use https, or set PENSTOCK_ALLOW_HTTP=1 on a network \
+                 that you trust"
+            )));
+        }
+        _ => return Err(bad("it begins with neither https:// nor http://")),
+    }
+    Ok(format!("{}://{authority}", uri.scheme_str().unwrap_or("http")))
+}
+
+/// One request.
+struct Ask<'a> {
+    method: Method,
+    kind: Metric,
+    /// `None` asks the bucket.
+    key: Option<&'a Key>,
+    /// Path and query.
+    target: String,
+    headers: HeaderMap,
+    body: Parts,
+}
+
+/// An object as the JSON API describes it; numbers come as text.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Described {
+    name: String,
+    size: Option<String>,
+    generation: Option<String>,
+    crc32c: Option<String>,
+    md5_hash: Option<String>,
+    content_encoding: Option<String>,
+    updated: Option<String>,
+}
+
+impl Described {
+    fn meta(self) -> Result<Meta> {
+        let size = self.size.as_deref().and_then(|size| size.parse().ok());
+        let size = size.ok_or_else(|| {
+            Error::corrupt("the store's answer", format!("gives no size for `{}`", self.name.escape_debug()))
+        })?;
+        let crc = self.crc32c.as_deref().and_then(|text| digest(Algorithm::Crc32c, text));
+        let md5 = self.md5_hash.as_deref().and_then(|text| digest(Algorithm::Md5, text));
+        Ok(Meta {
+            key: Key::from(self.name.as_str()),
+            size,
+            version: self.generation.map(Version),
+            digests: crc.into_iter().chain(md5).collect(),
+            encoding: self.content_encoding.filter(|name| !name.is_empty()),
+            // Whole seconds, as a read's Last-Modified has them: one object has one time.
+            modified_s: self.updated.as_deref().and_then(dates::iso8601).map(f64::floor),
+        })
+    }
+}
+
+/// A digest in base64: CRC-32C big-endian, MD5 as it is.
+fn digest(algorithm: Algorithm, text: &str) -> Option<Digest> {
+    let len = if algorithm == Algorithm::Md5 { 16 } else { 4 };
+    let value = BASE64_STANDARD.decode(text.trim()).ok().filter(|value| value.len() == len)?;
+    Some(Digest { algorithm, value })
+}
+
+impl Bucket {
+    fn place_of(&self, key: Option<&Key>) -> String {
+        match key {
+            Some(key) => crate::place(&self.root, key),
+            None => self.root.to_string(),
+        }
+    }
+
+    fn refused(&self, key: &Key, reason: &str) -> Error {
+        Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason: reason.to_owned() }
+    }
+
+    /// `/storage/v1/b/BUCKET/o/KEY?query`; every byte of the key is one of its own, slashes too.
+    fn object<'a>(&self, method: Method, kind: Metric, key: &'a Key, query: &str) -> Ask<'a> {
+        let name = percent_encode(key.as_bytes(), QUERY);
+        let mark = if query.is_empty() { "" } else { "?" };
+        let target = format!("/storage/v1/b/{}/o/{name}{mark}{query}", self.root.authority);
+        Ask { method, kind, key: Some(key), target, headers: HeaderMap::new(), body: Parts::default() }
+    }
+
+    /// Sends one request and gives its answer back if that is a success.
+    async fn send(&self, mut ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
+        let place = self.place_of(ask.key);
+        if let Some(key) = ask.key {
+            match key.as_bytes() {
+                b"" => return Err(Error::NotFound { place }),
+                b"." | b".." => return Err(self.refused(key, "Google's objects cannot be named `.` or `..`")),
+                bytes if bytes.len() > 1024 => return Err(self.refused(key, "it is longer than 1024 bytes")),
+                bytes if bytes.contains(&b'\r') || bytes.contains(&b'\n') => {
+                    return Err(self.refused(key, "Google's object names hold no line ends"));
+                }
+                _ if key.as_str().is_none() => return Err(self.refused(key, "Google's object names are UTF-8")),
+                _ => {}
+            }
+        }
+        let what = format!("{} {place}", ask.method);
+        deadline.check(&what)?;
+        let work = async {
+            let uri = format!("{}{}", self.shown, ask.target);
+            let uri: Uri = uri.parse().map_err(|_| Error::bug("a request has no URI"))?;
+            if ask.method == Method::POST {
+                ask.headers.insert(header::CONTENT_LENGTH, ask.body.left().into());
+            }
+            let mut request = http::Request::new(());
+            *request.method_mut() = ask.method.clone();
+            *request.uri_mut() = uri;
+            *request.headers_mut() = ask.headers;
+            let (mut head, ()) = request.into_parts();
+            self.sign.sign(&mut head, &place).await?;
+            self.metrics.count(Metric::Requests);
+            self.metrics.count(ask.kind);
+            self.metrics.add(Metric::BytesSent, ask.body.left());
+            let answer = self
+                .http
+                .send(http::Request::from_parts(head, ask.body))
+                .await
+                .map_err(|reason| Error::Unreachable { place: self.shown.clone(), reason })?;
+            if answer.status().is_success() {
+                return Ok(answer);
+            }
+            let (head, body) = answer.into_parts();
+            Err(self.error(&ask.method, ask.key, head.status, &head.headers, &said(body).await))
+        };
+        within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
+    }
+
+    fn error(&self, method: &Method, key: Option<&Key>, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
+        #[derive(Default, Deserialize)]
+        struct Said {
+            #[serde(default)]
+            message: String,
+        }
+        #[derive(Deserialize)]
+        struct Outer {
+            error: Said,
+        }
+        let said = serde_json::from_slice::<Outer>(body).map(|outer| outer.error.message).unwrap_or_default();
+        let reason = if said.is_empty() { status::words(code) } else { status::shown(&said) };
+        let place = self.place_of(key);
+        match code.as_u16() {
+            // Says in words which of the two is missing.
+            404 if said.contains("bucket does not exist") => Error::NotFound { place: self.root.to_string() },
+            // A precondition on a version that is none: the object was never written so.
+            304 => Error::Changed { place, want: String::new(), have: "another".to_owned() },
+            400 if said.to_ascii_lowercase().contains("crc32c") => {
+                Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
+            }
+            _ => status::of(place, &self.shown, method, code, headers, reason),
+        }
+    }
+
+    /// Reads the description of an object out of an answer.
+    async fn described(&self, key: &Key, answer: Response<Incoming>, deadline: Deadline) -> Result<Meta> {
+        let place = self.place_of(Some(key));
+        let body = body(answer.into_body(), ONE, deadline, &place).await?;
+        let described: Described = serde_json::from_slice(&body).map_err(|_| read::odd(&place, "no object in it"))?;
+        let meta = described.meta()?;
+        if meta.key != *key {
+            return Err(read::odd(&place, "another object in it"));
+        }
+        Ok(meta)
+    }
+}
+
+/// A generation as a query's value; `None` for what no object of Google's can be at, whatever a manifest says.
+fn generation(version: &Version) -> Option<&str> {
+    let is_one = !version.0.is_empty() && version.0.len() <= 20 && version.0.bytes().all(|byte| byte.is_ascii_digit());
+    is_one.then_some(version.0.as_str())
+}
+
+#[async_trait]
+impl Remote for Bucket {
+    fn place(&self, key: &Key) -> String {
+        crate::place(&self.root, key)
+    }
+
+    fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let answer = self.send(self.object(Method::GET, Metric::Heads, key, ""), deadline).await?;
+        self.described(key, answer, deadline).await
+    }
+
+    async fn get(
+        &self,
+        key: &Key,
+        pin: Option<&Version>,
+        range: Option<HeaderValue>,
+        deadline: Deadline,
+    ) -> Result<Response<Incoming>> {
+        let query = match pin {
+            Some(version) => match generation(version) {
+                Some(generation) => format!("alt=media&ifGenerationMatch={generation}"),
+                None => {
+                    let (place, want) = (self.place(key), version.to_string());
+                    return Err(Error::Changed { place, want, have: "another".to_owned() });
+                }
+            },
+            None => "alt=media".to_owned(),
+        };
+        let mut ask = self.object(Method::GET, Metric::Gets, key, &query);
+        // Without it, Google inflates what is stored with Content-Encoding: gzip, and answers with all of it.
+        ask.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        if let Some(range) = range {
+            ask.headers.insert(header::RANGE, range);
+        }
+        self.send(ask, deadline).await
+    }
+
+    fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
+        // The header may come twice, or with both hashes in one.
+        let hashes = headers.get_all("x-goog-hash").iter().filter_map(|value| value.to_str().ok());
+        let digests = hashes.flat_map(|text| text.split(',')).filter_map(|hash| match hash.trim().split_once('=')? {
+            ("crc32c", text) => digest(Algorithm::Crc32c, text),
+            ("md5", text) => digest(Algorithm::Md5, text),
+            _ => None,
+        });
+        let encoding = text(headers, "x-goog-stored-content-encoding").or(text(headers, "content-encoding"));
+        Meta {
+            key: key.clone(),
+            size,
+            version: text(headers, "x-goog-generation").map(|generation| Version(generation.to_owned())),
+            digests: digests.collect(),
+            encoding: encoding.filter(|name| !name.is_empty() && *name != "identity").map(str::to_owned),
+            modified_s: text(headers, "last-modified").and_then(dates::http),
+        }
+    }
+
+    fn slices(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait]
+impl Store for Gcs {
+    fn root(&self) -> &Url {
+        &self.bucket.root
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            list: true,
+            put: true,
+            versions: true,
+            preconditions: true,
+            checksums: true,
+            ranges: true,
+            any_key: true,
+        }
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        list::stream(self.bucket.clone(), prefix.clone(), after.cloned(), deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        self.bucket.head(key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let remote: Arc<dyn Remote> = self.bucket.clone();
+        read::ranges(&remote, object, ranges, self.verifies, deadline).await
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        put::put(&self.bucket, key, parts, options, deadline).await
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        stream::iter(keys.to_vec())
+            .map(|key| async move {
+                let ask = self.bucket.object(Method::DELETE, Metric::Deletes, &key, "");
+                match self.bucket.send(ask, deadline).await {
+                    Ok(_) => Ok(()),
+                    Err(Error::NotFound { place }) if place != self.bucket.place_of(None) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            })
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_gcs_emulator_host_takes_what_googles_libraries_take() {
+        assert_eq!(emulator("127.0.0.1:4443", false).unwrap(), "http://127.0.0.1:4443");
+        assert_eq!(emulator("http://localhost:1/", false).unwrap(), "http://localhost:1");
+        for host in ["http://u:secret@127.0.0.1", "http://127.0.0.1/?secret", "ftp://127.0.0.1", "10.0.0.1:80"] {
+            let error = emulator(host, false).unwrap_err();
+            assert!(error.code() == "config" && !error.to_string().contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn test_gcs_hashes_are_read_in_each_of_their_forms() {
+        let gcs = Gcs::new("b", &GcsSettings::default(), Arc::default()).unwrap();
+        let mut headers = HeaderMap::new();
+        headers.append("x-goog-hash", "crc32c=4waSgw==,md5=JfnnlDI7RThF9RgfG2JNCw==".parse().unwrap());
+        headers.append("x-goog-hash", "crc32c=short".parse().unwrap());
+        let digests = gcs.bucket.meta(&Key::from("k"), 9, &headers).digests;
+        let digests: Vec<String> = digests.iter().map(ToString::to_string).collect();
+        assert_eq!(digests, ["crc32c:e3069283", "md5:25f9e794323b453885f5181f1b624d0b"]);
+    }
+
+    #[test]
+    fn test_gcs_generation_is_digits_alone() {
+        assert_eq!(generation(&Version("123".into())), Some("123"));
+        for text in ["", "1&x=2", "-1", "etag"] {
+            assert_eq!(generation(&Version(text.into())), None);
+        }
+    }
+}

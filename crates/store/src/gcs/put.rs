@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes: one request for an object of any size, description and bytes together, so that Google holds the bytes against
+//! their CRC-32C before the object appears.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use http::Method;
+use http::header::{self, HeaderMap};
+use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result};
+
+use super::{Ask, Bucket, generation};
+use crate::wire::client::Parts;
+use crate::wire::header_of;
+use crate::{Meta, Precondition, PutOptions, checksum};
+
+pub(super) async fn put(
+    bucket: &Bucket,
+    key: &Key,
+    parts: Vec<Bytes>,
+    options: &PutOptions,
+    deadline: Deadline,
+) -> Result<Meta> {
+    checksum::check_parts(options.checksum.as_ref(), &parts, || bucket.place_of(Some(key)))?;
+    let Some(name) = key.as_str() else { return Err(bucket.refused(key, "Google's object names are UTF-8")) };
+    let crc = checksum::of_parts(Algorithm::Crc32c, &parts).ok_or_else(|| Error::bug("no CRC-32C"))?;
+    let mut described = serde_json::json!({
+        "name": name,
+        "crc32c": BASE64_STANDARD.encode(&crc.value),
+        "contentType": "application/octet-stream",
+    });
+    if let Some(encoding) = &options.encoding {
+        described["contentEncoding"] = encoding.as_str().into();
+    }
+    let condition = match &options.precondition {
+        Precondition::None => String::new(),
+        Precondition::Absent => "&ifGenerationMatch=0".to_owned(),
+        Precondition::Matches(version) => match generation(version) {
+            Some(generation) => format!("&ifGenerationMatch={generation}"),
+            None => {
+                let reason = format!("version {version} is no longer current");
+                return Err(Error::Precondition { place: bucket.place_of(Some(key)), reason });
+            }
+        },
+    };
+    // Random, so that no object holds it.
+    let boundary = format!("penstock-{:032x}", rand::random::<u128>());
+    let head = format!(
+        "--{boundary}\r\ncontent-type: application/json; charset=UTF-8\r\n\r\n{described}\r\n--{boundary}\r\n\
+         content-type: application/octet-stream\r\n\r\n"
+    );
+    let tail = format!("\r\n--{boundary}--\r\n");
+    let mut headers = HeaderMap::new();
+    let kind = format!("multipart/related; boundary={boundary}");
+    headers.insert(header::CONTENT_TYPE, header_of("content-type", &kind)?);
+    let body = std::iter::once(Bytes::from(head)).chain(parts).chain([Bytes::from(tail)]);
+    let ask = Ask {
+        method: Method::POST,
+        kind: Metric::Puts,
+        key: Some(key),
+        target: format!("/upload/storage/v1/b/{}/o?uploadType=multipart{condition}", bucket.root.authority),
+        headers,
+        body: Parts::new(body),
+    };
+    let answer = bucket.send(ask, deadline).await.map_err(|error| said(error, options))?;
+    let meta = bucket.described(key, answer, deadline).await?;
+    match meta.digests.iter().find(|digest| digest.algorithm == Algorithm::Crc32c) {
+        Some(have) if *have != crc => {
+            let problem = format!("was written with {crc}, its store has {have}");
+            Err(Error::corrupt(bucket.place_of(Some(key)), problem))
+        }
+        _ => Ok(meta),
+    }
+}
+
+/// Says which condition did not hold.
+fn said(error: Error, options: &PutOptions) -> Error {
+    match (error, &options.precondition) {
+        (Error::Precondition { place, .. }, Precondition::Absent) => {
+            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+        }
+        (Error::Precondition { place, .. } | Error::NotFound { place }, Precondition::Matches(version)) => {
+            Error::Precondition { place, reason: format!("version {version} is no longer current") }
+        }
+        (error, Precondition::None | Precondition::Absent | Precondition::Matches(_)) => error,
+    }
+}

@@ -211,12 +211,24 @@ impl Error {
                 "check the bucket and prefix with `aws s3 ls`, and AWS_ENDPOINT_URL if the store is not AWS"
             }
             Self::NotFound { .. } => "check the path",
+            Self::Denied { place, .. } if place.starts_with("az:") => {
+                "check AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or `az login`, and that they may list and read this container"
+            }
+            Self::Denied { place, .. } if place.starts_with("gs:") => {
+                "check GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login`, and what they may read"
+            }
+            Self::Denied { place, .. } if place.starts_with("http") => "the server wants a login, which is not sent",
             Self::Denied { place, .. } if place.contains("://") && !place.starts_with("file:") => {
                 "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...) and that they may list and read this bucket"
             }
             Self::Denied { .. } => "check the owner and the mode of the folder",
             Self::Throttled { .. } => "lower --concurrency, or spread the data over more prefixes or accounts",
-            Self::Unreachable { .. } => "check AWS_ENDPOINT_URL and that the endpoint is up",
+            Self::Unreachable { place, .. } if place.starts_with("s3:") => {
+                "check AWS_ENDPOINT_URL and that the endpoint is up"
+            }
+            Self::Unreachable { .. } => {
+                "check that the endpoint is up and its address (AWS_ENDPOINT_URL or its like) right"
+            }
             Self::Server { .. } => "the store is at fault; try again later",
             Self::Deadline { .. } => "raise --deadline, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Signatures, and the tokens behind them: a key or a SAS where one is given; else the token sources that are set up, by
-//! name, in the environment (client secret or certificate, workload identity, pipelines), then the CLI's login. The
+//! name, in the environment (client secret or certificate, workload identity), then the CLI's login. The
 //! instance's metadata address is asked only where the settings say so.
 
 use http::request;
 use penstock_types::{Error, Result};
 use reqsign_azure_storage::{
-    AzureCliCredentialProvider, AzurePipelinesCredentialProvider, ClientCertificateCredentialProvider,
-    ClientSecretCredentialProvider, Credential, ImdsCredentialProvider, RequestSigner,
-    WorkloadIdentityCredentialProvider,
+    AzureCliCredentialProvider, ClientCertificateCredentialProvider, ClientSecretCredentialProvider, Credential,
+    ImdsCredentialProvider, RequestSigner, WorkloadIdentityCredentialProvider,
 };
 use reqsign_command_execute_tokio::TokioCommandExecute;
 use reqsign_core::{Context, ErrorKind, ProvideCredential, ProvideCredentialChain, Signer, StaticEnv};
@@ -52,9 +51,6 @@ impl Sign {
                 }
                 if has("AZURE_FEDERATED_TOKEN_FILE") {
                     chain = chain.push(WorkloadIdentityCredentialProvider::new());
-                }
-                if has("AZURESUBSCRIPTION_SERVICE_CONNECTION_ID") {
-                    chain = chain.push(AzurePipelinesCredentialProvider::new());
                 }
                 chain = chain.push(AzureCliCredentialProvider::new());
                 if settings.asks_instance {

@@ -449,7 +449,7 @@ mod tests {
     fn test_gcs_hashes_are_read_in_each_of_their_forms() {
         let gcs = Gcs::new("b", &GcsSettings::default(), Arc::default()).unwrap();
         let mut headers = HeaderMap::new();
-        headers.append("x-goog-hash", "crc32c=4waSgw==,md5=JfnnlDI7RThF9RgfG2JNCw==".parse().unwrap());
+        headers.append("x-goog-hash", "crc32c=4waSgw==,md5=JfnnlDI7RTiF9RgfG2JNCw==".parse().unwrap());
         headers.append("x-goog-hash", "crc32c=short".parse().unwrap());
         let digests = gcs.bucket.meta(&Key::from("k"), 9, &headers).digests;
         let digests: Vec<String> = digests.iter().map(ToString::to_string).collect();

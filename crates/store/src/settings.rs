@@ -69,6 +69,14 @@ impl StoreSettings {
             Some(other) => Err(Error::config(name, format!("`{other}` is neither 1 nor 0"))),
         };
         let metadata_off = text("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let ignores_endpoints =
+            text("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let config = text("AWS_CONFIG_FILE")
+            .map(PathBuf::from)
+            .or_else(|| Some(PathBuf::from(text("HOME")?).join(".aws/config")));
+        // No file is no setting, as for every AWS tool.
+        let config = config.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+        let profile = aws_profile(&config, text("AWS_PROFILE").unwrap_or("default"));
         let mut retry = RetryPolicy::default();
         if let Some(seconds) = text("PENSTOCK_GIVE_UP_AFTER_S") {
             retry.give_up_after =
@@ -78,8 +86,14 @@ impl StoreSettings {
         }
         Ok(Self {
             s3: S3Settings {
-                endpoint: text("AWS_ENDPOINT_URL_S3").or(text("AWS_ENDPOINT_URL")).map(str::to_owned),
-                region: text("AWS_REGION").or(text("AWS_DEFAULT_REGION")).map(str::to_owned),
+                endpoint: text("AWS_ENDPOINT_URL_S3")
+                    .or(text("AWS_ENDPOINT_URL"))
+                    .or_else(|| profile.get("endpoint_url").map(String::as_str).filter(|_| !ignores_endpoints))
+                    .map(str::to_owned),
+                region: text("AWS_REGION")
+                    .or(text("AWS_DEFAULT_REGION"))
+                    .or_else(|| profile.get("region").map(String::as_str))
+                    .map(str::to_owned),
                 allows_http: flag("PENSTOCK_ALLOW_HTTP")?,
                 asks_instance: flag("PENSTOCK_S3_IMDS")? && !metadata_off,
                 is_anonymous: flag("PENSTOCK_S3_ANONYMOUS")?,
@@ -108,6 +122,27 @@ impl StoreSettings {
     }
 }
 
+/// The settings of one profile of an AWS configuration file; nested ones (`s3 =` and its indented lines) are left out.
+fn aws_profile(config: &str, name: &str) -> HashMap<String, String> {
+    let mut is_ours = false;
+    let mut found = HashMap::new();
+    for line in config.lines().filter(|line| !line.starts_with([' ', '\t', '#', ';'])) {
+        if let Some(section) = line.trim_end().strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            let mut words = section.split_whitespace();
+            is_ours = match (words.next(), words.next(), words.next()) {
+                (Some("default"), None, None) => name == "default",
+                (Some("profile"), Some(profile), None) => profile.trim_matches(['"', '\'']) == name,
+                _ => false,
+            };
+        } else if let (true, Some((key, value))) = (is_ours, line.split_once('='))
+            && !value.trim().is_empty()
+        {
+            found.insert(key.trim().to_ascii_lowercase(), value.trim().to_owned());
+        }
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +169,27 @@ mod tests {
         let settings = StoreSettings::from_env(&env(&pairs)).unwrap();
         assert_eq!(settings.s3.endpoint.as_deref(), Some("http://b"));
         assert_eq!(settings.s3.region, None);
+    }
+
+    #[test]
+    fn test_settings_of_the_chosen_aws_profile_hold_where_the_environment_is_silent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config");
+        let text = "[default]\nregion = one-1\n[profile lab]\nregion=two-2\nendpoint_url = https://lab.example\ns3 =\n  \
+                    endpoint_url = https://nested\n[services x]\nregion = no\n";
+        std::fs::write(&path, text).unwrap();
+        let of = |more: &[(&str, &str)]| {
+            let pairs = [&[("AWS_CONFIG_FILE", path.to_str().unwrap())], more].concat();
+            let s3 = StoreSettings::from_env(&env(&pairs)).unwrap().s3;
+            (s3.region.unwrap_or_default(), s3.endpoint.unwrap_or_default())
+        };
+        assert_eq!(of(&[]), ("one-1".to_owned(), String::new()));
+        assert_eq!(of(&[("AWS_PROFILE", "lab")]), ("two-2".to_owned(), "https://lab.example".to_owned()));
+        assert_eq!(of(&[("AWS_PROFILE", "x")]), (String::new(), String::new()));
+        let over = [("AWS_PROFILE", "lab"), ("AWS_REGION", "three-3"), ("AWS_ENDPOINT_URL", "https://env")];
+        assert_eq!(of(&over), ("three-3".to_owned(), "https://env".to_owned()));
+        let ignored = [("AWS_PROFILE", "lab"), ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")];
+        assert_eq!(of(&ignored), ("two-2".to_owned(), String::new()));
     }
 
     #[test]

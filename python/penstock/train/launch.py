@@ -105,9 +105,13 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
 
 def _leave(rank: Rank) -> None:
     if rank.world > 1:
+        import gc
+
         from torch import distributed
 
         if distributed.is_initialized():
+            # DDP's hooks are cycles that hold the group's threads: freed after the interpreter, they abort the process.
+            gc.collect()
             distributed.destroy_process_group()
 
 

@@ -123,12 +123,17 @@ def test_cli_train_help_imports_no_torch():
 
 def test_example_ddp_runs_under_torchrun(data):
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*argv, str(ROOT / "examples/ddp_cosmoflow.py"), str(data / "train"), "32"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    for _ in range(4):
+        done = subprocess.run(
+            [*argv, str(ROOT / "examples/ddp_cosmoflow.py"), str(data / "train"), "32"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        # torch 2.15 itself aborts now and then when a gloo rank exits (see penstock.train.rank.leave); a plain script
+        # has no way round it, so that one end is tried again and no other is.
+        if "terminate called without an active exception" not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr[-800:]
     assert "epoch 2 begins next" in done.stdout

@@ -136,12 +136,15 @@ def command(
         result = run(spec, report=talk)
     finally:
         talk.end()
-    if here.rank != 0:
-        return
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        _tell(result, runs, saved=not no_save)
+    if here.rank == 0:
+        if as_json:
+            click.echo(json.dumps(result))
+        else:
+            _tell(result, runs, saved=not no_save)
+    if here.world > 1:
+        from penstock.train.rank import leave
+
+        leave(0)
 
 
 class _Talk:

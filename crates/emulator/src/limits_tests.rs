@@ -49,8 +49,9 @@ proptest! {
         let tier = tier(&[(What::ReadRequests, Scope::Account, rate)], None, Some(burst_s));
         let limits = Limits::new(tier, scale).unwrap();
         let (begin, seconds) = (Instant::now(), 4.0);
-        // Offered evenly at several times the rate, for four seconds.
-        let asked = (rate * scale * f64::from(offered) * seconds).ceil() as u32;
+        // Offered evenly at several times the rate, for four seconds; and finely, as a bucket of one token is full, and
+        // loses what flows in, from its filling to the next request.
+        let asked = (rate * scale * f64::from(offered) * seconds).ceil().max(400.0) as u32;
         let step = seconds / f64::from(asked);
         let admitted = (0..asked)
             .filter(|&i| limits.admit(READ, begin + Duration::from_secs_f64(f64::from(i) * step)).is_ok())

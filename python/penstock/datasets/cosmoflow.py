@@ -59,7 +59,7 @@ def default_box_mpc(voxels: int) -> float:
     """Side of a sample's box where none is asked for, Mpc/h at H_0 = 70: 4 a voxel, and 192 at least.
 
     Source:
-        docs/decisions/0301-box.md: with voxels under about 2 Mpc/h second-order theory crosses orbits and the variance no
+        docs/decisions/0302-box.md: with voxels under about 2 Mpc/h second-order theory crosses orbits and the variance no
         longer grows from z = 0.5 to z = 0; under about 190 Mpc/h too few modes tell Omega_m. `box_mpc=128` with 128 voxels
         is the published voxel of 1 Mpc/h.
     """

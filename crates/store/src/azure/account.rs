@@ -6,10 +6,9 @@ use std::fmt;
 
 use http::Uri;
 use penstock_types::{Error, Result};
-use percent_encoding::percent_encode;
 use reqsign_azure_storage::Credential;
 
-use crate::wire::{PATH, is_loopback};
+use crate::wire::{is_loopback, uri};
 
 /// The key that every Azurite has, published in its documentation: it opens nothing but a test's own storage.
 const EMULATED: &str = "devstoreaccount1";
@@ -166,19 +165,7 @@ impl Account {
 
     /// The URI of a blob, or of the container.
     pub(super) fn uri(&self, key: Option<&[u8]>, query: &str) -> Result<Uri> {
-        let mut text = self.base.clone();
-        if let Some(key) = key {
-            text.push('/');
-            text.extend(percent_encode(key, PATH));
-        }
-        if !query.is_empty() {
-            text.push('?');
-            text.push_str(query);
-        }
-        text.parse().map_err(|_| Error::Unsupported {
-            what: format!("a key of {} bytes", key.map_or(0, <[u8]>::len)),
-            by: "HTTP".to_owned(),
-        })
+        uri(&self.base, key, query)
     }
 }
 

@@ -13,8 +13,8 @@ use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, un
 
 use super::{Ask, Container};
 use crate::wire::client::Parts;
-use crate::wire::{cut, header_of, pair, quoted, unquoted};
-use crate::{Meta, Precondition, PutOptions, Version, checksum};
+use crate::wire::{add_precondition, cut, header_of, pair, unmet, unquoted};
+use crate::{Meta, PutOptions, Version, checksum};
 
 /// Blobs above this go in blocks, over several connections.
 const SINGLE: u64 = 64 << 20;
@@ -47,11 +47,7 @@ pub(super) async fn put(
     if let Some(encoding) = &options.encoding {
         headers.insert("x-ms-blob-content-encoding", header_of("encoding", encoding)?);
     }
-    match &options.precondition {
-        Precondition::None => None,
-        Precondition::Absent => headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*")),
-        Precondition::Matches(version) => headers.insert(header::IF_MATCH, quoted(version)?),
-    };
+    add_precondition(&mut headers, &options.precondition)?;
     let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));
     ask.headers = headers;
     let answer = if size > SINGLE {
@@ -66,7 +62,7 @@ pub(super) async fn put(
         ask.body = Parts::new(parts);
         container.send(ask, deadline).await
     };
-    let answer = answer.map_err(|error| said(error, options))?;
+    let answer = answer.map_err(|error| unmet(error, &options.precondition))?;
     Ok(Meta {
         key: key.clone(),
         size,
@@ -100,17 +96,4 @@ async fn blocks(container: &Container, key: &Key, parts: Vec<Bytes>, size: u64, 
         .try_collect()
         .await?;
     Ok(format!("<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>{}</BlockList>", sent.concat()))
-}
-
-/// Says which condition did not hold.
-fn said(error: Error, options: &PutOptions) -> Error {
-    match (error, &options.precondition) {
-        (Error::Precondition { place, .. }, Precondition::Absent) => {
-            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
-        }
-        (Error::Precondition { place, .. } | Error::NotFound { place }, Precondition::Matches(version)) => {
-            Error::Precondition { place, reason: format!("version {version} is no longer current") }
-        }
-        (error, Precondition::None | Precondition::Absent | Precondition::Matches(_)) => error,
-    }
 }

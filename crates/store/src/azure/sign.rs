@@ -4,17 +4,18 @@
 //! instance's metadata address is asked only where the settings say so.
 
 use http::request;
-use penstock_types::{Error, Result};
+use penstock_types::Result;
 use reqsign_azure_storage::{
     AzureCliCredentialProvider, ClientCertificateCredentialProvider, ClientSecretCredentialProvider, Credential,
     ImdsCredentialProvider, RequestSigner, WorkloadIdentityCredentialProvider,
 };
 use reqsign_command_execute_tokio::TokioCommandExecute;
-use reqsign_core::{Context, ErrorKind, ProvideCredential, ProvideCredentialChain, Signer, StaticEnv};
+use reqsign_core::{Context, ProvideCredential, ProvideCredentialChain, Signer, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
 
 use super::AzureSettings;
 use crate::wire::client::Http;
+use crate::wire::unsigned;
 
 /// A credential that was given outright.
 #[derive(Debug)]
@@ -27,6 +28,10 @@ impl ProvideCredential for Given {
         Ok(Some(self.0.clone()))
     }
 }
+
+/// What to do without credentials.
+const ADVICE: &str = "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in with `az login`, or \
+    read a public container with PENSTOCK_AZURE_ANONYMOUS=1";
 
 /// Signs requests; tokens are loaded at the first, kept, and refreshed before they expire.
 pub(super) struct Sign {
@@ -68,22 +73,6 @@ impl Sign {
 
     pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<()> {
         let Some(signer) = &self.signer else { return Ok(()) };
-        signer.sign(head, None).await.map_err(|error| {
-            let place = place.to_owned();
-            // Past the first colon a message may quote what a command or a server said.
-            let text = error.to_string();
-            let told = text.split(':').next().unwrap_or_default().to_owned();
-            match error.kind() {
-                _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {told}") },
-                ErrorKind::RequestInvalid => Error::bug(format!("a request cannot be signed: {told}")),
-                _ => Error::Denied {
-                    place,
-                    reason: format!(
-                        "no credentials ({told}): set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in with `az login`, or \
-                         read a public container with PENSTOCK_AZURE_ANONYMOUS=1"
-                    ),
-                },
-            }
-        })
+        signer.sign(head, None).await.map_err(|error| unsigned(&error, place, ADVICE))
     }
 }

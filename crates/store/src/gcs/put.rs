@@ -11,7 +11,7 @@ use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result};
 
 use super::{Ask, Bucket, generation};
 use crate::wire::client::Parts;
-use crate::wire::header_of;
+use crate::wire::{header_of, unmet};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
 pub(super) async fn put(
@@ -62,7 +62,7 @@ pub(super) async fn put(
         headers,
         body: Parts::new(body),
     };
-    let answer = bucket.send(ask, deadline).await.map_err(|error| said(error, options))?;
+    let answer = bucket.send(ask, deadline).await.map_err(|error| unmet(error, &options.precondition))?;
     let meta = bucket.described(key, answer, deadline).await?;
     match meta.digests.iter().find(|digest| digest.algorithm == Algorithm::Crc32c) {
         Some(have) if *have != crc => {
@@ -70,18 +70,5 @@ pub(super) async fn put(
             Err(Error::corrupt(bucket.place_of(Some(key)), problem))
         }
         _ => Ok(meta),
-    }
-}
-
-/// Says which condition did not hold.
-fn said(error: Error, options: &PutOptions) -> Error {
-    match (error, &options.precondition) {
-        (Error::Precondition { place, .. }, Precondition::Absent) => {
-            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
-        }
-        (Error::Precondition { place, .. } | Error::NotFound { place }, Precondition::Matches(version)) => {
-            Error::Precondition { place, reason: format!("version {version} is no longer current") }
-        }
-        (error, Precondition::None | Precondition::Absent | Precondition::Matches(_)) => error,
     }
 }

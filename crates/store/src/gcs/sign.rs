@@ -3,15 +3,20 @@
 //! `gcloud auth application-default login` writes. The metadata address is asked only where the settings say so.
 
 use http::request;
-use penstock_types::{Error, Result};
-use reqsign_core::{Context, ErrorKind, Signer, StaticEnv};
+use penstock_types::Result;
+use reqsign_core::{Context, Signer, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
 use reqsign_google::{Credential, DefaultCredentialProvider, RequestSigner};
 
 use super::GcsSettings;
 use crate::wire::client::Http;
+use crate::wire::unsigned;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
+
+/// What to do without credentials.
+const ADVICE: &str = "set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default \
+    login`, or read a public bucket with PENSTOCK_GS_ANONYMOUS=1";
 
 /// Adds a token; it is loaded at the first request, kept, and refreshed before it expires.
 pub(super) struct Sign {
@@ -37,22 +42,6 @@ impl Sign {
 
     pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<()> {
         let Some(signer) = &self.signer else { return Ok(()) };
-        signer.sign(head, None).await.map_err(|error| {
-            let place = place.to_owned();
-            // Past the first colon a message may quote what a file or a server said.
-            let text = error.to_string();
-            let told = text.split(':').next().unwrap_or_default().to_owned();
-            match error.kind() {
-                _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {told}") },
-                ErrorKind::RequestInvalid => Error::bug(format!("a request cannot be signed: {told}")),
-                _ => Error::Denied {
-                    place,
-                    reason: format!(
-                        "no credentials ({told}): set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default \
-                         login`, or read a public bucket with PENSTOCK_GS_ANONYMOUS=1"
-                    ),
-                },
-            }
-        })
+        signer.sign(head, None).await.map_err(|error| unsigned(&error, place, ADVICE))
     }
 }

@@ -3,10 +3,9 @@
 
 use http::Uri;
 use penstock_types::{Error, Result};
-use percent_encoding::percent_encode;
 
 use crate::S3Settings;
-use crate::wire::{PATH, is_loopback};
+use crate::wire::{is_loopback, uri};
 
 /// A bucket's address.
 pub(super) struct Endpoint {
@@ -81,23 +80,8 @@ impl Endpoint {
     /// The URI of a key, or of the bucket.
     pub(super) fn uri(&self, key: Option<&[u8]>, query: &str) -> Result<Uri> {
         let Self { scheme, authority, base, .. } = self;
-        let mut text = format!("{scheme}://{authority}{base}");
-        match key {
-            Some(key) => {
-                text.push('/');
-                text.extend(percent_encode(key, PATH));
-            }
-            None if base.is_empty() => text.push('/'),
-            None => {}
-        }
-        if !query.is_empty() {
-            text.push('?');
-            text.push_str(query);
-        }
-        text.parse().map_err(|_| Error::Unsupported {
-            what: format!("a key of {} bytes", key.map_or(0, <[u8]>::len)),
-            by: "HTTP".to_owned(),
-        })
+        let root = if key.is_none() && base.is_empty() { "/" } else { "" };
+        uri(&format!("{scheme}://{authority}{base}{root}"), key, query)
     }
 }
 

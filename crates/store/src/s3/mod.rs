@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response};
 use hyper::body::Incoming;
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Scheme, Url};
@@ -27,10 +27,8 @@ use self::endpoint::Endpoint;
 use self::sign::Sign;
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
-use crate::wire::{Remote, quoted, read, unquoted, within};
-use crate::{
-    Capabilities, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, S3Settings, Store, Version, dates,
-};
+use crate::wire::{Remote, read, unquoted, within};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, S3Settings, Store, Version, dates};
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -203,16 +201,6 @@ fn checksum_header(digest: &Digest) -> Option<(HeaderName, HeaderValue)> {
     };
     let value = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &digest.value);
     Some((HeaderName::from_static(name), HeaderValue::from_str(&value).ok()?))
-}
-
-/// Adds a precondition to a write.
-fn add_precondition(headers: &mut HeaderMap, precondition: &Precondition) -> Result<()> {
-    match precondition {
-        Precondition::None => None,
-        Precondition::Absent => headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*")),
-        Precondition::Matches(version) => headers.insert(header::IF_MATCH, quoted(version)?),
-    };
-    Ok(())
 }
 
 #[async_trait]

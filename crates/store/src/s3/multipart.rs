@@ -10,9 +10,9 @@ use http_body_util::{BodyExt, Limited};
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
 
 use super::error::Said;
-use super::put::{add_encoding, told};
-use super::{Ask, Bucket, add_precondition, checksum_header, error};
-use crate::wire::{client::Parts, cut, pair, unquoted, within, xml};
+use super::put::add_encoding;
+use super::{Ask, Bucket, checksum_header, error};
+use crate::wire::{add_precondition, client::Parts, cut, pair, unmet, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
 
 /// Bytes of a part; more where 10,000 of these would not do.
@@ -61,7 +61,7 @@ pub(super) async fn put(
             // Best effort, within its own limit: the first error is the one to tell.
             let ask = Ask { query: &upload, ..Ask::new(Method::DELETE, Metric::Puts, Some(key)) };
             let _ = bucket.send(ask, Deadline::within(std::time::Duration::from_secs(10))).await;
-            Err(told(error, options))
+            Err(unmet(error, &options.precondition))
         }
     }
 }

@@ -6,8 +6,8 @@ use http::header::{self, HeaderValue};
 use http::{HeaderMap, Method};
 use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result, unix_now};
 
-use super::{Ask, Bucket, add_precondition, checksum_header, multipart};
-use crate::wire::{client::Parts, unquoted};
+use super::{Ask, Bucket, checksum_header, multipart};
+use crate::wire::{add_precondition, client::Parts, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
 /// Objects above this go in parts. S3 takes 5 GiB at once; in parts, several connections share the work.
@@ -36,7 +36,7 @@ pub(super) async fn put(
     add_precondition(&mut ask.headers, &options.precondition)?;
     add_encoding(&mut ask.headers, options)?;
     ask.body = Parts::new(parts);
-    let answer = bucket.send(ask, deadline).await.map_err(|error| told(error, options))?;
+    let answer = bucket.send(ask, deadline).await.map_err(|error| unmet(error, &options.precondition))?;
     let etag = answer.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
     Ok(Meta {
         key: key.clone(),
@@ -55,18 +55,4 @@ pub(super) fn add_encoding(headers: &mut HeaderMap, options: &PutOptions) -> Res
         headers.insert(header::CONTENT_ENCODING, value);
     }
     Ok(())
-}
-
-/// Says which condition did not hold.
-pub(super) fn told(error: Error, options: &PutOptions) -> Error {
-    use crate::Precondition::{Absent, Matches, None};
-    match (error, &options.precondition) {
-        (Error::Precondition { place, .. }, Absent) => {
-            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
-        }
-        (Error::Precondition { place, .. } | Error::NotFound { place }, Matches(version)) => {
-            Error::Precondition { place, reason: format!("version {version} is no longer current") }
-        }
-        (error, None | Absent | Matches(_)) => error,
-    }
 }

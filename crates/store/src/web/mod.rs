@@ -18,11 +18,10 @@ use http::uri::Authority;
 use http::{Method, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Scheme, Url};
-use percent_encoding::percent_encode;
 
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
-use crate::wire::{PATH, Remote, header_of, quoted, read, said, status, text, unquoted, within};
+use crate::wire::{Remote, header_of, quoted, read, said, status, text, unquoted, uri, within};
 use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Version, dates};
 
 /// Before the time of a version that is one, where a server gives no ETag; the size follows it, as a second is long.
@@ -72,11 +71,7 @@ impl Web {
 
 impl Site {
     fn uri(&self, key: &Key) -> Result<Uri> {
-        let path = percent_encode(key.as_bytes(), PATH);
-        format!("{}/{path}", self.shown).parse().map_err(|_| Error::Unsupported {
-            what: format!("a key of {} bytes", key.as_bytes().len()),
-            by: "HTTP".to_owned(),
-        })
+        uri(&self.shown, Some(key.as_bytes()), "")
     }
 
     /// Sends one request, through redirects, and gives its answer back if that is a success.

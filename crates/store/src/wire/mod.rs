@@ -14,13 +14,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::HeaderValue;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, Uri, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use penstock_types::{Deadline, Error, Key, Metrics, Result};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use reqsign_core::ErrorKind;
 
-use crate::{Meta, Version};
+use crate::{Meta, Precondition, Version};
 
 /// What every signature leaves as it is; in a path, `/` too. Dots stay, so `..` reaches the store as it is.
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
@@ -85,6 +86,59 @@ pub(crate) async fn said(body: Incoming) -> Bytes {
 /// `name=value` of a query.
 pub(crate) fn pair(name: &str, value: &[u8]) -> String {
     format!("{name}={}", percent_encode(value, QUERY))
+}
+
+/// The URI of a key below `base`, or of `base` itself.
+pub(crate) fn uri(base: &str, key: Option<&[u8]>, query: &str) -> Result<Uri> {
+    let mut text = base.to_owned();
+    if let Some(key) = key {
+        text.push('/');
+        text.extend(percent_encode(key, PATH));
+    }
+    if !query.is_empty() {
+        text.push('?');
+        text.push_str(query);
+    }
+    text.parse().map_err(|_| Error::Unsupported {
+        what: format!("a key of {} bytes", key.map_or(0, <[u8]>::len)),
+        by: "HTTP".to_owned(),
+    })
+}
+
+/// Adds a precondition to a write, where versions are ETags.
+pub(crate) fn add_precondition(headers: &mut HeaderMap, precondition: &Precondition) -> Result<()> {
+    match precondition {
+        Precondition::None => None,
+        Precondition::Absent => headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*")),
+        Precondition::Matches(version) => headers.insert(header::IF_MATCH, quoted(version)?),
+    };
+    Ok(())
+}
+
+/// Says which condition of a write did not hold.
+pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
+    match (error, precondition) {
+        (Error::Precondition { place, .. }, Precondition::Absent) => {
+            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+        }
+        (Error::Precondition { place, .. } | Error::NotFound { place }, Precondition::Matches(version)) => {
+            Error::Precondition { place, reason: format!("version {version} is no longer current") }
+        }
+        (error, Precondition::None | Precondition::Absent | Precondition::Matches(_)) => error,
+    }
+}
+
+/// Why a request goes unsigned, with `advice` for whoever has no credentials.
+pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -> Error {
+    let place = place.to_owned();
+    // Past the first colon a message may quote what a file, a command or a server said.
+    let text = error.to_string();
+    let told = text.split(':').next().unwrap_or_default();
+    match error.kind() {
+        _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {told}") },
+        ErrorKind::RequestInvalid => Error::bug(format!("a request cannot be signed: {told}")),
+        _ => Error::Denied { place, reason: format!("no credentials ({told}): {advice}") },
+    }
 }
 
 /// A header's text, if it is text.

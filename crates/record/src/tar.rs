@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+//! tar, walked header by header: where each regular file lies, and which files make a sample.
+//!
+//! Owns ustar, pax (`path`, `size`, in member and global headers), GNU long names and base-256 numbers. Nothing is
+//! copied but names that two fields hold. Every member costs at least a block of the input, so the input's own limit
+//! bounds what a bomb can make of it.
+//!
+//! What holds no sample is passed over: folders, links (hard and symbolic), devices, FIFOs, volume labels. What would
+//! be read wrongly is refused: sparse files, whose bytes do not lie in one piece, and the continued files of multi-volume
+//! archives. Bytes behind the first block of zeros are never looked at; an archive that ends between two members without
+//! one counts as whole, as GNU tar and Python have it.
+
+use std::borrow::Cow;
+
+use penstock_types::{Error, Result, grouped};
+
+use crate::tar_header::{self as header, BLOCK, Kind, Pax};
+
+/// A regular file of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// Its path, as stored.
+    pub name: Cow<'a, [u8]>,
+    /// Where its first header begins, extensions included.
+    pub header_offset: u64,
+    /// Where its content begins.
+    pub offset: u64,
+    /// Bytes of content.
+    pub size: u64,
+}
+
+impl Member<'_> {
+    /// Where its last block ends.
+    pub fn end(&self) -> u64 {
+        self.offset + self.size.div_ceil(BLOCK as u64) * BLOCK as u64
+    }
+}
+
+/// The regular files of one archive's inflated bytes, in order; touches headers alone. Ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Members<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    base: u64,
+    count: u64,
+    skipped: u64,
+    global: Pax<'a>,
+    place: &'a str,
+    done: bool,
+}
+
+impl<'a> Members<'a> {
+    /// The files of `bytes`; `place` names the archive in messages.
+    pub fn new(bytes: &'a [u8], place: &'a str) -> Self {
+        Self::at(bytes, 0, place)
+    }
+
+    /// The files of a piece of an archive that begins at byte `base` of it, with a header: every offset that is given
+    /// or printed is the whole archive's.
+    pub fn at(bytes: &'a [u8], base: u64, place: &'a str) -> Self {
+        Self { bytes, at: 0, base, count: 0, skipped: 0, global: Pax::default(), place, done: false }
+    }
+
+    /// Members passed over so far: folders, links, devices.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    fn corrupt(&self, at: usize, problem: &str) -> Error {
+        let (count, at) = (self.count + self.skipped, self.base + at as u64);
+        let problem = match at {
+            0 => format!("is not a tar archive: its first header {problem}"),
+            _ => format!("{problem} (header of member {count}, byte {})", grouped(at)),
+        };
+        Error::corrupt(self.place, problem)
+    }
+
+    /// `size` bytes of content at `from`, and where its blocks end.
+    fn content(&self, from: usize, size: u64) -> Result<(&'a [u8], usize)> {
+        let rest = &self.bytes[from..];
+        let whole = size.checked_next_multiple_of(BLOCK as u64).and_then(|whole| usize::try_from(whole).ok());
+        match whole {
+            Some(whole) if whole <= rest.len() => Ok((&rest[..size as usize], from + whole)),
+            _ => Err(Error::corrupt(
+                self.place,
+                format!(
+                    "ends inside member {} (byte {}: want {} bytes in whole blocks, have {})",
+                    self.count + self.skipped,
+                    grouped(self.base + from as u64),
+                    grouped(size),
+                    grouped(rest.len() as u64)
+                ),
+            )),
+        }
+    }
+
+    fn read(&mut self) -> Result<Option<Member<'a>>> {
+        let (mut first, mut pax, mut long_name) = (None, Pax::default(), None);
+        loop {
+            let at = self.at;
+            let rest = &self.bytes[at..];
+            if rest.is_empty() && first.is_none() {
+                return Ok(None);
+            }
+            let Some(block) = rest.first_chunk::<BLOCK>() else {
+                let (have, at) = (grouped(rest.len() as u64), grouped(self.base + at as u64));
+                let problem = match (self.at, self.base) {
+                    (0, 0) => {
+                        format!("is not a tar archive, or ends inside its first header (want 512 bytes, have {have})")
+                    }
+                    _ => format!("ends inside a header (byte {at}: want 512 bytes, have {have})"),
+                };
+                return Err(Error::corrupt(self.place, problem));
+            };
+            if block.iter().all(|&byte| byte == 0) {
+                if first.is_some() {
+                    return Err(self.corrupt(at, "is blank where an extension's member should be"));
+                }
+                return Ok(None);
+            }
+            let fields = header::Fields::parse(block).map_err(|problem| self.corrupt(at, problem))?;
+            let body = at + BLOCK;
+            let header_offset = *first.get_or_insert(at);
+            match fields.kind {
+                Kind::Pax | Kind::GlobalPax | Kind::LongName | Kind::LongLink => {
+                    if fields.size > header::MOST_EXTENSION {
+                        return Err(self.corrupt(at, "is an extension of more than 1 MiB"));
+                    }
+                    let (content, end) = self.content(body, fields.size)?;
+                    let problem = |problem| self.corrupt(at, problem);
+                    match fields.kind {
+                        Kind::Pax => pax.merge(content).map_err(problem)?,
+                        Kind::GlobalPax => {
+                            let mut global = self.global.clone();
+                            global.merge(content).map_err(problem)?;
+                            self.global = global;
+                        }
+                        Kind::LongName => long_name = Some(header::until_nul(content)),
+                        _ => {}
+                    }
+                    self.at = end;
+                    // A global header belongs to no member: the next may be the first of its own.
+                    if fields.kind == Kind::GlobalPax && header_offset == at {
+                        first = None;
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            let file = match fields.kind {
+                Kind::File => true,
+                Kind::Other => false,
+                Kind::NoContent => {
+                    self.at = body;
+                    (first, pax, long_name) = (None, Pax::default(), None);
+                    self.skipped += 1;
+                    continue;
+                }
+                Kind::Sparse => return Err(self.refused(at, "a sparse file")),
+                Kind::Continued => return Err(self.refused(at, "the rest of a file of another volume")),
+                Kind::Pax | Kind::GlobalPax | Kind::LongName | Kind::LongLink => continue,
+            };
+            if pax.sparse || self.global.sparse {
+                return Err(self.refused(at, "a sparse file"));
+            }
+            let size = pax.size.or(self.global.size).unwrap_or(fields.size);
+            let (_, end) = self.content(body, size)?;
+            let name = match (pax.path.or(long_name).or(self.global.path), fields.prefix) {
+                (Some(name), _) => Cow::Borrowed(name),
+                (None, []) => Cow::Borrowed(fields.name),
+                (None, prefix) => Cow::Owned([prefix, b"/", fields.name].concat()),
+            };
+            self.at = end;
+            // Before ustar a folder was a file whose name ends in a slash.
+            if !file || name.ends_with(b"/") {
+                (first, pax, long_name) = (None, Pax::default(), None);
+                self.skipped += 1;
+                continue;
+            }
+            self.count += 1;
+            return Ok(Some(Member {
+                name,
+                header_offset: self.base + header_offset as u64,
+                offset: self.base + body as u64,
+                size,
+            }));
+        }
+    }
+
+    fn refused(&self, at: usize, what: &str) -> Error {
+        let at = grouped(self.base + at as u64);
+        Error::Unsupported { what: format!("{what} in {} (byte {at})", self.place), by: "the tar reader".to_owned() }
+    }
+}
+
+impl<'a> Iterator for Members<'a> {
+    type Item = Result<Member<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let member = self.read().transpose();
+        self.done = !matches!(member, Some(Ok(_)));
+        member
+    }
+}
+
+impl std::iter::FusedIterator for Members<'_> {}
+
+/// A member that is part of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// What follows the first dot of its base name, in lower case: `jpg`, `seg.png`.
+    pub ext: String,
+    /// Where its content begins.
+    pub offset: u64,
+    /// Bytes of content.
+    pub size: u64,
+}
+
+/// Consecutive members of one key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample<'a> {
+    /// The path up to the first dot of its base name.
+    pub key: Cow<'a, [u8]>,
+    /// Where its first header begins.
+    pub offset: u64,
+    /// Bytes to the end of its last member's blocks.
+    pub len: u64,
+    /// Its members, in order.
+    pub parts: Vec<Part>,
+}
+
+impl Sample<'_> {
+    /// The part of that extension.
+    pub fn part(&self, ext: &str) -> Option<&Part> {
+        self.parts.iter().find(|part| part.ext == ext)
+    }
+}
+
+/// A path as WebDataset splits it: the key, and the extension that begins behind the first dot of the base name. `None`
+/// for what is no part of a sample: a base name with no dot or nothing before it, and the `__meta__` names.
+pub fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let dot = base + name[base..].iter().position(|&byte| byte == b'.')?;
+    let first = name.split(|&byte| byte == b'/').next().unwrap_or_default();
+    let meta = first.len() >= 4 && first.starts_with(b"__") && first.ends_with(b"__");
+    (dot > base && !meta).then(|| (&name[..dot], &name[dot + 1..]))
+}
+
+/// The key of a member, itself, where its headers begin and where its blocks end.
+type Keyed<'a> = (Cow<'a, [u8]>, Part, u64, u64);
+
+/// The samples of an archive: WebDataset's grouping. Ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Samples<'a> {
+    members: Members<'a>,
+    next: Option<Keyed<'a>>,
+    done: bool,
+}
+
+impl<'a> Samples<'a> {
+    /// The samples of `bytes`; `place` names the archive in messages.
+    pub fn new(bytes: &'a [u8], place: &'a str) -> Self {
+        Self::of(Members::new(bytes, place))
+    }
+
+    /// The samples that these members make.
+    pub fn of(members: Members<'a>) -> Self {
+        Self { members, next: None, done: false }
+    }
+
+    /// The next member that is part of a sample.
+    fn part(&mut self) -> Result<Option<Keyed<'a>>> {
+        if let Some(part) = self.next.take() {
+            return Ok(Some(part));
+        }
+        for member in self.members.by_ref() {
+            let member = member?;
+            let Some((key, ext)) = split_name(&member.name) else { continue };
+            let (key_len, ext) = (key.len(), String::from_utf8_lossy(ext).to_lowercase());
+            let (part, end) = (Part { ext, offset: member.offset, size: member.size }, member.end());
+            let key = match member.name {
+                Cow::Borrowed(name) => Cow::Borrowed(&name[..key_len]),
+                Cow::Owned(mut name) => {
+                    name.truncate(key_len);
+                    Cow::Owned(name)
+                }
+            };
+            return Ok(Some((key, part, member.header_offset, end)));
+        }
+        Ok(None)
+    }
+
+    fn read(&mut self) -> Result<Option<Sample<'a>>> {
+        let Some((key, first, offset, mut end)) = self.part()? else { return Ok(None) };
+        let mut parts = vec![first];
+        while let Some((other, part, start, its_end)) = self.part()? {
+            if other != key {
+                self.next = Some((other, part, start, its_end));
+                break;
+            }
+            // A sample has few parts; one that has many must not cost their square.
+            if parts.len() == MOST_PARTS {
+                return Err(self.problem(&key, start, format!("has more than {MOST_PARTS} members")));
+            }
+            if parts.iter().any(|known| known.ext == part.ext) {
+                return Err(self.problem(&key, start, format!("has two members `.{}`", part.ext.escape_default())));
+            }
+            parts.push(part);
+            end = its_end;
+        }
+        Ok(Some(Sample { key, offset, len: end - offset, parts }))
+    }
+
+    fn problem(&self, key: &[u8], at: u64, problem: String) -> Error {
+        let text = format!("is no WebDataset: sample `{}` {problem} (byte {})", key.escape_ascii(), grouped(at));
+        Error::corrupt(self.members.place, text)
+    }
+}
+
+/// Members that one sample may have.
+const MOST_PARTS: usize = 1024;
+
+impl<'a> Iterator for Samples<'a> {
+    type Item = Result<Sample<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.done {
+            return None;
+        }
+        let sample = self.read().transpose();
+        self.done = !matches!(sample, Some(Ok(_)));
+        sample
+    }
+}
+
+impl std::iter::FusedIterator for Samples<'_> {}
+
+/// True when an object's first 512 inflated bytes are a tar header.
+pub fn sniff(head: &[u8]) -> bool {
+    head.first_chunk::<BLOCK>().is_some_and(|block| header::Fields::parse(block).is_ok())
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One block of a tar archive as a header, and what pax and GNU extensions say.
+
+/// What is wrong with a header, without its place.
+pub(crate) type Problem = &'static str;
+
+/// tar's unit.
+pub(crate) const BLOCK: usize = 512;
+/// The most that a pax header or a long name may take: names are bounded by PATH_MAX, 4096.
+pub(crate) const MOST_EXTENSION: u64 = 1 << 20;
+
+/// What a header introduces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    /// Folders, links, devices: they have no content, whatever their size says.
+    NoContent,
+    /// A kind that is passed over with its content.
+    Other,
+    Sparse,
+    Continued,
+    Pax,
+    GlobalPax,
+    LongName,
+    LongLink,
+}
+
+/// The fields of a header that matter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fields<'a> {
+    pub(crate) name: &'a [u8],
+    /// ustar's continuation of the name to the left; empty elsewhere.
+    pub(crate) prefix: &'a [u8],
+    pub(crate) size: u64,
+    pub(crate) kind: Kind,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Problem> {
+        let want = number(&block[148..156]).ok_or("has no checksum")?;
+        // The checksum's own field counts as spaces. Some old writers summed signed bytes.
+        let (mut unsigned, mut negative) = (0u64, 0u64);
+        for (at, &byte) in block.iter().enumerate() {
+            let byte = if (148..156).contains(&at) { b' ' } else { byte };
+            unsigned += u64::from(byte);
+            negative += u64::from(byte >> 7);
+        }
+        let signed = unsigned as i64 - 256 * negative as i64;
+        if want != unsigned && i64::try_from(want) != Ok(signed) {
+            return Err("does not have its checksum");
+        }
+        let kind = match block[156] {
+            b'0' | 0 | b'7' => Kind::File,
+            b'1'..=b'6' => Kind::NoContent,
+            b'S' => Kind::Sparse,
+            b'M' => Kind::Continued,
+            b'x' | b'X' => Kind::Pax,
+            b'g' => Kind::GlobalPax,
+            b'L' => Kind::LongName,
+            b'K' => Kind::LongLink,
+            _ => Kind::Other,
+        };
+        let size = match kind {
+            Kind::NoContent => 0,
+            _ => number(&block[124..136]).ok_or("has a size that is no number")?,
+        };
+        // GNU's own format (`ustar  `) keeps times where POSIX keeps the prefix.
+        let posix = &block[257..263] == b"ustar\0";
+        let prefix = if posix { until_nul(&block[345..500]) } else { &[] };
+        Ok(Self { name: until_nul(&block[..100]), prefix, size, kind })
+    }
+}
+
+pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len())]
+}
+
+/// A number: octal digits between blanks, or base 256 where the first bit is set. `None` for what is no number, negative
+/// or beyond 63 bits.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let (&first, rest) = field.split_first()?;
+        // 0x80 is the mark of a positive number; 0xff of a negative one.
+        return rest.iter().try_fold(u64::from(first & 0x7f), |value, &byte| {
+            (value >> 55 == 0).then(|| value << 8 | u64::from(byte))
+        });
+    }
+    let text = until_nul(field).trim_ascii();
+    text.iter().try_fold(0u64, |value, &digit| match digit {
+        b'0'..=b'7' if value >> 60 == 0 => Some(value << 3 | u64::from(digit - b'0')),
+        _ => None,
+    })
+}
+
+/// What the pax records of one member, or the global ones, say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Pax<'a> {
+    pub(crate) path: Option<&'a [u8]>,
+    pub(crate) size: Option<u64>,
+    pub(crate) sparse: bool,
+}
+
+impl<'a> Pax<'a> {
+    /// Takes in records: `LENGTH KEY=VALUE\n`, the length being that of all of it. An empty value unsets.
+    pub(crate) fn merge(&mut self, content: &'a [u8]) -> Result<(), Problem> {
+        let mut rest = content;
+        // Blanks behind the last record are not the standard's, but some writers pad so.
+        while rest.first().is_some_and(|&byte| byte != 0) {
+            let space =
+                rest.iter().take(20).position(|&byte| byte == b' ').ok_or("has a pax record without a length")?;
+            let len = decimal(&rest[..space])
+                .and_then(|len| usize::try_from(len).ok())
+                .ok_or("has a pax record without a length")?;
+            let record = rest.get(space + 1..len).ok_or("has a pax record longer than its header")?;
+            let record = record.strip_suffix(b"\n").ok_or("has a pax record that does not end in a line feed")?;
+            let equals = record.iter().position(|&byte| byte == b'=').ok_or("has a pax record without `=`")?;
+            let (key, value) = (&record[..equals], &record[equals + 1..]);
+            match key {
+                b"path" => self.path = (!value.is_empty()).then_some(value),
+                b"size" if value.is_empty() => self.size = None,
+                b"size" => self.size = Some(decimal(value).ok_or("has a pax size that is no number")?),
+                key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
+                _ => {}
+            }
+            rest = &rest[len..];
+        }
+        Ok(())
+    }
+}
+
+fn decimal(text: &[u8]) -> Option<u64> {
+    if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(text).ok()?.parse().ok()
+}

@@ -14,9 +14,9 @@ use crate::libdeflate::{Outcome, inflate_raw};
 use crate::{Codec, inflate};
 
 /// DEFLATE makes at most 1032 bytes of one: a trailer that says more lies.
-const MOST_OF_ONE: u64 = 1032;
+pub(crate) const MOST_OF_ONE: u64 = 1032;
 /// CRC-32 and size modulo 2³².
-const TRAILER: usize = 8;
+pub(crate) const TRAILER: usize = 8;
 /// What a stream is inflated into before the sink sees it; stays in L2.
 const STREAM_BUFFER: usize = 128 << 10;
 
@@ -180,44 +180,73 @@ fn trailer_of(bytes: [u8; TRAILER]) -> (u32, u32) {
 
 /// A whole object into `out`, which is empty and may have room.
 pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: GzipCheck, place: &str) -> Result<()> {
-    let (mut at, mut member) = (0, 1);
     if let Some(last4) = input.last_chunk::<4>() {
         // One member is the rule, and then this is its size; any other hint only costs a second try.
         let plausible = (input.len() as u64).saturating_mul(MOST_OF_ONE);
         inflate::reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
     }
+    match inflate_members(input, out, limit, check, true, place) {
+        Ok(_) => Ok(()),
+        Err(Stop::Damaged) => Err(explain(input, limit, place)),
+        Err(Stop::Says(error)) => Err(error),
+    }
+}
+
+/// Whole members and nothing else, behind what `out` holds: how many they are. Where it is not so, no words are looked
+/// for: who asks has a way to find them.
+pub(crate) fn inflate_apart(input: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
+    inflate::reserve(out, limit, "").ok()?;
+    inflate_members(input, out, limit, GzipCheck::Full, false, "").ok()
+}
+
+/// Why a walk over members ended.
+enum Stop {
+    /// Somewhere in the stream; the stream decoder knows where.
+    Damaged,
+    Says(Error),
+}
+
+fn inflate_members(
+    input: &[u8],
+    out: &mut Vec<u8>,
+    limit: u64,
+    check: GzipCheck,
+    may_be_padded: bool,
+    place: &str,
+) -> Result<u64, Stop> {
+    let (mut at, mut member) = (0, 1);
     loop {
         let mut walk = HeaderWalk::new();
         let header = match walk.push(&input[at..]) {
             Ok(header) if walk.done() => header,
-            _ => return Err(explain(input, limit, place)),
+            _ => return Err(Stop::Damaged),
         };
         let body = at + header;
         // The trailer is not the stream's to read.
         let Some(stream) = input.len().checked_sub(TRAILER).and_then(|end| input.get(body..end)) else {
-            return Err(explain(input, limit, place));
+            return Err(Stop::Damaged);
         };
         let start = out.len();
-        let used = inflate_member(stream, out, limit, place)?.ok_or_else(|| explain(input, limit, place))?;
+        let used = inflate_member(stream, out, limit, place).map_err(Stop::Says)?.ok_or(Stop::Damaged)?;
         let end = body + used;
         let Some(trailer) = input[end..].first_chunk::<TRAILER>() else {
-            return Err(explain(input, limit, place));
+            return Err(Stop::Damaged);
         };
         let (crc, size) = trailer_of(*trailer);
         let made = &out[start..];
         if made.len() as u32 != size {
-            return Err(Error::corrupt(place, wrong_size(member, made.len() as u64, size)));
+            return Err(Stop::Says(Error::corrupt(place, wrong_size(member, made.len() as u64, size))));
         }
         if check == GzipCheck::Full {
             let is = libdeflater::crc32(made);
             if is != crc {
-                return Err(Error::corrupt(place, wrong_crc(member, is, crc)));
+                return Err(Stop::Says(Error::corrupt(place, wrong_crc(member, is, crc))));
             }
         }
         at = end + TRAILER;
         match input.get(at) {
-            None => return Ok(()),
-            Some(0) if input[at..].iter().all(|&byte| byte == 0) => return Ok(()),
+            None => return Ok(member),
+            Some(0) if may_be_padded && input[at..].iter().all(|&byte| byte == 0) => return Ok(member),
             Some(_) => member += 1,
         }
     }
@@ -284,10 +313,11 @@ pub(crate) struct GzipStream {
 }
 
 impl GzipStream {
-    pub(crate) fn new() -> Self {
+    /// One that goes on behind `members` whole members.
+    pub(crate) fn behind(members: u64) -> Self {
         Self {
-            state: State::Header,
-            member: 1,
+            state: if members == 0 { State::Header } else { State::Between },
+            member: members.max(1),
             walk: HeaderWalk::new(),
             body: Decompress::new(false),
             crc: Crc::new(),

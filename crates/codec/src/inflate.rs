@@ -28,21 +28,46 @@ pub fn inflate_into_checked(
     let result = match codec {
         Codec::None => copy(input, out, limit, place),
         Codec::Gzip => gzip::inflate_whole(input, out, limit, check, place),
-        Codec::Zstd => zstandard::inflate_whole(input, out, limit, place),
-        Codec::Lz4 => {
-            let mut inflater = Inflater::new(codec, limit, place);
-            let mut append = |bytes: &[u8]| {
-                reserve_more(out, bytes.len(), limit, place)?;
-                out.extend_from_slice(bytes);
-                Ok(())
-            };
-            inflater.push(input, &mut append).and_then(|()| inflater.finish()).map(drop)
-        }
+        Codec::Zstd => zstandard::inflate_whole(input, out, limit, place).map(drop),
+        Codec::Lz4 => lz4(input, out, limit, place).map(drop),
     };
     if result.is_err() {
         out.clear();
     }
     result
+}
+
+/// An LZ4 object: its frames.
+fn lz4(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> {
+    let mut inflater = Inflater::new(Codec::Lz4, limit, place);
+    let mut append = |bytes: &[u8]| {
+        reserve_more(out, bytes.len(), limit, place)?;
+        out.extend_from_slice(bytes);
+        Ok(())
+    };
+    inflater.push(input, &mut append)?;
+    let blocks = inflater.blocks();
+    inflater.finish().map(|_| blocks)
+}
+
+/// Inflates one stretch that [`crate::take_apart`] gave into `out`, whose content is replaced: the blocks it holds.
+/// `None` where it does not consist of whole blocks that inflate, checksums included, to at most `limit` bytes: then
+/// nothing behind it is to be believed, and [`Inflater::behind`] reads on from where it begins.
+///
+/// Stretches inflate apart, in any order and on any thread. That each of them, from the first one on, consists of whole
+/// blocks proves the cuts: a block that begins where a whole one has ended begins there.
+pub fn inflate_apart(codec: Codec, stretch: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
+    out.clear();
+    let blocks = match codec {
+        Codec::None => None,
+        Codec::Gzip => gzip::inflate_apart(stretch, out, limit),
+        Codec::Zstd => zstandard::inflate_whole(stretch, out, limit, "").ok(),
+        Codec::Lz4 => lz4(stretch, out, limit, "").ok(),
+    };
+    if blocks.is_none() {
+        out.clear();
+    }
+    blocks
 }
 
 fn copy(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {

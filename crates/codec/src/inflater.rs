@@ -37,13 +37,19 @@ pub struct Inflater {
 impl Inflater {
     /// An inflater of the object that messages call `place`.
     pub fn new(codec: Codec, limit: u64, place: &str) -> Self {
+        Self::behind(codec, limit, place, Inflated { bytes_in: 0, bytes_out: 0 }, 0)
+    }
+
+    /// One that goes on where `blocks` whole gzip members, or zstd or LZ4 frames, have been inflated by other means
+    /// ([`crate::inflate_apart`]): `passed` went through them. Limit and messages are those of the whole object.
+    pub fn behind(codec: Codec, limit: u64, place: &str, passed: Inflated, blocks: u64) -> Self {
         let decoder = match codec {
             Codec::None => Decoder::None,
-            Codec::Gzip => Decoder::Gzip(Box::new(GzipStream::new())),
-            Codec::Zstd => Decoder::Zstd(ZstdStream::new()),
-            Codec::Lz4 => Decoder::Lz4(Box::new(Lz4Stream::new())),
+            Codec::Gzip => Decoder::Gzip(Box::new(GzipStream::behind(blocks))),
+            Codec::Zstd => Decoder::Zstd(ZstdStream::behind(blocks)),
+            Codec::Lz4 => Decoder::Lz4(Box::new(Lz4Stream::behind(blocks))),
         };
-        Self { place: place.to_owned(), decoder, limit, passed: Inflated { bytes_in: 0, bytes_out: 0 }, failed: false }
+        Self { place: place.to_owned(), decoder, limit, passed, failed: false }
     }
 
     /// Takes the next piece of the object and gives `sink` what it inflates to, in pieces.
@@ -65,6 +71,14 @@ impl Inflater {
     /// What has passed so far.
     pub fn so_far(&self) -> Inflated {
         self.passed
+    }
+
+    /// The LZ4 frames that have begun; of the other codecs none are counted.
+    pub(crate) fn blocks(&self) -> u64 {
+        match &self.decoder {
+            Decoder::Lz4(stream) => stream.frames(),
+            Decoder::None | Decoder::Gzip(_) | Decoder::Zstd(_) => 0,
+        }
     }
 
     /// Ends the object; errs where it may not end here.

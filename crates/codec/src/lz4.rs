@@ -8,9 +8,9 @@ use xxhash_rust::xxh32::{Xxh32, xxh32};
 
 use crate::inflater::Outlet;
 
-const MAGIC: u32 = 0x184d_2204;
+pub(crate) const MAGIC: u32 = 0x184d_2204;
 const LEGACY: u32 = 0x184c_2102;
-const SKIPPABLE: u32 = 0x184d_2a50;
+pub(crate) const SKIPPABLE: u32 = 0x184d_2a50;
 /// How far back a linked block may refer.
 const WINDOW: usize = 64 << 10;
 
@@ -60,13 +60,14 @@ pub(crate) struct Lz4Stream {
 }
 
 impl Lz4Stream {
-    pub(crate) fn new() -> Self {
+    /// One that goes on behind `frames` whole frames.
+    pub(crate) fn behind(frames: u64) -> Self {
         Self {
             part: Part::Magic,
             need: 4,
             held: Vec::new(),
             frame: Frame::default(),
-            count: 0,
+            count: frames,
             made: 0,
             sum: Xxh32::new(0),
             window: Vec::new(),
@@ -279,6 +280,11 @@ impl Lz4Stream {
             self.window.drain(..self.window.len().saturating_sub(WINDOW.saturating_sub(made.len())));
         }
         self.window.extend_from_slice(&made[made.len().saturating_sub(WINDOW)..]);
+    }
+
+    /// The frames that have begun, skippable ones too.
+    pub(crate) fn frames(&self) -> u64 {
+        self.count
     }
 
     /// What the stream ends inside, if it may not end here.

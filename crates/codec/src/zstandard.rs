@@ -22,8 +22,8 @@ struct Frames {
 }
 
 impl Frames {
-    fn new() -> Self {
-        Self { context: DCtx::create(), frame: 1, inside: false }
+    fn behind(frames: u64) -> Self {
+        Self { context: DCtx::create(), frame: frames + 1, inside: false }
     }
 
     /// One call of the decoder: the stored bytes it took. `at` and `out` say where, for the error.
@@ -60,9 +60,9 @@ impl Frames {
     }
 }
 
-/// A whole object into `out`, which is empty and may have room.
-pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
-    let mut frames = Frames::new();
+/// A whole object into `out`, which is empty and may have room: its frames, skippable ones too.
+pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> {
+    let mut frames = Frames::behind(0);
     let mut at = 0;
     loop {
         let rest = &input[at..];
@@ -87,7 +87,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             return Err(inflate::above_limit(limit, place));
         }
         if at == input.len() && !frames.inside && frames.frame > 1 {
-            return Ok(());
+            return Ok(frames.frame - 1);
         }
         if out.len() < out.capacity() {
             if at == input.len() {
@@ -127,8 +127,9 @@ pub(crate) struct ZstdStream {
 }
 
 impl ZstdStream {
-    pub(crate) fn new() -> Self {
-        Self { frames: Frames::new(), buffer: Vec::with_capacity(STREAM_BUFFER) }
+    /// One that goes on behind `frames` whole frames.
+    pub(crate) fn behind(frames: u64) -> Self {
+        Self { frames: Frames::behind(frames), buffer: Vec::with_capacity(STREAM_BUFFER) }
     }
 
     pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {

@@ -206,6 +206,56 @@ fn stage_of_large_objects_goes_by_parts_and_inflates() {
     assert_eq!(bench.stage(inflating()).unwrap().bytes_in, 0);
 }
 
+/// As bgzip(1) writes it.
+fn bgzf(body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for piece in body.chunks(65_000).chain([&[][..]]) {
+        let member = packed(Codec::Gzip, piece);
+        out.extend([0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 0xff, 6, 0, b'B', b'C', 2, 0]);
+        out.extend((member.len() as u16 + 7).to_le_bytes());
+        out.extend(&member[10..]);
+    }
+    out
+}
+
+#[test]
+fn stage_takes_objects_of_many_blocks_apart() {
+    let body = noise(12 << 20);
+    let blocks = |codec| -> Vec<u8> { body.chunks(1 << 20).flat_map(|piece| packed(codec, piece)).collect() };
+    let padded = [blocks(Codec::Gzip), vec![0; 512]].concat();
+    // Above a part's size they go by parts, below it at once.
+    let (small, small_body) = (bgzf(&body[..3 << 20]), body[..3 << 20].to_vec());
+    let objects = [
+        ("bgzf.gz", bgzf(&body)),
+        ("members.gz", blocks(Codec::Gzip)),
+        ("padded.gz", padded),
+        ("frames.zst", blocks(Codec::Zstd)),
+        ("other.lz4", blocks(Codec::Lz4)),
+        ("small.gz", small.clone()),
+    ];
+
+    let bench = Bench::new("stage-apart", &objects);
+    for memory in [1 << 30, 64 << 20] {
+        let summary = bench.stage(StageOptions { memory, overwrite: true, ..inflating() }).unwrap();
+        assert_eq!((summary.moved, summary.failed.len()), (6, 0));
+        let files = bench.files();
+        assert!(["bgzf", "members", "padded", "frames", "other"].iter().all(|name| files[*name] == body));
+        assert!(files["small"] == small_body);
+        std::fs::remove_dir_all(bench.folder.path().join("dst")).unwrap();
+    }
+    // The limit is that of the whole object, and damage in a block is the object's.
+    let limited = StageOptions { max_inflated: Some((12 << 20) - 1), ..inflating() };
+    let summary = bench.stage(limited).unwrap();
+    assert_eq!((summary.moved, summary.failed.len()), (1, 5));
+    let mut broken = small;
+    let at = broken.len() / 2;
+    broken[at] ^= 8;
+    let bench = Bench::new("stage-apart-broken", &[("bgzf.gz", broken)]);
+    let summary = bench.stage(inflating()).unwrap();
+    assert!(summary.failed[0].error.contains("gzip member"), "{}", summary.failed[0].error);
+    assert!(bench.files().is_empty() && bench.leftovers() == 0);
+}
+
 #[test]
 fn stage_of_a_large_corrupt_object_leaves_nothing() {
     let mut stored = packed(Codec::Gzip, &noise(17 << 20));

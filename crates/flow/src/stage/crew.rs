@@ -89,6 +89,7 @@ impl Crew {
             memory: Arc::new(Semaphore::new(memory_units as usize)),
             memory_units,
             cores: Arc::new(Semaphore::new(cores)),
+            threads: cores,
             whole_most,
             buffers: Mutex::default(),
             progress: progress.clone(),

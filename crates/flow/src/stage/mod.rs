@@ -2,10 +2,11 @@
 //! Stage: a dataset's objects, or this node's share of them, as whole and verified files in a local folder.
 //!
 //! Owns the plan and its key safety (`plan`), the folder that no key leaves (`jail`), the journal (`journal`), the
-//! journey of one object (`object`, `parts`), the last step of all of them (`commit`), pace (`pace`) and what a node's
+//! journey of one object (`object`, `parts`, `apart`), the last step of all of them (`commit`), pace (`pace`) and what a node's
 //! other ranks read (`status`). What a destination records (`recorded`) is held against it by `verify` and fetched again
 //! by `repair`. Refuses to write anything under a final name that is not whole, checked and on disk.
 
+mod apart;
 mod commit;
 mod crew;
 mod jail;

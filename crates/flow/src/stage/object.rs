@@ -16,6 +16,7 @@ use penstock_store::{Meta, ObjectRef, Store, cheapest};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::apart::{Apart, Means};
 use super::commit::{Finished, temporary_name};
 use super::jail::{Jail, open_alone, remove_own, state_of_file};
 use super::journal::Line;
@@ -28,6 +29,8 @@ use crate::manifest::{Entry, Origin};
 const MEMORY_UNIT: u64 = 64 << 10;
 /// The most that is inflated in one piece; beyond it, content streams to the file.
 const WHOLE_MOST: u64 = 512 << 20;
+/// Stored bytes from which on it is worth looking whether an object can be taken apart.
+const APART_LEAST: usize = 1 << 20;
 /// Fetches of an object whose bytes keep arriving damaged, and damaged differently: the line is at fault, not the object.
 pub(crate) const DAMAGED_MOST: u32 = 32;
 
@@ -42,6 +45,7 @@ pub(crate) struct Workshop {
     pub memory: Arc<Semaphore>,
     pub memory_units: u32,
     pub cores: Arc<Semaphore>,
+    pub threads: usize,
     pub whole_most: u64,
     pub buffers: Mutex<Vec<Vec<u8>>>,
     pub progress: Arc<Progress>,
@@ -199,6 +203,14 @@ impl Workshop {
             (Codec::Gzip, Some(last)) => gzip_size_hint(*last),
             _ => stored.len() as u64 * 4,
         };
+        if stored.len() >= APART_LEAST
+            && let Some(done) = {
+                let place = self.place(entry);
+                Apart::whole(item.undo, limit, &place, self.means(), stored, &mut |content| sink.take(content))
+            }
+        {
+            return done;
+        }
         if hint <= self.whole_most {
             let mut content = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
             let whole = inflate_into(item.undo, stored, &mut content, limit.min(self.whole_most), &self.place(entry));
@@ -215,6 +227,11 @@ impl Workshop {
             inflater.push(piece, &mut |content| sink.take(content))?;
         }
         inflater.finish().map(|_| ())
+    }
+
+    /// What one object may take beside its own core.
+    pub fn means(&self) -> Means<'_> {
+        Means { cores: &self.cores, threads: self.threads, memory: self.whole_most }
     }
 
     /// Errs where bytes are not what a store or a manifest says of them.

@@ -13,12 +13,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use md5::Digest as _;
-use penstock_codec::{Codec, Inflater, checksum, gzip_size_hint};
+use penstock_codec::{Codec, checksum, gzip_size_hint};
 use penstock_store::{Version, cheapest};
 use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
+use super::apart::Apart;
 use super::commit::{Finished, temporary_name};
 use super::jail::{open_alone, open_own, remove_own};
 use super::object::{DAMAGED_MOST, Seal, Seen, Sink, Workshop, blocking, checked_of};
@@ -320,13 +321,14 @@ fn finish(
             return Ok(sink.seal);
         }
         let limit = shop.inflated_limit(item.undo, entry.size);
-        let mut inflater = Inflater::new(item.undo, limit, &shop.place(entry));
+        let place = shop.place(entry);
+        let mut apart = Apart::new(item.undo, limit, &place, shop.means());
         let mut damage = None;
         read_pieces(&partial.data, entry.size, |piece| {
             stored.update(piece);
             // After damage, the rest is only sealed: what the stored bytes were decides what is done next.
             if damage.is_none() {
-                match inflater.push(piece, &mut |content| sink.take(content)) {
+                match apart.push(piece, &mut |content| sink.take(content)) {
                     Err(error @ Error::Corrupt { .. }) => damage = Some(error),
                     other => return other,
                 }
@@ -337,7 +339,7 @@ fn finish(
         whole(&stored, shop)?;
         match damage {
             Some(error) => return Err(error),
-            None => inflater.finish()?,
+            None => apart.finish(&mut |content| sink.take(content))?,
         };
         Ok(sink.seal)
     });

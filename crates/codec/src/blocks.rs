@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where an object can be taken apart: gzip members, zstd and LZ4 frames stand one after another, and each inflates
+//! alone. Here they are found, as far as that can be done without inflating them; what comes out are stretches of whole
+//! blocks for threads that the caller has.
+//!
+//! zstd and LZ4 frames and bgzf members (a `BC` field in the header, as SAM and BAM files have it) say how long they are.
+//! Other gzip members do not: there, what looks like a header is taken for one. A cut is thus a guess, and is proven by
+//! inflating: the stretch before it must end there, whole (see [`crate::inflate_apart`]). A wrong guess costs time.
+
+use crate::Codec;
+use crate::gzip::{MOST_OF_ONE, TRAILER};
+use crate::lz4;
+
+/// gzip's magic, and DEFLATE.
+const GZIP: [u8; 3] = [0x1f, 0x8b, 8];
+/// A header without optional fields.
+const GZIP_HEADER: usize = 10;
+/// A header, the empty DEFLATE stream, a trailer.
+const GZIP_LEAST: usize = GZIP_HEADER + 2 + TRAILER;
+const ZSTD: u32 = 0xfd2f_b528;
+/// The most content of a zstd block.
+const ZSTD_BLOCK: u64 = 128 << 10;
+
+/// Whole blocks of an object, one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// Stored bytes; it begins where the one before it ends.
+    pub stored: usize,
+    /// What it inflates to by its own account: exactly (gzip), or at most (the others, where a frame says no size).
+    pub content: u64,
+}
+
+/// What a stretch is to come to: it ends with the block that reaches either.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StretchSize {
+    /// Stored bytes.
+    pub stored: usize,
+    /// Inflated bytes.
+    pub content: u64,
+}
+
+impl Default for StretchSize {
+    /// Small enough that content is still in a core's cache when it is hashed and written, large enough that handing it
+    /// from thread to thread costs nothing beside inflating it.
+    fn default() -> Self {
+        Self { stored: 512 << 10, content: 2 << 20 }
+    }
+}
+
+/// Takes `window` apart, which begins where a block begins. The stretches follow one another from its start; what is
+/// behind the last one is the begin of a block that the window does not hold whole, or is none at all. `is_end` says that
+/// the object ends with the window.
+///
+/// Believes nothing: what a stretch says of itself comes from the object.
+pub fn take_apart(codec: Codec, window: &[u8], is_end: bool, size: StretchSize) -> Vec<Stretch> {
+    let (mut stretches, mut open) = (Vec::new(), Stretch { stored: 0, content: 0 });
+    let mut at = 0;
+    while at < window.len() {
+        let rest = &window[at..];
+        let block = match codec {
+            Codec::None => None,
+            Codec::Gzip => gzip_member(rest, is_end),
+            Codec::Zstd => zstd_frame(rest),
+            Codec::Lz4 => lz4_frame(rest),
+        };
+        let Some(block) = block.filter(|block| (1..=rest.len()).contains(&block.stored)) else { break };
+        at += block.stored;
+        open.stored += block.stored;
+        open.content = open.content.saturating_add(block.content);
+        if open.stored >= size.stored || open.content >= size.content {
+            stretches.push(std::mem::replace(&mut open, Stretch { stored: 0, content: 0 }));
+        }
+    }
+    if open.stored > 0 {
+        stretches.push(open);
+    }
+    stretches
+}
+
+/// The member that `bytes` begin with.
+fn gzip_member(bytes: &[u8], is_end: bool) -> Option<Stretch> {
+    if !is_gzip_header(bytes) {
+        return None;
+    }
+    if let Some(stored) = bgzf_size(bytes) {
+        return bytes.get(..stored).and_then(gzip_content).map(|content| Stretch { stored, content });
+    }
+    let mut from = GZIP_LEAST;
+    while let Some(next) = bytes.get(from..).and_then(|rest| find(rest, GZIP)) {
+        let stored = from + next;
+        if is_gzip_header(&bytes[stored..])
+            && let Some(content) = gzip_content(&bytes[..stored])
+        {
+            return Some(Stretch { stored, content });
+        }
+        from = stored + 1;
+    }
+    // The last member of all: nothing follows that would say where it ends.
+    let content = gzip_content(bytes).filter(|_| is_end)?;
+    Some(Stretch { stored: bytes.len(), content })
+}
+
+/// True for ten bytes that compressors write: no reserved flag, and a level and a system that there are.
+fn is_gzip_header(bytes: &[u8]) -> bool {
+    let Some([a, b, c, flags, _, _, _, _, level, system]) = bytes.first_chunk::<GZIP_HEADER>() else { return false };
+    [*a, *b, *c] == GZIP && flags & 0xe0 == 0 && matches!(level, 0 | 2 | 4) && matches!(system, 0..=13 | 255)
+}
+
+/// What the trailer at the end of `member` says of its content; `None` where no such member could.
+fn gzip_content(member: &[u8]) -> Option<u64> {
+    let says = u64::from(u32::from_le_bytes(*member.last_chunk::<4>()?));
+    (member.len() >= GZIP_LEAST && says <= (member.len() as u64).saturating_mul(MOST_OF_ONE)).then_some(says)
+}
+
+/// Stored bytes of a bgzf member, from the `BC` field among its extra ones.
+fn bgzf_size(bytes: &[u8]) -> Option<usize> {
+    const EXTRA: u8 = 4;
+    if bytes.get(3)? & EXTRA == 0 {
+        return None;
+    }
+    let len = u16::from_le_bytes(*bytes.get(GZIP_HEADER..)?.first_chunk()?);
+    let mut fields = bytes.get(GZIP_HEADER + 2..)?.get(..usize::from(len))?;
+    while let Some(([id, other, a, b], rest)) = fields.split_first_chunk::<4>() {
+        let body = rest.get(..usize::from(u16::from_le_bytes([*a, *b])))?;
+        if [*id, *other] == *b"BC"
+            && let [low, high] = body
+        {
+            let stored = usize::from(u16::from_le_bytes([*low, *high])) + 1;
+            return (stored >= GZIP_LEAST).then_some(stored);
+        }
+        fields = &rest[body.len()..];
+    }
+    None
+}
+
+/// Where `needle` first stands in `bytes`.
+fn find(bytes: &[u8], needle: [u8; 3]) -> Option<usize> {
+    memchr::memmem::find(bytes, &needle)
+}
+
+/// Little-endian word at the start.
+fn word(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk::<4>().map(|four| u32::from_le_bytes(*four))
+}
+
+/// A skippable frame, which zstd and LZ4 share.
+fn skippable(bytes: &[u8]) -> Option<Stretch> {
+    let len = usize::try_from(word(bytes.get(4..)?)?).ok()?;
+    Some(Stretch { stored: len.checked_add(8)?, content: 0 })
+}
+
+/// The frame that `bytes` begin with: its header, then blocks that say their length.
+fn zstd_frame(bytes: &[u8]) -> Option<Stretch> {
+    match word(bytes)? {
+        ZSTD => {}
+        magic if magic & !0xf == lz4::SKIPPABLE => return skippable(bytes),
+        _ => return None,
+    }
+    let flags = *bytes.get(4)?;
+    let is_single_segment = flags & 0x20 != 0;
+    let size_len = match (flags >> 6, is_single_segment) {
+        (0, false) => 0,
+        (0, true) => 1,
+        (1, _) => 2,
+        (2, _) => 4,
+        _ => 8,
+    };
+    let dictionary_len = [0, 1, 2, 4][usize::from(flags & 3)];
+    let size_at = 5 + usize::from(!is_single_segment) + dictionary_len;
+    let mut little = [0; 8];
+    little[..size_len].copy_from_slice(bytes.get(size_at..size_at + size_len)?);
+    let said = match size_len {
+        0 => None,
+        // Two bytes begin to count where one ends.
+        2 => Some(u64::from_le_bytes(little) + 256),
+        _ => Some(u64::from_le_bytes(little)),
+    };
+    let (mut at, mut most) = (size_at + size_len, 0u64);
+    loop {
+        let header = bytes.get(at..)?.first_chunk::<3>()?;
+        let header = u32::from_le_bytes([header[0], header[1], header[2], 0]);
+        let len = header >> 3;
+        let (stored, content) = match header >> 1 & 3 {
+            0 => (len, u64::from(len)),
+            1 => (1, u64::from(len)),
+            2 => (len, ZSTD_BLOCK),
+            _ => return None,
+        };
+        at += 3 + stored as usize;
+        most += content.min(ZSTD_BLOCK);
+        if header & 1 == 1 {
+            break;
+        }
+    }
+    let stored = at + if flags & 4 != 0 { 4 } else { 0 };
+    Some(Stretch { stored, content: said.unwrap_or(most).min(most) })
+}
+
+/// The frame that `bytes` begin with: its header, then blocks that say their length.
+fn lz4_frame(bytes: &[u8]) -> Option<Stretch> {
+    match word(bytes)? {
+        lz4::MAGIC => {}
+        magic if magic & !0xf == lz4::SKIPPABLE => return skippable(bytes),
+        _ => return None,
+    }
+    let &[flags, descriptor] = bytes.get(4..)?.first_chunk::<2>()?;
+    let block_most = 1u64 << (8 + 2 * u32::from(descriptor >> 4 & 7));
+    let set = |bit: u8| usize::from(flags >> bit & 1);
+    let (sums, sized, sum, dictionary) = (set(4), set(3), set(2), set(0));
+    let mut at = 6 + 8 * sized + 4 * dictionary + 1;
+    let mut most = 0u64;
+    loop {
+        let len = word(bytes.get(at..)?)?;
+        at += 4;
+        if len == 0 {
+            break;
+        }
+        let stored = (len & 0x7fff_ffff) as usize;
+        // A byte makes at most 255.
+        most += (stored as u64).saturating_mul(255).min(block_most);
+        at += stored + 4 * sums;
+    }
+    let said =
+        (sized == 1).then(|| bytes.get(6..)?.first_chunk::<8>().map(|eight| u64::from_le_bytes(*eight))).flatten();
+    Some(Stretch { stored: at + 4 * sum, content: said.unwrap_or(most).min(most) })
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Inflation into a slot of the very size: chunks of arrays and members of zip archives, whose sizes others state.
+
+use std::mem::MaybeUninit;
+
+use penstock_types::{Error, Result, grouped};
+
+use crate::libdeflate::{self, Outcome};
+use crate::{Codec, GzipCheck, inflate_into_checked};
+
+/// How the bytes of a chunk are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Packing {
+    /// A bare DEFLATE stream (RFC 1951), as zip has it.
+    Deflate,
+    /// RFC 1950: DEFLATE between two bytes and an Adler-32.
+    Zlib,
+    /// RFC 1952.
+    Gzip,
+    /// RFC 8878.
+    Zstd,
+    /// One LZ4 block, with no frame and no size.
+    Lz4Block,
+}
+
+/// Inflates `input` into `out`, which it fills to the last byte. `place` names it in messages.
+///
+/// # Errors
+/// [`Error::Corrupt`] when `input` is damaged, makes fewer or more bytes, or has bytes to spare.
+pub fn inflate_exact(packing: Packing, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    match packing {
+        Packing::Deflate => deflate(input, out, place).and_then(|used| all_of(used, input.len(), place)),
+        Packing::Zlib => zlib(input, out, place),
+        Packing::Gzip => gzip(input, out, place),
+        Packing::Zstd => zstd(input, out, place),
+        Packing::Lz4Block => match lz4_flex::block::decompress_into(input, out) {
+            Ok(made) => whole(made, out.len(), place),
+            Err(problem) => Err(Error::corrupt(place, format!("is a damaged LZ4 block: {problem}"))),
+        },
+    }
+}
+
+fn whole(made: usize, want: usize, place: &str) -> Result<()> {
+    if made == want {
+        return Ok(());
+    }
+    let (made, want) = (grouped(made as u64), grouped(want as u64));
+    Err(Error::corrupt(place, format!("inflates to {made} bytes, want {want}")))
+}
+
+fn all_of(used: usize, have: usize, place: &str) -> Result<()> {
+    if used == have {
+        return Ok(());
+    }
+    Err(Error::corrupt(
+        place,
+        format!("ends after {} of its {} stored bytes", grouped(used as u64), grouped(have as u64)),
+    ))
+}
+
+/// The stored bytes that the stream took.
+fn deflate(input: &[u8], out: &mut [u8], place: &str) -> Result<usize> {
+    let want = out.len();
+    // SAFETY: bytes that are initialised may be looked at as if they were not; nothing but bytes is written to them.
+    let slot = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<u8>]) };
+    match libdeflate::inflate_raw(input, slot) {
+        Outcome::Done { used, made } => whole(made, want, place).map(|()| used),
+        Outcome::Bad => Err(Error::corrupt(place, "is a damaged or truncated DEFLATE stream")),
+        Outcome::NoRoom => Err(Error::corrupt(place, format!("inflates to more than {} bytes", grouped(want as u64)))),
+    }
+}
+
+fn zlib(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    let Some(([method, flags], rest)) = input.split_first_chunk::<2>() else {
+        return Err(Error::corrupt(place, "is too short for a zlib stream"));
+    };
+    let sound = method & 15 == 8 && u16::from_be_bytes([*method, *flags]) % 31 == 0;
+    if !sound || flags & 0x20 != 0 {
+        return Err(Error::corrupt(place, format!("is no zlib stream (it begins {method:#04x} {flags:#04x})")));
+    }
+    let used = deflate(rest, out, place)?;
+    let Some((sum, behind)) = rest[used..].split_first_chunk::<4>() else {
+        return Err(Error::corrupt(place, "ends inside the checksum of its zlib stream"));
+    };
+    let (want, is) = (u32::from_be_bytes(*sum), libdeflater::adler32(out));
+    if want != is {
+        return Err(Error::corrupt(
+            place,
+            format!("has a damaged zlib stream: Adler-32 is {is:#010x}, want {want:#010x}"),
+        ));
+    }
+    all_of(input.len() - behind.len(), input.len(), place)
+}
+
+fn gzip(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    // A member may have names and comments and be followed by more: the whole-object path knows all of it. The copy
+    // costs a tenth of the inflating.
+    let mut made = Vec::new();
+    inflate_into_checked(Codec::Gzip, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
+    whole(made.len(), out.len(), place)?;
+    out.copy_from_slice(&made);
+    Ok(())
+}
+
+fn zstd(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    use std::cell::RefCell;
+    use zstd::zstd_safe::{DCtx, get_error_name};
+    thread_local! {
+        static CONTEXT: RefCell<DCtx<'static>> = RefCell::new(DCtx::create());
+    }
+    let made = CONTEXT
+        .with_borrow_mut(|context| context.decompress(out, input))
+        .map_err(|code| Error::corrupt(place, format!("is damaged zstd: {}", get_error_name(code))))?;
+    whole(made, out.len(), place)
+}
+
+/// CRC-32 (of gzip, zip, PNG).
+pub fn crc32(bytes: &[u8]) -> u32 {
+    libdeflater::crc32(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn packed(packing: Packing, bytes: &[u8]) -> Vec<u8> {
+        match packing {
+            Packing::Deflate => {
+                let mut writer = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::new(6));
+                writer.write_all(bytes).unwrap();
+                writer.finish().unwrap()
+            }
+            Packing::Zlib => {
+                let mut writer = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::new(6));
+                writer.write_all(bytes).unwrap();
+                writer.finish().unwrap()
+            }
+            Packing::Gzip => crate::deflate(Codec::Gzip, bytes, 6).unwrap(),
+            Packing::Zstd => crate::deflate(Codec::Zstd, bytes, 3).unwrap(),
+            Packing::Lz4Block => lz4_flex::block::compress(bytes),
+        }
+    }
+
+    const ALL: [Packing; 5] = [Packing::Deflate, Packing::Zlib, Packing::Gzip, Packing::Zstd, Packing::Lz4Block];
+
+    proptest! {
+        #[test]
+        fn prop_exact_fills_the_slot_or_errs(bytes: Vec<u8>, more in 1..9usize, cut: prop::sample::Index) {
+            for packing in ALL {
+                let stored = packed(packing, &bytes);
+                let mut out = vec![0; bytes.len()];
+                inflate_exact(packing, &stored, &mut out, "p").unwrap();
+                prop_assert_eq!(&out, &bytes);
+                prop_assert!(inflate_exact(packing, &stored, &mut vec![0; bytes.len() + more], "p").is_err());
+                if let Some(less) = bytes.len().checked_sub(more) {
+                    prop_assert!(inflate_exact(packing, &stored, &mut vec![0; less], "p").is_err());
+                }
+                prop_assert!(inflate_exact(packing, &stored[..cut.index(stored.len())], &mut out, "p").is_err()
+                    || bytes.is_empty());
+                prop_assert!(inflate_exact(packing, &[&stored[..], b"\x01"].concat(), &mut out, "p").is_err()
+                    || bytes.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn exact_zlib_checks_its_sum_and_head() {
+        let mut stored = packed(Packing::Zlib, b"some bytes");
+        let last = stored.len() - 1;
+        stored[last] ^= 1;
+        let error = inflate_exact(Packing::Zlib, &stored, &mut [0; 10], "p").unwrap_err().to_string();
+        assert!(error.starts_with("p has a damaged zlib stream: Adler-32 is 0x"), "{error}");
+        let error = inflate_exact(Packing::Zlib, b"\x1f\x8b\x08", &mut [0; 10], "p").unwrap_err().to_string();
+        assert_eq!(error, "p is no zlib stream (it begins 0x1f 0x8b)");
+    }
+}

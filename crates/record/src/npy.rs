@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NumPy's `.npy`: what the header says of the array behind it (versions 1 to 3), and the array into a slot.
+//!
+//! Big-endian elements are swapped on the way. Booleans are uint8, bfloat16 is unknown to NumPy. Refused with a reason:
+//! structured elements, strings, objects (a pickle), complex numbers and unsigned 32- and 64-bit integers, which
+//! tensors here have no type for, and Fortran order beyond one dimension unless it is read as its transpose.
+
+use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+
+use crate::swap::swap_into;
+
+/// First bytes of every `.npy`.
+pub const MAGIC: &[u8; 6] = b"\x93NUMPY";
+/// NumPy's own limit for headers is 10,000 characters; a structured one may be longer and is refused anyway.
+const MOST_HEADER: usize = 64 << 10;
+/// NumPy's own limit.
+const MOST_DIMENSIONS: usize = 64;
+
+/// What a header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Element type and shape; of a Fortran-ordered array, the shape of the transpose that lies there in C order.
+    pub spec: TensorSpec,
+    /// True when the elements are big-endian.
+    pub big_endian: bool,
+    /// True when `spec.shape` is reversed.
+    pub fortran_order: bool,
+    /// True for booleans, which `spec` has as uint8.
+    pub boolean: bool,
+    /// Where the elements begin.
+    pub data_offset: usize,
+}
+
+impl Header {
+    /// Bytes of the elements.
+    pub fn data_len(&self) -> Result<usize> {
+        self.spec.size_bytes()
+    }
+}
+
+/// Reads the header that `bytes` (of one file, or its first bytes) begin with; `place` names the file in messages.
+pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
+    let corrupt = |problem: String| Error::corrupt(place, problem);
+    let Some((magic, rest)) = bytes.split_first_chunk::<6>() else {
+        return Err(corrupt(format!("is not a .npy file (it has {} bytes)", bytes.len())));
+    };
+    if magic != MAGIC {
+        return Err(corrupt(format!("is not a .npy file (it begins `{}`)", magic.escape_ascii())));
+    }
+    let cut = || corrupt(format!("ends inside its .npy header (have {} bytes)", grouped(bytes.len() as u64)));
+    let (&[major, minor], rest) = rest.split_first_chunk::<2>().ok_or_else(cut)?;
+    let (len, before) = match major {
+        1 => (rest.first_chunk::<2>().map(|len| u64::from(u16::from_le_bytes(*len))).ok_or_else(cut)?, 10),
+        2 | 3 => (rest.first_chunk::<4>().map(|len| u64::from(u32::from_le_bytes(*len))).ok_or_else(cut)?, 12),
+        _ => {
+            let what = format!("version {major}.{minor} of {place}");
+            return Err(Error::Unsupported { what, by: "the .npy reader (versions 1 to 3)".to_owned() });
+        }
+    };
+    if len > MOST_HEADER as u64 {
+        return Err(corrupt(format!("has a .npy header of {} bytes, {MOST_HEADER} at most", grouped(len))));
+    }
+    let data_offset = before + len as usize;
+    let text = bytes.get(before..data_offset).ok_or_else(cut)?;
+    let text = std::str::from_utf8(text).map_err(|_| corrupt("has a .npy header that is no text".to_owned()))?;
+    let dict = Dict::parse(text).map_err(|problem| corrupt(format!("has a .npy header that {problem}")))?;
+    let (descr, big_endian) = element(dict.descr, place)?;
+    let mut shape = dict.shape;
+    let fortran_order = dict.fortran_order && shape.len() > 1;
+    if fortran_order {
+        shape.reverse();
+    }
+    let spec = TensorSpec { dtype: descr, shape };
+    spec.size_bytes()
+        .map_err(|_| corrupt(format!("has the shape {:?}, more than memory has addresses", spec.shape)))?;
+    Ok(Header { spec, big_endian, fortran_order, boolean: dict.descr.ends_with("b1"), data_offset })
+}
+
+fn element<'a>(descr: &'a str, place: &str) -> Result<(DType, bool)> {
+    let refused = |what: &str| {
+        let what = format!("{what} (`{}`) of {place}", descr.escape_default());
+        Error::Unsupported { what, by: "the .npy reader".to_owned() }
+    };
+    if descr.starts_with('[') {
+        return Err(refused("the structured element type"));
+    }
+    let (order, kind): (&str, &'a str) = match descr.as_bytes().first() {
+        Some(b'<' | b'>' | b'=' | b'|') => descr.split_at(1),
+        _ => ("=", descr),
+    };
+    let dtype = match kind {
+        "u1" | "b1" => DType::U8,
+        "i1" => DType::I8,
+        "u2" => DType::U16,
+        "i2" => DType::I16,
+        "i4" => DType::I32,
+        "i8" => DType::I64,
+        "f2" => DType::F16,
+        "f4" => DType::F32,
+        "f8" => DType::F64,
+        kind if kind.starts_with('O') => return Err(refused("the element type of pickled objects")),
+        _ => return Err(refused("the element type")),
+    };
+    Ok((dtype, order == ">" && dtype.size() > 1))
+}
+
+/// The three keys of a header.
+struct Dict<'a> {
+    descr: &'a str,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
+
+impl<'a> Dict<'a> {
+    /// Reads the literal that NumPy writes: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, its keys in
+    /// any order.
+    fn parse(text: &'a str) -> Result<Self, String> {
+        let mut rest = Literal(text.trim());
+        let (mut descr, mut fortran_order, mut shape) = (None, None, None);
+        rest.expect('{')?;
+        while !rest.take('}') {
+            let key = rest.string()?;
+            rest.expect(':')?;
+            match key {
+                "descr" => descr = Some(rest.descr()?),
+                "fortran_order" => fortran_order = Some(rest.boolean()?),
+                "shape" => shape = Some(rest.shape()?),
+                _ => return Err(format!("has the unknown key `{}`", key.escape_default())),
+            }
+            if !rest.take(',') {
+                rest.expect('}')?;
+                break;
+            }
+        }
+        if !rest.0.trim_start().is_empty() {
+            return Err("goes on behind its end".to_owned());
+        }
+        match (descr, fortran_order, shape) {
+            (Some(descr), Some(fortran_order), Some(shape)) => Ok(Self { descr, fortran_order, shape }),
+            (None, ..) => Err("has no `descr`".to_owned()),
+            (_, None, _) => Err("has no `fortran_order`".to_owned()),
+            (_, _, None) => Err("has no `shape`".to_owned()),
+        }
+    }
+}
+
+/// What is left of a Python literal.
+struct Literal<'a>(&'a str);
+
+impl<'a> Literal<'a> {
+    fn take(&mut self, mark: char) -> bool {
+        let rest = self.0.trim_start();
+        let taken = rest.strip_prefix(mark);
+        self.0 = taken.unwrap_or(rest);
+        taken.is_some()
+    }
+
+    fn expect(&mut self, mark: char) -> Result<(), String> {
+        if self.take(mark) { Ok(()) } else { Err(format!("lacks a `{mark}`")) }
+    }
+
+    fn string(&mut self) -> Result<&'a str, String> {
+        let rest = self.0.trim_start();
+        let quote = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"')).ok_or("lacks a string")?;
+        let end = rest[1..].find(quote).ok_or("ends inside a string")?;
+        self.0 = &rest[end + 2..];
+        Ok(&rest[1..=end])
+    }
+
+    /// A string, or a list (of a structured type), which is taken whole.
+    fn descr(&mut self) -> Result<&'a str, String> {
+        let rest = self.0.trim_start();
+        if !rest.starts_with('[') {
+            return self.string();
+        }
+        let mut depth = 0usize;
+        for (at, mark) in rest.char_indices() {
+            match mark {
+                '[' => depth += 1,
+                ']' if depth == 1 => {
+                    self.0 = &rest[at + 1..];
+                    return Ok(&rest[..=at]);
+                }
+                ']' => depth -= 1,
+                _ => {}
+            }
+        }
+        Err("ends inside a list".to_owned())
+    }
+
+    fn boolean(&mut self) -> Result<bool, String> {
+        let rest = self.0.trim_start();
+        for (word, value) in [("True", true), ("False", false)] {
+            if let Some(rest) = rest.strip_prefix(word) {
+                self.0 = rest;
+                return Ok(value);
+            }
+        }
+        Err("has a `fortran_order` that is neither True nor False".to_owned())
+    }
+
+    fn shape(&mut self) -> Result<Vec<usize>, String> {
+        let mut shape = Vec::new();
+        self.expect('(')?;
+        while !self.take(')') {
+            let rest = self.0.trim_start();
+            let digits = rest.len() - rest.trim_start_matches(|mark: char| mark.is_ascii_digit()).len();
+            // Python 2's NumPy wrote long integers: `3L`.
+            let side = rest[..digits].parse().map_err(|_| "has a shape that is no tuple of sizes")?;
+            self.0 = rest[digits..].strip_prefix('L').unwrap_or(&rest[digits..]);
+            if shape.len() == MOST_DIMENSIONS {
+                return Err(format!("has a shape of more than {MOST_DIMENSIONS} dimensions"));
+            }
+            shape.push(side);
+            if !self.take(',') {
+                self.expect(')')?;
+                break;
+            }
+        }
+        Ok(shape)
+    }
+}
+
+/// Writes the array of the `.npy` file `bytes` into `out`, its slot in a batch, little-endian and in C order, when it is
+/// of `spec`'s type and shape. `place` names the file in messages.
+pub fn read_into(bytes: &[u8], spec: &TensorSpec, out: &mut [u8], place: &str) -> Result<()> {
+    let header = parse(bytes, place)?;
+    if header.fortran_order {
+        let what = format!("Fortran order of {place} (shape {:?} from behind)", header.spec.shape);
+        return Err(Error::Unsupported { what, by: "the .npy reader".to_owned() });
+    }
+    if header.spec != *spec {
+        let (have, want) = (&header.spec, spec);
+        let text = format!("holds {} {:?}, want {} {:?}", have.dtype, have.shape, want.dtype, want.shape);
+        return Err(Error::corrupt(place, text));
+    }
+    let len = header.data_len()?;
+    if out.len() != len {
+        return Err(Error::bug(format!("the slot of {place} has {} bytes", out.len())));
+    }
+    let data = &bytes[header.data_offset..];
+    if data.len() != len {
+        let (want, have) = (grouped(len as u64), grouped(data.len() as u64));
+        let problem = if data.len() < len { "ends inside its array" } else { "goes on behind its array" };
+        return Err(Error::corrupt(place, format!("{problem} (want {want} bytes, have {have})")));
+    }
+    match header.big_endian {
+        true => swap_into(data, out, spec.dtype.size()),
+        false => out.copy_from_slice(data),
+    }
+    Ok(())
+}

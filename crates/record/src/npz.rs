@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! zip archives, as NumPy's `.npz` are: where each member lies, by the central directory, and its bytes.
+//!
+//! Stored and deflated members, zip64, and archives behind other bytes. The CRC-32 of every member that is read is
+//! checked. Refused: encryption, other methods, archives in several files.
+
+use penstock_codec::{Packing, crc32, inflate_exact};
+use penstock_types::{Error, Result, grouped};
+
+const END: u32 = 0x0605_4b50;
+const END_64: u32 = 0x0606_4b50;
+const LOCATOR_64: u32 = 0x0706_4b50;
+const ENTRY: u32 = 0x0201_4b50;
+const LOCAL: u32 = 0x0403_4b50;
+const END_LEN: usize = 22;
+const ENTRY_LEN: usize = 46;
+const LOCAL_LEN: usize = 30;
+/// DEFLATE makes 1,032 bytes of one at most: a directory that says more lies.
+const MOST_OF_ONE: u64 = 1032;
+
+/// A member of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Its name, `.npy` included.
+    pub name: &'a [u8],
+    /// Where its content begins.
+    pub offset: u64,
+    /// Bytes stored.
+    pub stored: u64,
+    /// Bytes inflated.
+    pub size: u64,
+    /// True when it is deflated.
+    pub deflated: bool,
+    crc32: u32,
+}
+
+/// The members of one archive, in the order of its directory.
+#[derive(Debug, Clone)]
+pub struct Directory<'a> {
+    bytes: &'a [u8],
+    entries: Vec<Entry<'a>>,
+    place: &'a str,
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u16::from_le_bytes(*bytes))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+impl<'a> Directory<'a> {
+    /// The directory of the archive `bytes`; `place` names it in messages.
+    pub fn parse(bytes: &'a [u8], place: &'a str) -> Result<Self> {
+        let corrupt = |problem: String| Error::corrupt(place, problem);
+        // The end record is the last, but for a comment of at most 65,535 bytes.
+        let from = bytes.len().saturating_sub(END_LEN + usize::from(u16::MAX));
+        let end = (from..=bytes.len().saturating_sub(END_LEN))
+            .rev()
+            .find(|&at| u32_at(bytes, at) == END && at + END_LEN + usize::from(u16_at(bytes, at + 20)) == bytes.len())
+            .ok_or_else(|| {
+                let len = grouped(bytes.len() as u64);
+                corrupt(format!("is not a zip archive, or is cut: no directory ends its {len} bytes"))
+            })?;
+        let mut count = u64::from(u16_at(bytes, end + 10));
+        let mut len = u64::from(u32_at(bytes, end + 12));
+        let mut start = u64::from(u32_at(bytes, end + 16));
+        let mut disks = u32::from(u16_at(bytes, end + 4)) | u32::from(u16_at(bytes, end + 6));
+        let mut directory_end = end;
+        let wide = count == 0xffff || len == 0xffff_ffff || start == 0xffff_ffff;
+        if let Some(at) = end.checked_sub(20).filter(|&at| wide && u32_at(bytes, at) == LOCATOR_64) {
+            // Bytes before the archive shift the record, not what stands there: it lies right before its locator (there
+            // are no extensible data in what anyone writes).
+            let record = at.checked_sub(56).filter(|&record| u32_at(bytes, record) == END_64);
+            let record = record.ok_or_else(|| corrupt("has no zip64 record where one should be".to_owned()))?;
+            count = u64_at(bytes, record + 32);
+            len = u64_at(bytes, record + 40);
+            start = u64_at(bytes, record + 48);
+            disks = u32_at(bytes, record + 16) | u32_at(bytes, record + 20);
+            directory_end = record;
+        }
+        if disks != 0 {
+            return Err(Error::Unsupported {
+                what: format!("an archive in several files ({place})"),
+                by: "the zip reader".to_owned(),
+            });
+        }
+        // What stands before the archive (a program that unpacks itself) moves all offsets by its length.
+        let shift = (directory_end as u64).checked_sub(len).and_then(|at| at.checked_sub(start)).ok_or_else(|| {
+            corrupt(format!("has a zip directory of {} bytes at {} that does not fit", grouped(len), grouped(start)))
+        })?;
+        let directory = &bytes[(directory_end as u64 - len) as usize..directory_end];
+        if count > (directory.len() / ENTRY_LEN) as u64 {
+            let (count, len) = (grouped(count), grouped(len));
+            return Err(corrupt(format!("has a zip directory of {len} bytes that cannot hold {count} members")));
+        }
+        let mut entries = Vec::with_capacity(count as usize);
+        let mut at = 0;
+        for number in 0..count {
+            let rest = &directory[at..];
+            let lens = [28, 30, 32].map(|at| usize::from(u16_at(rest, at)));
+            let [name_len, extra_len, _] = lens;
+            let whole = ENTRY_LEN + lens.iter().sum::<usize>();
+            if rest.len() < whole || u32_at(rest, 0) != ENTRY {
+                return Err(corrupt(format!("has a damaged zip directory at member {number}")));
+            }
+            let (name, extra) = rest[ENTRY_LEN..ENTRY_LEN + name_len + extra_len].split_at(name_len);
+            entries.push(entry(bytes, rest, name, extra, shift).map_err(|problem| member_error(place, name, problem))?);
+            at += whole;
+        }
+        Ok(Self { bytes, entries, place })
+    }
+
+    /// Its members.
+    pub fn entries(&self) -> &[Entry<'a>] {
+        &self.entries
+    }
+
+    /// The member of that name, or of that name and `.npy`: the last, as readers have it.
+    pub fn get(&self, name: &str) -> Option<&Entry<'a>> {
+        let wanted = |entry: &&Entry<'a>| {
+            entry.name == name.as_bytes() || entry.name.strip_suffix(b".npy") == Some(name.as_bytes())
+        };
+        self.entries.iter().rev().find(wanted)
+    }
+
+    /// The content of a member: where it lies if it is stored, or inflated into `room`. Its checksum is checked.
+    pub fn read<'b>(&self, entry: &Entry<'a>, room: &'b mut Vec<u8>) -> Result<&'b [u8]>
+    where
+        'a: 'b,
+    {
+        let stored = usize::try_from(entry.offset).ok().zip(usize::try_from(entry.stored).ok());
+        let stored = stored.and_then(|(offset, len)| self.bytes.get(offset..)?.get(..len));
+        let stored =
+            stored.ok_or_else(|| member_error(self.place, entry.name, Problem::Corrupt("lies outside".to_owned())))?;
+        let content: &'b [u8] = if entry.deflated {
+            let place = self.member(entry);
+            room.clear();
+            room.resize(entry.size as usize, 0);
+            inflate_exact(Packing::Deflate, stored, room, &place)?;
+            room
+        } else {
+            stored
+        };
+        let is = crc32(content);
+        if is != entry.crc32 {
+            let text = format!("is damaged: CRC-32 is {is:#010x}, want {:#010x}", entry.crc32);
+            return Err(Error::corrupt(self.member(entry), text));
+        }
+        Ok(content)
+    }
+
+    /// What messages call a member.
+    pub fn member(&self, entry: &Entry<'_>) -> String {
+        format!("member `{}` of {}", entry.name.escape_ascii(), self.place)
+    }
+}
+
+enum Problem {
+    Corrupt(String),
+    Unsupported(String),
+}
+
+fn member_error(place: &str, name: &[u8], problem: Problem) -> Error {
+    let member = format!("member `{}` of {place}", name.escape_ascii());
+    match problem {
+        Problem::Corrupt(text) => Error::corrupt(member, text),
+        Problem::Unsupported(what) => {
+            Error::Unsupported { what: format!("{what} of {member}"), by: "the zip reader".to_owned() }
+        }
+    }
+}
+
+fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u64) -> Result<Entry<'a>, Problem> {
+    let (flags, method) = (u16_at(fields, 8), u16_at(fields, 10));
+    let mut stored = u64::from(u32_at(fields, 20));
+    let mut size = u64::from(u32_at(fields, 24));
+    let mut local = u64::from(u32_at(fields, 42));
+    let mut wide = zip64(extra);
+    // Of the zip64 record only what did not fit into the fields is there, in this order.
+    for value in [&mut size, &mut stored, &mut local] {
+        if *value == 0xffff_ffff
+            && let Some((first, rest)) = wide.split_first_chunk::<8>()
+        {
+            *value = u64::from_le_bytes(*first);
+            wide = rest;
+        }
+    }
+    if flags & 1 != 0 {
+        return Err(Problem::Unsupported("encryption".to_owned()));
+    }
+    let deflated = match method {
+        0 => false,
+        8 => true,
+        other => return Err(Problem::Unsupported(format!("compression method {other}"))),
+    };
+    let corrupt = |text: String| Problem::Corrupt(text);
+    let at = local.checked_add(shift).and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
+    let header = bytes.get(at..).and_then(|rest| rest.get(..LOCAL_LEN)).filter(|header| u32_at(header, 0) == LOCAL);
+    let header = header.ok_or_else(|| corrupt(format!("has no header at byte {}", grouped(local))))?;
+    let offset = (at + LOCAL_LEN + usize::from(u16_at(header, 26)) + usize::from(u16_at(header, 28))) as u64;
+    let room = (bytes.len() as u64).saturating_sub(offset);
+    if stored > room {
+        return Err(corrupt(format!("has {} stored bytes where {} are left", grouped(stored), grouped(room))));
+    }
+    let most = if deflated { stored.saturating_mul(MOST_OF_ONE) } else { stored };
+    if size > most || (!deflated && size != stored) {
+        return Err(corrupt(format!("says that {} stored bytes make {}", grouped(stored), grouped(size))));
+    }
+    Ok(Entry { name, offset, stored, size, deflated, crc32: u32_at(fields, 16) })
+}
+
+/// The zip64 record among a member's extra fields.
+fn zip64(mut extra: &[u8]) -> &[u8] {
+    while extra.len() >= 4 {
+        let (id, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));
+        let Some(value) = extra.get(4..4 + len) else { break };
+        if id == 1 {
+            return value;
+        }
+        extra = &extra[4 + len..];
+    }
+    &[]
+}

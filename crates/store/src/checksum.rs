@@ -8,10 +8,26 @@ use md5::Digest as _;
 use penstock_types::{Algorithm, Digest, Error, Result};
 
 use crate::Chunk;
+use crate::upload::Part;
 
 /// CRC-32C of `bytes`.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// CRC-32C of bytes in pieces.
+pub(crate) fn crc32c_of(parts: &[Bytes]) -> u32 {
+    let mut running = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    parts.iter().for_each(|part| running.update(part));
+    running.finalize() as u32
+}
+
+/// CRC-32C of the object that these parts make, in order; nothing is read again.
+pub fn combined(parts: &[Part]) -> Option<Digest> {
+    let whole = parts.iter().map(|part| (u64::from(part.crc32c), part.size)).reduce(|(crc, size), (next, more)| {
+        (crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc32Iscsi, crc, next, more), size + more)
+    });
+    whole.map(|(crc, _)| Digest::of_u32(Algorithm::Crc32c, crc as u32))
 }
 
 /// A digest in the making.

@@ -10,7 +10,7 @@ use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
 
-use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store};
+use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
 /// Keys that a page of a listing holds, for stores that do not page.
 const PAGE: u64 = 1000;
@@ -122,6 +122,10 @@ impl Store for Count {
         self.sent(Metric::Puts);
         self.metrics.add(Metric::BytesSent, parts.iter().map(|part| part.len() as u64).sum());
         self.seen(self.inner.put(key, parts, options, deadline).await)
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        None
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

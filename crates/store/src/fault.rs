@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
-use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store};
+use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
 /// What breaks and how often: shares of the calls to which a fault applies, which sum to at most one.
 #[derive(Debug, Clone, Default)]
@@ -96,6 +96,20 @@ impl Fault {
         let spent = |count| (count < self.faults.most).then_some(count + 1);
         self.injected.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent).ok()?;
         Some((kind, draw(!self.faults.seed, drawn)))
+    }
+
+    pub(crate) fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    /// What befalls a request of an upload in parts before it is sent.
+    pub(crate) async fn strike(&self, key: &Key) -> Result<()> {
+        match self.next(&[Kind::Throttle, Kind::Reset, Kind::Stall]) {
+            None => Ok(()),
+            Some((Kind::Throttle, _)) => Err(self.throttled(key)),
+            Some((Kind::Stall, _)) => std::future::pending().await,
+            Some(_) => Err(self.reset()),
+        }
     }
 
     fn throttled(&self, key: &Key) -> Error {
@@ -202,6 +216,10 @@ impl Store for Fault {
                 if kind == Kind::Stall { std::future::pending().await } else { Err(self.reset()) }
             }
         }
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.inner().uploads().map(|_| self as &dyn Uploads)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

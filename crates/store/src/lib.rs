@@ -19,12 +19,14 @@ mod settings;
 mod shape;
 mod store;
 pub mod suite;
+mod upload;
+mod upload_again;
 mod web;
 mod whole;
 mod wire;
 
 pub use azure::{Azure, AzureSettings};
-pub use checksum::cheapest;
+pub use checksum::{cheapest, combined};
 pub use count::Count;
 pub use fault::{Fault, Faults};
 pub use gcs::{Gcs, GcsSettings};
@@ -38,5 +40,6 @@ pub use shape::{Limits, Shape};
 pub use store::{
     Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version, place,
 };
+pub use upload::{Part, PartAt, Terms, UploadId, Uploads};
 pub use web::Web;
 pub use whole::read_whole;

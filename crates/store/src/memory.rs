@@ -11,7 +11,9 @@ use bytes::Bytes;
 use futures::{StreamExt, stream};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Result, Scheme, Url, unix_now};
 
-use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version};
+use crate::{
+    Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Uploads, Version,
+};
 
 type Objects = Arc<Mutex<BTreeMap<Key, Stored>>>;
 
@@ -145,6 +147,10 @@ impl Store for Memory {
         };
         objects.insert(key.clone(), Stored { bytes, meta: meta.clone() });
         Ok(meta)
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        None
     }
 
     async fn delete(&self, keys: &[Key], _deadline: Deadline) -> Result<()> {

@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
 
 use crate::resume::{self, Source};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, checksum};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, checksum};
 
 /// When to send again, and when to give up.
 #[derive(Debug, Clone)]
@@ -75,7 +75,15 @@ impl Retry {
         Self { shared: Arc::new(shared) }
     }
 
-    fn tries(&self, what: &str, key: &Key, deadline: Deadline) -> Tries {
+    pub(crate) fn inner(&self) -> &dyn Store {
+        &*self.shared.inner
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.shared.policy.stall_after
+    }
+
+    pub(crate) fn tries(&self, what: &str, key: &Key, deadline: Deadline) -> Tries {
         let what = format!("{what} {}", crate::place(self.shared.inner.root(), key));
         Tries::new(self.shared.clone(), what, deadline)
     }
@@ -294,6 +302,10 @@ impl Store for Retry {
                 }
             }
         }
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.inner().uploads().map(|_| self as &dyn Uploads)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

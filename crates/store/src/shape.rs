@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, now};
 
-use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store};
+use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
 /// Limits of a store; the default has none.
 #[derive(Debug, Clone, Default)]
@@ -116,6 +116,16 @@ impl Shape {
         Self { inner, gate: Arc::new(gate) }
     }
 
+    pub(crate) fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    /// One request that carries `bytes`.
+    pub(crate) async fn pass(&self, key: &Key, bytes: u64, deadline: Deadline) -> Result<()> {
+        self.enter(key, deadline).await?;
+        self.gate.pass(bytes, deadline).await
+    }
+
     async fn enter(&self, key: &Key, deadline: Deadline) -> Result<()> {
         let work = self.gate.enter(|| crate::place(self.inner.root(), key));
         match deadline.instant() {
@@ -168,6 +178,10 @@ impl Store for Shape {
         self.enter(key, deadline).await?;
         self.gate.pass(parts.iter().map(|part| part.len() as u64).sum(), deadline).await?;
         self.inner.put(key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.inner().uploads().map(|_| self as &dyn Uploads)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

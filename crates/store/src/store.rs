@@ -9,6 +9,8 @@ use futures::stream::BoxStream;
 use penstock_types::{ByteRange, Deadline, Digest, Key, Result, Url};
 use serde::{Deserialize, Serialize};
 
+use crate::Uploads;
+
 /// What pins one state of an object: an S3 ETag, a GCS generation, a file's inode, size and mtime. Opaque; compared only
 /// for equality, and only with versions of the same store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -157,6 +159,9 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Writes one object, whole or not at all, from its parts in order.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta>;
+
+    /// The door for objects in parts that outlive a process; `None` where a store has none, or needs none.
+    fn uploads(&self) -> Option<&dyn Uploads>;
 
     /// Deletes objects; one that is not there is no error.
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()>;

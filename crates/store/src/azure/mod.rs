@@ -9,6 +9,7 @@ mod account;
 mod list;
 mod put;
 mod sign;
+mod upload;
 
 pub use self::account::AzureSettings;
 
@@ -30,7 +31,7 @@ use self::sign::Sign;
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
 use crate::wire::{Remote, quoted, read, said, status, text, unquoted, within, xml};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Version, dates};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
 
 /// What the requests are written for: from 2021-02-12 on, listings write some names percent-encoded.
 const API: &str = "2020-12-06";
@@ -309,6 +310,10 @@ impl Store for Azure {
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         put::put(&self.container, key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        Some(self)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

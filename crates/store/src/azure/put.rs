@@ -24,7 +24,7 @@ const MOST: u64 = 50_000;
 /// Blocks on their way at once.
 const AT_ONCE: usize = 4;
 
-fn md5(parts: &[Bytes]) -> Result<(Digest, HeaderValue)> {
+pub(super) fn md5(parts: &[Bytes]) -> Result<(Digest, HeaderValue)> {
     let digest = checksum::of_parts(Algorithm::Md5, parts).ok_or_else(|| Error::bug("no MD5"))?;
     let value = HeaderValue::from_str(&BASE64_STANDARD.encode(&digest.value));
     Ok((digest, value.map_err(|_| Error::bug("base64 is not ASCII"))?))
@@ -73,7 +73,7 @@ pub(super) async fn put(
     })
 }
 
-fn version(answer: &Response<Incoming>) -> Option<Version> {
+pub(super) fn version(answer: &Response<Incoming>) -> Option<Version> {
     let etag = answer.headers().get(header::ETAG)?.to_str().ok()?;
     Some(Version(unquoted(etag).to_owned()))
 }

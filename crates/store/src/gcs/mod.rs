@@ -7,6 +7,7 @@
 mod list;
 mod put;
 mod sign;
+mod upload;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,7 +29,7 @@ use self::sign::Sign;
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
 use crate::wire::{QUERY, Remote, body, is_loopback, read, said, status, text, within};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Version, dates};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
 
 /// Deletes that run at once.
 const AT_ONCE: usize = 16;
@@ -241,7 +242,7 @@ impl Bucket {
         let work = async {
             let uri = format!("{}{}", self.shown, ask.target);
             let uri: Uri = uri.parse().map_err(|_| Error::bug("a request has no URI"))?;
-            if ask.method == Method::POST {
+            if ask.method == Method::POST || ask.method == Method::PUT {
                 ask.headers.insert(header::CONTENT_LENGTH, ask.body.left().into());
             }
             let mut request = http::Request::new(());
@@ -258,7 +259,8 @@ impl Bucket {
                 .send(http::Request::from_parts(head, ask.body))
                 .await
                 .map_err(|reason| Error::Unreachable { place: self.shown.clone(), reason })?;
-            if answer.status().is_success() {
+            // 308: a resumable upload wants more.
+            if answer.status().is_success() || (ask.method == Method::PUT && answer.status().as_u16() == 308) {
                 return Ok(answer);
             }
             let (head, body) = answer.into_parts();
@@ -413,6 +415,10 @@ impl Store for Gcs {
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         put::put(&self.bucket, key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        Some(self)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

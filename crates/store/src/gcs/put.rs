@@ -14,6 +14,21 @@ use crate::wire::client::Parts;
 use crate::wire::{header_of, unmet};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
+/// The precondition of a write, as a query goes on.
+pub(super) fn condition(bucket: &Bucket, key: &Key, precondition: &Precondition) -> Result<String> {
+    Ok(match precondition {
+        Precondition::None => String::new(),
+        Precondition::Absent => "&ifGenerationMatch=0".to_owned(),
+        Precondition::Matches(version) => match generation(version) {
+            Some(generation) => format!("&ifGenerationMatch={generation}"),
+            None => {
+                let reason = format!("version {version} is no longer current");
+                return Err(Error::Precondition { place: bucket.place_of(Some(key)), reason });
+            }
+        },
+    })
+}
+
 pub(super) async fn put(
     bucket: &Bucket,
     key: &Key,
@@ -32,17 +47,7 @@ pub(super) async fn put(
     if let Some(encoding) = &options.encoding {
         described["contentEncoding"] = encoding.as_str().into();
     }
-    let condition = match &options.precondition {
-        Precondition::None => String::new(),
-        Precondition::Absent => "&ifGenerationMatch=0".to_owned(),
-        Precondition::Matches(version) => match generation(version) {
-            Some(generation) => format!("&ifGenerationMatch={generation}"),
-            None => {
-                let reason = format!("version {version} is no longer current");
-                return Err(Error::Precondition { place: bucket.place_of(Some(key)), reason });
-            }
-        },
-    };
+    let condition = condition(bucket, key, &options.precondition)?;
     // Random, so that no object holds it.
     let boundary = format!("penstock-{:032x}", rand::random::<u128>());
     let head = format!(

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -108,6 +108,10 @@ impl Store for Local {
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let (key, options) = (key.clone(), options.clone());
         self.blocking("PUT", deadline, move |store| write::put(&store, &key, &parts, &options)).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        None
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

@@ -12,6 +12,7 @@ mod list;
 mod multipart;
 mod put;
 mod sign;
+mod upload;
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +29,9 @@ use self::sign::Sign;
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
 use crate::wire::{Remote, read, unquoted, within};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, S3Settings, Store, Version, dates};
+use crate::{
+    Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, S3Settings, Store, Uploads, Version, dates,
+};
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -236,6 +239,10 @@ impl Store for S3 {
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         put::put(&self.bucket, key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        Some(self)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

@@ -18,11 +18,11 @@ use crate::{Meta, PutOptions, Version, checksum};
 /// Bytes of a part; more where 10,000 of these would not do.
 const PART: u64 = 16 << 20;
 /// Parts that S3 takes.
-const MOST: u64 = 10_000;
+pub(super) const MOST: u64 = 10_000;
 /// Parts on their way at once.
 const AT_ONCE: usize = 4;
 
-const ALGORITHM: &str = "x-amz-checksum-algorithm";
+pub(super) const ALGORITHM: &str = "x-amz-checksum-algorithm";
 
 pub(super) async fn put(
     bucket: &Bucket,
@@ -37,16 +37,7 @@ pub(super) async fn put(
     ask.headers.insert(ALGORITHM, HeaderValue::from_static("CRC32C"));
     ask.headers.insert("x-amz-checksum-type", HeaderValue::from_static("FULL_OBJECT"));
     add_encoding(&mut ask.headers, options)?;
-    let begun = answered(bucket, key, ask, deadline).await?;
-    let mut upload = String::new();
-    xml::elements(&begun, |path, text| {
-        if let [_, "UploadId"] = path {
-            upload = text;
-        }
-    })?;
-    if upload.is_empty() {
-        return Err(Error::Server { place: bucket.place_of(Some(key)), status: 200, reason: "no UploadId".to_owned() });
-    }
+    let upload = begun(bucket, key, ask, deadline).await?;
     let upload = pair("uploadId", upload.as_bytes());
     match finish(bucket, key, &upload, cut(parts, PART.max(size.div_ceil(MOST))), &whole, options, deadline).await {
         Ok(version) => Ok(Meta {
@@ -66,6 +57,21 @@ pub(super) async fn put(
     }
 }
 
+/// Sends the request that begins an upload and gives its id.
+pub(super) async fn begun(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<String> {
+    let begun = answered(bucket, key, ask, deadline).await?;
+    let mut upload = String::new();
+    xml::elements(&begun, |path, text| {
+        if let [_, "UploadId"] = path {
+            upload = text;
+        }
+    })?;
+    if upload.is_empty() {
+        return Err(Error::Server { place: bucket.place_of(Some(key)), status: 200, reason: "no UploadId".to_owned() });
+    }
+    Ok(upload)
+}
+
 async fn finish(
     bucket: &Bucket,
     key: &Key,
@@ -80,20 +86,34 @@ async fn finish(
         .buffered(AT_ONCE)
         .try_collect()
         .await?;
-    let body = format!("<CompleteMultipartUpload>{}</CompleteMultipartUpload>", sent.concat());
+    complete(bucket, key, upload, &sent, whole, options, deadline).await
+}
+
+/// Ends an upload: the parts by their lines, and the CRC of them all.
+pub(super) async fn complete(
+    bucket: &Bucket,
+    key: &Key,
+    upload: &str,
+    lines: &[String],
+    whole: &Digest,
+    options: &PutOptions,
+    deadline: Deadline,
+) -> Result<Option<Version>> {
+    let body = format!("<CompleteMultipartUpload>{}</CompleteMultipartUpload>", lines.concat());
     let mut ask = Ask { query: upload, ..Ask::new(Method::POST, Metric::Puts, Some(key)) };
-    let (name, value) = checksum_header(whole).ok_or_else(|| Error::bug("a digest has no header"))?;
+    let (name, value) = name_value(whole)?;
     ask.headers.insert(name, value);
     ask.headers.insert("x-amz-checksum-type", HeaderValue::from_static("FULL_OBJECT"));
     ask.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
     add_precondition(&mut ask.headers, &options.precondition)?;
     ask.body = Parts::new([Bytes::from(body)]);
     let done = answered(bucket, key, ask, deadline).await?;
-    let mut etag = None;
-    xml::elements(&done, |path, text| {
-        if let [_, "ETag"] = path {
-            etag = Some(text);
-        }
+    let (mut etag, mut crc, mut is_full) = (None, None, false);
+    xml::elements(&done, |path, text| match path {
+        [_, "ETag"] => etag = Some(text),
+        [_, "ChecksumCRC32C"] => crc = Some(text),
+        [_, "ChecksumType"] => is_full = text == "FULL_OBJECT",
+        _ => {}
     })?;
     // S3 may say 200 and mean an error: it answers before it has put the parts together.
     let said = Said::parse(&done);
@@ -102,7 +122,22 @@ async fn finish(
         let status = http::StatusCode::from_u16(status).unwrap_or_default();
         return Err(error::of_status(bucket, &Method::POST, Some(key), status, &HeaderMap::new(), &said));
     }
+    let wanted = name_value(whole)?.1;
+    if is_full && crc.as_deref().is_some_and(|have| wanted != have) {
+        let problem = format!("was written with {whole}, its store has {}", crc.unwrap_or_default());
+        return Err(Error::corrupt(bucket.place_of(Some(key)), problem));
+    }
     Ok(etag.map(|etag| Version(unquoted(&etag).to_owned())))
+}
+
+fn name_value(digest: &Digest) -> Result<(http::HeaderName, HeaderValue)> {
+    checksum_header(digest).ok_or_else(|| Error::bug("a digest has no header"))
+}
+
+/// A part's line of the final list.
+pub(super) fn line(crc: &Digest, etag: &str, number: u32) -> String {
+    let crc = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &crc.value);
+    format!("<Part><ChecksumCRC32C>{crc}</ChecksumCRC32C><ETag>{etag}</ETag><PartNumber>{number}</PartNumber></Part>")
 }
 
 /// Sends a part and gives its line of the final list.
@@ -114,27 +149,40 @@ async fn send_part(
     part: Vec<Bytes>,
     deadline: Deadline,
 ) -> Result<String> {
+    let (crc, tag) = sent_part(bucket, key, upload, number, part, deadline).await?;
+    let etag = xml::escaped(&format!("\"{tag}\"")).ok_or_else(|| Error::bug("an ETag cannot be written"))?;
+    Ok(line(&Digest::of_u32(Algorithm::Crc32c, crc), &etag, number))
+}
+
+/// Sends a part and gives its CRC-32C and its ETag.
+pub(super) async fn sent_part(
+    bucket: &Bucket,
+    key: &Key,
+    upload: &str,
+    number: u32,
+    part: Vec<Bytes>,
+    deadline: Deadline,
+) -> Result<(u32, String)> {
     let query = format!("partNumber={number}&{upload}");
     let mut ask = Ask { query: &query, ..Ask::new(Method::PUT, Metric::Puts, Some(key)) };
-    let digest = checksum::of_parts(Algorithm::Crc32c, &part).ok_or_else(|| Error::bug("no CRC-32C"))?;
-    let (name, value) = checksum_header(&digest).ok_or_else(|| Error::bug("a digest has no header"))?;
-    let crc = value.to_str().map_err(|_| Error::bug("base64 is not ASCII"))?.to_owned();
+    let crc = checksum::crc32c_of(&part);
+    let (name, value) = name_value(&Digest::of_u32(Algorithm::Crc32c, crc))?;
     ask.headers.insert(name, value);
     ask.body = Parts::new(part);
     let answer = bucket.send(ask, deadline).await?;
-    let etag = answer.headers().get(header::ETAG).and_then(|etag| xml::escaped(etag.to_str().ok()?));
-    let etag = etag.ok_or_else(|| Error::Server {
-        place: bucket.place_of(Some(key)),
-        status: 200,
-        reason: format!("no ETag for part {number}"),
-    })?;
-    Ok(format!(
-        "<Part><ChecksumCRC32C>{crc}</ChecksumCRC32C><ETag>{etag}</ETag><PartNumber>{number}</PartNumber></Part>"
-    ))
+    let etag = answer.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
+    match etag {
+        Some(etag) if xml::escaped(etag).is_some() => Ok((crc, unquoted(etag).to_owned())),
+        _ => Err(Error::Server {
+            place: bucket.place_of(Some(key)),
+            status: 200,
+            reason: format!("no ETag for part {number}"),
+        }),
+    }
 }
 
 /// Sends a request and reads its answer.
-async fn answered(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<Bytes> {
+pub(super) async fn answered(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<Bytes> {
     let answer = bucket.send(ask, deadline).await?;
     let place = bucket.place_of(Some(key));
     within(deadline, &format!("POST {place}"), async {

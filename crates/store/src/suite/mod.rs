@@ -6,6 +6,7 @@
 
 mod keys;
 mod reads;
+mod uploads;
 mod writes;
 
 use std::sync::Arc;
@@ -55,6 +56,10 @@ checks! {
     writes::put_over_an_object_changes_its_version,
     writes::put_from_many_writers_leaves_one_whole,
     writes::delete_of_some_and_missing_keys_is_no_error,
+    uploads::upload_in_parts_is_one_object_at_its_end,
+    uploads::upload_again_sends_only_what_is_not_held,
+    uploads::upload_aborted_leaves_nothing,
+    uploads::upload_over_a_new_object_is_refused,
     keys::list_is_in_byte_order_under_its_prefix,
     keys::list_after_a_key_goes_on_behind_it,
     keys::list_of_more_than_a_page_is_complete,

@@ -22,7 +22,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, S
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
 use crate::wire::{Remote, header_of, quoted, read, said, status, text, unquoted, uri, within};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Version, dates};
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
 
 /// Before the time of a version that is one, where a server gives no ETag; the size follows it, as a second is long.
 const MODIFIED: &str = "modified:";
@@ -258,6 +258,10 @@ impl Store for Web {
 
     async fn put(&self, key: &Key, _: Vec<Bytes>, _: &PutOptions, _: Deadline) -> Result<Meta> {
         Err(Error::Unsupported { what: format!("a write to {}", self.site.place(key)), by: by(self.site.root.scheme) })
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        None
     }
 
     async fn delete(&self, keys: &[Key], _: Deadline) -> Result<()> {

@@ -232,6 +232,10 @@ impl Store for Published {
         self.web.head(key, deadline).await
     }
 
+    fn uploads(&self) -> Option<&dyn penstock_store::Uploads> {
+        None
+    }
+
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
         self.folder.delete(keys, deadline).await
     }

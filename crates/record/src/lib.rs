@@ -8,6 +8,7 @@
 pub mod example;
 mod feature;
 mod format;
+pub mod image;
 pub mod npy;
 pub mod npz;
 mod swap;

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! EXIF's orientation: what it says, and how a stored image is turned by it.
+
+use super::region::Region;
+
+/// How a shown pixel is found in what is stored: axes swapped first, then each of the stored axes run backwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Turn {
+    pub(super) swapped: bool,
+    pub(super) x_backwards: bool,
+    pub(super) y_backwards: bool,
+}
+
+impl Turn {
+    /// Of EXIF's 1 to 8; anything else is 1.
+    pub(super) fn of(orientation: u8) -> Self {
+        Self {
+            swapped: matches!(orientation, 5..=8),
+            x_backwards: matches!(orientation, 2 | 3 | 7 | 8),
+            y_backwards: matches!(orientation, 3 | 4 | 6 | 7),
+        }
+    }
+
+    /// The sides of a shown image of stored sides, and the other way round.
+    pub(super) fn shown(self, width: u32, height: u32) -> (u32, u32) {
+        if self.swapped { (height, width) } else { (width, height) }
+    }
+
+    /// Where a region of the shown image lies in the stored one of these sides.
+    pub(super) fn stored(self, shown: Region, width: u32, height: u32) -> Region {
+        let Region { mut x, mut y, width: mut w, height: mut h, sharp_edges } = shown;
+        if self.swapped {
+            (x, y, w, h) = (y, x, h, w);
+        }
+        if self.x_backwards {
+            x = f64::from(width) - x - w;
+        }
+        if self.y_backwards {
+            y = f64::from(height) - y - h;
+        }
+        Region { x, y, width: w, height: h, sharp_edges }
+    }
+}
+
+/// The orientation in an APP1 segment's content; `None` where it is no EXIF or says none.
+pub(super) fn orientation(segment: &[u8]) -> Option<u8> {
+    let tiff = segment.strip_prefix(b"Exif\0\0")?;
+    let big = match tiff.get(..4)? {
+        [b'M', b'M', 0, 42] => true,
+        [b'I', b'I', 42, 0] => false,
+        _ => return None,
+    };
+    let short = |at: usize| {
+        let bytes = *tiff.get(at..)?.first_chunk::<2>()?;
+        Some(if big { u16::from_be_bytes(bytes) } else { u16::from_le_bytes(bytes) })
+    };
+    let long = |at: usize| {
+        let bytes = *tiff.get(at..)?.first_chunk::<4>()?;
+        Some(if big { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
+    };
+    let directory = usize::try_from(long(4)?).ok()?;
+    for entry in 0..usize::from(short(directory)?) {
+        let at = directory.checked_add(2 + 12 * entry)?;
+        // Tag 0x0112, of type SHORT.
+        if short(at)? == 0x0112 && short(at + 2)? == 3 {
+            return u8::try_from(short(at + 8)?).ok().filter(|value| (1..=8).contains(value));
+        }
+    }
+    None
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! JPEG by libjpeg-turbo, through `turbojpeg-sys`: the safe `turbojpeg` has no way to decode a part of an image.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_int};
+use std::ptr::NonNull;
+
+use penstock_types::{Error, Result, grouped};
+use turbojpeg_sys as tj;
+
+use super::region::Region;
+use super::{Pixels, Probe};
+
+/// Scans of a progressive image; encoders make some ten, a bomb makes thousands.
+const MOST_SCANS: c_int = 200;
+
+struct Decoder(NonNull<std::ffi::c_void>);
+
+impl Decoder {
+    fn new() -> Option<Self> {
+        // SAFETY: takes a constant; null says that it could not be made.
+        let decoder = Self(NonNull::new(unsafe { tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as c_int) }.cast())?);
+        // SAFETY: the handle is sound and the parameter takes any positive number.
+        unsafe { tj::tj3Set(decoder.handle(), tj::TJPARAM_TJPARAM_SCANLIMIT as c_int, MOST_SCANS) };
+        Some(decoder)
+    }
+
+    fn handle(&self) -> tj::tjhandle {
+        self.0.as_ptr().cast()
+    }
+
+    fn get(&self, parameter: tj::TJPARAM) -> c_int {
+        // SAFETY: the handle is sound; an unknown parameter answers -1.
+        unsafe { tj::tj3Get(self.handle(), parameter as c_int) }
+    }
+
+    /// What the library said, and whether it went on.
+    fn problem(&self) -> (String, bool) {
+        // SAFETY: the string belongs to the handle, is terminated, and is copied at once.
+        let text = unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.handle())) }.to_string_lossy().into_owned();
+        // SAFETY: the handle is sound.
+        let warning = unsafe { tj::tj3GetErrorCode(self.handle()) } == tj::TJERR_TJERR_WARNING as c_int;
+        (text, warning)
+    }
+}
+
+impl Drop for Decoder {
+    fn drop(&mut self) {
+        // SAFETY: it came from `tj3Init` and is freed once.
+        unsafe { tj::tj3Destroy(self.handle()) }
+    }
+}
+
+thread_local! {
+    static DECODER: RefCell<Option<Decoder>> = RefCell::new(Decoder::new());
+}
+
+/// Columns that an MCU spans, by TurboJPEG's numbers of subsampling.
+fn mcu_width(subsampling: c_int) -> Option<u32> {
+    Some(match subsampling {
+        tj::TJSAMP_TJSAMP_444 | tj::TJSAMP_TJSAMP_GRAY | tj::TJSAMP_TJSAMP_440 | tj::TJSAMP_TJSAMP_441 => 8,
+        tj::TJSAMP_TJSAMP_422 | tj::TJSAMP_TJSAMP_420 => 16,
+        tj::TJSAMP_TJSAMP_411 => 32,
+        _ => return None,
+    })
+}
+
+/// Decodes at least `region` into `pixels`, at the least scale at which it has no fewer than `target` pixels: by whole
+/// powers of two, whose transforms have SIMD.
+pub(super) fn decode(
+    bytes: &[u8],
+    probe: &Probe,
+    region: &Region,
+    target: (u32, u32),
+    pixels: &mut Pixels,
+    place: &str,
+) -> Result<()> {
+    // A cut image mostly decodes, grey from the cut on, with a warning that depends on where the crop lies. Whether it
+    // is whole must not depend on that.
+    if !ends(bytes) {
+        let text = format!("ends before its JPEG does (no end marker in its {} bytes)", grouped(bytes.len() as u64));
+        return Err(Error::corrupt(place, text));
+    }
+    DECODER.with_borrow_mut(|decoder| {
+        let decoder = decoder.as_mut().ok_or_else(|| Error::bug("libjpeg-turbo has no memory for a decoder"))?;
+        decode_by(decoder, bytes, probe, region, target, pixels, place)
+    })
+}
+
+/// True when an end marker follows the first scan's header.
+fn ends(bytes: &[u8]) -> bool {
+    let rest = bytes.trim_ascii_end();
+    rest.ends_with(&[0xff, 0xd9]) || bytes.windows(2).rev().any(|pair| pair == [0xff, 0xd9])
+}
+
+fn decode_by(
+    decoder: &mut Decoder,
+    bytes: &[u8],
+    probe: &Probe,
+    region: &Region,
+    target: (u32, u32),
+    pixels: &mut Pixels,
+    place: &str,
+) -> Result<()> {
+    let damaged = |text: &str| Error::corrupt(place, format!("is a damaged JPEG: {text}"));
+    let handle = decoder.handle();
+    // SAFETY: the handle is sound, and the buffer is given with its true length.
+    if unsafe { tj::tj3DecompressHeader(handle, bytes.as_ptr(), bytes.len() as _) } != 0 {
+        let (text, warning) = decoder.problem();
+        if !warning {
+            return Err(damaged(&text));
+        }
+    }
+    let sides = [tj::TJPARAM_TJPARAM_JPEGWIDTH, tj::TJPARAM_TJPARAM_JPEGHEIGHT].map(|side| decoder.get(side));
+    if sides != [probe.width, probe.height].map(|side| side as c_int) {
+        return Err(damaged(&format!("it has two sizes, {} x {} and {sides:?}", probe.width, probe.height)));
+    }
+    let scale = [8, 4, 2]
+        .into_iter()
+        .find(|&scale| region.width >= f64::from(target.0 * scale) && region.height >= f64::from(target.1 * scale));
+    let scale = scale.unwrap_or(1);
+    let (width, height) = (probe.width.div_ceil(scale), probe.height.div_ceil(scale));
+    // Colours are interpolated over two pixels, which at the edge of a part want neighbours; where neighbours shine in,
+    // they do so for as many pixels as one of the target stands for.
+    let margin = |side: f64, target: u32| match region.sharp_edges {
+        true => 2.0,
+        false => 2.0 + (side / f64::from(scale) / f64::from(target)).ceil(),
+    };
+    let (margin_x, margin_y) = (margin(region.width, target.0), margin(region.height, target.1));
+    let span = |from: f64, len: f64, margin: f64, side: u32| {
+        let (from, to) = (from / f64::from(scale), (from + len) / f64::from(scale));
+        let first = ((from - margin).floor().max(0.0) as u32).min(side - 1);
+        (first, ((to + margin).ceil() as u32).clamp(first + 1, side))
+    };
+    let (mut left, right) = span(region.x, region.width, margin_x, width);
+    let (mut top, mut bottom) = span(region.y, region.height, margin_y, height);
+    let mut right = right;
+    match mcu_width(decoder.get(tj::TJPARAM_TJPARAM_SUBSAMP)) {
+        Some(mcu) => left -= left % (mcu / scale).max(1),
+        None => (left, right, top, bottom) = (0, width, 0, height),
+    }
+    let factor = tj::tjscalingfactor { num: 1, denom: scale as c_int };
+    let whole = (left, top, right, bottom) == (0, 0, width, height);
+    let part = match whole {
+        true => tj::tjregion { x: 0, y: 0, w: 0, h: 0 },
+        false => {
+            tj::tjregion { x: left as c_int, y: top as c_int, w: (right - left) as c_int, h: (bottom - top) as c_int }
+        }
+    };
+    // SAFETY: the handle is sound; what does not fit the image is refused by the library.
+    if unsafe { tj::tj3SetScalingFactor(handle, factor) != 0 || tj::tj3SetCroppingRegion(handle, part) != 0 } {
+        return Err(Error::bug(format!("libjpeg-turbo refused a part of {place}: {}", decoder.problem().0)));
+    }
+    (pixels.width, pixels.height, pixels.left, pixels.top, pixels.scale) =
+        (right - left, bottom - top, left, top, scale);
+    let count = pixels.width as usize * pixels.height as usize;
+    let inks =
+        matches!(decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE) as tj::TJCS, tj::TJCS_TJCS_CMYK | tj::TJCS_TJCS_YCCK);
+    let (room, depth, format) = match inks {
+        true => (&mut pixels.raw, 4, tj::TJPF_TJPF_CMYK),
+        false => (&mut pixels.rgb, 3, tj::TJPF_TJPF_RGB),
+    };
+    reserve(room, count * depth, place)?;
+    let pitch = pixels.width as c_int * depth as c_int;
+    // SAFETY: the handle is sound, the source is given with its true length, and the room has `height` rows of `pitch`
+    // bytes: the very part and scale that were set.
+    let failed =
+        unsafe { tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, room.as_mut_ptr(), pitch, format) != 0 };
+    if failed {
+        let (text, warning) = decoder.problem();
+        // Most warnings are of damage that decoders pass over in silence, such as stray bytes before a marker.
+        if !warning || text.contains("remature end") {
+            return Err(damaged(&text));
+        }
+    }
+    if inks {
+        let Pixels { rgb, raw, .. } = pixels;
+        reserve(rgb, count * 3, place)?;
+        for (to, from) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(&raw.as_chunks::<4>().0[..count]) {
+            let [inks @ .., black] = *from;
+            // Adobe stores inks inverted: 255 is none. Rounded as Pillow rounds.
+            *to = inks.map(|ink| {
+                let product = u32::from(ink) * u32::from(black) + 128;
+                (((product >> 8) + product) >> 8) as u8
+            });
+        }
+    }
+    Ok(())
+}
+
+/// At least `len` bytes in `room`; memory that the machine has not got is an error, not an abort.
+pub(super) fn reserve(room: &mut Vec<u8>, len: usize, place: &str) -> Result<()> {
+    if let Some(more) = len.checked_sub(room.len()) {
+        room.try_reserve(more).map_err(|_| Error::BudgetExceeded {
+            what: format!("decoding {place}"),
+            need: len as u64,
+            budget: room.capacity() as u64,
+        })?;
+        room.resize(len, 0);
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The markers of a JPEG up to its frame header: its size and what it is.
+
+use penstock_types::{Error, Result, grouped};
+
+use super::{Kind, Probe, exif};
+
+/// Walks the markers of `bytes` to the frame header.
+pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
+    let unsupported =
+        |what: &str| Error::Unsupported { what: format!("{what} JPEG ({place})"), by: "image decoding".to_owned() };
+    let corrupt = |problem: String| Error::corrupt(place, problem);
+    let (mut at, mut orientation) = (2, 1);
+    let cut = |at: usize| {
+        corrupt(format!(
+            "ends inside its JPEG headers (byte {} of {})",
+            grouped(at as u64),
+            grouped(bytes.len() as u64)
+        ))
+    };
+    loop {
+        let rest = bytes.get(at..).unwrap_or_default();
+        let [0xff, marker, rest @ ..] = rest else {
+            return Err(match rest {
+                [] | [0xff] => cut(at),
+                _ => corrupt(format!("is a damaged JPEG: no marker at byte {}", grouped(at as u64))),
+            });
+        };
+        match marker {
+            // Filling, and markers that stand alone.
+            0xff => {
+                at += 1;
+                continue;
+            }
+            0x01 | 0xd0..=0xd7 => {
+                at += 2;
+                continue;
+            }
+            0xd9 | 0xda => return Err(corrupt("is a JPEG without a frame".to_owned())),
+            _ => {}
+        }
+        let len = rest.first_chunk::<2>().map(|len| usize::from(u16::from_be_bytes(*len))).ok_or_else(|| cut(at))?;
+        let segment = rest.get(2..len).ok_or_else(|| cut(at))?;
+        match (marker, segment) {
+            (0xe1, _) if orientation == 1 => orientation = exif::orientation(segment).unwrap_or(1),
+            (0xc3 | 0xc7 | 0xcb | 0xcf, _) => return Err(unsupported("lossless")),
+            (0xc5 | 0xc6 | 0xcd | 0xce, _) => return Err(unsupported("hierarchical")),
+            (0xc0..=0xc2 | 0xc9 | 0xca, &[bits, h1, h0, w1, w0, ..]) => {
+                if bits != 8 {
+                    return Err(unsupported(&format!("{bits}-bit")));
+                }
+                let (width, height) = (u32::from(w1) << 8 | u32::from(w0), u32::from(h1) << 8 | u32::from(h0));
+                return Ok(Probe { width, height, kind: Kind::Jpeg, orientation });
+            }
+            (0xc0..=0xc2 | 0xc9 | 0xca, _) => return Err(cut(at)),
+            _ => {}
+        }
+        at += 2 + len;
+    }
+}

@@ -122,7 +122,7 @@ generate: setup ## Write the generated files
 	@$(BIN)/python tools/generate_cli_reference.py
 
 .PHONY: test-rust
-test-rust: setup-peers ## All Rust tests
+test-rust: setup-peers $(STAMPS)/nasm ## All Rust tests
 	@cargo test --workspace --locked --quiet
 
 .PHONY: test-rust-unit
@@ -174,7 +174,7 @@ $(STAMPS)/venv: requirements/dev.txt | $(BIN)/python $(STAMPS)
 # libjpeg-turbo is compiled from source: cmake builds it, nasm assembles its SIMD, without which it decodes at a fraction
 # of the speed. Both are needed before the first cargo.
 $(STAMPS)/nasm: | $(STAMPS)
-	@command -v nasm cmake > /dev/null || { \
+	@{ command -v nasm && command -v cmake; } > /dev/null || { \
 		echo "set-up: nasm and cmake from Debian, to build libjpeg-turbo (~30 MB)"; \
 		export DEBIAN_FRONTEND=noninteractive; \
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends nasm cmake); \

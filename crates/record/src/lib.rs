@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to records: TFRecord framing ([`tfrecord`]) and tar ([`tar`]), what stands in a record ([`example`], [`npy`],
-//! [`npz`]), and which format an object is in.
+//! Bytes to records: TFRecord framing ([`tfrecord`]) and tar ([`tar`]), what stands in a record ([`example`], [`sequence`],
+//! [`npy`], [`npz`], [`image`]), and which format an object is in.
 //!
 //! Everything here works on inflated bytes in memory and copies no payload. It knows no store and no thread. Damaged or
 //! hostile bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
@@ -11,6 +11,7 @@ mod format;
 pub mod image;
 pub mod npy;
 pub mod npz;
+pub mod sequence;
 mod swap;
 pub mod tar;
 mod tar_header;

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//! tf.SequenceExample: a context, which is read as a tf.Example's features are, and lists of features, one for each step.
+//!
+//! The same rules as for tf.Example: fields in any order, the last of two equal names wins, a message in two pieces is
+//! one, unknown fields are skipped.
+
+use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+
+use crate::example::{entry_name, not_of_kind};
+use crate::feature::Feature;
+use crate::wire::{Message, Problem, Value};
+
+/// What a name stands for in `feature_lists`: a feature for each step, `None` for one of no kind.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FeatureList<'a> {
+    steps: Vec<Option<Feature<'a>>>,
+}
+
+impl<'a> FeatureList<'a> {
+    /// Steps in it.
+    pub fn len(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// True when it has no step.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// The steps, in order.
+    pub fn steps(&self) -> &[Option<Feature<'a>>] {
+        &self.steps
+    }
+
+    /// Elements of `dtype` in each step, for steps of unequal length.
+    pub fn lens(&self, dtype: DType) -> Result<Vec<usize>, String> {
+        let count = |step: &Option<Feature<'a>>| step.as_ref().map_or(Ok(0), |feature| feature.elements(dtype));
+        self.steps
+            .iter()
+            .enumerate()
+            .map(|(at, step)| count(step).map_err(|problem| format!("{problem} (step {at})")))
+            .collect()
+    }
+
+    fn take(&mut self, message: &'a [u8]) -> Result<(), Problem> {
+        let mut fields = Message::new(message);
+        while let Some(field) = fields.next()? {
+            if let (1, Value::Bytes(feature)) = field {
+                self.steps.push(Feature::merge(None, feature)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn not_a_sequence(place: &str, problem: Problem) -> Error {
+    not_of_kind(place, "tf.SequenceExample", problem)
+}
+
+/// Calls `entry` with each entry of the map `SequenceExample.feature_lists.feature_list`, in order.
+fn each_list<'a>(payload: &'a [u8], mut entry: impl FnMut(&'a [u8]) -> Result<(), Problem>) -> Result<(), Problem> {
+    let mut sequence = Message::new(payload);
+    while let Some(field) = sequence.next()? {
+        let (2, Value::Bytes(lists)) = field else { continue };
+        let mut lists = Message::new(lists);
+        while let Some(field) = lists.next()? {
+            if let (1, Value::Bytes(bytes)) = field {
+                entry(bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn entry_list(entry: &[u8]) -> Result<FeatureList<'_>, Problem> {
+    let (mut fields, mut list) = (Message::new(entry), FeatureList::default());
+    while let Some(field) = fields.next()? {
+        if let (2, Value::Bytes(message)) = field {
+            list.take(message)?;
+        }
+    }
+    Ok(list)
+}
+
+/// The names of a record's feature lists, each once, in the order in which they first stand. For its context,
+/// [`crate::example::Example::parse`] reads the same payload.
+pub fn feature_list_names<'a>(payload: &'a [u8], place: &str) -> Result<Vec<&'a [u8]>> {
+    let (mut names, mut known) = (Vec::new(), std::collections::HashSet::new());
+    each_list(payload, |entry| {
+        let name = entry_name(entry)?;
+        if known.insert(name) {
+            names.push(name);
+        }
+        Ok(())
+    })
+    .map_err(|problem| not_a_sequence(place, problem))?;
+    Ok(names)
+}
+
+/// The feature list `name` of a record; `None` where it has none. `place` names the record in messages.
+pub fn find_feature_list<'a>(payload: &'a [u8], name: &str, place: &str) -> Result<Option<FeatureList<'a>>> {
+    let mut last = None;
+    each_list(payload, |entry| {
+        if entry_name(entry)? == name.as_bytes() {
+            last = Some(entry);
+        }
+        Ok(())
+    })
+    .and_then(|()| last.map(entry_list).transpose())
+    .map_err(|problem| not_a_sequence(place, problem))
+}
+
+/// Writes the steps of the feature list `name` into `out`, one behind another: each is `step` elements of `dtype`, and
+/// together they fill `out`. The caller knows how many there are from [`find_feature_list`].
+///
+/// # Errors
+/// [`Error::Corrupt`] when there is no such list, or a step of another kind or length.
+pub fn write_feature_list(
+    list: &FeatureList<'_>,
+    name: &str,
+    step: &TensorSpec,
+    out: &mut [u8],
+    place: &str,
+) -> Result<()> {
+    let corrupt = |text: String| Error::corrupt(place, format!("feature list `{name}` {text}"));
+    let len = step.size_bytes()?;
+    let whole = list.len().checked_mul(len).ok_or_else(|| Error::config("shape", "has more bytes than memory"))?;
+    if whole != out.len() {
+        let (steps, want) = (grouped(list.len() as u64), grouped((out.len() / len.max(1)) as u64));
+        return Err(corrupt(format!("has {steps} steps, want {want}")));
+    }
+    for (at, feature) in list.steps().iter().enumerate() {
+        let slot = &mut out[at * len..(at + 1) * len];
+        match feature {
+            Some(feature) => feature.write(step, slot),
+            None if len == 0 => Ok(()),
+            None => Err("holds nothing".to_owned()),
+        }
+        .map_err(|problem| corrupt(format!("{problem} (step {at})")))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Ragged features, byte strings where they lie, and tf.SequenceExample as TensorFlow writes it.
+
+use penstock_record::example::{
+    Example, Feature, FeatureValue, encode_example, feature_bytes, feature_len, read_ragged_into,
+};
+use penstock_record::sequence::{feature_list_names, find_feature_list, write_feature_list};
+use penstock_types::{DType, TensorSpec};
+use proptest::prelude::*;
+
+/// `tf.train.SequenceExample` of TensorFlow 2.21, deterministic: context id = 5; frames = f0, frame1, (empty); label = 1,
+/// -2, 3; score = [0.5], [1.5, 2.5], [].
+const GOLDEN: &str = "0a0d0a0b0a02696412051a030a010512760a240a066672616d6573121a0a060a040a0266300a0a0a080a066672616d65310a0\
+    40a020a000a270a056c6162656c121e0a051a030a01010a0e1a0c0a0afeffffffffffffffff010a051a030a01030a250a0573636f7265121c0a0812\
+    060a040000003f0a0c120a0a080000c03f000020400a021200";
+
+fn golden() -> Vec<u8> {
+    let digits: Vec<u8> = GOLDEN.bytes().filter(u8::is_ascii_hexdigit).collect();
+    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+#[test]
+fn sequence_of_tensorflow_reads_as_it_wrote_it() {
+    let bytes = golden();
+    assert_eq!(feature_list_names(&bytes, "p").unwrap(), [&b"frames"[..], b"label", b"score"]);
+    let Some(Feature::Ints(id)) = Example::parse(&bytes, "p").unwrap().get("id").cloned() else { panic!("no id") };
+    assert_eq!(id.iter().collect::<Vec<_>>(), [5]);
+    let frames = find_feature_list(&bytes, "frames", "p").unwrap().unwrap();
+    let frames: Vec<_> = frames.steps().iter().map(|step| step.clone().unwrap()).collect();
+    assert_eq!(frames, [&b"f0"[..], b"frame1", b""].map(|frame| Feature::Bytes(vec![frame])));
+    let labels = find_feature_list(&bytes, "label", "p").unwrap().unwrap();
+    let mut out = [0; 12];
+    let step = TensorSpec { dtype: DType::I32, shape: vec![1] };
+    write_feature_list(&labels, "label", &step, &mut out, "p").unwrap();
+    assert_eq!(out, [1i32, -2, 3].map(i32::to_le_bytes).concat()[..]);
+    let scores = find_feature_list(&bytes, "score", "p").unwrap().unwrap();
+    assert_eq!(scores.lens(DType::F32).unwrap(), [1, 2, 0]);
+    assert_eq!(scores.lens(DType::U8).unwrap_err(), "is of kind float_list (1 values), want uint8 (step 0)");
+    assert!(find_feature_list(&bytes, "none", "p").unwrap().is_none());
+}
+
+#[test]
+fn sequence_of_uneven_steps_is_named_with_the_step() {
+    let bytes = golden();
+    let scores = find_feature_list(&bytes, "score", "p").unwrap().unwrap();
+    let step = TensorSpec { dtype: DType::F32, shape: vec![1] };
+    let error = write_feature_list(&scores, "score", &step, &mut [0; 12], "a record 3").unwrap_err().to_string();
+    assert_eq!(error, "a record 3 feature list `score` has 2 floats, want float32 [1]: 1 (step 1)");
+    let error = write_feature_list(&scores, "score", &step, &mut [0; 8], "a record 3").unwrap_err().to_string();
+    assert_eq!(error, "a record 3 feature list `score` has 3 steps, want 2");
+    let error = find_feature_list(&bytes[..40], "score", "a record 3").unwrap_err().to_string();
+    assert_eq!(error, "a record 3 is not a tf.SequenceExample: it ends inside a field");
+}
+
+#[test]
+fn ragged_features_say_their_length() {
+    let record = encode_example(&[
+        ("bytes", FeatureValue::Bytes(b"abcdef")),
+        ("many", FeatureValue::BytesList(&[b"a", b"b"])),
+        ("floats", FeatureValue::Floats(&[1.0, 2.0, 3.0])),
+        ("ints", FeatureValue::Ints(&[1, -1])),
+        ("nothing", FeatureValue::Ints(&[])),
+    ]);
+    let len = |name: &str, dtype| feature_len(&record, name, dtype, "r").map_err(|error| error.to_string());
+    assert_eq!(len("bytes", DType::U8), Ok(6));
+    assert_eq!(len("bytes", DType::I16), Ok(3));
+    assert_eq!(
+        len("bytes", DType::F32),
+        Err("r feature `bytes` has 6 bytes, which is no whole number of float32".into())
+    );
+    assert_eq!(len("many", DType::U8), Err("r feature `many` has 2 byte strings, want uint8 in one".into()));
+    assert_eq!(len("floats", DType::F64), Ok(3));
+    assert_eq!(
+        len("floats", DType::I64),
+        Err("r feature `floats` is of kind float_list (3 values), want int64".into())
+    );
+    assert_eq!(len("ints", DType::I8), Ok(2));
+    assert_eq!(len("nothing", DType::F32), Ok(0));
+    assert_eq!(len("absent", DType::F32), Ok(0));
+    let mut out = [0; 12];
+    read_ragged_into(&record, "floats", DType::F32, &mut out, "r").unwrap();
+    assert_eq!(out, [1f32, 2.0, 3.0].map(f32::to_le_bytes).concat()[..]);
+    for name in ["nothing", "absent"] {
+        read_ragged_into(&record, name, DType::F32, &mut [], "r").unwrap();
+    }
+    assert!(read_ragged_into(&record, "absent", DType::F32, &mut [0; 4], "r").is_err());
+    assert!(read_ragged_into(&record, "ints", DType::I64, &mut [0; 8], "r").is_err());
+}
+
+#[test]
+fn byte_strings_are_given_where_they_lie() {
+    let record = encode_example(&[("x", FeatureValue::Bytes(b"jpeg")), ("y", FeatureValue::Ints(&[1]))]);
+    let found = feature_bytes(&record, "x", "r").unwrap();
+    assert_eq!(found, b"jpeg");
+    assert!(record.as_ptr_range().contains(&found.as_ptr()));
+    let error = feature_bytes(&record, "y", "r").unwrap_err().to_string();
+    assert_eq!(error, "r feature `y` is of kind int64_list (1 values), want a byte string");
+    assert_eq!(feature_bytes(&record, "z", "r").unwrap_err().to_string(), "r has no feature `z` (it has `x`, `y`)");
+}
+
+/// A length-delimited field.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![number << 3 | 2];
+    let mut len = bytes.len();
+    while len >= 128 {
+        out.push(len as u8 | 128);
+        len >>= 7;
+    }
+    out.push(len as u8);
+    out.extend_from_slice(bytes);
+    out
+}
+
+proptest! {
+    #[test]
+    fn prop_steps_packed_or_not_read_alike(steps: Vec<Vec<i16>>, packed: bool, split: bool) {
+        let features: Vec<Vec<u8>> = steps.iter().map(|values| {
+            let list: Vec<u8> = values.iter().flat_map(|&value| {
+                let mut varint = Vec::new();
+                let mut rest = i64::from(value) as u64;
+                while rest >= 128 { varint.push(rest as u8 | 128); rest >>= 7; }
+                varint.push(rest as u8);
+                if packed { field(1, &varint) } else { [&[8][..], &varint].concat() }
+            }).collect();
+            field(1, &field(3, &list))
+        }).collect();
+        let (first, second) = features.split_at(if split { features.len() / 2 } else { 0 });
+        let entry = [field(1, b"x"), field(2, &first.concat()), field(2, &second.concat())].concat();
+        let bytes = field(2, &field(1, &entry));
+        let list = find_feature_list(&bytes, "x", "p").unwrap().unwrap();
+        prop_assert_eq!(list.lens(DType::I16).unwrap(), steps.iter().map(Vec::len).collect::<Vec<_>>());
+        for (step, values) in list.steps().iter().zip(&steps) {
+            let Some(Feature::Ints(ints)) = step else { panic!("{step:?}") };
+            prop_assert_eq!(ints.iter().collect::<Vec<_>>(), values.iter().map(|&value| i64::from(value)).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn prop_noise_ends_without_a_panic(at: prop::sample::Index, with: u8, cut: prop::sample::Index) {
+        let mut bytes = golden();
+        let at = at.index(bytes.len());
+        bytes[at] = with;
+        for bytes in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
+            for name in ["frames", "label", "score"] {
+                if let Ok(Some(list)) = find_feature_list(bytes, name, "p") {
+                    let _ = list.lens(DType::F32);
+                }
+                let _ = feature_len(bytes, name, DType::I64, "p");
+            }
+        }
+    }
+}

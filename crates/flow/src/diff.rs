@@ -232,7 +232,7 @@ mod tests {
         let mut stored = entry("x.gz", 10, None);
         stored.version = Some(Version("v".into()));
         let mut copy = entry("x", 99, Some("crc32c:00000001"));
-        copy.origin = Some(Origin { undone: Codec::Gzip, undone_by: None, ..Origin::of(&stored) });
+        copy.origin = Some(Box::new(Origin { undone: Codec::Gzip, undone_by: None, ..Origin::of(&stored) }));
         let mut staged = Manifest::new("file:///d/".to_owned(), vec![copy]);
         staged.source = Some("s3://b/".to_owned());
         assert_eq!(diff(&manifest(vec![stored.clone()]), &staged).same_by_version, 1);

@@ -8,10 +8,15 @@ mod diff;
 pub mod feed;
 mod manifest;
 pub mod order;
+mod select;
 mod share;
 pub mod stage;
 
 pub use budget::{Budget, Reservation};
 pub use diff::{Change, Difference, diff};
-pub use manifest::{Entry, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, SaidBy, index};
-pub use share::SharePlan;
+pub use manifest::{
+    Entry, Inflated, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, SaidBy, index, index_selected, list,
+    without_pattern,
+};
+pub use select::Select;
+pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};

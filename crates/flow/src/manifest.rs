@@ -7,13 +7,18 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 
+use bytes::BytesMut;
 use futures::TryStreamExt;
 use penstock_codec::{Codec, strip_suffix};
-use penstock_store::{Meta, Store, Version};
-use penstock_types::{Deadline, Digest, Error, Key, Result, Scheme, Url, unix_now};
+use penstock_store::{Meta, Store, StoreSettings, Version};
+use penstock_types::{Deadline, Digest, Error, Key, Metrics, Result, Scheme, Url, unix_now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
+
+use crate::feed::split_glob;
+use crate::select::Select;
 
 /// The version of the document that this build writes and reads.
 pub const MANIFEST_VERSION: u32 = 1;
@@ -162,9 +167,22 @@ pub struct Entry {
     /// Records inside, where they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
+    /// What the object inflates to, where an earlier stage found out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inflated: Option<Box<Inflated>>,
     /// In a staged copy: the object that this one was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Origin>,
+    pub origin: Option<Box<Origin>>,
+}
+
+/// A compressed object's content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inflated {
+    /// Its bytes.
+    pub size: u64,
+    /// Their digests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<Digest>,
 }
 
 impl Entry {
@@ -181,6 +199,7 @@ impl Entry {
             codec,
             format,
             records: None,
+            inflated: None,
             origin: None,
         }
     }
@@ -193,6 +212,11 @@ impl Entry {
             encoding: meta.encoding,
             ..Self::new(key, meta.size)
         }
+    }
+
+    /// What it inflates to, where that is known.
+    pub fn inflated_size(&self) -> Option<u64> {
+        self.inflated.as_ref().map(|inflated| inflated.size)
     }
 
     /// The name without its codec suffix: what a gzip'd object and its inflated copy share.
@@ -222,13 +246,56 @@ pub struct Manifest {
 impl Manifest {
     /// A manifest of these objects, in the manifest's order.
     pub fn new(url: String, mut objects: Vec<Entry>) -> Self {
-        objects.sort_by(|a, b| (a.logical_name(), &a.key).cmp(&(b.logical_name(), &b.key)));
+        sort(&mut objects);
+        pack_keys(&mut objects);
         Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), objects }
     }
 
     /// Stored bytes of all objects.
     pub fn bytes(&self) -> u64 {
         self.objects.iter().map(|entry| entry.size).sum()
+    }
+
+    /// Of a staged copy: the manifest of what it was made from, with what each object inflated to; `None` where the copy
+    /// does not say.
+    pub fn of_source(&self) -> Option<Self> {
+        let source = self.source.clone()?;
+        let objects = self
+            .objects
+            .iter()
+            .map(|entry| {
+                let origin = entry.origin.as_deref()?;
+                let inflated = Inflated { size: entry.size, digests: entry.digests.clone() };
+                Some(Entry {
+                    version: origin.version.clone(),
+                    digests: origin.digests.clone(),
+                    encoding: origin.encoding.clone(),
+                    records: entry.records,
+                    inflated: (origin.undone != Codec::None).then(|| Box::new(inflated)),
+                    ..Entry::new(origin.key.clone(), origin.size)
+                })
+            })
+            .collect::<Option<Vec<Entry>>>()?;
+        Some(Self { created_s: self.created_s, ..Self::new(source, objects) })
+    }
+
+    /// The same without the objects that are not meant.
+    pub fn keep(mut self, select: &Select) -> Self {
+        if !select.is_all() {
+            self.objects.retain(|entry| select.takes(&entry.key));
+        }
+        self
+    }
+
+    /// [`Manifest::keep`]; errs where nothing is left.
+    pub fn only(self, select: &Select) -> Result<Self> {
+        let kept = self.keep(select);
+        match kept.objects.is_empty() && !select.is_all() {
+            true => {
+                Err(Error::NotFound { place: format!("any object under {} that fits {}", kept.url, select.text()) })
+            }
+            false => Ok(kept),
+        }
     }
 
     /// The dataset's identity whatever path it is read by: logical names and, where the feed's ladder has found them,
@@ -238,7 +305,9 @@ impl Manifest {
         let mut hash = Xxh3::new();
         hash.update(b"penstock dataset 1");
         let mut order: Vec<usize> = (0..self.objects.len()).collect();
-        order.sort_by_key(|&at| (self.objects[at].logical_name(), &self.objects[at].key));
+        if !self.objects.is_sorted_by(|a, b| place_of(a) <= place_of(b)) {
+            order.sort_by_key(|&at| place_of(&self.objects[at]));
+        }
         for at in order {
             let name = self.objects[at].logical_name();
             hash.update(&(name.len() as u64).to_le_bytes());
@@ -290,7 +359,8 @@ impl Manifest {
         let mut manifest: Self = serde_json::from_slice(bytes)
             .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
         // Foreign tools may have written it: the order is ours to hold.
-        manifest.objects.sort_by(|a, b| (a.logical_name(), &a.key).cmp(&(b.logical_name(), &b.key)));
+        sort(&mut manifest.objects);
+        pack_keys(&mut manifest.objects);
         if let Some(pair) = manifest.objects.windows(2).find(|pair| pair[0].key == pair[1].key) {
             return Err(Error::corrupt(place, format!("names `{}` twice", pair[0].key)));
         }
@@ -315,6 +385,31 @@ impl Manifest {
         let mut bytes = Vec::with_capacity(size as usize);
         file.read_to_end(&mut bytes).map_err(io)?;
         Self::from_json(&bytes, &place)
+    }
+}
+
+/// By what a manifest is sorted.
+fn place_of(entry: &Entry) -> (&[u8], &Key) {
+    (entry.logical_name(), &entry.key)
+}
+
+fn sort(objects: &mut [Entry]) {
+    if !objects.is_sorted_by(|a, b| place_of(a) <= place_of(b)) {
+        objects.sort_unstable_by(|a, b| place_of(a).cmp(&place_of(b)));
+    }
+}
+
+/// Lets keys share a few large allocations: one of its own for each of 10^7 keys costs more than the keys.
+fn pack_keys(objects: &mut [Entry]) {
+    const BLOCK: usize = 256 << 10;
+    let mut block = BytesMut::new();
+    for entry in objects {
+        let key = entry.key.as_bytes();
+        if block.capacity() < key.len() {
+            block = BytesMut::with_capacity(BLOCK.max(key.len()));
+        }
+        block.extend_from_slice(key);
+        entry.key = Key::new(block.split().freeze());
     }
 }
 
@@ -344,20 +439,38 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 ///
 /// `url` is what the user wrote; the manifest's URL is its folder. Errs with `NotFound` when nothing is there.
 pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
+    index_selected(store, prefix, url, &Select::default(), deadline).await
+}
+
+/// [`index`] of what is meant alone; the store is asked for nothing else where the patterns allow it.
+pub async fn index_selected(
+    store: &dyn Store,
+    prefix: &Key,
+    url: &Url,
+    select: &Select,
+    deadline: Deadline,
+) -> Result<Manifest> {
     let folder = match prefix.as_bytes() {
         b"" => prefix.clone(),
         bytes if bytes.ends_with(b"/") => prefix.clone(),
         _ => prefix.join(b"/"),
     };
     let mut objects = Vec::new();
-    let mut listing = store.list(&folder, None, deadline);
+    let mut met = false;
+    // Folders and pages are walked from a folder; object stores list any beginning of keys.
+    let begin = match url.scheme {
+        Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => folder.join(select.literal_prefix()),
+        Scheme::File | Scheme::Http | Scheme::Https | Scheme::Hdfs => folder.clone(),
+    };
+    let mut listing = store.list(&begin, None, deadline);
     loop {
         match listing.try_next().await {
             Ok(Some(meta)) => {
                 let Some(key) = meta.key.strip_prefix(&folder) else {
                     return Err(Error::bug(format!("a listing of `{folder}` gave `{}`", meta.key)));
                 };
-                if !is_own(&key) && !is_folder_marker(&key, meta.size) {
+                met = true;
+                if !is_own(&key) && !is_folder_marker(&key, meta.size) && select.takes(&key) {
                     objects.push(Entry::of_meta(key, meta));
                 }
             }
@@ -370,6 +483,9 @@ pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadlin
     drop(listing);
     if !objects.is_empty() {
         return Ok(Manifest::new(url.as_folder().to_string(), objects));
+    }
+    if !select.is_all() && (met || folder == *prefix) {
+        return Err(Error::NotFound { place: format!("any object under {url} that fits {}", select.text()) });
     }
     if folder != *prefix {
         match store.head(prefix, deadline).await {
@@ -387,6 +503,27 @@ pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadlin
     // A local folder that is not there was told by its store: this one is there, and empty.
     let place = if url.scheme == Scheme::File { format!("any object under {url}") } else { url.to_string() };
     Err(Error::NotFound { place })
+}
+
+/// A URL without its pattern, and what is meant below it: `s3://b/train/*.gz`. A local path that is there is no pattern.
+pub fn without_pattern(url: &Url, select: Select) -> (Url, Select) {
+    match split_glob(url).filter(|_| !url.to_path().is_some_and(|path| path.exists())) {
+        Some((folder, pattern)) => (folder, select.within(pattern)),
+        None => (url.clone(), select),
+    }
+}
+
+/// Opens what a URL (with a pattern or without) names, and lists what is meant.
+pub async fn list(
+    url: &Url,
+    select: Select,
+    settings: &StoreSettings,
+    metrics: Arc<Metrics>,
+    deadline: Deadline,
+) -> Result<Manifest> {
+    let (url, select) = without_pattern(url, select);
+    let opened = penstock_store::open(&url, settings, metrics)?;
+    index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await
 }
 
 /// True for a key with a component that is Penstock's own.

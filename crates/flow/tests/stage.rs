@@ -39,6 +39,7 @@ impl Bench {
             settings: StoreSettings::default(),
             destination: self.folder.path().join("dst"),
             manifest: None,
+            select: penstock_flow::Select::default(),
             options,
             dry_run: false,
             deadline: None,

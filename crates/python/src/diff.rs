@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_flow::stage::recorded_manifest;
-use penstock_flow::{Manifest, index};
-use penstock_store::{StoreSettings, open};
+use penstock_flow::{Manifest, Select, list};
+use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Metrics, Result, Url};
 use pyo3::prelude::*;
 
@@ -17,7 +17,10 @@ use crate::stage::{duration, with_budget};
 
 /// Compares `a` with `b`; returns the difference as JSON.
 #[pyfunction]
-#[pyo3(signature = (a, b, env, *, deadline_s=None, give_up_after_s=None))]
+#[pyo3(signature = (
+    a, b, env, *, deadline_s=None, give_up_after_s=None, select=Vec::new(), exclude=Vec::new()
+))]
+#[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub fn diff(
     py: Python<'_>,
     a: String,
@@ -25,12 +28,15 @@ pub fn diff(
     env: HashMap<String, String>,
     deadline_s: Option<f64>,
     give_up_after_s: Option<f64>,
+    select: Vec<String>,
+    exclude: Vec<String>,
 ) -> PyResult<String> {
     enter_async(py, async move {
+        let select = Select::new(&select, &exclude)?;
         let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
         let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
-        let (old, old_is) = manifest_of(&a, &settings, deadline).await?;
-        let (new, new_is) = manifest_of(&b, &settings, deadline).await?;
+        let (old, old_is) = manifest_of(&a, &select, &settings, deadline).await?;
+        let (new, new_is) = manifest_of(&b, &select, &settings, deadline).await?;
         let found = penstock_flow::diff(&old, &new);
         let side = |manifest: &Manifest, what: &str| serde_json::json!({"url": manifest.url, "read_as": what, "objects": manifest.objects.len()});
         let bug = |error: serde_json::Error| Error::bug(error.to_string());
@@ -50,20 +56,25 @@ pub fn diff(
 }
 
 /// The manifest of a place, and what the place turned out to be.
-async fn manifest_of(place: &str, settings: &StoreSettings, deadline: Deadline) -> Result<(Manifest, &'static str)> {
+async fn manifest_of(
+    place: &str,
+    select: &Select,
+    settings: &StoreSettings,
+    deadline: Deadline,
+) -> Result<(Manifest, &'static str)> {
     let url: Url = place.parse()?;
     if let Some(path) = url.to_path() {
         if path.is_dir()
             && let Some(manifest) = recorded_manifest(&path)?
         {
-            return Ok((manifest, "stage"));
+            return Ok((manifest.keep(select), "stage"));
         }
         if is_manifest(&path) {
-            return Ok((Manifest::load(&path)?, "manifest"));
+            return Ok((Manifest::load(&path)?.keep(select), "manifest"));
         }
     }
-    let opened = open(&url, settings, Arc::<Metrics>::default())?;
-    Ok((index(&*opened.store, &opened.prefix, &url, deadline).await?, "listing"))
+    let listed = list(&url, select.clone(), settings, Arc::<Metrics>::default(), deadline).await;
+    Ok((listed?, "listing"))
 }
 
 fn is_manifest(path: &Path) -> bool {

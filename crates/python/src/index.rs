@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_flow::index as listing;
-use penstock_store::{StoreSettings, open};
+use penstock_flow::{Select, list};
+use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Metric, Metrics, Url};
 use pyo3::prelude::*;
 
@@ -15,7 +15,10 @@ use crate::stage::{duration, with_budget};
 
 /// Lists `url` and writes its manifest to `output`; returns the facts as JSON.
 #[pyfunction]
-#[pyo3(signature = (url, env, *, output=None, deadline_s=None, give_up_after_s=None))]
+#[pyo3(signature = (
+    url, env, *, output=None, deadline_s=None, give_up_after_s=None, select=Vec::new(), exclude=Vec::new()
+))]
+#[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub fn index(
     py: Python<'_>,
     url: String,
@@ -23,14 +26,16 @@ pub fn index(
     output: Option<PathBuf>,
     deadline_s: Option<f64>,
     give_up_after_s: Option<f64>,
+    select: Vec<String>,
+    exclude: Vec<String>,
 ) -> PyResult<String> {
     enter_async(py, async move {
         let url: Url = url.parse()?;
+        let select = Select::new(&select, &exclude)?;
         let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
         let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
         let metrics = Arc::<Metrics>::default();
-        let opened = open(&url, &settings, metrics.clone())?;
-        let manifest = listing(&*opened.store, &opened.prefix, &url, deadline).await?;
+        let manifest = list(&url, select, &settings, metrics.clone(), deadline).await?;
         if let Some(path) = &output {
             manifest.save(path)?;
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use penstock_flow::stage::{
     Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, wait_for_leader,
 };
+use penstock_flow::{Division, Select, ShareBy, Weights};
 use penstock_store::StoreSettings;
 use penstock_types::{Error, Metric, Metrics, Result};
 use pyo3::prelude::*;
@@ -58,7 +59,8 @@ impl PyStageRequest {
     #[pyo3(signature = (
         source, destination, env, *, inflate=false, node=0, nodes=1, concurrency=64, memory_bytes=1073741824,
         max_inflated_bytes=None, allow_case_collisions=false, overwrite=false, manifest=None, dry_run=false, deadline_s=None,
-        give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1
+        give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1, select=Vec::new(), exclude=Vec::new(),
+        share_by=None, weights=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -82,6 +84,10 @@ impl PyStageRequest {
         is_awaited: bool,
         leader_rank: u32,
         cores: usize,
+        select: Vec<String>,
+        exclude: Vec<String>,
+        share_by: Option<String>,
+        weights: Option<String>,
     ) -> PyResult<Self> {
         let request = || {
             Ok(StageRequest {
@@ -89,10 +95,16 @@ impl PyStageRequest {
                 settings: vouching(&env, give_up_after_s)?,
                 destination,
                 manifest,
+                select: Select::new(&select, &exclude)?,
                 options: StageOptions {
                     inflate,
                     node,
                     nodes,
+                    division: Division {
+                        by: share_by.as_deref().map_or(Ok(ShareBy::default()), str::parse)?,
+                        weights: weights.as_deref().map_or(Ok(Weights::default()), str::parse)?,
+                        inflate,
+                    },
                     concurrency,
                     memory: memory_bytes,
                     max_inflated: max_inflated_bytes,

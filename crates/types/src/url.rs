@@ -80,6 +80,11 @@ impl Key {
         self.0.starts_with(&prefix.0).then(|| Self(self.0.slice(prefix.0.len()..)))
     }
 
+    /// The first `len` bytes, sharing memory with the whole.
+    pub fn head(&self, len: usize) -> Self {
+        Self(self.0.slice(..len.min(self.0.len())))
+    }
+
     /// The key as text, if it is UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.parameters import SECONDS
+from penstock.cli.parameters import SECONDS, patterns
 
 __all__ = ["command"]
 
@@ -19,10 +19,19 @@ _TOLD = 20
 @click.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
+@patterns
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
 @click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
-def command(a: str, b: str, deadline: float | None, give_up_after: float | None, as_json: bool) -> int:
+def command(
+    a: str,
+    b: str,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
+    deadline: float | None,
+    give_up_after: float | None,
+    as_json: bool,
+) -> int:
     """Compare the datasets A and B by logical name: what was added, removed and changed.
 
     Each of them is a manifest, a folder that `penstock stage` has filled, or a URL or folder to be listed. No object is
@@ -33,7 +42,7 @@ def command(a: str, b: str, deadline: float | None, give_up_after: float | None,
     """
     from penstock import stage
 
-    found = stage.diff(a, b, deadline_s=deadline, give_up_after_s=give_up_after)
+    found = stage.diff(a, b, deadline_s=deadline, give_up_after_s=give_up_after, select=select, exclude=exclude)
     click.echo(json.dumps(found) if as_json else _readable(found))
     return 0 if found["is_same"] else 1
 

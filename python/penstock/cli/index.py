@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.parameters import SECONDS
+from penstock.cli.parameters import SECONDS, patterns
 
 __all__ = ["command"]
 
@@ -19,19 +19,31 @@ __all__ = ["command"]
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the manifest here."
 )
+@patterns
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
 @click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line of facts.")
-def command(url: str, output: Path | None, deadline: float | None, give_up_after: float | None, as_json: bool) -> int:
+def command(
+    url: str,
+    output: Path | None,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
+    deadline: float | None,
+    give_up_after: float | None,
+    as_json: bool,
+) -> int:
     """List the dataset at URL once, and say what it holds.
 
-    URL is a folder of objects or one object: s3://bucket/prefix/, file:///path/ or a plain path. No object is opened:
+    URL is a folder of objects or one object: s3://bucket/prefix/, file:///path/ or a plain path; or a pattern, as
+    s3://bucket/train/*.gz (quote it). No object is opened:
     codec and record format are what names say. With -o the list becomes a manifest, which `penstock stage --manifest`
     and `penstock.open(url, manifest=...)` read instead of listing again, pinned to the versions it saw.
     """
     from penstock import stage
 
-    facts = stage.index(url, output, deadline_s=deadline, give_up_after_s=give_up_after)
+    facts = stage.index(
+        url, output, deadline_s=deadline, give_up_after_s=give_up_after, select=select, exclude=exclude
+    )
     click.echo(json.dumps(facts) if as_json else _readable(facts))
     return 0
 

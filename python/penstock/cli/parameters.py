@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # generic for type checkers only, in the oldest click that we take
 
-__all__ = ["BYTES", "RATE", "SECONDS", "default_map", "settable"]
+__all__ = ["BYTES", "RATE", "SECONDS", "default_map", "patterns", "settable"]
 
 
 class _Quantity(_ParamType):
@@ -43,6 +43,20 @@ class _Quantity(_ParamType):
 BYTES = _Quantity("bytes", parse_bytes)
 RATE = _Quantity("rate", parse_rate)
 SECONDS = _Quantity("duration", parse_seconds)
+
+
+def patterns(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--select and --exclude, for verbs that look at a dataset's objects."""
+    select = click.option(
+        "--select",
+        multiple=True,
+        metavar="PATTERN",
+        help="Only keys that fit; repeatable. With a `/` the whole key, else its last part; ** crosses folders.",
+    )
+    exclude = click.option(
+        "--exclude", multiple=True, metavar="PATTERN", help="Not the keys that fit; repeatable, and after --select."
+    )
+    return select(exclude(command))
 
 
 def settable(command: click.Command) -> dict[str, click.Option]:

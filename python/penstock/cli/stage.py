@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.parameters import BYTES, SECONDS
+from penstock.cli.parameters import BYTES, SECONDS, patterns
 
 if TYPE_CHECKING:
     from penstock._native import StageJob
@@ -33,6 +33,13 @@ _TOLD = 20
     metavar="FILE",
     help="A manifest of SRC: no listing, pinned versions.",
 )
+@patterns
+@click.option(
+    "--share-by",
+    metavar="RULE",
+    help="Who takes what: `bytes` [default], or `name:PATTERN`, where {} is the number of an object's group.",
+)
+@click.option("--weights", metavar="W,W,..|@FILE", help="What each node can take, as 1,1,2,2; else all the same.")
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and each node's share; touch nothing.")
 @click.option(
     "--concurrency",
@@ -77,6 +84,10 @@ def command(
     node: int | None,
     nodes: int | None,
     manifest: str | None,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
+    share_by: str | None,
+    weights: str | None,
     dry_run: bool,
     concurrency: int,
     memory: int,
@@ -94,6 +105,10 @@ def command(
     A file appears under its final name only when it is complete, checked and on disk. A stage that was stopped or
     killed goes on where it was; one that has finished moves nothing. Under Slurm, Open MPI, PMI, torchrun or Horovod
     each node takes its share: its first rank works, the others wait for it.
+
+    SRC may hold a pattern, as s3://bucket/train/*.tfrecord.gz (quote it). Shares are even in stored bytes, and in what
+    is written too where objects allow it; every node comes to the same plan by itself. --share-by name:'*_{}.tfrecord*'
+    deals out groups of objects by a number in their names instead: of 64 groups, node 0 of 16 takes the first four.
 
     Exit code 1 says that some objects could not be staged; they are listed.
     """
@@ -118,6 +133,10 @@ def command(
         deadline_s=deadline,
         give_up_after_s=give_up_after,
         wait_limit_s=wait_limit,
+        select=select,
+        exclude=exclude,
+        share_by=share_by,
+        weights=_weights(weights),
     )
     try:
         summary = _follow(spec, quiet=quiet or dry_run)
@@ -136,6 +155,20 @@ def command(
         )
     click.echo(json.dumps(summary) if as_json else _readable(summary))
     return 1 if summary["failed"] else 0
+
+
+def _weights(text: str | None) -> str | None:
+    """The weights, or those of a file."""
+    if text is None or not text.startswith("@"):
+        return text
+    from pathlib import Path
+
+    from penstock.errors import ConfigError
+
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")[: 1 << 24]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--weights: {text[1:]} cannot be read: {error}", where="--weights") from error
 
 
 def _follow(spec: StageSpec, *, quiet: bool) -> dict[str, Any]:

@@ -52,8 +52,18 @@ def verify(destination: str, **options: Any) -> dict[str, Any]:
     return wait(start_verify(destination, **options))
 
 
-def diff(a: str, b: str, *, deadline_s: float | None = None, give_up_after_s: float | None = None) -> dict[str, Any]:
+def diff(
+    a: str,
+    b: str,
+    *,
+    deadline_s: float | None = None,
+    give_up_after_s: float | None = None,
+    select: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """Compare two datasets by logical name: added, removed, changed, same. Each is a manifest, a staged folder or a URL.
+
+    `select` and `exclude` are patterns over the keys of both.
 
     Raises:
         NotFound, Denied, Unreachable, Throttled: One of them cannot be listed.
@@ -62,6 +72,14 @@ def diff(a: str, b: str, *, deadline_s: float | None = None, give_up_after_s: fl
     from penstock import _native
 
     found: dict[str, Any] = json.loads(
-        _native.diff(absolute(a), absolute(b), variables(), deadline_s=deadline_s, give_up_after_s=give_up_after_s)
+        _native.diff(
+            absolute(a),
+            absolute(b),
+            variables(),
+            deadline_s=deadline_s,
+            give_up_after_s=give_up_after_s,
+            select=list(select),
+            exclude=list(exclude),
+        )
     )
     return found

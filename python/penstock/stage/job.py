@@ -45,6 +45,10 @@ class StageSpec:
     deadline_s: float | None = None
     give_up_after_s: float | None = None
     wait_limit_s: float | None = None
+    select: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    share_by: str | None = None
+    weights: str | None = None
 
     def request(self) -> StageRequest:
         """The core's request, with the environment's credentials.
@@ -79,6 +83,10 @@ class StageSpec:
             is_awaited=self.rank.world > self.rank.nodes,
             leader_rank=self.rank.rank - self.rank.local_rank,
             cores=len(os.sched_getaffinity(0)),
+            select=list(self.select),
+            exclude=list(self.exclude),
+            share_by=self.share_by,
+            weights=self.weights,
         )
 
 
@@ -129,8 +137,10 @@ def index(
     *,
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
+    select: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """List a dataset once; write its manifest to `output`. Returns objects, bytes, codecs, formats and the fingerprint.
+    """List a dataset once (what fits `select` and not `exclude`); write its manifest to `output`. Returns objects, bytes, codecs, formats and the fingerprint.
 
     Raises:
         NotFound: Nothing is there.
@@ -144,7 +154,15 @@ def index(
     if path is not None and not path.parent.is_dir():  # said before the listing, not after it
         raise NotFound(f"--output: the folder {path.parent} does not exist", where="--output")
     facts: dict[str, Any] = json.loads(
-        _native.index(absolute(url), variables(), output=path, deadline_s=deadline_s, give_up_after_s=give_up_after_s)
+        _native.index(
+            absolute(url),
+            variables(),
+            output=path,
+            deadline_s=deadline_s,
+            give_up_after_s=give_up_after_s,
+            select=list(select),
+            exclude=list(exclude),
+        )
     )
     return facts
 

@@ -14,8 +14,26 @@ pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
 /// True when the whole of `name` fits `pattern`. Each `*` is tried once more at every byte: the work is bounded by
 /// pattern length × name length.
 pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
-    // reached[i]: the pattern's first i bytes can have made the name's bytes so far.
-    let tokens = tokens(pattern);
+    Glob::new(pattern).matches(name)
+}
+
+/// A pattern read once, for many names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Glob(Vec<Token>);
+
+impl Glob {
+    pub fn new(pattern: &[u8]) -> Self {
+        Self(tokens(pattern))
+    }
+
+    /// True when the whole of `name` fits.
+    pub fn matches(&self, name: &[u8]) -> bool {
+        fits(&self.0, name)
+    }
+}
+
+fn fits(tokens: &[Token], name: &[u8]) -> bool {
+    // reached[i]: the pattern's first i tokens can have made the name's bytes so far.
     let close = |reached: &mut Vec<bool>| {
         for at in 0..tokens.len() {
             if reached[at] && matches!(tokens[at], Token::Star | Token::StarStar | Token::AnyFolders) {
@@ -26,8 +44,9 @@ pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
     let mut reached = vec![false; tokens.len() + 1];
     reached[0] = true;
     close(&mut reached);
+    let mut next = vec![false; tokens.len() + 1];
     for &byte in name {
-        let mut next = vec![false; tokens.len() + 1];
+        next.fill(false);
         for at in 0..tokens.len() {
             if !reached[at] {
                 continue;
@@ -50,11 +69,12 @@ pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
                 next[at + 1] = true;
             }
         }
-        reached = next;
+        std::mem::swap(&mut reached, &mut next);
     }
     reached[tokens.len()]
 }
 
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     Byte(u8),
     One,

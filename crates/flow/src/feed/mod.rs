@@ -21,6 +21,7 @@ use penstock_types::{DType, Error, Result, TensorSpec};
 use tokio::runtime::Handle;
 
 pub use count::{Counted, Rung, count, scan};
+pub(crate) use glob::Glob;
 pub use glob::{glob_matches, split_glob};
 pub use plan::{Steps, Tail};
 pub use run::{Delivered, Next, Run};

@@ -104,7 +104,8 @@ proptest! {
             entry.version = (at % 2 == 0).then(|| Version(format!("\"v{at}\"")));
             entry.modified_s = (at % 3 == 0).then_some(1.7e9 + at as f64);
             entry.records = (at % 4 == 0).then_some(at as u64);
-            entry.origin = (at % 5 == 0).then(|| Origin::of(&Entry::new(Key::new(vec![0xff, 0x2f]), 3)));
+            entry.origin = (at % 5 == 0).then(|| Box::new(Origin::of(&Entry::new(Key::new(vec![0xff, 0x2f]), 3))));
+            entry.inflated = (at % 6 == 0).then(|| Box::new(Inflated { size: 9, digests: vec!["crc32c:00c0ffee".parse().unwrap()] }));
             entry
         });
         let mut manifest = Manifest::new("memory://m/".into(), objects.collect());

@@ -281,6 +281,16 @@ impl Workshop {
         if state.size != seal.bytes {
             return Err(Error::bug(format!("{} bytes were written and the file has {}", seal.bytes, state.size)));
         }
+        // A manifest may know the content too.
+        if let Some(inflated) = entry.inflated.as_ref().filter(|_| item.undo != Codec::None) {
+            if inflated.size != seal.bytes {
+                return Err(Error::corrupt(
+                    self.place(entry),
+                    format!("inflates to {} bytes where {} were promised", seal.bytes, inflated.size),
+                ));
+            }
+            self.compare(entry, &seal.digests(), &inflated.digests)?;
+        }
         Ok(Line {
             target: item.target.clone(),
             size: state.size,

@@ -2,13 +2,12 @@
 //! What will be moved where, decided before the first byte. Keys are data: one that could leave the destination, or two
 //! that could not stand side by side there, end the plan.
 
-use std::collections::HashMap;
-
 use penstock_codec::{Codec, strip_suffix};
 use penstock_types::{Error, Key, Result};
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::manifest::{Manifest, SaidBy, is_own};
-use crate::share::SharePlan;
+use crate::manifest::{Entry, Manifest, OWN_PREFIX, SaidBy};
+use crate::share::{Division, SharePlan};
 
 /// Bytes of one ranged read; an object up to this size is read at once. Large enough that requests cost little (S3
 /// bills and limits per request), small enough that a killed stage loses little.
@@ -28,6 +27,8 @@ pub struct StageOptions {
     pub node: u32,
     /// All nodes.
     pub nodes: u32,
+    /// How the objects are divided among the nodes; its `inflate` follows this one's.
+    pub division: Division,
     /// Most requests in flight.
     pub concurrency: usize,
     /// Most bytes in flight.
@@ -46,6 +47,7 @@ impl Default for StageOptions {
             inflate: false,
             node: 0,
             nodes: 1,
+            division: Division::default(),
             concurrency: 64,
             memory: 1 << 30,
             max_inflated: None,
@@ -79,6 +81,12 @@ pub struct StagePlan {
     pub requests: u64,
     /// Stored bytes of every node's share.
     pub loads: Vec<u64>,
+    /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
+    pub costs: Vec<u64>,
+    /// Objects of every node's share.
+    pub counts: Vec<u64>,
+    /// Requests that reading every share takes.
+    pub all_requests: Vec<u64>,
 }
 
 impl StagePlan {
@@ -88,38 +96,48 @@ impl StagePlan {
         if options.node >= options.nodes {
             return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
         }
-        let targets: Vec<(Key, Codec)> = manifest
-            .objects
-            .iter()
-            .map(|entry| {
-                check_key(&entry.key, place)?;
-                Ok(match entry.codec {
-                    Codec::None => (entry.key.clone(), Codec::None),
-                    codec if options.inflate => {
-                        let target = Key::new(strip_suffix(entry.key.as_bytes()).to_vec());
-                        // `a/...gz` is a harmless name, and what is left of it without its suffix is not.
-                        check_key(&target, place).map_err(|_| {
-                            refuse(&entry.key, place, format!("without its suffix it would be `{target}`"))
-                        })?;
-                        (target, codec)
-                    }
-                    _ => (entry.key.clone(), Codec::None),
-                })
-            })
-            .collect::<Result<_>>()?;
-        check_collisions(manifest, &targets, options, place)?;
-        let shares = SharePlan::new(manifest, options.nodes)?;
+        for entry in &manifest.objects {
+            check_key(&entry.key, place)?;
+            let target = target_of(entry, options.inflate);
+            // `a/...gz` is a harmless name, and what is left of it without its suffix is not.
+            if target.len() < entry.key.as_bytes().len() && check_name(target).is_err() {
+                let target = Key::new(target.to_vec());
+                return Err(refuse(&entry.key, place, format!("without its suffix it would be `{target}`")));
+            }
+        }
+        check_collisions(manifest, options, place)?;
+        let division = Division { inflate: options.inflate, ..options.division.clone() };
+        let shares = SharePlan::divide(manifest, options.nodes, &division)?;
         let items: Vec<Item> = shares
             .share(options.node)
-            .iter()
-            .map(|&object| {
-                let (target, undo) = targets[object].clone();
+            .into_iter()
+            .map(|object| {
+                let entry = &manifest.objects[object];
+                let target = entry.key.head(target_of(entry, options.inflate).len());
+                let undo = if options.inflate { entry.codec } else { Codec::None };
                 Item { object, target, undo, said_by: (undo != Codec::None).then_some(SaidBy::Suffix) }
             })
             .collect();
-        let bytes = shares.loads()[options.node as usize];
-        let requests = items.iter().map(|item| requests_of(manifest.objects[item.object].size)).sum();
-        Ok(Self { items, bytes, requests, loads: shares.loads().to_vec() })
+        let all_requests = shares.sums(|at| requests_of(manifest.objects[at].size));
+        let node = options.node as usize;
+        Ok(Self {
+            items,
+            bytes: shares.loads()[node],
+            requests: all_requests[node],
+            loads: shares.loads().to_vec(),
+            costs: shares.costs().to_vec(),
+            counts: shares.sums(|_| 1),
+            all_requests,
+        })
+    }
+}
+
+/// The file that an object becomes: the beginning of its key.
+fn target_of(entry: &Entry, inflate: bool) -> &[u8] {
+    match entry.codec {
+        Codec::None => entry.key.as_bytes(),
+        _ if inflate => strip_suffix(entry.key.as_bytes()),
+        _ => entry.key.as_bytes(),
     }
 }
 
@@ -133,8 +151,12 @@ fn refuse(key: &Key, place: &str, reason: impl Into<String>) -> Error {
 }
 
 fn check_key(key: &Key, place: &str) -> Result<()> {
-    let bytes = key.as_bytes();
-    let no = |reason: &str| Err(refuse(key, place, reason));
+    check_name(key.as_bytes()).map_err(|reason| refuse(key, place, reason))
+}
+
+/// Errs with the reason where a name could leave the folder, or cannot stand in it.
+fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
+    let no = |reason: &str| Err(reason.to_owned());
     if bytes.is_empty() {
         return no("it is empty");
     }
@@ -142,17 +164,17 @@ fn check_key(key: &Key, place: &str) -> Result<()> {
         return no("it holds a NUL byte");
     }
     if bytes.len() > PATH_MAX {
-        return no(&format!("it has {} bytes; paths end at {PATH_MAX}", bytes.len()));
-    }
-    if is_own(key) {
-        return no("names that begin with .penstock hold Penstock's own state");
+        return Err(format!("it has {} bytes; paths end at {PATH_MAX}", bytes.len()));
     }
     for part in bytes.split(|byte| *byte == b'/') {
         match part {
             b"" => return no("it begins or ends with `/`, or has an empty component"),
             b"." | b".." => return no("it has a component that names another folder (`.` or `..`)"),
+            part if part.starts_with(OWN_PREFIX) => {
+                return no("names that begin with .penstock hold Penstock's own state");
+            }
             part if part.len() > NAME_MAX => {
-                return no(&format!("it has a component of {} bytes; names end at {NAME_MAX}", part.len()));
+                return Err(format!("it has a component of {} bytes; names end at {NAME_MAX}", part.len()));
             }
             _ => {}
         }
@@ -160,39 +182,86 @@ fn check_key(key: &Key, place: &str) -> Result<()> {
     Ok(())
 }
 
-/// Two names that a file system which ignores case takes for one.
-fn folded(name: &[u8]) -> Vec<u8> {
+/// A name as a file system that ignores case takes it, where `folds`.
+fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
+    if !folds {
+        return name;
+    }
+    room.clear();
     match std::str::from_utf8(name) {
-        Ok(text) => text.to_lowercase().into_bytes(),
-        Err(_) => name.to_ascii_lowercase(),
+        Ok(text) if !text.is_ascii() => room.extend_from_slice(text.to_lowercase().as_bytes()),
+        _ => room.extend(name.iter().map(u8::to_ascii_lowercase)),
+    }
+    room
+}
+
+/// Names by hash, 12 bytes each: a table of the names themselves would be as large as the manifest.
+struct Names<'a> {
+    manifest: &'a Manifest,
+    inflate: bool,
+    folds: bool,
+    sorted: Vec<(u64, u32)>,
+}
+
+impl<'a> Names<'a> {
+    fn target(&self, at: usize) -> &'a [u8] {
+        target_of(&self.manifest.objects[at], self.inflate)
+    }
+
+    fn same(&self, a: &[u8], b: &[u8]) -> bool {
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        folded(a, self.folds, &mut left) == folded(b, self.folds, &mut right)
+    }
+
+    /// The first object that becomes the file `name`, which has this hash.
+    fn find(&self, name: &[u8], hash: u64) -> Option<usize> {
+        let from = self.sorted.partition_point(|(known, _)| *known < hash);
+        let run = self.sorted[from..].iter().take_while(|(known, _)| *known == hash);
+        run.map(|(_, at)| *at as usize).find(|&at| self.same(self.target(at), name))
     }
 }
 
-fn check_collisions(manifest: &Manifest, targets: &[(Key, Codec)], options: &StageOptions, place: &str) -> Result<()> {
-    let name = |target: &Key| match options.allow_case_collisions {
-        true => target.as_bytes().to_vec(),
-        false => folded(target.as_bytes()),
-    };
-    let mut files: HashMap<Vec<u8>, usize> = HashMap::with_capacity(targets.len());
-    for (at, (target, _)) in targets.iter().enumerate() {
-        if let Some(other) = files.insert(name(target), at) {
-            let (key, other_key) = (&manifest.objects[at].key, &manifest.objects[other].key);
-            let reason = if targets[other].0 == *target {
-                format!("`{other_key}` would become the same file, `{target}`")
-            } else {
-                format!("it equals `{other_key}` but for case (--allow-case-collisions keeps both where the disk can)")
-            };
-            return Err(refuse(key, place, reason));
+fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<()> {
+    let objects = &manifest.objects;
+    let (inflate, folds) = (options.inflate, !options.allow_case_collisions);
+    let mut names = Names { manifest, inflate, folds, sorted: Vec::with_capacity(objects.len()) };
+    let mut room = Vec::new();
+    for at in 0..objects.len() {
+        let hash = xxh3_64(folded(names.target(at), folds, &mut room));
+        names.sorted.push((hash, at as u32));
+    }
+    names.sorted.sort_unstable();
+    for run in names.sorted.chunk_by(|a, b| a.0 == b.0).filter(|run| run.len() > 1) {
+        for (later, &(_, at)) in run.iter().enumerate() {
+            let at = at as usize;
+            let others = run[..later].iter().map(|(_, other)| *other as usize);
+            if let Some(other) = others.into_iter().find(|&other| names.same(names.target(other), names.target(at))) {
+                let (key, other_key) = (&objects[at].key, &objects[other].key);
+                let reason = if names.target(other) == names.target(at) {
+                    let target = Key::new(names.target(at).to_vec());
+                    format!("`{other_key}` would become the same file, `{target}`")
+                } else {
+                    format!(
+                        "it equals `{other_key}` but for case (--allow-case-collisions keeps both where the disk can)"
+                    )
+                };
+                return Err(refuse(key, place, reason));
+            }
         }
     }
-    for (at, (target, _)) in targets.iter().enumerate() {
-        let bytes = target.as_bytes();
-        for cut in bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(cut, _)| cut) {
-            if let Some(&other) = files.get(&name(&Key::new(bytes[..cut].to_vec()))) {
-                let (key, other_key) = (&manifest.objects[at].key, &manifest.objects[other].key);
+    let mut before: &[u8] = b"";
+    for at in 0..objects.len() {
+        let target = names.target(at);
+        // Folders that the object before lies in too have been looked at.
+        let shared = target.iter().zip(before).take_while(|(a, b)| a == b).count();
+        for (cut, _) in target.iter().enumerate().skip(shared).filter(|(_, byte)| **byte == b'/') {
+            let hash = xxh3_64(folded(&target[..cut], folds, &mut room));
+            if let Some(other) = names.find(&target[..cut], hash) {
+                let (key, other_key) = (&objects[at].key, &objects[other].key);
                 return Err(refuse(key, place, format!("it needs a folder where `{other_key}` is a file")));
             }
         }
+        before = target;
     }
     Ok(())
 }
@@ -202,7 +271,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::manifest::Entry;
 
     fn plan(keys: &[&[u8]], options: &StageOptions) -> Result<StagePlan> {
         let objects = keys.iter().map(|key| Entry::new(Key::new(key.to_vec()), 10)).collect();

@@ -68,7 +68,7 @@ pub(crate) fn read(jail: &Jail) -> Result<Option<Vec<Record>>> {
                     mtime_ns: (entry.modified_s.unwrap_or_default() * 1e9) as i64,
                     modified_s: None,
                     inflate: entry.origin.as_ref().is_some_and(|origin| origin.undone != Codec::None),
-                    origin: entry.origin,
+                    origin: entry.origin.map(|origin| *origin),
                     source: manifest.source.clone(),
                     journal: format!("journal-{node}.jsonl"),
                 },
@@ -98,7 +98,7 @@ pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
         .map(|record| Entry {
             modified_s: Some(record.mtime_ns as f64 / 1e9),
             digests: record.digests,
-            origin: record.origin,
+            origin: record.origin.map(Box::new),
             ..Entry::new(record.target, record.size)
         })
         .collect();

@@ -27,7 +27,8 @@ use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use super::progress::{Failure, Progress};
 use super::status::{FOLDER, Identity, Leader, replace_own};
 use super::undo::{HEAD, unsaid};
-use crate::manifest::{Entry, Manifest, SaidBy, index};
+use crate::manifest::{Entry, Manifest, SaidBy, index_selected, without_pattern};
+use crate::select::Select;
 
 /// A trailer that claims more than this times the stored bytes is not believed when room is counted.
 const HONEST_RATIO: u64 = 32;
@@ -43,6 +44,8 @@ pub struct StageRequest {
     pub destination: PathBuf,
     /// A manifest of the source, in place of a listing.
     pub manifest: Option<PathBuf>,
+    /// Which of the objects are meant.
+    pub select: Select,
     /// What to do.
     pub options: StageOptions,
     /// Plan only; the destination is not touched.
@@ -61,11 +64,14 @@ pub struct StageRequest {
 
 impl StageRequest {
     pub(crate) fn identity(&self) -> Identity {
-        let StageOptions { inflate, node, nodes, allow_case_collisions, max_inflated, .. } = &self.options;
+        let StageOptions { inflate, node, nodes, division, allow_case_collisions, max_inflated, .. } = &self.options;
         Identity {
             request: format!(
-                "{} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?}",
-                self.source, self.manifest
+                "{} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",
+                self.source,
+                self.manifest,
+                self.select.text(),
+                division
             ),
             launch: self.launch.clone(),
             node: *node,
@@ -124,6 +130,15 @@ pub struct Summary {
     pub seconds: f64,
     /// Stored bytes of every node's share.
     pub shares: Vec<u64>,
+    /// Objects of every node's share.
+    #[serde(default)]
+    pub share_objects: Vec<u64>,
+    /// Requests that reading every node's share takes.
+    #[serde(default)]
+    pub share_requests: Vec<u64>,
+    /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
+    #[serde(default)]
+    pub share_costs: Vec<u64>,
     /// What could not be staged.
     pub failed: Vec<Failure>,
 }
@@ -189,6 +204,9 @@ async fn run(
             summary.bytes = plan.bytes;
             summary.objects_in_all = manifest.objects.len() as u64;
             summary.shares = plan.loads.clone();
+            summary.share_objects = plan.counts.clone();
+            summary.share_requests = plan.all_requests.clone();
+            summary.share_costs = plan.costs.clone();
             if request.dry_run {
                 summary.requests = plan.requests;
                 summary.seconds = clock.elapsed().as_secs_f64();
@@ -240,20 +258,26 @@ async fn run(
 }
 
 async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline) -> Result<(Source, Manifest)> {
-    let opened = penstock_store::open(&request.source, &request.settings, metrics.clone())?;
-    let folder_url = request.source.as_folder().to_string();
+    let (url, select) = without_pattern(&request.source, request.select.clone());
+    let opened = penstock_store::open(&url, &request.settings, metrics.clone())?;
+    let folder_url = url.as_folder().to_string();
     let manifest = match &request.manifest {
         Some(path) => {
-            let manifest = Manifest::load(path)?;
+            let path = path.clone();
+            let (place, manifest) = (path.display().to_string(), blocking(move || Manifest::load(&path)).await?);
+            let manifest = match manifest.source.as_deref() == Some(&folder_url) && manifest.url != folder_url {
+                // The record of an earlier stage of the same source.
+                true => manifest.of_source().ok_or_else(|| {
+                    Error::corrupt(&place, "is of a staged copy, and does not say what each file was made from")
+                })?,
+                false => manifest,
+            };
             if manifest.url != folder_url {
-                return Err(Error::config(
-                    "--manifest",
-                    format!("{} lists {}, not {folder_url}", path.display(), manifest.url),
-                ));
+                return Err(Error::config("--manifest", format!("{place} lists {}, not {folder_url}", manifest.url)));
             }
-            manifest
+            manifest.only(&select)?
         }
-        None => index(&*opened.store, &opened.prefix, &request.source, deadline).await?,
+        None => index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await?,
     };
     Ok((Source::of(opened, &folder_url, manifest.url.clone()), manifest))
 }
@@ -354,7 +378,7 @@ fn staged_manifest<'a>(
                 records: from.records,
                 // An object that was moved as stored is still encoded.
                 encoding: line.origin.encoding.clone().filter(|_| line.origin.undone == Codec::None),
-                origin: Some(line.origin.clone()),
+                origin: Some(Box::new(line.origin.clone())),
                 ..Entry::new(item.target.clone(), line.size)
             })
         })

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which of a dataset's objects are meant: patterns over keys. Knows names only; opens and lists nothing.
+//!
+//! A pattern without a `/` is held against the last component of a key, wherever it lies; one with a `/` against the
+//! whole key. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of.
+
+use penstock_types::{Error, Key, Result};
+
+use crate::feed::Glob;
+
+/// The most patterns that one command may hold: each is tried on every key.
+const MOST_PATTERNS: usize = 4096;
+
+/// Patterns that a key must and must not fit.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Select {
+    /// The pattern of a URL: it is held against the whole key, and its plain beginning bounds the listing.
+    within: Option<(Vec<u8>, Glob)>,
+    include: Vec<Pattern>,
+    exclude: Vec<Pattern>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pattern {
+    text: String,
+    glob: Glob,
+    whole: bool,
+}
+
+impl Pattern {
+    fn new(flag: &str, text: &str) -> Result<Self> {
+        if text.is_empty() {
+            return Err(Error::config(flag, "the pattern is empty"));
+        }
+        let anchored = text.strip_prefix('/').unwrap_or(text);
+        Ok(Self { text: text.to_owned(), glob: Glob::new(anchored.as_bytes()), whole: text.contains('/') })
+    }
+
+    fn takes(&self, key: &[u8]) -> bool {
+        self.glob.matches(if self.whole { key } else { last_component(key) })
+    }
+}
+
+/// What follows the last `/`.
+pub(crate) fn last_component(key: &[u8]) -> &[u8] {
+    key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+impl Select {
+    /// Keys that fit one of `include` (all, where there is none) and none of `exclude`.
+    pub fn new<T: AsRef<str>>(include: &[T], exclude: &[T]) -> Result<Self> {
+        let patterns = |flag: &str, texts: &[T]| -> Result<Vec<Pattern>> {
+            if texts.len() > MOST_PATTERNS {
+                return Err(Error::config(flag, format!("{} patterns are more than {MOST_PATTERNS}", texts.len())));
+            }
+            texts.iter().map(|text| Pattern::new(flag, text.as_ref())).collect()
+        };
+        Ok(Self { within: None, include: patterns("--select", include)?, exclude: patterns("--exclude", exclude)? })
+    }
+
+    /// The same, of the keys below a folder that fit the pattern of a URL.
+    pub fn within(mut self, pattern: Vec<u8>) -> Self {
+        let glob = Glob::new(&pattern);
+        self.within = Some((pattern, glob));
+        self
+    }
+
+    /// True where nothing is left out.
+    pub fn is_all(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// True for a key, relative to the dataset's folder, that is meant.
+    pub fn takes(&self, key: &Key) -> bool {
+        let key = key.as_bytes();
+        self.within.as_ref().is_none_or(|(_, glob)| glob.matches(key))
+            && (self.include.is_empty() || self.include.iter().any(|pattern| pattern.takes(key)))
+            && !self.exclude.iter().any(|pattern| pattern.takes(key))
+    }
+
+    /// What every key that is meant begins with: a listing need look at no other.
+    pub fn literal_prefix(&self) -> &[u8] {
+        let Some((pattern, _)) = &self.within else { return b"" };
+        &pattern[..pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'[')).unwrap_or(pattern.len())]
+    }
+
+    /// The patterns in words, for errors and for telling one request from another; empty where nothing is left out.
+    pub fn text(&self) -> String {
+        let mut words: Vec<String> = Vec::new();
+        words.extend(self.within.iter().map(|(pattern, _)| String::from_utf8_lossy(pattern).into_owned()));
+        words.extend(self.include.iter().map(|pattern| format!("--select {}", pattern.text)));
+        words.extend(self.exclude.iter().map(|pattern| format!("--exclude {}", pattern.text)));
+        words.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn taken(include: &[&str], exclude: &[&str], key: &str) -> bool {
+        Select::new(include, exclude).unwrap().takes(&Key::from(key))
+    }
+
+    #[test]
+    fn select_without_a_slash_looks_at_the_last_component_and_with_one_at_all() {
+        assert!(taken(&[], &[], "anything"));
+        assert!(taken(&["*.gz"], &[], "a/b/x.gz") && !taken(&["*.gz"], &[], "a.gz/x"));
+        assert!(taken(&["train/*"], &[], "train/x") && !taken(&["train/*"], &[], "a/train/x"));
+        assert!(taken(&["/x"], &[], "x") && !taken(&["/x"], &[], "a/x"));
+        assert!(taken(&["a", "b"], &[], "b") && !taken(&["a", "b"], &["b"], "b"));
+        assert!(!taken(&[], &["**/tmp/**"], "a/tmp/x"));
+        assert!(Select::new(&[""], &[]).is_err());
+    }
+
+    #[test]
+    fn select_of_a_url_names_what_all_its_keys_begin_with() {
+        let select = Select::default().within(b"train/a-*/x?.gz".to_vec());
+        assert_eq!(select.literal_prefix(), b"train/a-");
+        assert!(select.takes(&Key::from("train/a-1/x2.gz")) && !select.takes(&Key::from("train/a-1/y.gz")));
+        assert!(!select.is_all() && Select::default().is_all());
+    }
+
+    proptest! {
+        #[test]
+        fn prop_select_survives_any_pattern_and_key(pattern in ".{1,30}", key in prop::collection::vec(any::<u8>(), 0..40)) {
+            let select = Select::new(&[pattern.as_str()], &["*.x"]).unwrap();
+            let _ = select.takes(&Key::new(key));
+        }
+    }
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to records: TFRecord framing ([`tfrecord`]) and tar ([`tar`]), what stands in a record ([`example`], [`sequence`],
+//! Bytes to records: TFRecord framing ([`tfrecord`]) and tar ([`tar`]), MDS shards ([`mds`]), what stands in a record ([`example`], [`sequence`],
 //! [`npy`], [`npz`], [`image`]), and which format an object is in.
 //!
 //! Everything here works on inflated bytes in memory and copies no payload. It knows no store and no thread. Damaged or
@@ -9,6 +9,7 @@ pub mod example;
 mod feature;
 mod format;
 pub mod image;
+pub mod mds;
 pub mod npy;
 pub mod npz;
 pub mod sequence;

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+//! MosaicML's MDS: the index (`index.json`, version 2), the samples of a shard, and where each column of one lies.
+//!
+//! A shard is a count, `count + 1` offsets, the writer's settings, and the samples; a sample is the sizes of its columns
+//! of no fixed size, then all columns. Values are given where they lie; what of them is a tensor is in [`Encoding::tensor`].
+//! Pickled columns are refused: to read them is to run their writer's code.
+
+use std::collections::HashSet;
+
+use penstock_codec::Codec;
+use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use serde::Deserialize;
+
+/// How a column's values are stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Encoding {
+    /// `bytes`, and what is bytes in another's format: `jpeg`, `png`, `json`, lists of images.
+    Bytes,
+    /// UTF-8: `str`, and the numbers that are kept as their digits.
+    Text,
+    /// One number: `int` and the NumPy scalars.
+    Scalar(DType),
+    /// `ndarray`, its type and shape in the encoding or before each value.
+    Array {
+        /// Where it is the same for all.
+        dtype: Option<DType>,
+        /// Where it is the same for all.
+        shape: Option<Vec<usize>>,
+    },
+    /// `pil`: width, height, mode and pixels; one byte a channel is a tensor.
+    Pixels,
+    /// An element type without a tensor here: `uint32`, `uint64`.
+    Other(String),
+}
+
+impl Encoding {
+    /// What `text` says in an index.
+    fn parse(text: &str) -> Result<Self, String> {
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        Ok(match name {
+            "bytes" | "jpeg" | "png" | "json" | "jpeg_array" | "jpegarray" | "list[pil]" | "list[jpeg]"
+            | "list[png]" => Self::Bytes,
+            "str" | "str_int" | "str_float" | "str_decimal" => Self::Text,
+            "int" => Self::Scalar(DType::I64),
+            "pil" => Self::Pixels,
+            "pkl" => return Err("is pickled, and to read it would run its writer's code".to_owned()),
+            "uint32" | "uint64" => Self::Other(name.to_owned()),
+            "ndarray" => {
+                let (dtype, shape) = settings.split_once(':').unwrap_or((settings, ""));
+                if matches!(dtype, "uint32" | "uint64") {
+                    return Ok(Self::Other(text.to_owned()));
+                }
+                let unknown = || format!("is of the unknown encoding `{}`", text.escape_default());
+                let dtype =
+                    Some(dtype).filter(|dtype| !dtype.is_empty()).map(str::parse).transpose().map_err(|_| unknown())?;
+                let shape = Some(shape).filter(|shape| !shape.is_empty());
+                let shape = shape.map(|shape| shape.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>());
+                let shape = shape.transpose().map_err(|_| unknown())?;
+                Self::Array { dtype, shape }
+            }
+            other => match other.parse() {
+                Ok(dtype) => Self::Scalar(dtype),
+                Err(_) => return Err(format!("is of the unknown encoding `{}`", text.escape_default())),
+            },
+        })
+    }
+
+    /// A value's type and shape, and its elements where they lie, little-endian and in C order. `place` names it in
+    /// messages.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when its bytes are not what it says, [`Error::Unsupported`] when it is no tensor.
+    pub fn tensor<'a>(&self, value: &'a [u8], place: &str) -> Result<(TensorSpec, &'a [u8])> {
+        let unsupported = |what: &str| {
+            Err(Error::Unsupported { what: format!("{what} as a tensor ({place})"), by: "the MDS reader".to_owned() })
+        };
+        let cut = || Error::corrupt(place, format!("ends inside its array's header (have {} bytes)", value.len()));
+        let (spec, data) = match self {
+            Self::Bytes | Self::Text => (TensorSpec { dtype: DType::U8, shape: vec![value.len()] }, value),
+            Self::Scalar(dtype) => (TensorSpec { dtype: *dtype, shape: vec![] }, value),
+            Self::Array { dtype, shape } => {
+                let (dtype, rest) = match dtype {
+                    Some(dtype) => (*dtype, value),
+                    None => {
+                        let (&code, rest) = value.split_first().ok_or_else(cut)?;
+                        match array_type(code) {
+                            Some(dtype) => (dtype, rest),
+                            None if matches!(code, 32 | 64) => return unsupported(&format!("uint{code}")),
+                            None => return Err(Error::corrupt(place, format!("has the unknown element type {code}"))),
+                        }
+                    }
+                };
+                let (shape, data) = match shape {
+                    Some(shape) => (shape.clone(), rest),
+                    None => array_shape(rest).ok_or_else(cut)?,
+                };
+                (TensorSpec { dtype, shape }, data)
+            }
+            Self::Pixels => {
+                let (head, rest) = value.split_first_chunk::<12>().ok_or_else(cut)?;
+                let [width, height, mode] = std::array::from_fn(|at| le_u32(head, 4 * at) as usize);
+                let (mode, pixels) = rest.split_at_checked(mode).ok_or_else(cut)?;
+                let shape = match mode {
+                    b"L" | b"P" => vec![height, width],
+                    b"LA" => vec![height, width, 2],
+                    b"RGB" | b"YCbCr" | b"LAB" | b"HSV" => vec![height, width, 3],
+                    b"RGBA" | b"CMYK" | b"RGBX" => vec![height, width, 4],
+                    other => return unsupported(&format!("Pillow's mode `{}`", other.escape_ascii())),
+                };
+                (TensorSpec { dtype: DType::U8, shape }, pixels)
+            }
+            Self::Other(name) => return unsupported(name),
+        };
+        match spec.size_bytes() {
+            Ok(want) if want == data.len() => Ok((spec, data)),
+            want => {
+                let want = want.map_or_else(|_| "more than memory".to_owned(), |want| grouped(want as u64));
+                let (dtype, shape, have) = (spec.dtype, &spec.shape, grouped(data.len() as u64));
+                Err(Error::corrupt(place, format!("is {dtype} {shape:?} in {have} bytes, want {want}")))
+            }
+        }
+    }
+}
+
+fn array_type(code: u8) -> Option<DType> {
+    Some(match code {
+        8 => DType::U8,
+        9 => DType::I8,
+        16 => DType::U16,
+        17 => DType::I16,
+        18 => DType::F16,
+        33 => DType::I32,
+        34 => DType::F32,
+        65 => DType::I64,
+        66 => DType::F64,
+        _ => return None,
+    })
+}
+
+/// A shape before its array: a byte of dimensions and of the size of each number, then the numbers.
+fn array_shape(value: &[u8]) -> Option<(Vec<usize>, &[u8])> {
+    let (&byte, rest) = value.split_first()?;
+    let size = 1usize << (byte & 3);
+    let (shape, data) = rest.split_at_checked(usize::from(byte >> 2) * size)?;
+    let side = |side: &[u8]| {
+        let mut bytes = [0; 8];
+        bytes[..size].copy_from_slice(side);
+        usize::try_from(u64::from_le_bytes(bytes)).ok()
+    };
+    Some((shape.chunks_exact(size).map(side).collect::<Option<_>>()?, data))
+}
+
+fn le_u32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+/// A column of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// How its values are stored.
+    pub encoding: Encoding,
+    /// Bytes of each value, where they are all alike.
+    pub size: Option<u32>,
+}
+
+/// A shard, as the index has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardInfo {
+    /// The object's name, beside the index: that of the compressed one where there is one.
+    pub name: String,
+    /// Bytes of the object.
+    pub stored: u64,
+    /// Bytes inflated.
+    pub size: u64,
+    /// How the object is compressed.
+    pub codec: Codec,
+    /// Samples in it.
+    pub samples: u64,
+    /// Its columns, in the order in which they are stored.
+    pub columns: Vec<Column>,
+}
+
+#[derive(Deserialize)]
+struct RawIndex {
+    version: u64,
+    shards: Vec<RawShard>,
+}
+
+#[derive(Deserialize)]
+struct RawShard {
+    version: u64,
+    format: String,
+    samples: u64,
+    compression: Option<String>,
+    column_names: Vec<String>,
+    column_encodings: Vec<String>,
+    column_sizes: Vec<Option<u32>>,
+    raw_data: RawFile,
+    zip_data: Option<RawFile>,
+}
+
+#[derive(Deserialize)]
+struct RawFile {
+    basename: String,
+    bytes: u64,
+}
+
+/// Reads an `index.json`; `place` names it in messages.
+pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
+    let corrupt = |problem: String| Error::corrupt(place, format!("is no MDS index: {problem}"));
+    let unsupported =
+        |what: String| Error::Unsupported { what: format!("{what} ({place})"), by: "the MDS reader".to_owned() };
+    let index: RawIndex = serde_json::from_slice(json).map_err(|problem| corrupt(problem.to_string()))?;
+    if index.version != 2 {
+        return Err(unsupported(format!("version {} of MDS", index.version)));
+    }
+    let mut shards: Vec<ShardInfo> = Vec::with_capacity(index.shards.len());
+    for (number, raw) in index.shards.into_iter().enumerate() {
+        if raw.version != 2 || raw.format != "mds" {
+            return Err(unsupported(format!("format `{}` version {}", raw.format.escape_default(), raw.version)));
+        }
+        let count = raw.column_names.len();
+        if raw.column_encodings.len() != count || raw.column_sizes.len() != count {
+            return Err(corrupt(format!(
+                "shard {number} has {count} columns, and as many encodings and sizes it has not"
+            )));
+        }
+        if raw.column_names.iter().collect::<HashSet<_>>().len() != count {
+            return Err(corrupt(format!("shard {number} has two columns of one name")));
+        }
+        let fields = raw.column_names.into_iter().zip(raw.column_encodings).zip(raw.column_sizes);
+        let columns: Vec<Column> = fields
+            .map(|((name, encoding), size)| {
+                // A size of 0 is none: the writer stores the size of such a column with each sample.
+                let size = size.filter(|&size| size > 0);
+                match Encoding::parse(&encoding) {
+                    Ok(encoding) => Ok(Column { name, encoding, size }),
+                    Err(problem) => Err(unsupported(format!("column `{}`, which {problem}", name.escape_default()))),
+                }
+            })
+            .collect::<Result<_>>()?;
+        let size = raw.raw_data.bytes;
+        let compression = raw.compression.unwrap_or_default();
+        let (file, codec) = match (raw.zip_data, compression.split(':').next().unwrap_or_default()) {
+            (None, _) => (raw.raw_data, Codec::None),
+            (Some(file), "gz") => (file, Codec::Gzip),
+            (Some(file), "zstd") => (file, Codec::Zstd),
+            (Some(_), other) => return Err(unsupported(format!("compression `{}`", other.escape_default()))),
+        };
+        let (name, stored, samples) = (file.basename, file.bytes, raw.samples);
+        shards.push(ShardInfo { name, stored, size, codec, samples, columns });
+    }
+    Ok(shards)
+}
+
+/// A column's value in a shard or sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which column.
+    pub column: usize,
+    /// Where it begins.
+    pub offset: u64,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// The inflated bytes of one shard.
+#[derive(Debug, Clone, Copy)]
+pub struct Shard<'a> {
+    bytes: &'a [u8],
+    count: usize,
+    place: &'a str,
+}
+
+impl<'a> Shard<'a> {
+    /// Checks the header of `bytes`; `place` names the shard in messages.
+    pub fn new(bytes: &'a [u8], place: &'a str) -> Result<Self> {
+        let count = bytes.first_chunk().map(|count| u32::from_le_bytes(*count) as usize);
+        let head = count.and_then(|count| count.checked_add(2)?.checked_mul(4));
+        match (count, head) {
+            (Some(count), Some(head)) if head <= bytes.len() => {
+                let shard = Self { bytes, count, place };
+                let offset = |at: usize| le_u32(bytes, 4 + 4 * at) as usize;
+                let last = offset(count);
+                if last != bytes.len() || offset(0) < head {
+                    let (last, len) = (grouped(last as u64), grouped(bytes.len() as u64));
+                    return Err(Error::corrupt(
+                        place,
+                        format!("ends its last sample at byte {last}, and has {len} bytes"),
+                    ));
+                }
+                match (0..count).find(|&at| offset(at) > offset(at + 1)) {
+                    Some(at) => Err(Error::corrupt(place, format!("has sample {at} end before it begins"))),
+                    None => Ok(shard),
+                }
+            }
+            _ => {
+                let (len, count) = (
+                    grouped(bytes.len() as u64),
+                    count.map_or_else(|| "a number of".to_owned(), |count| grouped(count as u64)),
+                );
+                Err(Error::corrupt(
+                    place,
+                    format!("is no MDS shard: its {len} bytes do not hold the offsets of {count} samples"),
+                ))
+            }
+        }
+    }
+
+    /// Samples in it.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// True when it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Where sample `at` lies: offset and bytes. `at` must be below `len()`.
+    pub fn span(&self, at: usize) -> (u64, u64) {
+        let offset = |at: usize| u64::from(le_u32(self.bytes, 4 + 4 * at));
+        debug_assert!(at < self.count);
+        (offset(at), offset(at + 1).saturating_sub(offset(at)))
+    }
+
+    /// Where the columns of sample `at` lie in the shard.
+    pub fn parts(&self, at: usize, columns: &[Column]) -> Result<Vec<Part>> {
+        let (offset, len) = self.span(at);
+        let sample = &self.bytes[offset as usize..][..len as usize];
+        let mut parts = sample_parts(sample, columns, &format!("sample {at} of {}", self.place))?;
+        parts.iter_mut().for_each(|part| part.offset += offset);
+        Ok(parts)
+    }
+}
+
+/// Where the columns of a sample lie in its bytes; `place` names it in messages.
+pub fn sample_parts(sample: &[u8], columns: &[Column], place: &str) -> Result<Vec<Part>> {
+    let head = 4 * columns.iter().filter(|column| column.size.is_none()).count() as u64;
+    let (mut at, mut offset) = (0, head);
+    let parts: Vec<Part> = columns
+        .iter()
+        .enumerate()
+        .map(|(column, Column { size, .. })| {
+            let size = u64::from(size.unwrap_or_else(|| {
+                at += 4;
+                le_u32(sample, at - 4)
+            }));
+            offset += size;
+            Part { column, offset: offset - size, size }
+        })
+        .collect();
+    if offset != sample.len() as u64 {
+        let (want, have) = (grouped(offset), grouped(sample.len() as u64));
+        return Err(Error::corrupt(place, format!("has columns of {want} bytes in {have}")));
+    }
+    Ok(parts)
+}

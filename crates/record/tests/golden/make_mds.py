@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards by MosaicML's own writer for tests/mds.rs. Needs mosaicml-streaming 0.13 (numpy < 2.2), but not its torch."""
+
+import gzip
+import importlib.util
+import io
+import json
+import sys
+import tarfile
+import tempfile
+import types
+from pathlib import Path
+
+# The package's own imports want torch and every cloud's client; its writer wants neither.
+root = Path(importlib.util.find_spec("streaming").submodule_search_locations[0])
+for name in ["", ".base", ".base.format", ".base.format.base", ".base.format.mds", ".base.storage"]:
+    module = types.ModuleType(f"streaming{name}")
+    module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+    sys.modules[f"streaming{name}"] = module
+sys.modules["torch"], sys.modules["torch.distributed"] = (
+    types.ModuleType("torch"),
+    types.ModuleType("torch.distributed"),
+)
+sys.modules["streaming.base.util"] = types.ModuleType("streaming.base.util")
+sys.modules["streaming.base.util"].bytes_to_int = int
+upload = types.ModuleType("streaming.base.storage.upload")
+sys.modules["streaming.base.storage.upload"] = upload
+
+
+class CloudUploader:
+    """To a local folder."""
+
+    def __init__(self, out: str) -> None:
+        self.local, self.remote = out, None
+
+    @classmethod
+    def get(cls, out: str, *_: object, **__: object) -> "CloudUploader":
+        return cls(out)
+
+    def upload_file(self, _: str) -> None:
+        """It lies where it should."""
+
+
+upload.CloudUploader = CloudUploader
+
+import numpy as np  # noqa: E402
+from PIL import Image  # noqa: E402
+from streaming.base.format.mds.writer import MDSWriter  # noqa: E402
+
+HERE = Path(__file__).parent
+members: dict[str, bytes] = {}
+columns = {
+    "bytes": "bytes",
+    "count": "int",
+    "f32": "float32",
+    "u16": "uint16",
+    "text": "str",
+    "free": "ndarray",
+    "typed": "ndarray:float32",
+    "fixed": "ndarray:int16:2,3",
+    "info": "json",
+    "picture": "png",
+    "pil": "pil",
+}
+
+
+def sample(at: int) -> dict[str, object]:
+    return {
+        "bytes": bytes([at]) * at,
+        "count": at - 3,
+        "f32": np.float32(at / 4),
+        "u16": np.uint16(at * 1000),
+        "text": f"sample {at} é",
+        "free": np.arange(at + 1, dtype=np.int64) - 1,
+        "typed": np.full((at + 1, 300), at, np.float32)[:, : 2 + at],
+        "fixed": np.arange(6, dtype=np.int16).reshape(2, 3) * at,
+        "info": {"at": at},
+        "picture": Image.new("RGB", (4, 3), (at, 2, 3)),
+        "pil": Image.new("L", (5, 2), at),
+    }
+
+
+for compression in [None, "zstd:3", "gz"]:
+    with tempfile.TemporaryDirectory() as folder:
+        with MDSWriter(
+            out=folder, columns=columns, compression=compression, hashes=["xxh64"], size_limit=2000
+        ) as writer:
+            for at in range(7):
+                writer.write(sample(at))
+        for path in sorted(Path(folder).iterdir()):
+            label = (compression or "plain").partition(":")[0]
+            members[f"{label}/{path.name}"] = path.read_bytes()
+for at in range(7):
+    values = sample(at)
+    members[f"want/{at}"] = json.dumps(
+        {
+            "bytes": values["bytes"].hex(),
+            "free": values["free"].tobytes().hex(),
+            "typed": np.ascontiguousarray(values["typed"]).tobytes().hex(),
+            "typed_shape": list(values["typed"].shape),
+            "fixed": values["fixed"].tobytes().hex(),
+            "f32": values["f32"].tobytes().hex(),
+        }
+    ).encode()
+
+raw = io.BytesIO()
+with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    for name, content in members.items():
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+(HERE / "mds.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))

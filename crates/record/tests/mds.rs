@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Shards by MosaicML's own writer read as it wrote them; pickles, cut shards and wrong tables are refused.
+
+mod goldens;
+
+use std::collections::BTreeMap;
+
+use penstock_codec::{Codec, inflate_into};
+use penstock_record::mds::{Column, Encoding, Shard, parse_index, sample_parts};
+use penstock_types::{DType, Error};
+use proptest::prelude::*;
+
+fn shards(folder: &str) -> Vec<(Vec<Column>, Vec<u8>)> {
+    let files = goldens::files("mds");
+    let index = parse_index(&files[&format!("{folder}/index.json")], "index.json").unwrap();
+    index
+        .into_iter()
+        .map(|info| {
+            let stored = &files[&format!("{folder}/{}", info.name)];
+            assert_eq!(stored.len() as u64, info.stored);
+            let mut bytes = Vec::new();
+            inflate_into(info.codec, stored, &mut bytes, info.size, &info.name).unwrap();
+            assert_eq!(Shard::new(&bytes, "p").unwrap().len() as u64, info.samples);
+            (info.columns, bytes)
+        })
+        .collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn shards_of_mosaicml_read_as_it_wrote_them() {
+    let files = goldens::files("mds");
+    for folder in ["plain", "zstd", "gz"] {
+        let mut number = 0;
+        for (columns, bytes) in shards(folder) {
+            let shard = Shard::new(&bytes, "shard").unwrap();
+            for at in 0..shard.len() {
+                let parts = shard.parts(at, &columns).unwrap();
+                let value = |name: &str| {
+                    let column = columns.iter().position(|column| column.name == name).unwrap();
+                    let part = parts[column];
+                    (&columns[column].encoding, &bytes[part.offset as usize..][..part.size as usize])
+                };
+                let tensor = |name: &str| {
+                    let (encoding, value) = value(name);
+                    encoding.tensor(value, name).unwrap()
+                };
+                let want: serde_json::Value = serde_json::from_slice(&files[&format!("want/{number}")]).unwrap();
+                assert_eq!(hex(value("bytes").1), want["bytes"]);
+                assert_eq!(value("text").1, format!("sample {number} é").as_bytes());
+                for name in ["fixed", "free", "typed", "f32"] {
+                    assert_eq!(hex(tensor(name).1), want[name].as_str().unwrap(), "{name}");
+                }
+                assert_eq!(tensor("fixed").0.shape, [2, 3]);
+                assert_eq!(tensor("free").0.shape, [number + 1]);
+                assert_eq!(
+                    (tensor("typed").0.dtype, tensor("typed").0.shape),
+                    (DType::F32, vec![number + 1, number + 2])
+                );
+                assert_eq!(tensor("count").1, (number as i64 - 3).to_le_bytes());
+                assert_eq!(tensor("u16").1, (number as u16 * 1000).to_le_bytes());
+                assert_eq!((tensor("pil").0.shape, tensor("pil").1), (vec![2, 5], &[number as u8; 10][..]));
+                assert_eq!(value("info").1, format!("{{\"at\": {number}}}").as_bytes());
+                assert!(value("picture").1.starts_with(b"\x89PNG"));
+                let (offset, len) = shard.span(at);
+                let alone = sample_parts(&bytes[offset as usize..][..len as usize], &columns, "p").unwrap();
+                assert!(alone.iter().zip(&parts).all(|(alone, part)| alone.offset + offset == part.offset));
+                number += 1;
+            }
+        }
+        assert_eq!(number, 7);
+    }
+}
+
+fn index(edit: impl Fn(&mut serde_json::Value)) -> Result<Vec<penstock_record::mds::ShardInfo>, Error> {
+    let mut json = serde_json::from_slice(&goldens::files("mds")["zstd/index.json"]).unwrap();
+    edit(&mut json);
+    parse_index(&serde_json::to_vec(&json).unwrap(), "index.json")
+}
+
+#[test]
+fn indexes_that_are_not_read_say_why() {
+    let error = |edit: &dyn Fn(&mut serde_json::Value)| index(edit).unwrap_err().to_string();
+    assert_eq!(
+        error(&|json| json["shards"][0]["column_encodings"][0] = "pkl".into()),
+        "column `bytes`, which is pickled, and to read it would run its writer's code (index.json) is not supported by the MDS reader"
+    );
+    assert_eq!(
+        error(&|json| json["shards"][0]["column_encodings"][0] = "quaternion".into()),
+        "column `bytes`, which is of the unknown encoding `quaternion` (index.json) is not supported by the MDS reader"
+    );
+    assert_eq!(
+        error(&|json| json["shards"][1]["compression"] = "br:11".into()),
+        "compression `br` (index.json) is not supported by the MDS reader"
+    );
+    assert_eq!(
+        error(&|json| json["version"] = 1.into()),
+        "version 1 of MDS (index.json) is not supported by the MDS reader"
+    );
+    assert_eq!(
+        error(&|json| drop(json["shards"][0]["column_sizes"].as_array_mut().unwrap().pop())),
+        "index.json is no MDS index: shard 0 has 11 columns, and as many encodings and sizes it has not"
+    );
+    assert!(parse_index(b"{}", "p").unwrap_err().to_string().starts_with("p is no MDS index: missing field `version`"));
+    let other = index(|json| json["shards"][0]["column_encodings"][4] = "ndarray:uint32".into()).unwrap();
+    assert_eq!(other[0].columns[4].encoding, Encoding::Other("ndarray:uint32".into()));
+    assert_eq!(other[0].codec, Codec::Zstd);
+}
+
+#[test]
+fn shard_whose_table_is_wrong_is_refused() {
+    let (_, bytes) = shards("plain").remove(0);
+    let error = |bytes: &[u8]| Shard::new(bytes, "a.mds").unwrap_err().to_string();
+    assert_eq!(error(&bytes[..bytes.len() - 1]), "a.mds ends its last sample at byte 1,753, and has 1,752 bytes");
+    assert_eq!(error(&bytes[..20]), "a.mds is no MDS shard: its 20 bytes do not hold the offsets of 5 samples");
+    assert_eq!(error(b""), "a.mds is no MDS shard: its 0 bytes do not hold the offsets of a number of samples");
+    let mut swapped = bytes.clone();
+    swapped.copy_within(8..12, 16);
+    swapped[12..16].copy_from_slice(&bytes[16..20]);
+    assert_eq!(error(&swapped), "a.mds has sample 2 end before it begins");
+    let (columns, _) = shards("plain").remove(0);
+    let error = sample_parts(&[0; 40], &columns, "sample 3").unwrap_err().to_string();
+    assert_eq!(error, "sample 3 has columns of 54 bytes in 40");
+}
+
+#[test]
+fn arrays_that_lie_are_refused() {
+    let free = Encoding::Array { dtype: None, shape: None };
+    for (value, want) in [
+        (&b""[..], "v ends inside its array's header (have 0 bytes)"),
+        (&[7, 4, 1], "v has the unknown element type 7"),
+        (&[32, 4, 1], "uint32 as a tensor (v) is not supported by the MDS reader"),
+        (&[34, 8, 2], "v ends inside its array's header (have 3 bytes)"),
+        (&[34, 4, 2, 0, 0, 0, 0], "v is float32 [2] in 4 bytes, want 8"),
+        (
+            &[66, 11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255],
+            "v is float64 [18446744073709551615, 18446744073709551615] in 0 bytes, want more than memory",
+        ),
+    ] {
+        assert_eq!(free.tensor(value, "v").unwrap_err().to_string(), want);
+    }
+}
+
+proptest! {
+    #[test]
+    fn prop_damaged_shards_end_without_a_panic(at: prop::sample::Index, with: u8, cut: prop::sample::Index) {
+        let (columns, bytes) = shards("plain").remove(1);
+        let mut damaged = bytes.clone();
+        let at = at.index(damaged.len());
+        damaged[at] = with;
+        for bytes in [&damaged[..], &bytes[..cut.index(bytes.len())]] {
+            let Ok(shard) = Shard::new(bytes, "p") else { continue };
+            for at in 0..shard.len() {
+                let Ok(parts) = shard.parts(at, &columns) else { continue };
+                for part in parts {
+                    let _ = columns[part.column].encoding.tensor(&bytes[part.offset as usize..][..part.size as usize], "p");
+                }
+            }
+        }
+        let mut json: BTreeMap<String, Vec<u8>> = goldens::files("mds");
+        let mut json = json.remove("plain/index.json").unwrap();
+        let at = cut.index(json.len());
+        json[at] = with;
+        let _ = parse_index(&json, "p");
+    }
+}

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to records: TFRecord framing ([`tfrecord`]) and tar ([`tar`]), MDS shards ([`mds`]), what stands in a record ([`example`], [`sequence`],
-//! [`npy`], [`npz`], [`image`]), and which format an object is in.
+//! Bytes to records: what holds records ([`tfrecord`], [`tar`], [`mds`]), what stands in one ([`example`], [`sequence`],
+//! [`npy`], [`npz`], [`image`]), chunks of arrays ([`chunk`]), and which format an object is in.
 //!
-//! Everything here works on inflated bytes in memory and copies no payload. It knows no store and no thread. Damaged or
+//! Everything here works on bytes in memory and copies no payload. It knows no store and no thread. Damaged or
 //! hostile bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
 
+pub mod chunk;
 pub mod example;
 mod feature;
 mod format;

@@ -76,7 +76,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     Ok(Header { spec, big_endian, fortran_order, boolean: dict.descr.ends_with("b1"), data_offset })
 }
 
-fn element<'a>(descr: &'a str, place: &str) -> Result<(DType, bool)> {
+fn element(descr: &str, place: &str) -> Result<(DType, bool)> {
     let refused = |what: &str| {
         let what = format!("{what} (`{}`) of {place}", descr.escape_default());
         Error::Unsupported { what, by: "the .npy reader".to_owned() }
@@ -84,7 +84,18 @@ fn element<'a>(descr: &'a str, place: &str) -> Result<(DType, bool)> {
     if descr.starts_with('[') {
         return Err(refused("the structured element type"));
     }
-    let (order, kind): (&str, &'a str) = match descr.as_bytes().first() {
+    match element_type(descr) {
+        Some(found) => Ok(found),
+        None if descr.trim_start_matches(['<', '>', '=', '|']).starts_with('O') => {
+            Err(refused("the element type of pickled objects"))
+        }
+        None => Err(refused("the element type")),
+    }
+}
+
+/// The type that NumPy's short name says, and whether it is big-endian; booleans are uint8.
+pub(crate) fn element_type(descr: &str) -> Option<(DType, bool)> {
+    let (order, kind) = match descr.as_bytes().first() {
         Some(b'<' | b'>' | b'=' | b'|') => descr.split_at(1),
         _ => ("=", descr),
     };
@@ -98,10 +109,9 @@ fn element<'a>(descr: &'a str, place: &str) -> Result<(DType, bool)> {
         "f2" => DType::F16,
         "f4" => DType::F32,
         "f8" => DType::F64,
-        kind if kind.starts_with('O') => return Err(refused("the element type of pickled objects")),
-        _ => return Err(refused("the element type")),
+        _ => return None,
     };
-    Ok((dtype, order == ">" && dtype.size() > 1))
+    Some((dtype, order == ">" && dtype.size() > 1))
 }
 
 /// The three keys of a header.

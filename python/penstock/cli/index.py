@@ -41,9 +41,7 @@ def command(
     """
     from penstock import stage
 
-    facts = stage.index(
-        url, output, deadline_s=deadline, give_up_after_s=give_up_after, select=select, exclude=exclude
-    )
+    facts = stage.index(url, output, deadline_s=deadline, give_up_after_s=give_up_after, select=select, exclude=exclude)
     click.echo(json.dumps(facts) if as_json else _readable(facts))
     return 0
 

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//! HDF5's Fletcher-32: sums of 16-bit words, big-endian.
+
+/// Words whose sums of sums fit into 32 bits.
+const RUN: usize = 360;
+
+fn fletcher32(data: &[u8]) -> u32 {
+    let (mut first, mut second) = (0u32, 0u32);
+    let (words, rest) = data.as_chunks::<2>();
+    let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
+    for run in words.chunks(RUN) {
+        for word in run {
+            first = first.wrapping_add(u32::from(u16::from_be_bytes(*word)));
+            second = second.wrapping_add(first);
+        }
+        (first, second) = (fold(first), fold(second));
+    }
+    if let [last] = rest {
+        first = first.wrapping_add(u32::from(*last) << 8);
+        second = second.wrapping_add(first);
+        (first, second) = (fold(first), fold(second));
+    }
+    fold(second) << 16 | fold(first)
+}
+
+/// True when `sum` is that of `data`, or what HDF5 before 1.6.3 wrote on little-endian machines: each half's bytes the
+/// other way round.
+pub(super) fn matches(data: &[u8], sum: u32) -> bool {
+    let is = fletcher32(data);
+    let [a, b, c, d] = is.to_be_bytes();
+    sum == is || sum == u32::from_be_bytes([b, a, d, c])
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Chunks of arrays: the filters that Zarr (versions 2 and 3) and HDF5 put them through, undone into a slot; Zarr's
+//! metadata and shard indexes; and the copy of a chunk to the rows where it belongs.
+//!
+//! A chunk's inflated size follows from its shape, so nothing here guesses or grows: a chunk that inflates to another size
+//! is damaged. Refused by name: filters that reorder or transform values (transpose, delta, scale-offset, n-bit, szip,
+//! bz2, lzma), since a slot of a batch is plain elements in C order.
+
+mod blosc;
+mod fletcher;
+mod shuffle;
+pub mod zarr;
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use penstock_codec::checksum::crc32c;
+use penstock_codec::{Packing, inflate_exact};
+use penstock_types::{Error, Result, grouped};
+
+use crate::swap::swap_into;
+
+/// What undoes one filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// A compression whose stream says nothing of the size.
+    Inflate(Packing),
+    /// numcodecs' LZ4: the size in four bytes, then a block.
+    SizedLz4,
+    /// A Blosc 1 buffer, its own shuffle included.
+    Blosc,
+    /// A CRC-32C in the last four bytes: checked and taken off.
+    Crc32c,
+    /// HDF5's Fletcher-32 in the last four bytes: checked and taken off.
+    Fletcher32,
+    /// Bytes of elements of this size, all firsts before all seconds.
+    Unshuffle(usize),
+    /// Big-endian elements of this size.
+    Swap(usize),
+}
+
+impl Step {
+    /// Bytes before the step, if it makes `after` of them and their number follows from that.
+    fn before(self, after: usize) -> Option<usize> {
+        match self {
+            Self::Inflate(_) | Self::SizedLz4 | Self::Blosc => None,
+            Self::Crc32c | Self::Fletcher32 => after.checked_add(4),
+            Self::Unshuffle(_) | Self::Swap(_) => Some(after),
+        }
+    }
+}
+
+/// HDF5's filters, by number and parameters in the order of the file, as steps that undo them. `skipped` has a bit for
+/// each filter that the chunk was not put through.
+pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Result<Vec<Step>> {
+    let refused = |name: String| {
+        Err(Error::Unsupported { what: format!("{name} of {place}"), by: "the reader of HDF5 chunks".to_owned() })
+    };
+    let mut steps = Vec::with_capacity(filters.len());
+    for (number, &(filter, values)) in filters.iter().enumerate() {
+        if number < 32 && skipped >> number & 1 == 1 {
+            continue;
+        }
+        steps.push(match filter {
+            1 => Step::Inflate(Packing::Zlib),
+            2 => match values.first() {
+                Some(&size) if size > 0 => Step::Unshuffle(size as usize),
+                _ => return Err(Error::corrupt(place, "has a shuffle filter without an element size")),
+            },
+            3 => Step::Fletcher32,
+            4 => return refused("the filter szip".to_owned()),
+            5 => return refused("the filter n-bit".to_owned()),
+            6 => return refused("the filter scale-offset".to_owned()),
+            32_001 => Step::Blosc,
+            32_015 => Step::Inflate(Packing::Zstd),
+            other => return refused(format!("filter {other}")),
+        });
+    }
+    steps.reverse();
+    Ok(steps)
+}
+
+thread_local! {
+    // Chunks in between two steps.
+    static ROOMS: RefCell<(Vec<u8>, Vec<u8>)> = RefCell::default();
+}
+
+enum At {
+    Stored(Range<usize>),
+    Room(Range<usize>),
+}
+
+/// Undoes `steps`, in their order, on the chunk `stored` into `out`, which is of the chunk's size. `place` names it in
+/// messages.
+pub fn decode_into(steps: &[Step], stored: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    // Sizes follow backwards from the chunk's own, as far as the last compression.
+    let mut sizes: Vec<Option<usize>> = vec![None; steps.len()];
+    let mut size = Some(out.len());
+    for (slot, step) in sizes.iter_mut().zip(steps).rev() {
+        *slot = size;
+        size = size.and_then(|size| step.before(size));
+    }
+    ROOMS.with_borrow_mut(|(room, other)| {
+        let mut at = At::Stored(0..stored.len());
+        for (number, (step, size)) in steps.iter().zip(sizes).enumerate() {
+            let (input, range) = match &at {
+                At::Stored(range) => (&stored[range.clone()], range.clone()),
+                At::Room(range) => (&room[range.clone()], range.clone()),
+            };
+            if let Step::Crc32c | Step::Fletcher32 = step {
+                let Some((data, sum)) = input.split_last_chunk::<4>() else {
+                    return Err(Error::corrupt(
+                        place,
+                        format!("ends inside its checksum (have {} bytes)", input.len()),
+                    ));
+                };
+                let (want, sound, name) = match step {
+                    Step::Crc32c => (u32::from_le_bytes(*sum), crc32c(data) == u32::from_le_bytes(*sum), "CRC-32C"),
+                    _ => (u32::from_le_bytes(*sum), fletcher::matches(data, u32::from_le_bytes(*sum)), "Fletcher-32"),
+                };
+                if !sound {
+                    return Err(Error::corrupt(place, format!("is damaged: its {name} is not {want:#010x}")));
+                }
+                let range = range.start..range.end - 4;
+                at = match at {
+                    At::Stored(_) => At::Stored(range),
+                    At::Room(_) => At::Room(range),
+                };
+                continue;
+            }
+            let Some(size) = size else {
+                let what = format!("a compression within a compression ({place})");
+                return Err(Error::Unsupported { what, by: "the reader of chunks".to_owned() });
+            };
+            if number + 1 == steps.len() {
+                return apply(*step, input, out, place);
+            }
+            if other.len() < size {
+                let refused =
+                    |_| Error::BudgetExceeded { what: format!("decoding {place}"), need: size as u64, budget: 0 };
+                other.try_reserve(size - other.len()).map_err(refused)?;
+                other.resize(size, 0);
+            }
+            apply(*step, input, &mut other[..size], place)?;
+            at = At::Room(0..size);
+            std::mem::swap(room, other);
+        }
+        let rest = match at {
+            At::Stored(range) => &stored[range],
+            At::Room(range) => &room[range],
+        };
+        sized(rest, out.len(), place)?;
+        out.copy_from_slice(rest);
+        Ok(())
+    })
+}
+
+fn sized(have: &[u8], want: usize, place: &str) -> Result<()> {
+    if have.len() == want {
+        return Ok(());
+    }
+    let (have, want) = (grouped(have.len() as u64), grouped(want as u64));
+    Err(Error::corrupt(place, format!("is a chunk of {have} bytes, want {want}")))
+}
+
+fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    match step {
+        Step::Inflate(packing) => inflate_exact(packing, input, out, place),
+        Step::SizedLz4 => match input.split_first_chunk::<4>() {
+            Some((size, block)) if u32::from_le_bytes(*size) as usize == out.len() => {
+                inflate_exact(Packing::Lz4Block, block, out, place)
+            }
+            Some((size, _)) => {
+                let (have, want) = (grouped(u32::from_le_bytes(*size).into()), grouped(out.len() as u64));
+                Err(Error::corrupt(place, format!("is a chunk of {have} bytes, want {want}")))
+            }
+            None => Err(Error::corrupt(place, "ends inside the size of its LZ4 block")),
+        },
+        Step::Blosc => blosc::decode(input, out, place),
+        Step::Unshuffle(size) => {
+            sized(input, out.len(), place)?;
+            shuffle::unshuffle(input, out, size);
+            Ok(())
+        }
+        Step::Swap(size) => {
+            sized(input, out.len(), place)?;
+            swap_into(input, out, size);
+            Ok(())
+        }
+        Step::Crc32c | Step::Fletcher32 => Err(Error::bug("a checksum is no filter that makes bytes")),
+    }
+}
+
+/// Copies what a decoded chunk holds of `rows` (along the first axis) of an array of `shape` into `out`, which is those
+/// rows in C order. The chunk is of `chunk_shape` and stands at `chunk` in the grid of chunks; what of it lies outside
+/// the array is left out.
+pub fn copy_rows(
+    data: &[u8],
+    chunk_shape: &[usize],
+    chunk: &[usize],
+    shape: &[usize],
+    element: usize,
+    rows: Range<usize>,
+    out: &mut [u8],
+) -> Result<()> {
+    let bug = |what: &str| Err(Error::bug(format!("a chunk {chunk:?} of {chunk_shape:?} in {shape:?}: {what}")));
+    let axes = shape.len();
+    if axes == 0 || chunk_shape.len() != axes || chunk.len() != axes || chunk_shape.contains(&0) {
+        return bug("the axes differ");
+    }
+    let bytes = |shape: &[usize]| shape.iter().try_fold(element, |size, &side| size.checked_mul(side));
+    let row = bytes(&shape[1..]);
+    let whole = row.and_then(|row| row.checked_mul(rows.len()));
+    if bytes(chunk_shape) != Some(data.len()) || whole != Some(out.len()) || rows.end > shape[0] {
+        return bug("the sizes differ");
+    }
+    // In each axis: where the common part begins in the chunk and in `out`, and its length.
+    let mut common = Vec::with_capacity(axes);
+    for axis in 0..axes {
+        let Some(start) = chunk[axis].checked_mul(chunk_shape[axis]) else { return bug("it lies outside") };
+        let within = if axis == 0 { rows.clone() } else { 0..shape[axis] };
+        let (from, to) = (start.max(within.start), start.saturating_add(chunk_shape[axis]).min(within.end));
+        if from >= to {
+            return Ok(());
+        }
+        common.push((from - start, from - within.start, to - from));
+    }
+    // The innermost axes that are whole on both sides go in one piece.
+    let mut inner = axes - 1;
+    let mut piece = common[inner].2 * element;
+    while inner > 0 && common[inner].2 == chunk_shape[inner] && common[inner].2 == shape[inner] {
+        inner -= 1;
+        piece *= common[inner].2;
+    }
+    let out_shape = |axis: usize| if axis == 0 { rows.len() } else { shape[axis] };
+    let mut index = vec![0usize; inner];
+    loop {
+        let (mut from, mut to) = (0, 0);
+        for axis in 0..axes {
+            let step = index.get(axis).copied().unwrap_or(0);
+            from = from * chunk_shape[axis] + common[axis].0 + step;
+            to = to * out_shape(axis) + common[axis].1 + step;
+        }
+        out[to * element..][..piece].copy_from_slice(&data[from * element..][..piece]);
+        let Some(axis) = (0..inner).rev().find(|&axis| index[axis] + 1 < common[axis].2) else { return Ok(()) };
+        index[axis] += 1;
+        index[axis + 1..].fill(0);
+    }
+}

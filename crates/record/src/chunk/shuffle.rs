@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Shuffles undone: of bytes, and of bits.
+
+/// Elements done at once, so that what is written stays in the cache.
+const RUN: usize = 512;
+
+/// Bytes: all firsts, all seconds, ... become elements of `size`; what is no whole element stays where it is.
+pub(super) fn unshuffle(input: &[u8], out: &mut [u8], size: usize) {
+    if size <= 1 {
+        out.copy_from_slice(input);
+        return;
+    }
+    match size {
+        2 => fixed::<2>(input, out),
+        4 => fixed::<4>(input, out),
+        8 => fixed::<8>(input, out),
+        _ => {
+            let count = input.len() / size;
+            for (at, element) in out.chunks_exact_mut(size).enumerate() {
+                for (byte, slot) in element.iter_mut().enumerate() {
+                    *slot = input[byte * count + at];
+                }
+            }
+        }
+    }
+    let whole = input.len() / size * size;
+    out[whole..].copy_from_slice(&input[whole..]);
+}
+
+fn fixed<const N: usize>(input: &[u8], out: &mut [u8]) {
+    let count = input.len() / N;
+    let planes: [&[u8]; N] = std::array::from_fn(|byte| &input[byte * count..][..count]);
+    for (run, elements) in out[..count * N].as_chunks_mut::<N>().0.chunks_mut(RUN).enumerate() {
+        let planes = planes.map(|plane| &plane[run * RUN..][..elements.len()]);
+        for (at, element) in elements.iter_mut().enumerate() {
+            *element = std::array::from_fn(|byte| planes[byte][at]);
+        }
+    }
+}
+
+/// Bits: the lowest bit of all elements, the next of all, ... become elements of `size`. Of a number of elements that
+/// eight does not divide, Blosc shuffles nothing.
+pub(super) fn unshuffle_bits(input: &[u8], out: &mut [u8], size: usize) {
+    let count = input.len() / size.max(1);
+    let whole = count * size;
+    if !count.is_multiple_of(8) || whole == 0 {
+        out.copy_from_slice(input);
+        return;
+    }
+    let plane = count / 8;
+    for byte in 0..size {
+        for group in 0..plane {
+            let rows: [u8; 8] = std::array::from_fn(|bit| input[(byte * 8 + bit) * plane + group]);
+            let columns = transpose(u64::from_le_bytes(rows)).to_le_bytes();
+            for (at, &value) in columns.iter().enumerate() {
+                out[(group * 8 + at) * size + byte] = value;
+            }
+        }
+    }
+    out[whole..].copy_from_slice(&input[whole..]);
+}
+
+/// A matrix of 8 x 8 bits, its rows the bytes, mirrored at its diagonal (Hacker's Delight, 7-3).
+fn transpose(mut x: u64) -> u64 {
+    let mut swap = |mask: u64, shift: u32| {
+        let t = (x ^ (x >> shift)) & mask;
+        x ^= t ^ (t << shift);
+    };
+    swap(0x00aa_00aa_00aa_00aa, 7);
+    swap(0x0000_cccc_0000_cccc, 14);
+    swap(0x0000_0000_f0f0_f0f0, 28);
+    x
+}

@@ -288,6 +288,12 @@ impl EpochOrder {
     pub fn locate(&self, position: u64) -> Place {
         self.window(position).locate(position)
     }
+
+    /// Where the sample stands that is `offset` from the epoch's start before windows are mixed.
+    pub(crate) fn place(&self, offset: u64) -> Place {
+        let block = self.block(offset);
+        Place { object: self.blocks.at(block), record: offset - self.start(block) }
+    }
 }
 
 /// A run of positions whose samples all lie in the same few objects.
@@ -304,9 +310,12 @@ pub struct Window<'a> {
 impl Window<'_> {
     /// Where the sample at a position of this window is stored.
     pub fn locate(&self, position: u64) -> Place {
-        let offset = self.start + self.samples.at(position - self.start);
-        let block = self.epoch.block(offset);
-        Place { object: self.epoch.blocks.at(block), record: offset - self.epoch.start(block) }
+        self.epoch.place(self.start + self.samples.at(position - self.start))
+    }
+
+    /// Its positions and their permutation, for a holder that keeps the epoch's order beside them.
+    pub(crate) fn parts(self) -> (std::ops::Range<u64>, Permutation) {
+        (self.start..self.end, self.samples)
     }
 }
 

@@ -10,17 +10,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Counted, Feed, FeedSettings, Field, Next, Run, Rung, Source, Steps, Tensor, count, glob_matches, scan, split_glob,
+    Counted, Feed, FeedSettings, Field, Next, Run, Rung, Source, Steps, Tensor, Wanted, count, glob_matches, scan,
+    split_glob,
 };
-use penstock_flow::order::{Counts, ORDER_VERSION, Order, Shuffle, default_window};
+use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, index};
 use penstock_store::{StoreSettings, open};
 use penstock_types::{DType, Deadline, Error, Metric, Metrics, Result, TensorSpec, Unit, Url};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use crate::course::PyCourse;
 use crate::dlpack;
 use crate::enter::{SIGNAL_POLL, enter, enter_async, runtime};
 use crate::raise::raise;
@@ -182,7 +184,7 @@ impl PyTensor {
 /// A listed dataset: names, sizes, versions. Holds no connection.
 #[pyclass(name = "Source", module = "penstock._native", frozen)]
 pub struct PySource {
-    manifest: Manifest,
+    pub(crate) manifest: Manifest,
     ignored: usize,
 }
 
@@ -249,6 +251,20 @@ impl PySource {
         self.manifest.objects.len()
     }
 
+    /// The key of an object below `url`, by its number among the dataset's names.
+    fn key(&self, number: usize) -> PyResult<String> {
+        let entry = self.manifest.objects.get(number);
+        let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
+        Ok(entry.key.to_string())
+    }
+
+    /// Its name without the suffix of its codec: the same in a staged or inflated copy.
+    fn logical_name(&self, number: usize) -> PyResult<String> {
+        let entry = self.manifest.objects.get(number);
+        let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
+        Ok(String::from_utf8_lossy(entry.logical_name()).into_owned())
+    }
+
     #[getter]
     fn size_bytes(&self) -> u64 {
         self.manifest.bytes()
@@ -284,6 +300,12 @@ impl PySource {
 /// How many records each object holds, how that was found, and the dataset's fingerprint.
 #[pyclass(name = "Counted", module = "penstock._native", frozen)]
 pub struct PyCounted(Counted);
+
+impl PyCounted {
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.0.counts
+    }
+}
 
 #[pymethods]
 impl PyCounted {
@@ -335,7 +357,7 @@ impl PyCounted {
 #[pyclass(name = "Feed", module = "penstock._native", frozen)]
 pub struct PyFeed {
     feed: Own<Arc<Feed>>,
-    metrics: Arc<Metrics>,
+    metrics: Vec<Arc<Metrics>>,
     steps: Steps,
     #[pyo3(get)]
     threads: usize,
@@ -348,16 +370,13 @@ impl PyFeed {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
     #[pyo3(signature = (
-        source, counted, fields, *, seed, window, global_batch, rank, world, tail, memory_bytes, max_in_flight,
-        read_ahead, threads, deadline_s, env
+        course, fields, *, global_batch, rank, world, tail, memory_bytes, max_in_flight, read_ahead, threads,
+        deadline_s, env
     ))]
     fn new(
         py: Python<'_>,
-        source: &PySource,
-        counted: &PyCounted,
+        course: &PyCourse,
         fields: Vec<(String, String, Vec<usize>)>,
-        seed: Option<u64>,
-        window: u64,
         global_batch: u64,
         rank: u64,
         world: u64,
@@ -370,20 +389,21 @@ impl PyFeed {
         env: HashMap<String, String>,
     ) -> PyResult<Self> {
         enter(py, || {
-            let counts = counted.0.counts.clone();
             let fields = fields
                 .into_iter()
                 .map(|(name, dtype, shape)| Ok(Field { name, spec: TensorSpec { dtype: dtype.parse()?, shape } }))
                 .collect::<Result<Vec<_>>>()?;
-            let steps = Steps { samples: counts.samples(), cursor: 0, global_batch, rank, world, tail: tail.parse()? };
-            let order = Order::new(counts, seed.map(|seed| Shuffle { seed, window }));
-            let (source, metrics) = opened(&source.manifest, &env)?;
+            let samples = course.course.samples();
+            let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
+            let opened: Result<Vec<_>> =
+                course.sources.iter().map(|source| opened(&source.get().manifest, &env)).collect();
+            let (sources, metrics) = opened?.into_iter().map(|(source, metrics)| (Arc::new(source), metrics)).unzip();
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             let deadline = Duration::try_from_secs_f64(deadline_s)
                 .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
             let settings =
                 FeedSettings { memory_bytes, max_in_flight, read_ahead, threads: threads.unwrap_or(cores), deadline };
-            let feed = Feed::new(Arc::new(source), order, fields, steps, &settings)?;
+            let feed = Feed::new(sources, course.leaves.clone(), course.course.clone(), fields, steps, &settings)?;
             Ok(Self {
                 threads: feed.threads(),
                 memory_bytes: feed.memory_bytes(),
@@ -405,11 +425,22 @@ impl PyFeed {
         })
     }
 
+    /// The fields of these records (dataset, object, record), a row each.
+    fn gather<'py>(&self, py: Python<'py>, wanted: Vec<Wanted>) -> PyResult<Bound<'py, PyDict>> {
+        let feed = enter(py, || self.feed.get("dataset").cloned())?;
+        let tensors = enter_async(py, feed.clone().gather(wanted))?;
+        let dict = PyDict::new(py);
+        for (field, tensor) in feed.fields().iter().zip(tensors) {
+            dict.set_item(&field.name, PyTensor(tensor))?;
+        }
+        Ok(dict)
+    }
+
     /// The counters of this feed's requests; times in seconds.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         for &metric in Metric::ALL {
-            let value = self.metrics.get(metric);
+            let value = self.metrics.iter().map(|metrics| metrics.get(metric)).sum();
             match metric.unit() {
                 Unit::Nanoseconds => dict.set_item(metric.name(), Duration::from_nanos(value).as_secs_f64())?,
                 Unit::Count | Unit::Bytes => dict.set_item(metric.name(), value)?,
@@ -463,6 +494,11 @@ impl PyRun {
         }
     }
 
+    /// True when `next` would answer at once.
+    fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
+        enter(py, || self.run(Run::is_ready))
+    }
+
     /// Seconds waited, by what for (`wait_*`), and seconds that threads were busy (`busy_*`).
     fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (waits, busy) = enter(py, || self.run(Run::timing))?;
@@ -499,6 +535,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyTensor>()?;
     module.add_class::<PySource>()?;
     module.add_class::<PyCounted>()?;
+    module.add_class::<PyCourse>()?;
     module.add_class::<PyFeed>()?;
     module.add_class::<PyRun>()?;
     Ok(())

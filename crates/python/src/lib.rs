@@ -4,11 +4,13 @@
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
+mod course;
 mod diff;
 mod dlpack;
 mod emulator;
 mod enter;
 mod feed;
+mod files;
 mod index;
 mod put;
 mod raise;
@@ -33,6 +35,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Stands in every result: rates of a debug build are not to be believed.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;
+    module.add_class::<files::PyFiles>()?;
     feed::register(module)?;
     Ok(())
 }

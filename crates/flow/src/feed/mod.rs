@@ -6,6 +6,7 @@
 
 mod count;
 mod decode;
+mod gather;
 mod glob;
 mod plan;
 mod run;
@@ -21,6 +22,7 @@ use penstock_types::{DType, Error, Result, TensorSpec};
 use tokio::runtime::Handle;
 
 pub use count::{Counted, Rung, count, scan};
+pub use gather::Wanted;
 pub(crate) use glob::Glob;
 pub use glob::{glob_matches, split_glob};
 pub use plan::{Steps, Tail};
@@ -30,7 +32,7 @@ pub use source::Source;
 pub use timing::{Busy, Waits};
 
 use crate::budget::Budget;
-use crate::order::Order;
+use crate::course::{Course, Leaf, Walk};
 use slot::{Layout, Pool};
 
 /// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
@@ -61,8 +63,11 @@ pub struct FeedSettings {
 /// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
 #[derive(Debug)]
 pub struct Feed {
-    source: Arc<Source>,
-    order: Order,
+    sources: Vec<Arc<Source>>,
+    leaves: Arc<[Leaf]>,
+    course: Arc<Course>,
+    /// Positions that the batches under way for one object may span.
+    horizon: u64,
     fields: Vec<Field>,
     weighted: bool,
     layout: Arc<Layout>,
@@ -74,16 +79,20 @@ pub struct Feed {
     read_ahead: u64,
     limit: u64,
     deadline: Duration,
+    gathered: gather::Cache,
 }
 
 impl Feed {
     /// A feed for batches of the shape of `steps` (whose cursor does not matter here).
     ///
+    /// `sources` and `leaves` belong together, one of each for every leaf of the course.
+    ///
     /// Errs with `BudgetExceeded` when the budget cannot hold what must be held at once: the batches that a shuffle
     /// window spans, one stored object, and what one thread inflates into.
     pub fn new(
-        source: Arc<Source>,
-        order: Order,
+        sources: Vec<Arc<Source>>,
+        leaves: Vec<Leaf>,
+        course: Course,
         mut fields: Vec<Field>,
         steps: Steps,
         settings: &FeedSettings,
@@ -91,6 +100,9 @@ impl Feed {
         steps.check()?;
         if fields.is_empty() {
             return Err(Error::config("fields", "none is given"));
+        }
+        if sources.len() != leaves.len() || course.leaves() != leaves.len() || steps.samples != course.samples() {
+            return Err(Error::bug("a feed's sources, leaves and course do not belong together"));
         }
         let rows = usize::try_from(steps.most_rows()).ok().filter(|&rows| u32::try_from(rows).is_ok());
         let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows are too many", steps.most_rows())))?;
@@ -105,14 +117,25 @@ impl Feed {
         let layout = Arc::new(Layout::new(&fields, rows)?);
 
         let slot = layout.bytes as u64;
-        let objects = &source.manifest().objects;
-        let stored = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
-        let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
-        // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
-        let scratch = if compressed { order.counts().most().saturating_mul(sample_bytes + 64).max(stored) } else { 0 };
-        let window = order.window().saturating_mul(order.counts().most()).clamp(1, order.samples().max(1));
+        let (mut stored, mut scratch) = (0, 0);
+        for (source, leaf) in sources.iter().zip(&leaves) {
+            let objects = &source.manifest().objects;
+            let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
+            let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
+            // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
+            let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
+            stored = stored.max(largest);
+            scratch = scratch.max(if compressed { inflated } else { 0 });
+        }
         // A window that begins at a batch's last sample keeps that batch and all that follow in it open.
-        let spanned = (1 + (window - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
+        let batches = |span: u64| (1 + (span.max(1) - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
+        let span = course.span(&leaves).min(course.samples().max(1));
+        // The windows of a mixture spread as widely as its weights are uneven: where half of the budget holds fewer
+        // batches than that, objects are read again instead.
+        let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
+        let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
+        let horizon = if course.is_mixed() { span.min(fits) } else { u64::MAX };
+        let spanned = batches(span.min(horizon));
         let pages = 4096 * (spanned + 2); // reservations are whole pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
         let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(need.saturating_mul(2)));
@@ -120,7 +143,7 @@ impl Feed {
             what: format!(
                 "{spanned} batches of {rows} samples of {sample_bytes} bytes (as many as a shuffle window of {} objects \
                  spans), with one object of {stored} bytes and {scratch} bytes to inflate it into,",
-                order.window()
+                leaves.iter().map(|leaf| leaf.order().window()).max().unwrap_or(1)
             ),
             need,
             budget: memory_bytes,
@@ -133,8 +156,10 @@ impl Feed {
         let max_in_flight = settings.max_in_flight.max(1);
         let read_ahead = settings.read_ahead.unwrap_or_else(|| (max_in_flight as u64).div_ceil(rows.max(1) as u64) + 1);
         Ok(Arc::new(Self {
-            source,
-            order,
+            sources,
+            leaves: leaves.into(),
+            course: Arc::new(course),
+            horizon,
             fields,
             weighted,
             layout,
@@ -146,12 +171,13 @@ impl Feed {
             read_ahead,
             limit: memory_bytes,
             deadline: settings.deadline,
+            gathered: gather::Cache::default(),
         }))
     }
 
-    /// The dataset.
-    pub fn source(&self) -> &Arc<Source> {
-        &self.source
+    /// A walk over the order of its samples.
+    pub fn walk(&self) -> Result<Walk> {
+        Walk::new(self.course.clone(), self.leaves.clone())
     }
 
     /// The fields of a batch; with a padded tail, last, the weights.
@@ -177,7 +203,7 @@ impl Feed {
     /// Begins a pass over an epoch from `steps.cursor` on.
     pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Run> {
         steps.check()?;
-        if steps.samples != self.order.samples() || steps.most_rows() as usize > self.layout.rows {
+        if steps.samples != self.course.samples() || steps.most_rows() as usize > self.layout.rows {
             return Err(Error::bug("a feed was started with steps that it was not made for"));
         }
         Run::start(self.clone(), runtime, epoch, steps)

@@ -3,14 +3,13 @@
 //!
 //! Owns batches, slices, tails and the grouping of a window's samples by object. Moves no bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use penstock_types::{Error, Result};
 
-use crate::order::EpochOrder;
+use crate::course::Walk;
 
 /// What happens to the samples that fill no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +120,8 @@ pub struct Want {
 /// One object and all that this rank wants of it within a window: it is fetched and inflated once for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
+    /// Of which dataset of the course.
+    pub leaf: usize,
     /// Which object.
     pub object: u64,
     /// What is wanted; never empty, batches ascend.
@@ -134,20 +135,44 @@ impl Task {
     }
 }
 
-/// The tasks of a rank in the order in which they are needed first. Holds one window at a time.
+/// A window of a leaf: (leaf, its epoch, lap of a padded tail, first position).
+type WindowKey = (usize, u64, u64, u64);
+
+/// A task that may want more.
+#[derive(Debug)]
+struct Growing {
+    task: Task,
+    window: WindowKey,
+    /// The position that opened it.
+    since: u64,
+}
+
+/// The tasks of a rank in the order in which they are needed first. Holds the windows that the first of them spans.
+///
+/// A window of a mixture's source is spread over many batches, all open at once; `horizon` bounds that: what an object
+/// is wanted for later than so many positions becomes a task of its own, and a second read.
 #[derive(Debug)]
 pub struct Tasks {
-    order: Arc<EpochOrder>,
+    walk: Walk,
+    epoch: u64,
     steps: Steps,
+    horizon: u64,
     batch: u64,
     row: u64,
-    ready: std::vec::IntoIter<Task>,
+    growing: VecDeque<Growing>,
+    /// Number of the first of `growing`.
+    first: u64,
+    seats: HashMap<(WindowKey, u64), u64>,
+    /// The window that each leaf was last seen in.
+    at: Vec<Option<WindowKey>>,
 }
 
 impl Tasks {
-    /// The tasks of `steps` in the order of `order`.
-    pub fn new(order: EpochOrder, steps: Steps) -> Self {
-        Self { order: Arc::new(order), steps, batch: 0, row: 0, ready: Vec::new().into_iter() }
+    /// The tasks of `steps` of an epoch.
+    pub fn new(walk: Walk, epoch: u64, steps: Steps, horizon: u64) -> Self {
+        let at = vec![None; walk.leaves()];
+        let (growing, seats) = (VecDeque::new(), HashMap::new());
+        Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, at }
     }
 
     /// The next position of this rank with its batch and row, not taken yet.
@@ -162,32 +187,31 @@ impl Tasks {
         None
     }
 
-    /// The tasks of the window that holds the next position.
-    fn window(&mut self) -> Option<Vec<Task>> {
-        let samples = self.steps.samples;
-        let first = self.peek()?.0;
+    /// Adds one position to the task that reads its object; false when there is none left.
+    fn grow(&mut self) -> bool {
+        let Some((position, batch, row)) = self.peek() else { return false };
+        self.row += 1;
         // Padded positions begin again at the epoch's first.
-        let lap = first / samples;
-        let order = self.order.clone();
-        let window = order.window(first % samples);
-        let mut tasks: Vec<Task> = Vec::new();
-        let mut seats: HashMap<u64, usize> = HashMap::new();
-        while let Some((position, batch, row)) = self.peek() {
-            if position / samples != lap || position % samples >= window.end {
-                break;
-            }
-            let place = window.locate(position % samples);
-            let want = Want { record: place.record, batch, row };
-            match seats.get(&place.object) {
-                Some(&seat) => tasks[seat].wants.push(want),
-                None => {
-                    seats.insert(place.object, tasks.len());
-                    tasks.push(Task { object: place.object, wants: vec![want] });
-                }
-            }
-            self.row += 1;
+        let found = self.walk.at(self.epoch, position % self.steps.samples);
+        let window = (found.leaf, found.epoch, position / self.steps.samples, found.window);
+        self.at[found.leaf] = Some(window);
+        let want = Want { record: found.place.record, batch, row };
+        let next = self.first + self.growing.len() as u64;
+        let seat = *self.seats.entry((window, found.place.object)).or_insert(next);
+        if seat == next {
+            let task = Task { leaf: found.leaf, object: found.place.object, wants: vec![want] };
+            self.growing.push_back(Growing { task, window, since: position });
+        } else {
+            self.growing[(seat - self.first) as usize].task.wants.push(want);
         }
-        Some(tasks)
+        true
+    }
+
+    /// True when the first task can want nothing more, or not within the horizon.
+    fn is_ripe(&mut self) -> bool {
+        let Some(Growing { window, since, .. }) = self.growing.front() else { return false };
+        let (window, since) = (*window, *since);
+        self.at[window.0] != Some(window) || self.peek().is_some_and(|(position, ..)| position - since >= self.horizon)
     }
 }
 
@@ -195,20 +219,27 @@ impl Iterator for Tasks {
     type Item = Task;
 
     fn next(&mut self) -> Option<Task> {
-        loop {
-            if let Some(task) = self.ready.next() {
-                return Some(task);
-            }
-            self.ready = self.window()?.into_iter();
-        }
+        while !self.is_ripe() && self.grow() {}
+        let Growing { task, window, .. } = self.growing.pop_front()?;
+        self.first += 1;
+        self.seats.remove(&(window, task.object));
+        Some(task)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::course::{Course, Leaf};
     use crate::order::{Counts, Order, Place, Shuffle};
     use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn tasks(order: &Order, epoch: u64, steps: Steps) -> Tasks {
+        let leaf = Leaf::from_order(order.clone());
+        let walk = Walk::new(Arc::new(Course::leaf(&leaf)), [leaf].as_slice().into()).unwrap();
+        Tasks::new(walk, epoch, steps, u64::MAX)
+    }
 
     fn tails() -> impl Strategy<Value = Tail> {
         prop::sample::select(vec![Tail::Ragged, Tail::Drop, Tail::Pad])
@@ -221,7 +252,7 @@ mod tests {
             let steps = Steps { rank, ..base };
             let mut rows: Vec<Vec<Option<Place>>> =
                 (0..steps.count()).map(|k| vec![None; (steps.slice(k).end - steps.slice(k).start) as usize]).collect();
-            for task in Tasks::new(order.epoch(epoch), steps) {
+            for task in tasks(order, epoch, steps) {
                 assert!(task.wants.is_sorted_by_key(|want| want.batch));
                 for want in task.wants {
                     let place = Place { object: task.object, record: want.record };
@@ -276,6 +307,41 @@ mod tests {
         }
 
         #[test]
+        fn prop_a_mixture_fills_every_row_within_its_horizon(
+            counts in prop::collection::vec(prop::collection::vec(1u64..5, 1..8), 1..4), weights in prop::collection::vec(1u64..9, 4),
+            samples in 1u64..60, (batch, world) in (1u64..12, 1u64..5), horizon in 1u64..40, tail in tails(),
+        ) {
+            let shuffle = Some(Shuffle { seed: 5, window: 3 });
+            let leaves: Vec<Leaf> =
+                counts.iter().map(|counts| Leaf::new(Counts::of(counts), None, shuffle).unwrap()).collect();
+            let course = Course::mix(leaves.iter().map(Course::leaf).collect(), &weights[..leaves.len()], samples).unwrap();
+            let (course, leaves): (_, Arc<[Leaf]>) = (Arc::new(course), leaves.into());
+            let walk = || Walk::new(course.clone(), leaves.clone()).unwrap();
+            for rank in 0..world {
+                let steps = Steps { samples, cursor: 0, global_batch: batch, rank, world, tail };
+                let mut rows: Vec<Vec<Option<(usize, Place)>>> =
+                    (0..steps.count()).map(|k| vec![None; (steps.slice(k).end - steps.slice(k).start) as usize]).collect();
+                let mut first = 0;
+                for task in Tasks::new(walk(), 3, steps, horizon) {
+                    prop_assert!(task.first_batch() >= first);
+                    first = task.first_batch();
+                    for want in &task.wants {
+                        prop_assert!((want.batch - first).saturating_sub(1) * batch < horizon);
+                        let place = Place { object: task.object, record: want.record };
+                        prop_assert_eq!(rows[want.batch as usize][want.row as usize].replace((task.leaf, place)), None);
+                    }
+                }
+                let mut walk = walk();
+                for (k, rows) in rows.iter().enumerate() {
+                    for (row, position) in rows.iter().zip(steps.slice(k as u64)) {
+                        let found = walk.at(3, position % samples);
+                        prop_assert_eq!(*row, Some((found.leaf, found.place)));
+                    }
+                }
+            }
+        }
+
+        #[test]
         fn prop_slices_differ_by_at_most_one(samples in 0u64..100, batch in 1u64..40, world in 1u64..50, tail in tails()) {
             let base = Steps { samples, cursor: 0, global_batch: batch, rank: 0, world, tail };
             for k in 0..base.count() {
@@ -293,7 +359,7 @@ mod tests {
     fn an_object_is_fetched_once_in_a_window() {
         let order = Order::new(Counts::Equal { objects: 6, each: 10 }, Some(Shuffle { seed: 3, window: 3 }));
         let steps = Steps { samples: 60, cursor: 0, global_batch: 7, rank: 0, world: 1, tail: Tail::Ragged };
-        assert_eq!(Tasks::new(order.epoch(0), steps).count(), 6);
+        assert_eq!(tasks(&order, 0, steps).count(), 6);
     }
 
     #[test]

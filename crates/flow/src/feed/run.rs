@@ -153,7 +153,7 @@ struct Inner {
 
 impl Run {
     pub(super) fn start(feed: Arc<Feed>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Self> {
-        let tasks = Tasks::new(feed.order.epoch(epoch), steps);
+        let tasks = Tasks::new(feed.walk()?, epoch, steps, feed.horizon);
         let (consumed, watched) = watch::channel(0u64);
         let (jobs, queue) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
@@ -210,6 +210,18 @@ impl Run {
                 Err(error)
             }
         }
+    }
+
+    /// True when [`Run::next`] would answer at once.
+    pub fn is_ready(&mut self) -> Result<bool> {
+        let Some(inner) = self.inner()? else { return Ok(true) };
+        let (steps, number) = (inner.shared.steps, inner.next);
+        if number >= steps.count() || steps.slice(number).is_empty() {
+            return Ok(true);
+        }
+        let state = locked(&inner.shared.state);
+        let complete = state.open.get(&number).is_some_and(|batch| batch.left.load(Ordering::Acquire) == 0);
+        Ok(complete || state.failed.is_some())
     }
 
     /// Seconds that the consumer waited, by what it waited for, and seconds that the threads were busy.
@@ -328,7 +340,7 @@ async fn run_ahead(
             batches.insert(number, batch);
         }
         let permit = requests.clone().acquire_owned().await.map_err(|_| Error::bug("the semaphore is never closed"))?;
-        let size = feed.source.entry(task.object).size;
+        let size = feed.sources[task.leaf].entry(task.object).size;
         let reserved = feed.budget.reserve("an object", size).await?;
         while let Some(done) = fetches.try_join_next() {
             joined(done)?;
@@ -336,7 +348,7 @@ async fn run_ahead(
         let (feed, jobs) = (feed.clone(), jobs.clone());
         fetches.spawn(async move {
             let sent = now();
-            let found = feed.source.fetch(task.object, Deadline::within(feed.deadline)).await;
+            let found = feed.sources[task.leaf].fetch(task.object, Deadline::within(feed.deadline)).await;
             drop(permit);
             let (bytes, trace) = match found {
                 Ok(found) => (Ok(found.bytes), Trace::fetched(found.sent, found.first_byte, found.done)),
@@ -387,15 +399,16 @@ fn work(shared: &Shared, queue: &Receiver<Job>) {
         }
         job.trace.began = now();
         let object = job.task.object;
+        let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
         let decoded = std::mem::replace(&mut job.bytes, Ok(Bytes::new())).and_then(|bytes| {
-            let place = || feed.source.place(object);
-            let records = feed.order.counts().records(object);
+            let place = || source.place(object);
+            let records = leaf.counts().records(object);
             let described =
-                Object { place: &place, codec: feed.source.codec(object), stored: &bytes, records, limit: feed.limit };
+                Object { place: &place, codec: source.codec(object), stored: &bytes, records, limit: feed.limit };
             let slot = |number: u64| job.batches.get(&number).map(|batch| &*batch.slot);
             let run = || decode(&described, &job.task.wants, feed.record_fields(), &slot, &mut scratch);
             catch_unwind(AssertUnwindSafe(run))
-                .unwrap_or_else(|_| Err(Error::bug(format!("decoding {} panicked", feed.source.place(object)))))
+                .unwrap_or_else(|_| Err(Error::bug(format!("decoding {} panicked", source.place(object)))))
         });
         job.trace.done = now();
         job.trace.inflated = decoded.as_ref().copied().unwrap_or(job.trace.done);

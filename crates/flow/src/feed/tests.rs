@@ -91,6 +91,13 @@ fn steps(samples: u64, global_batch: u64, rank: u64, world: u64, tail: Tail) -> 
     Steps { samples, cursor: 0, global_batch, rank, world, tail }
 }
 
+/// A feed of one dataset.
+fn feed(source: Arc<Source>, order: Order, fields: Vec<Field>, steps: Steps, set: &FeedSettings) -> Result<Arc<Feed>> {
+    let leaf = Leaf::from_order(order);
+    let course = Course::leaf(&leaf);
+    Feed::new(vec![source], vec![leaf], course, fields, steps, set)
+}
+
 fn values(tensor: &Tensor) -> Vec<f32> {
     let elements = tensor.shape.iter().product();
     // SAFETY: a delivered tensor is nobody else's, and f32 is what the caller asks for.
@@ -146,7 +153,7 @@ proptest! {
         let mut seen: Vec<Vec<u64>> = vec![Vec::new(); samples.div_ceil(batch) as usize];
         for rank in 0..world {
             let steps = steps(samples, batch, rank, world, Tail::Ragged);
-            let feed = Feed::new(source.clone(), order.clone(), fields(), steps, &settings()).unwrap();
+            let feed = feed(source.clone(), order.clone(), fields(), steps, &settings()).unwrap();
             let mut run = feed.start(case.runtime.handle(), 1, steps).unwrap();
             let found = ids(&mut run).unwrap();
             prop_assert_eq!(found.len(), seen.len());
@@ -161,7 +168,7 @@ fn feed_of(case: &World, batch: u64, tail: Tail, settings: &FeedSettings) -> Res
     let counted = case.count(&source)?;
     let steps = steps(counted.counts.samples(), batch, 0, 1, tail);
     let order = Order::new(counted.counts, Some(Shuffle { seed: 1, window: 4 }));
-    Ok((Feed::new(source, order, fields(), steps, settings)?, steps))
+    Ok((feed(source, order, fields(), steps, settings)?, steps))
 }
 
 #[test]
@@ -186,7 +193,7 @@ fn a_count_that_is_not_true_is_found_out() {
     let source = case.source(case.list().unwrap());
     let counted = case.runtime.block_on(count(&source, Some(1), Deadline::NEVER)).unwrap().unwrap();
     let steps = steps(2, 1, 0, 1, Tail::Ragged);
-    let feed = Feed::new(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
+    let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
     let error = next(&mut feed.start(case.runtime.handle(), 0, steps).unwrap()).unwrap_err();
     assert!(error.to_string().contains("o000.tfrecord.gz holds 2 records where its count says 1"), "{error}");
 }
@@ -248,7 +255,7 @@ fn a_bad_object_errs_at_its_batch_and_ends_the_pass() {
         let source = case.source(case.list().unwrap());
         let counted = case.runtime.block_on(count(&source, Some(1), Deadline::NEVER)).unwrap().unwrap();
         let steps = steps(8, 2, 0, 1, Tail::Ragged);
-        let feed = Feed::new(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
+        let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
         let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
         assert!(next(&mut run).unwrap().is_some());
         assert!(next(&mut run).unwrap().is_some());
@@ -269,7 +276,7 @@ fn an_object_replaced_or_gone_since_the_listing_is_told_apart() {
     case.fill(&[1; 1], true);
     case.runtime.block_on(case.store.delete(&[Key::from("d/o002.tfrecord.gz")], Deadline::NEVER)).unwrap();
     let steps = steps(3, 1, 0, 1, Tail::Ragged);
-    let feed = Feed::new(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
+    let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
     let start = |cursor| feed.start(case.runtime.handle(), 0, Steps { cursor, ..steps }).unwrap();
     assert_eq!(next(&mut start(0)).unwrap_err().code(), "changed");
     assert_eq!(next(&mut start(1)).unwrap().unwrap().cursor, 2);
@@ -350,7 +357,7 @@ fn a_budget_not_given_holds_what_must_be_held() {
         let spec = TensorSpec { dtype: DType::U8, shape: vec![side] };
         let field = vec![Field { name: "x".to_owned(), spec }];
         let order = Order::new(counted.counts.clone(), Some(Shuffle { seed: 1, window: 4 }));
-        Feed::new(source.clone(), order, field, steps, &none).unwrap().memory_bytes()
+        feed(source.clone(), order, field, steps, &none).unwrap().memory_bytes()
     };
     assert_eq!(budget(6), 1 << 30);
     assert!(budget(1 << 30) >= 2 * 2 * 4 * (1 << 30), "two batches of four may be open, twice over");

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The course of an epoch over one or several datasets: selections, takes, shards, repeats and mixtures, as arithmetic.
+//!
+//! Owns the way from a position of the whole to (dataset, its epoch, its position); `order` says which record stands there.
+//! Draws nothing and remembers nothing: a cursor of each source is a closed form of the global one, so a state stays one
+//! number. What stands here is a promise to saved states, as `order` is.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use penstock_types::{Error, Result, grouped};
+
+use crate::order::{Counts, EpochOrder, Order, Permutation, Place, Shuffle};
+
+/// Weights of a mixture are whole numbers; their sum stays below this.
+pub const MOST_WEIGHT: u64 = 1 << 48;
+
+/// One dataset of a course: its counts, the samples that were selected of it, and their order.
+#[derive(Debug, Clone)]
+pub struct Leaf {
+    counts: Counts,
+    order: Order,
+    /// Where the selection begins.
+    first: Place,
+}
+
+impl Leaf {
+    /// All samples of a dataset, or those of `select` (numbered as they are stored), in the order of `shuffle`.
+    pub fn new(counts: Counts, select: Option<Range<u64>>, shuffle: Option<Shuffle>) -> Result<Self> {
+        let samples = counts.samples();
+        let whole = select.as_ref().is_none_or(|range| *range == (0..samples));
+        let (Some(range), false) = (select, whole) else {
+            let order = Order::new(counts.clone(), shuffle);
+            return Ok(Self { counts, order, first: Place { object: 0, record: 0 } });
+        };
+        if range.start > range.end || range.end > samples {
+            let text = format!("{} to {} of {} samples", range.start, range.end, grouped(samples));
+            return Err(Error::config("select", text));
+        }
+        let (selected, first) = selected(&counts, &range);
+        Ok(Self { counts, order: Order::new(selected, shuffle), first })
+    }
+
+    /// All samples of a dataset in an order that is made already.
+    pub fn from_order(order: Order) -> Self {
+        Self { counts: order.counts().clone(), order, first: Place { object: 0, record: 0 } }
+    }
+
+    /// Records of each object, selected or not.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// The order of what is selected.
+    pub fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// Samples that a shuffle window holds at most.
+    pub fn window_samples(&self) -> u64 {
+        let order = &self.order;
+        order.window().saturating_mul(order.counts().most()).clamp(1, order.samples().max(1))
+    }
+
+    fn stored(&self, place: Place) -> Place {
+        let record = if place.object == 0 { place.record + self.first.record } else { place.record };
+        Place { object: place.object + self.first.object, record }
+    }
+}
+
+/// The counts of the objects that a range of samples touches, cut to it, and where it begins.
+fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
+    if let Counts::Equal { each, .. } = *counts
+        && each > 0
+        && range.start.is_multiple_of(each)
+        && range.end.is_multiple_of(each)
+    {
+        let objects = (range.end - range.start) / each;
+        return (Counts::Equal { objects, each }, Place { object: range.start / each, record: 0 });
+    }
+    let (mut start, mut cut, mut first) = (0u64, Vec::new(), None);
+    for object in 0..counts.objects() {
+        let records = counts.records(object);
+        let (from, to) = (start.max(range.start), (start + records).min(range.end));
+        if from < to {
+            first.get_or_insert(Place { object, record: from - start });
+            cut.push(to - from);
+        } else if first.is_some() && start < range.end {
+            cut.push(0); // an empty object in the middle keeps its number
+        }
+        start += records;
+    }
+    (Counts::of(&cut), first.unwrap_or(Place { object: 0, record: 0 }))
+}
+
+/// What a course does with positions.
+#[derive(Debug, Clone)]
+enum Step {
+    Leaf(usize),
+    Range { of: Box<Course>, start: u64 },
+    Repeat { of: Box<Course> },
+    Mix { of: Vec<Course>, schedule: Schedule },
+}
+
+/// The positions of an epoch, over the samples of one or several [`Leaf`]s.
+#[derive(Debug, Clone)]
+pub struct Course {
+    step: Step,
+    samples: u64,
+    leaves: usize,
+}
+
+impl Course {
+    /// One dataset, as its order says.
+    pub fn leaf(leaf: &Leaf) -> Self {
+        Self { step: Step::Leaf(0), samples: leaf.order.samples(), leaves: 1 }
+    }
+
+    /// Positions `range` of each epoch (cut where the epoch ends).
+    pub fn range(self, range: Range<u64>) -> Self {
+        let start = range.start.min(self.samples);
+        let samples = range.end.clamp(start, self.samples) - start;
+        Self { samples, leaves: self.leaves, step: Step::Range { of: Box::new(self), start } }
+    }
+
+    /// `times` epochs as one.
+    pub fn repeat(self, times: u64) -> Result<Self> {
+        let samples = self.samples.checked_mul(times).filter(|_| times > 0).ok_or_else(|| {
+            Error::config("repeat", format!("{times} times {} samples are no epoch", grouped(self.samples)))
+        })?;
+        Ok(Self { samples, leaves: self.leaves, step: Step::Repeat { of: Box::new(self) } })
+    }
+
+    /// Samples of several courses in the proportion of `weights`, `samples` to an epoch. Each course goes on where it
+    /// stood when the epoch ended, and begins its next epoch when its own is through. The leaves are numbered course
+    /// after course.
+    pub fn mix(courses: Vec<Course>, weights: &[u64], samples: u64) -> Result<Self> {
+        if courses.is_empty() || courses.len() != weights.len() {
+            return Err(Error::config("mix", format!("{} datasets have {} weights", courses.len(), weights.len())));
+        }
+        let sum = weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
+        if weights.contains(&0) || sum.is_none_or(|sum| sum > MOST_WEIGHT) {
+            return Err(Error::config("mix", "each weight is a whole number from 1 on, their sum is at most 2^48"));
+        }
+        if courses.iter().any(|course| course.samples == 0) {
+            return Err(Error::config("mix", "a dataset without samples cannot be mixed"));
+        }
+        let leaves = courses.iter().map(|course| course.leaves).sum();
+        Ok(Self { samples, leaves, step: Step::Mix { schedule: Schedule::new(weights), of: courses } })
+    }
+
+    /// Samples in an epoch.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// How many leaves it has.
+    pub fn leaves(&self) -> usize {
+        self.leaves
+    }
+
+    /// True when samples of several datasets alternate.
+    pub fn is_mixed(&self) -> bool {
+        match &self.step {
+            Step::Leaf(_) => false,
+            Step::Range { of, .. } | Step::Repeat { of } => of.is_mixed(),
+            Step::Mix { .. } => true,
+        }
+    }
+
+    /// Positions that one shuffle window is spread over, at most.
+    pub fn span(&self, leaves: &[Leaf]) -> u64 {
+        match &self.step {
+            Step::Leaf(number) => leaves.get(*number).map_or(1, Leaf::window_samples),
+            Step::Range { of, .. } => of.span(leaves).min(self.samples.max(1)),
+            Step::Repeat { of } => of.span(leaves),
+            Step::Mix { of, schedule } => {
+                let mut first = 0;
+                let spans = of.iter().zip(&schedule.weights).map(|(course, &weight)| {
+                    let span = course.span(leaves.get(first..).unwrap_or_default());
+                    first += course.leaves;
+                    // Two more for where the schedule stands at either end.
+                    let spread = (u128::from(span) + 2) * u128::from(schedule.sum) / u128::from(weight) + 1;
+                    u64::try_from(spread).unwrap_or(u64::MAX)
+                });
+                spans.max().unwrap_or(1)
+            }
+        }
+    }
+
+    /// The leaf, its epoch and its position that stand at `position` of `epoch`; `position` is below [`Self::samples`].
+    pub fn locate(&self, epoch: u64, position: u64) -> (usize, u64, u64) {
+        match &self.step {
+            Step::Leaf(number) => (*number, epoch, position),
+            Step::Range { of, start } => of.locate(epoch, start + position),
+            Step::Repeat { of } => {
+                let times = self.samples / of.samples.max(1);
+                let inner = epoch.wrapping_mul(times).wrapping_add(position / of.samples.max(1));
+                of.locate(inner, position % of.samples.max(1))
+            }
+            Step::Mix { of, schedule } => {
+                let global = u128::from(epoch) * u128::from(self.samples) + u128::from(position);
+                let (seat, draw) = schedule.at(global);
+                let samples = u128::from(of[seat].samples);
+                let (leaf, epoch, position) = of[seat].locate((draw / samples) as u64, (draw % samples) as u64);
+                (of[..seat].iter().map(|course| course.leaves).sum::<usize>() + leaf, epoch, position)
+            }
+        }
+    }
+}
+
+/// Which source each position of a mixture draws from: a binary tree of sources, at each node of which the left side
+/// takes ⌊(g·a + t/2) / t⌋ of the first g positions. Every cursor is a closed form, and stays within 2 of its share.
+#[derive(Debug, Clone)]
+struct Schedule {
+    weights: Vec<u64>,
+    sum: u64,
+}
+
+impl Schedule {
+    fn new(weights: &[u64]) -> Self {
+        Self { weights: weights.to_vec(), sum: weights.iter().sum() }
+    }
+
+    /// How many of the first `g` go to a side of weight `a` of `t`; the period `t` is taken out, so nothing overflows.
+    fn left(g: u128, a: u64, t: u64) -> u128 {
+        let (a, t) = (u128::from(a), u128::from(t));
+        g / t * a + (g % t * a + t / 2) / t
+    }
+
+    /// The source of position `g`, and how many positions before `g` it had.
+    fn at(&self, mut g: u128) -> (usize, u128) {
+        let (mut seats, mut sum) = (0..self.weights.len(), self.sum);
+        while seats.len() > 1 {
+            let middle = seats.start + seats.len() / 2;
+            let a: u64 = self.weights[seats.start..middle].iter().sum();
+            let before = Self::left(g, a, sum);
+            if Self::left(g + 1, a, sum) > before {
+                (seats, sum, g) = (seats.start..middle, a, before);
+            } else {
+                (seats, sum, g) = (middle..seats.end, sum - a, g - before);
+            }
+        }
+        (seats.start, g)
+    }
+}
+
+/// Where a position's sample is stored, and the run of its leaf's positions that lie in the same few objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Which leaf.
+    pub leaf: usize,
+    /// The leaf's epoch.
+    pub epoch: u64,
+    /// First position of the leaf's shuffle window.
+    pub window: u64,
+    /// Which record.
+    pub place: Place,
+}
+
+/// Looks positions up, and keeps what neighbours share: a leaf's order of an epoch, and its window.
+#[derive(Debug)]
+pub struct Walk {
+    course: Arc<Course>,
+    leaves: Arc<[Leaf]>,
+    seats: Vec<Option<Seat>>,
+}
+
+#[derive(Debug)]
+struct Seat {
+    epoch: u64,
+    order: EpochOrder,
+    window: Range<u64>,
+    samples: Permutation,
+}
+
+impl Walk {
+    /// A walk over a course of these leaves.
+    pub fn new(course: Arc<Course>, leaves: Arc<[Leaf]>) -> Result<Self> {
+        if course.leaves != leaves.len() {
+            return Err(Error::bug(format!("a course of {} leaves was given {}", course.leaves, leaves.len())));
+        }
+        Ok(Self { seats: leaves.iter().map(|_| None).collect(), course, leaves })
+    }
+
+    /// How many leaves it walks over.
+    pub fn leaves(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// What stands at `position` (below the course's samples) of `epoch`.
+    pub fn at(&mut self, epoch: u64, position: u64) -> Found {
+        let (leaf, epoch, position) = self.course.locate(epoch, position);
+        let seat = match &mut self.seats[leaf] {
+            Some(seat) if seat.epoch == epoch => seat,
+            empty => {
+                let order = self.leaves[leaf].order.epoch(epoch);
+                empty.insert(Seat { epoch, order, window: 0..0, samples: Permutation::identity(0) })
+            }
+        };
+        if !seat.window.contains(&position) {
+            (seat.window, seat.samples) = seat.order.window(position).parts();
+        }
+        let place = seat.order.place(seat.window.start + seat.samples.at(position - seat.window.start));
+        Found { leaf, epoch, window: seat.window.start, place: self.leaves[leaf].stored(place) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn leaf(counts: &[u64], seed: u64) -> Leaf {
+        Leaf::new(Counts::of(counts), None, Some(Shuffle { seed, window: 3 })).unwrap()
+    }
+
+    fn places(course: &Course, leaves: &[Leaf], epoch: u64) -> Vec<(usize, Place)> {
+        let mut walk = Walk::new(Arc::new(course.clone()), leaves.into()).unwrap();
+        let found = (0..course.samples()).map(|position| walk.at(epoch, position));
+        found.map(|found| (found.leaf, found.place)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn prop_a_cursor_counts_what_went_to_its_source(
+            weights in prop::collection::vec(1u64..1000, 1..9), from in 0u64..1 << 60,
+        ) {
+            let schedule = Schedule::new(&weights);
+            let mut next: Vec<Option<u128>> = vec![None; weights.len()];
+            for g in u128::from(from)..u128::from(from) + 3000 {
+                let (seat, draw) = schedule.at(g);
+                prop_assert!(next[seat].is_none_or(|want| want == draw));
+                next[seat] = Some(draw + 1);
+                let share = (g + 1) as f64 * weights[seat] as f64 / schedule.sum as f64;
+                if from < 1 << 40 {
+                    prop_assert!((draw as f64 + 1.0 - share).abs() < 2.0, "{draw} at {g}, share {share}");
+                }
+            }
+        }
+
+        #[test]
+        fn prop_a_selection_holds_its_samples_and_no_others(
+            counts in prop::collection::vec(0u64..6, 1..20), cut in (0u64..60, 0u64..60), seed: u64, window in 1u64..5,
+        ) {
+            let all = Counts::of(&counts);
+            let samples = all.samples();
+            let range = cut.0.min(cut.1).min(samples)..cut.0.max(cut.1).min(samples);
+            let stored = Order::new(all.clone(), None).epoch(0);
+            let want: HashSet<Place> = range.clone().map(|sample| stored.locate(sample)).collect();
+            let leaf = Leaf::new(all, Some(range.clone()), Some(Shuffle { seed, window })).unwrap();
+            let found = places(&Course::leaf(&leaf), &[leaf], 4);
+            prop_assert_eq!(found.len() as u64, range.end - range.start);
+            prop_assert_eq!(found.into_iter().map(|(_, place)| place).collect::<HashSet<_>>(), want);
+        }
+
+        #[test]
+        fn prop_shards_part_an_epoch_and_repeats_are_its_epochs(
+            counts in prop::collection::vec(0u64..6, 1..20), seed: u64, shards in 1u64..7, times in 1u64..4, epoch in 0u64..5,
+        ) {
+            let leaf = leaf(&counts, seed);
+            let whole = Course::leaf(&leaf);
+            let samples = whole.samples();
+            let mut parted = Vec::new();
+            for shard in 0..shards {
+                let range = samples * shard / shards..samples * (shard + 1) / shards;
+                parted.extend(places(&whole.clone().range(range), std::slice::from_ref(&leaf), epoch));
+            }
+            prop_assert_eq!(parted, places(&whole, std::slice::from_ref(&leaf), epoch));
+            let mut laps = Vec::new();
+            for lap in 0..times {
+                laps.extend(places(&whole, std::slice::from_ref(&leaf), epoch * times + lap));
+            }
+            prop_assert_eq!(places(&whole.repeat(times).unwrap(), &[leaf], epoch), laps);
+        }
+
+        #[test]
+        fn prop_a_source_of_a_mixture_gives_its_own_epochs_one_after_another(
+            counts in prop::collection::vec(prop::collection::vec(1u64..5, 1..6), 1..4), weights in prop::collection::vec(1u64..9, 4),
+            samples in 1u64..80,
+        ) {
+            let leaves: Vec<Leaf> = counts.iter().enumerate().map(|(at, counts)| leaf(counts, at as u64)).collect();
+            let courses: Vec<Course> = leaves.iter().map(Course::leaf).collect();
+            let mixed = Course::mix(courses.clone(), &weights[..leaves.len()], samples).unwrap();
+            let mut own: Vec<Vec<Place>> = vec![Vec::new(); leaves.len()];
+            for epoch in 0..3 {
+                for (leaf, place) in places(&mixed, &leaves, epoch) {
+                    own[leaf].push(place);
+                }
+            }
+            for (at, own) in own.iter().enumerate() {
+                let laps = (0..).flat_map(|epoch| places(&courses[at], std::slice::from_ref(&leaves[at]), epoch));
+                prop_assert_eq!(own, &laps.take(own.len()).map(|(_, place)| place).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    /// Saved states lean on the schedule as they lean on the order.
+    #[test]
+    fn schedule_stays_what_it_was() {
+        let schedule = Schedule::new(&[7, 2, 1]);
+        let seats: Vec<usize> = (0..20).map(|g| schedule.at(g).0).collect();
+        assert_eq!(seats, GOLDEN);
+    }
+    const GOLDEN: [usize; 20] = [0, 1, 0, 0, 0, 2, 0, 0, 1, 0, 0, 1, 0, 0, 0, 2, 0, 0, 1, 0];
+
+    #[test]
+    fn a_late_epoch_of_a_large_mixture_is_at_hand() {
+        let leaf = Leaf::new(Counts::Equal { objects: 1 << 40, each: 1 }, None, Some(Shuffle { seed: 1, window: 16 }));
+        let leaves = [leaf.clone().unwrap(), leaf.unwrap()];
+        let mixed = Course::mix(leaves.iter().map(Course::leaf).collect(), &[1, 2], u64::MAX).unwrap();
+        let mut walk = Walk::new(Arc::new(mixed), leaves.as_slice().into()).unwrap();
+        let seen: HashSet<(usize, Place)> =
+            (0..1000).map(|at| walk.at(1 << 62, u64::MAX - 1000 + at)).map(|found| (found.leaf, found.place)).collect();
+        assert_eq!(seen.len(), 1000);
+    }
+
+    #[test]
+    fn impossible_courses_are_refused() {
+        let leaf = leaf(&[2, 2], 1);
+        let course = Course::leaf(&leaf);
+        assert!(course.clone().repeat(0).is_err());
+        assert!(course.clone().repeat(u64::MAX).is_err());
+        assert!(Course::mix(vec![], &[], 1).is_err());
+        assert!(Course::mix(vec![course.clone()], &[0], 1).is_err());
+        assert!(Course::mix(vec![course.clone(), course.clone()], &[MOST_WEIGHT, 1], 1).is_err());
+        assert!(Course::mix(vec![course.clone().range(3..3)], &[1], 1).is_err());
+        assert!(Leaf::new(leaf.counts.clone(), Some(2..9), None).is_err());
+        assert_eq!(course.range(1..100).samples(), 3);
+    }
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The course of an epoch, as Python sees it: built step by step from listed datasets, then given to a feed or asked.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_flow::course::{Course, Leaf, Walk};
+use penstock_flow::order::Shuffle;
+use penstock_types::Error;
+use pyo3::prelude::*;
+
+use crate::enter::enter;
+use crate::feed::{PyCounted, PySource};
+
+/// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
+#[pyclass(name = "Course", module = "penstock._native", frozen)]
+pub struct PyCourse {
+    pub(crate) course: Course,
+    pub(crate) leaves: Vec<Leaf>,
+    pub(crate) sources: Vec<Py<PySource>>,
+    /// What neighbouring look-ups share.
+    walk: Mutex<Option<Walk>>,
+}
+
+impl PyCourse {
+    fn new(course: Course, leaves: Vec<Leaf>, sources: Vec<Py<PySource>>) -> Self {
+        Self { course, leaves, sources, walk: Mutex::default() }
+    }
+
+    fn with(&self, py: Python<'_>, course: Course) -> Self {
+        Self::new(course, self.leaves.clone(), self.sources.iter().map(|source| source.clone_ref(py)).collect())
+    }
+}
+
+#[pymethods]
+impl PyCourse {
+    /// One dataset; `select` (first, after the last) is of samples as they are stored.
+    #[staticmethod]
+    #[pyo3(signature = (source, counted, *, seed, window, select=None))]
+    fn leaf(
+        py: Python<'_>,
+        source: Py<PySource>,
+        counted: &PyCounted,
+        seed: Option<u64>,
+        window: u64,
+        select: Option<(u64, u64)>,
+    ) -> PyResult<Self> {
+        let shuffle = seed.map(|seed| Shuffle { seed, window });
+        let select = select.map(|(first, end)| first..end);
+        let leaf = enter(py, || Leaf::new(counted.counts().clone(), select, shuffle))?;
+        Ok(Self::new(Course::leaf(&leaf), vec![leaf], vec![source]))
+    }
+
+    /// Positions `start` to `stop` of each epoch.
+    fn range(&self, py: Python<'_>, start: u64, stop: u64) -> Self {
+        self.with(py, self.course.clone().range(start..stop))
+    }
+
+    /// `times` epochs as one.
+    fn repeat(&self, py: Python<'_>, times: u64) -> PyResult<Self> {
+        let course = enter(py, || self.course.clone().repeat(times))?;
+        Ok(self.with(py, course))
+    }
+
+    /// Several in the proportion of whole weights, `samples` to an epoch.
+    #[staticmethod]
+    fn mix(py: Python<'_>, courses: Vec<Py<PyCourse>>, weights: Vec<u64>, samples: u64) -> PyResult<Self> {
+        let steps = courses.iter().map(|course| course.get().course.clone()).collect();
+        let mixed = enter(py, || Course::mix(steps, &weights, samples))?;
+        let leaves = courses.iter().flat_map(|course| course.get().leaves.clone()).collect();
+        let sources = courses.iter().flat_map(|course| course.get().sources.iter());
+        Ok(Self::new(mixed, leaves, sources.map(|source| source.clone_ref(py)).collect()))
+    }
+
+    /// Samples in an epoch.
+    #[getter]
+    fn samples(&self) -> u64 {
+        self.course.samples()
+    }
+
+    /// The datasets that it draws from, in the order of their numbers.
+    #[getter]
+    fn sources(&self, py: Python<'_>) -> Vec<Py<PySource>> {
+        self.sources.iter().map(|source| source.clone_ref(py)).collect()
+    }
+
+    /// (dataset, object, record) of each position of an epoch.
+    fn places(&self, py: Python<'_>, epoch: u64, positions: Vec<u64>) -> PyResult<Vec<(usize, u64, u64)>> {
+        enter(py, || {
+            if let Some(position) = positions.iter().find(|&&position| position >= self.course.samples()) {
+                let text = format!("{position} is not below the {} samples", self.course.samples());
+                return Err(Error::config("position", text));
+            }
+            let mut kept = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut walk = match kept.take() {
+                Some(walk) => walk,
+                None => Walk::new(Arc::new(self.course.clone()), self.leaves.as_slice().into())?,
+            };
+            let found = positions.iter().map(|&position| {
+                let found = walk.at(epoch, position);
+                (found.leaf, found.place.object, found.place.record)
+            });
+            let found = found.collect();
+            *kept = Some(walk);
+            Ok(found)
+        })
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A store's keys as files: listed, described and read by ranges. What the fsspec adapter stands on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures::TryStreamExt;
+use penstock_store::{Meta, ObjectRef, Opened, StoreSettings, Version, open};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::enter::{enter, enter_async};
+
+/// (key, size, version, seconds since the epoch).
+type Described = (Vec<u8>, u64, Option<String>, Option<f64>);
+
+/// What a URL's store holds below it. Requests carry a deadline each.
+#[pyclass(name = "Files", module = "penstock._native", frozen)]
+pub struct PyFiles {
+    opened: Arc<Opened>,
+    deadline: Duration,
+}
+
+impl PyFiles {
+    fn key(&self, name: &[u8]) -> Key {
+        self.opened.prefix.join(name)
+    }
+
+    fn told(&self, meta: Meta) -> Described {
+        let key = meta.key.as_bytes();
+        let name = key.strip_prefix(self.opened.prefix.as_bytes()).unwrap_or(key).to_vec();
+        (name, meta.size, meta.version.map(|version| version.0), meta.modified_s)
+    }
+}
+
+#[pymethods]
+impl PyFiles {
+    #[new]
+    #[pyo3(signature = (url, env, *, deadline_s=600.0))]
+    fn new(py: Python<'_>, url: &str, env: HashMap<String, String>, deadline_s: f64) -> PyResult<Self> {
+        enter(py, || {
+            let deadline = Duration::try_from_secs_f64(deadline_s)
+                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
+            let url: Url = url.parse()?;
+            let opened = open(&url.as_folder(), &StoreSettings::from_env(&env)?, Default::default())?;
+            Ok(Self { opened: Arc::new(opened), deadline })
+        })
+    }
+
+    /// Objects whose name begins with `prefix`, in the byte order of names; at most `most` of them.
+    #[pyo3(signature = (prefix, *, most=None))]
+    fn described(&self, py: Python<'_>, prefix: &[u8], most: Option<usize>) -> PyResult<Vec<Described>> {
+        let (opened, key, deadline) = (self.opened.clone(), self.key(prefix), Deadline::within(self.deadline));
+        let found: Vec<Meta> = enter_async(py, async move {
+            let mut stream = opened.store.list(&key, None, deadline);
+            let mut found = Vec::new();
+            while most.is_none_or(|most| found.len() < most) {
+                let Some(meta) = stream.try_next().await? else { break };
+                found.push(meta);
+            }
+            Ok(found)
+        })?;
+        Ok(found.into_iter().map(|meta| self.told(meta)).collect())
+    }
+
+    /// One object; `NotFound` when there is none.
+    fn head(&self, py: Python<'_>, name: &[u8]) -> PyResult<Described> {
+        let (opened, key, deadline) = (self.opened.clone(), self.key(name), Deadline::within(self.deadline));
+        let meta = enter_async(py, async move { opened.store.head(&key, deadline).await })?;
+        Ok(self.told(meta))
+    }
+
+    /// Ranges (offset, length) of one object, cut at its end; of `version` where one is given.
+    #[pyo3(signature = (name, ranges, *, version=None))]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        name: &[u8],
+        ranges: Vec<(u64, u64)>,
+        version: Option<String>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let (opened, deadline) = (self.opened.clone(), Deadline::within(self.deadline));
+        let object = ObjectRef { key: self.key(name), version: version.map(Version) };
+        let parts = enter_async(py, async move {
+            let asked: Vec<ByteRange> = ranges.iter().map(|&(start, len)| ByteRange::new(start, len)).collect();
+            let mut got = opened.store.get_ranges(&object, &asked, deadline).await?;
+            let mut parts = vec![BytesMut::new(); asked.len()];
+            while let Some(chunk) = got.chunks.try_next().await? {
+                let part = parts.get_mut(chunk.range).ok_or_else(|| Error::bug("a chunk of no range"))?;
+                part.extend_from_slice(&chunk.bytes);
+            }
+            Result::Ok(parts)
+        })?;
+        Ok(parts.iter().map(|part| PyBytes::new(py, part)).collect())
+    }
+}

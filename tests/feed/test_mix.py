@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take, shard, repeat and mixtures: what they hold, on any ranks and after any restart."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from itertools import chain
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock
+
+from .conftest import batches, dataset, samples, write
+
+
+def flat(lists) -> list[int]:
+    return list(chain.from_iterable(lists))
+
+
+def read(shaped, epoch: int = 0) -> list[int]:
+    loader = penstock.Loader(shaped, batch_size=3, rank=0, world=1, threads=2)
+    loader.set_epoch(epoch)
+    return flat(batches(loader))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("mix") / "data", [2, 1, 4, 1, 3, 5, 2])
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    return dataset(folder)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Two datasets of two folders: samples of the second are numbered from 0 too."""
+    root = tmp_path_factory.mktemp("parts")
+    return dataset(write(root / "a", [3] * 5)).shuffle(1), dataset(write(root / "b", [1] * 7)).shuffle(2)
+
+
+def test_take_and_shard_before_a_shuffle_are_of_samples_as_stored(plain):
+    assert read(plain.take(5)) == [0, 1, 2, 3, 4]
+    assert read(plain.take(500)) == list(range(18))
+    fifth = [plain.shard(index, 5) for index in range(5)]
+    assert flat(read(part) for part in fifth) == list(range(18))
+    for part in fifth:
+        shuffled = part.shuffle(7, window=2)
+        assert shuffled.samples == len(read(part))
+        assert sorted(read(shuffled)) == sorted(read(shuffled, epoch=3)) == read(part)
+    assert sorted(read(plain.shard(1, 2).take(4).shuffle(3))) == [9, 10, 11, 12]
+
+
+def test_take_shard_and_repeat_after_a_shuffle_are_of_its_order(plain):
+    shuffled = plain.shuffle(7, window=2)
+    whole = [read(shuffled, epoch) for epoch in range(4)]
+    assert read(shuffled.take(5), 2) == whole[2][:5]
+    assert flat(read(shuffled.shard(index, 4), 1) for index in range(4)) == whole[1]
+    assert read(shuffled.repeat(2), 1) == whole[2] + whole[3]
+    assert read(shuffled.take(4).repeat(2), 0) == whole[0][:4] + whole[1][:4]
+    assert read(shuffled.repeat(2).take(20), 0) == (whole[0] + whole[1])[:20]
+
+
+def test_steps_that_say_nothing_clear_are_refused(plain):
+    for bad in (
+        lambda: plain.shard(3, 3),
+        lambda: plain.repeat(0),
+        lambda: plain.take(-1),
+        lambda: plain.repeat(2).shuffle(1),
+        lambda: plain.shuffle(1).take(3).shuffle(2),
+        lambda: penstock.mix({}),
+        lambda: penstock.mix({plain: 0.0}),
+        lambda: penstock.mix({plain: float("nan")}),
+        lambda: penstock.mix([(plain, 1), (plain.fields(y=penstock.tensor("float32", (4,))), 1)]),
+        lambda: penstock.mix({plain: 1}, samples=0),
+        lambda: penstock.mix({plain.take(0): 1}).samples,
+    ):
+        with pytest.raises(penstock.errors.ConfigError):
+            bad()
+
+
+def test_nothing_left_makes_no_batch(plain):
+    assert read(plain.take(0)) == []
+    assert read(plain.shuffle(1).take(0)) == []
+
+
+def test_mixture_gives_each_part_its_share_and_its_own_order(parts):
+    a, b = parts
+    mixed = penstock.mix({a: 0.7, b: 0.3}, samples=40)
+    own = {0: [], 1: []}
+    for epoch in range(3):
+        places = mixed.course().places(epoch, range(40))
+        drawn = [leaf for leaf, _, _ in places]
+        assert abs(drawn.count(0) - 28) <= 2
+        for leaf, sample in zip(drawn, read(mixed, epoch), strict=True):
+            own[leaf].append(sample)
+    for leaf, part in enumerate(parts):
+        laps = flat(read(part, epoch) for epoch in range(20))
+        assert own[leaf] == laps[: len(own[leaf])]
+
+
+def test_mixture_default_epoch_is_as_long_as_its_parts_and_says_so(parts):
+    mixed = penstock.mix({parts[0]: 3, parts[1]: 1})
+    assert len(penstock.Loader(mixed, batch_size=4)) == 6
+    assert mixed.weights == (0.75, 0.25)
+    assert "0.75: Dataset(" in repr(mixed)
+    assert repr(mixed.take(3)).endswith("take 3)")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    weights=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    count=st.integers(1, 60),
+    batch=st.integers(1, 9),
+    world=st.integers(1, 4),
+    stop=st.integers(0, 12),
+    later=st.tuples(st.integers(1, 9), st.integers(1, 4)),
+    epoch=st.integers(0, 5),
+    memory=st.sampled_from([None, 60_000]),
+)
+def test_prop_mixture_any_ranks_and_any_restart_give_one_sequence(
+    parts, weights, count, batch, world, stop, later, epoch, memory
+):
+    mixed = penstock.mix(list(zip(parts, weights, strict=True)), samples=count).repeat(2).take(2 * count - 1)
+
+    def loader(global_batch: int, rank: int = 0, of: int = 1) -> penstock.Loader:
+        made = penstock.Loader(mixed, global_batch=global_batch, rank=rank, world=of, threads=2, memory_bytes=memory)
+        made.set_epoch(epoch)
+        return made
+
+    reference = flat(batches(loader(1)))
+    assert len(reference) == 2 * count - 1
+    first, states = [], []
+    for rank in range(world):
+        mine = loader(batch, rank, world)
+        walk = iter(mine)
+        first.append([samples(next(walk)) for _ in range(min(stop, len(mine)))])
+        states.append(json.dumps(mine.state_dict()))
+    assert len(set(states)) == 1
+    assert len(states[0]) < 1024
+    rest = []
+    for rank in range(later[1]):
+        mine = loader(later[0], rank, later[1])
+        mine.load_state_dict(json.loads(states[0]))
+        rest.append(batches(mine))
+    merged = [flat(rows) for rows in zip(*first, strict=True)] + [flat(rows) for rows in zip(*rest, strict=True)]
+    assert flat(merged) == reference
+
+
+def test_state_of_another_mixture_is_refused(parts):
+    a, b = parts
+    state = penstock.Loader(penstock.mix({a: 1, b: 1}), batch_size=2).state_dict()
+    for other in (penstock.mix({a: 1, b: 2}), penstock.mix({b: 1, a: 1}), penstock.mix({a: 1, b: 1}, samples=9), a):
+        with pytest.raises(penstock.errors.ConfigError, match="state: its"):
+            penstock.Loader(other, batch_size=2).load_state_dict(state)
+    with pytest.raises(penstock.errors.ConfigError, match="steps is None and this loader's is 'take:22:0'"):
+        penstock.Loader(penstock.mix({a: 1, b: 1}).take(22), batch_size=2).load_state_dict(state)
+
+
+def test_mixture_of_mixtures_pickles_and_keeps_its_order(parts):
+    a, b = parts
+    nested = penstock.mix([(penstock.mix({a: 1, b: 1}), 2), (b, 1)], samples=30)
+    want = read(nested)
+    assert read(pickle.loads(pickle.dumps(nested))) == want
+
+
+def test_state_of_many_steps_stays_small(plain):
+    many = plain.shuffle(1)
+    for _ in range(300):
+        many = many.take(18)
+    state = penstock.Loader(many, batch_size=2).state_dict()
+    assert len(json.dumps(state)) < 1024
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(window=st.integers(1, 8), world=st.integers(1, 4), batch=st.integers(1, 12))
+def test_prop_expected_gets_are_those_that_the_order_makes(tmp_path_factory, window, world, batch):
+    """Counted over the positions of 40 epochs: every rank reads an object once a window."""
+    folder = tmp_path_factory.getbasetemp() / "gets"
+    shuffled = dataset(folder if folder.exists() else write(folder, [6] * 24)).shuffle(3, window=window)
+    batch *= world
+    course, count = shuffled.course(), shuffled.samples
+    reads = 0
+    for epoch in range(40):
+        seen = set()
+        for position, (_, item, _) in enumerate(course.places(epoch, range(count))):
+            start = position // batch * batch
+            size = min(batch, count - start)
+            rank = next(r for r in range(world) if position - start < size * (r + 1) // world)
+            seen.add((rank, item))
+        reads += len(seen)
+    gets = shuffled.expected_gets(batch, world) * count / batch
+    assert gets == pytest.approx(reads / 40, rel=0.15)

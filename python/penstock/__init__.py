@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import errors, torch
     from penstock._native import __version__
-    from penstock.feed import Dataset, Loader, open, tensor  # noqa: A004
+    from penstock.feed import Dataset, Loader, mix, open, tensor  # noqa: A004
 
-__all__ = ["Dataset", "Loader", "__version__", "errors", "open", "tensor", "torch"]
+__all__ = ["Dataset", "Loader", "__version__", "errors", "mix", "open", "tensor", "torch"]
 
 _HOMES = {
     "Dataset": "penstock.feed",
     "Loader": "penstock.feed",
+    "mix": "penstock.feed",
     "open": "penstock.feed",
     "tensor": "penstock.feed",
     "__version__": "penstock._native",

@@ -12,8 +12,10 @@ from typing_extensions import Buffer
 __all__ = [
     "ORDER_VERSION",
     "Counted",
+    "Course",
     "Emulator",
     "Feed",
+    "Files",
     "Run",
     "Source",
     "StageJob",
@@ -140,6 +142,8 @@ class Source:
     def size_bytes(self) -> int: ...
     @property
     def ignored(self) -> int: ...
+    def key(self, number: int) -> str: ...
+    def logical_name(self, number: int) -> str: ...
 
 # Record counts, how they were found, and the fingerprint of the logical dataset.
 @final
@@ -155,17 +159,31 @@ class Counted:
     @property
     def window(self) -> int: ...
 
+# Positions of an epoch over one or several datasets: arithmetic, no I/O. `places` gives (dataset, object, record).
+@final
+class Course:
+    @staticmethod
+    def leaf(
+        source: Source, counted: Counted, *, seed: int | None, window: int, select: tuple[int, int] | None = None
+    ) -> Course: ...
+    @staticmethod
+    def mix(courses: Sequence[Course], weights: Sequence[int], samples: int) -> Course: ...
+    def range(self, start: int, stop: int) -> Course: ...
+    def repeat(self, times: int) -> Course: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def sources(self) -> list[Source]: ...
+    def places(self, epoch: int, positions: Sequence[int]) -> list[tuple[int, int, int]]: ...
+
 # A feed for one rank's batches. Threads and requests exist only while one of its runs does.
 @final
 class Feed:
     def __new__(
         cls,
-        source: Source,
-        counted: Counted,
+        course: Course,
         fields: Sequence[tuple[str, str, Sequence[int]]],
         *,
-        seed: int | None,
-        window: int,
         global_batch: int,
         rank: int,
         world: int,
@@ -182,14 +200,26 @@ class Feed:
     @property
     def memory_bytes(self) -> int: ...
     def start(self, epoch: int, cursor: int) -> Run: ...
+    def gather(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Tensor]: ...
     def metrics(self) -> dict[str, float]: ...
 
 # One pass over an epoch: (fields, rows, cursor) a batch.
 @final
 class Run:
     def next(self) -> tuple[dict[str, Tensor], int, int] | None: ...
+    def is_ready(self) -> bool: ...
     def timing(self) -> dict[str, float]: ...
     def close(self) -> None: ...
+
+# What a URL's store holds below it, as files. Names are bytes; a description is (name, size, version, modified).
+@final
+class Files:
+    def __new__(cls, url: str, env: Mapping[str, str], *, deadline_s: float = 600.0) -> Files: ...
+    def described(
+        self, prefix: bytes, *, most: int | None = None
+    ) -> list[tuple[bytes, int, str | None, float | None]]: ...
+    def head(self, name: bytes) -> tuple[bytes, int, str | None, float | None]: ...
+    def read(self, name: bytes, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> list[bytes]: ...
 
 @final
 class StageRequest:

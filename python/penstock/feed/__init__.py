@@ -7,6 +7,7 @@ from `penstock.feed.torch`). Adapters are imported when they are used.
 
 from penstock.feed.dataset import Dataset, TensorSpec, open, tensor  # noqa: A004 - the verb is the API
 from penstock.feed.loader import Loader
+from penstock.feed.mixture import Mixture, mix
 from penstock.feed.report import Report
 
-__all__ = ["Dataset", "Loader", "Report", "TensorSpec", "open", "tensor"]
+__all__ = ["Dataset", "Loader", "Mixture", "Report", "TensorSpec", "mix", "open", "tensor"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
+from penstock.feed.shape import Shaped, cut, expected_reads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,7 @@ class _Counts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Dataset:
+class Dataset(Shaped):
     """A listed dataset. Immutable; `fields` and `shuffle` give new ones. Pickles without connections or credentials."""
 
     source: _native.Source
@@ -88,14 +89,26 @@ class Dataset:
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} objects cannot be mixed", where="window")
-        return replace(self, seed=seed, asked_window=window)
+        steps = self.steps
+        names = [name for name, _, _ in steps]
+        # What stands behind an order cannot come before another one; a shuffle right after a shuffle replaces it.
+        is_behind = names[-1:] != ["shuffle"] if "shuffle" in names else self.seed is not None and bool(steps)
+        if is_behind or "repeat" in names:
+            raise ConfigError(
+                "shuffle: it comes before repeat, and is not given again behind other steps",
+                where="shuffle",
+                hint="ds.shuffle(seed).repeat(n) gives each pass an order of its own",
+            )
+        if steps and "shuffle" not in names:
+            steps = (*steps, ("shuffle", 0, 0))
+        return replace(self, seed=seed, asked_window=window, steps=steps)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name} {spec.dtype} {list(spec.shape)}" for name, spec in self.specs)
         parts = [self.url, f"{self.source.objects:,} objects"]
         parts += [f"fields {fields}"] if fields else []
         parts += [f"seed {self.seed}"] if self.seed is not None else []
-        return f"Dataset({', '.join(parts)})"
+        return f"Dataset({', '.join(parts)}{self._told_steps()})"
 
     @property
     def url(self) -> str:
@@ -122,9 +135,22 @@ class Dataset:
         return self._counts.found
 
     @property
-    def samples(self) -> int:
-        """Samples in an epoch."""
-        return self.counted().samples
+    def rung(self) -> str:
+        """How the records were counted."""
+        return self.counted().rung
+
+    def _base(self) -> _native.Course:
+        counted = self.counted()
+        names = [name for name, _, _ in self.steps]
+        start, stop = 0, counted.samples
+        if "shuffle" in names:
+            for name, a, b in self.steps[: names.index("shuffle")]:
+                first, last = cut(stop - start, name, a, b)
+                start, stop = start + first, start + last
+        return _native.Course.leaf(self.source, counted, seed=self.seed, window=self.window, select=(start, stop))
+
+    def _gets(self, batch: float, world: int) -> float:
+        return expected_reads(self.counted().samples, self.source.objects, self.window, batch, world)
 
     @property
     def fingerprint(self) -> str:

@@ -21,8 +21,8 @@ from penstock.feed import report as reporting
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.feed.dataset import Dataset
     from penstock.feed.report import Report
+    from penstock.feed.shape import Shaped
 
 __all__ = ["BaseLoader", "Loader"]
 
@@ -60,7 +60,7 @@ class BaseLoader(Generic[Batch]):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Shaped,
         *,
         batch_size: int | None = None,
         global_batch: int | None = None,
@@ -158,11 +158,8 @@ class BaseLoader(Generic[Batch]):
     def _native_feed(self) -> _native.Feed:
         if self._feed is None or self._feed[0] != os.getpid():
             made = _native.Feed(
-                self.dataset.source,
-                self.dataset.counted(),
+                self.dataset.course(),
                 [(name, spec.dtype, list(spec.shape)) for name, spec in self.dataset.specs],
-                seed=self.dataset.seed,
-                window=self.dataset.window,
                 global_batch=self.global_batch,
                 rank=self.rank,
                 world=self.world,
@@ -209,10 +206,7 @@ class BaseLoader(Generic[Batch]):
         return {
             "version": STATE_VERSION,
             "order": _native.ORDER_VERSION,
-            "fingerprint": self.dataset.fingerprint,
-            "seed": self.dataset.seed,
-            "window": self.dataset.window,
-            "samples": self.dataset.samples,
+            **self.dataset.identity(),
             "epoch": self._epoch,
             "cursor": self._cursor,
         }
@@ -224,10 +218,10 @@ class BaseLoader(Generic[Batch]):
             ConfigError: The state is of another dataset, seed or window; the message has both values.
         """
         mine = self.state_dict()
-        for name in ("version", "order", "fingerprint", "seed", "window", "samples"):
-            if state.get(name) != mine[name]:
+        for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps"):
+            if state.get(name) != mine.get(name):
                 raise ConfigError(
-                    f"state: its {name} is {state.get(name)!r} and this loader's is {mine[name]!r}", where="state"
+                    f"state: its {name} is {state.get(name)!r} and this loader's is {mine.get(name)!r}", where="state"
                 )
         epoch, cursor = state.get("epoch"), state.get("cursor")
         if not isinstance(epoch, int) or not 0 <= epoch < 2**63:
@@ -252,8 +246,9 @@ class BaseLoader(Generic[Batch]):
             live.measure()
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
         facts = {
-            "counts": self.dataset.counted().rung,
+            "counts": self.dataset.rung,
             "window": self.dataset.window,
+            "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world),
             "threads": feed.threads if feed is not None else 0,
             "max_in_flight": self._bounds["max_in_flight"],
             "memory_bytes": feed.memory_bytes if feed is not None else self._bounds["memory_bytes"],

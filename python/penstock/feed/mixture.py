@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures: several datasets as one, in the proportion of weights, each with its own order.
+
+Owns the weights and what an epoch of a mixture is. Which source a position draws from, and where that source then
+stands, are closed forms in the core; nothing is drawn and no cursor but the global one is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import ConfigError
+from penstock.feed.shape import Shaped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.feed.dataset import Dataset
+
+__all__ = ["Mixture", "mix"]
+
+_SCALE = 2**32
+"""Weights are whole parts of about 2^32: exact for the ratios that people write, and the same on every machine."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Mixture(Shaped):
+    """Several datasets as one. Immutable; what a `Loader` takes, as a `Dataset` is."""
+
+    parts: tuple[tuple[Dataset | Mixture, int], ...] = ()
+    asked_samples: int | None = None
+
+    @property
+    def specs(self) -> tuple[tuple[str, Any], ...]:
+        """The fields, which all parts share."""
+        return self.parts[0][0].specs
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Each part's share of the samples."""
+        total = sum(weight for _, weight in self.parts)
+        return tuple(weight / total for _, weight in self.parts)
+
+    @property
+    def seed(self) -> int | None:
+        """None: each part has its own."""
+        return None
+
+    @property
+    def window(self) -> int:
+        """The largest of the parts' windows, in objects."""
+        return max(part.window for part, _ in self.parts)
+
+    @property
+    def rung(self) -> str:
+        """How the parts' records were counted."""
+        return ", ".join(dict.fromkeys(part.rung for part, _ in self.parts))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the parts' identities and their weights."""
+        parts = [[part.identity(), weight] for part, weight in self.parts]
+        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def _base(self) -> _native.Course:
+        samples = sum(part.samples for part, _ in self.parts) if self.asked_samples is None else self.asked_samples
+        return _native.Course.mix([part.course() for part, _ in self.parts], [w for _, w in self.parts], samples)
+
+    def _gets(self, batch: float, world: int) -> float:
+        return sum(
+            part.expected_gets(batch * share, world) for (part, _), share in zip(self.parts, self.weights, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{share:.3g}: {part!r}" for (part, _), share in zip(self.parts, self.weights, strict=True))
+        return f"Mixture({parts}{self._told_steps()})"
+
+
+def mix(
+    parts: Mapping[Dataset | Mixture, float] | Iterable[tuple[Dataset | Mixture, float]],
+    *,
+    samples: int | None = None,
+) -> Mixture:
+    """Several datasets as one: `mix({a: 0.7, b: 0.3})` draws 7 samples of `a` for 3 of `b`, evenly spread.
+
+    Each part keeps its own order (seed, window, shards): all of its samples come once before one comes again, however
+    often the mixture's epochs begin. The weights are of samples, and need not sum to 1.
+
+    Args:
+        parts: Datasets with the same fields, and their weights. Their order is part of the order.
+        samples: In an epoch of the mixture; by default as many as its parts have together.
+    Raises:
+        ConfigError: No part, a weight that is not above 0, fields that differ.
+    """
+    pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
+    if not pairs:
+        raise ConfigError("mix: no dataset is given", where="mix")
+    for part, weight in pairs:
+        if not isinstance(part, Shaped):
+            raise ConfigError(f"mix: {type(part).__name__} is no penstock.Dataset", where="mix")
+        if not math.isfinite(weight) or weight <= 0:
+            raise ConfigError(f"mix: {weight!r} is no weight (above 0)", where="mix")
+        if part.specs != pairs[0][0].specs:
+            raise ConfigError(
+                f"mix: {part!r} has other fields than {pairs[0][0]!r}",
+                where="mix",
+                hint="give every part the same .fields(...)",
+            )
+    if samples is not None:
+        samples = operator.index(samples)
+        if not 1 <= samples < 2**63:
+            raise ConfigError(f"samples: {samples} make no epoch", where="samples")
+    total = sum(Fraction(weight) for _, weight in pairs)
+    scaled = [max(1, round(Fraction(weight) / total * _SCALE)) for _, weight in pairs]
+    divisor = math.gcd(*scaled)
+    whole = tuple((part, weight // divisor) for (part, _), weight in zip(pairs, scaled, strict=True))
+    return Mixture(parts=whole, asked_samples=samples)

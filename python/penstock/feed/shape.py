@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What datasets and mixtures share: take, shard, repeat and map, and what a loader asks of them.
+
+Owns the steps between an order and the positions of an epoch, and the reads that a batch is expected to cost. Every step
+is arithmetic; none of them reads a sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from penstock import _native
+
+__all__ = ["Shaped", "expected_reads"]
+
+_LONGEST = 400
+"""Characters of steps that stand in a state as they are; more are hashed, so that a state stays under 1 KB."""
+
+Step = tuple[str, int, int]
+"""What was asked for: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0)."""
+
+
+def expected_reads(samples: int, objects: int, window: int, batch: float, world: int) -> float:
+    """Objects that a global batch reads on average, over all ranks.
+
+    Each rank reads an object once a window if any of its samples are there. A window of w samples in K objects meets
+    r = (w - g) / b + 1 slices of b samples, g their greatest common divisor, but no more than there are ranks; each of
+    those has n = w / r of its samples, spread evenly: an object of m samples has none of them with probability
+    C(w - m, n) / C(w, n).
+    """
+    if samples == 0 or objects == 0 or batch <= 0:
+        return 0.0
+    blocks = min(window, objects)
+    w, b = samples * blocks / objects, batch / world
+    g = math.gcd(round(w), round(b)) if w.is_integer() and float(b).is_integer() else min(1.0, b)
+    ranks = min(float(world), (w - g) / b + 1)
+    m, n = w / blocks, w / ranks
+    if w - m < n:
+        missed = 0.0
+    else:
+        lg = math.lgamma
+        missed = math.exp(lg(w - m + 1) + lg(w - n + 1) - lg(w - m - n + 1) - lg(w + 1))
+    return blocks * (1 - missed) * ranks * batch / w
+
+
+@dataclass(slots=True)
+class _Made:
+    """What was worked out once. A copy in another process works it out again."""
+
+    course: _native.Course | None = None
+    identity: dict[str, Any] | None = None
+
+    def __reduce__(self) -> tuple[type[_Made], tuple[()]]:
+        return (_Made, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaped:
+    """A dataset or a mixture. Immutable: each method gives a new one."""
+
+    steps: tuple[Step, ...] = ()
+    _made: _Made = field(default_factory=_Made, init=False, repr=False, compare=False)
+
+    def take(self, count: int) -> Self:
+        """The first `count` samples of each epoch, fewer where there are not as many.
+
+        Before `shuffle`, the first as stored, the same in every epoch; after it, the first of each epoch's order.
+        """
+        count = operator.index(count)
+        if not 0 <= count < 2**63:
+            raise ConfigError(f"take: {count} samples cannot be taken", where="take")
+        return self._step("take", count, 0)
+
+    def shard(self, index: int, count: int) -> Self:
+        """Part `index` of `count` contiguous parts, whose sizes differ by at most one; together they are everything.
+
+        Before `shuffle`, a fixed part of the samples as stored (as for a validation set); after it, a part of each
+        epoch's order, which holds other samples every epoch. Ranks need none of this: a `Loader` slices by itself.
+        """
+        index, count = operator.index(index), operator.index(count)
+        if not 0 <= index < count < 2**63:
+            raise ConfigError(f"shard: {index} is not one of {count} shards (0 to N - 1)", where="shard")
+        return self._step("shard", index, count)
+
+    def repeat(self, times: int) -> Self:
+        """`times` epochs as one: epoch e of the result is epochs e x times to (e + 1) x times - 1, each in its own order."""
+        times = operator.index(times)
+        if not 1 <= times < 2**63:
+            raise ConfigError(f"repeat: {times} times make no epoch", where="repeat")
+        return self._step("repeat", times, 0)
+
+    def _step(self, *step: Any) -> Self:
+        return replace(self, steps=(*self.steps, step))
+
+    def _told_steps(self) -> str:
+        told = [
+            f"{name} {a}/{b}" if name == "shard" else f"{name} {a}" for name, a, b in self.steps if name != "shuffle"
+        ]
+        return "".join(f", {text}" for text in told)
+
+    # What a part must say.
+
+    @property
+    def specs(self) -> tuple[tuple[str, Any], ...]:
+        """Names of the fields, and what they are."""
+        raise NotImplementedError
+
+    @property
+    def seed(self) -> int | None:
+        """Names the order."""
+        raise NotImplementedError
+
+    @property
+    def window(self) -> int:
+        """Objects whose samples mix."""
+        raise NotImplementedError
+
+    @property
+    def rung(self) -> str:
+        """How the records were counted."""
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the logical dataset."""
+        raise NotImplementedError
+
+    def _base(self) -> _native.Course:
+        """The course before `steps` (those behind a shuffle)."""
+        raise NotImplementedError
+
+    def _gets(self, batch: float, world: int) -> float:
+        raise NotImplementedError
+
+    # What a loader asks.
+
+    def course(self) -> _native.Course:
+        """The positions of an epoch. Counts the records, where that was not done yet."""
+        if self._made.course is not None:
+            return self._made.course
+        course = self._base()
+        names = [name for name, _, _ in self.steps]
+        behind = names.index("shuffle") + 1 if "shuffle" in names else 0
+        for name, a, b in self.steps[behind:]:
+            course = _apply(course, name, a, b)
+        self._made.course = course
+        return course
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch."""
+        return self.course().samples
+
+    def identity(self) -> dict[str, Any]:
+        """What a state must agree on; under 700 bytes as JSON."""
+        if self._made.identity is None:
+            mine: dict[str, Any] = {
+                "fingerprint": self.fingerprint,
+                "seed": self.seed,
+                "window": self.window,
+                "samples": self.samples,
+            }
+            if self.steps:
+                steps = " ".join(f"{name}:{a}:{b}" for name, a, b in self.steps)
+                mine["steps"] = (
+                    steps if len(steps) <= _LONGEST else hashlib.blake2b(steps.encode(), digest_size=16).hexdigest()
+                )
+            self._made.identity = mine
+        return dict(self._made.identity)
+
+    def expected_gets(self, batch: float, world: int = 1) -> float:
+        """Object reads that a global batch costs on average, over all ranks: what `window` trades for mixing.
+
+        An object above 16 MiB is read in parts of 8 MiB, a request each; a cache reads less.
+        """
+        return self._gets(batch, world)
+
+
+def cut(samples: int, name: str, a: int, b: int) -> tuple[int, int]:
+    """The range of positions that `take` and `shard` leave."""
+    return (0, min(a, samples)) if name == "take" else (samples * a // b, samples * (a + 1) // b)
+
+
+def _apply(course: _native.Course, name: str, a: int, b: int) -> _native.Course:
+    if name == "repeat":
+        return course.repeat(a)
+    return course.range(*cut(course.samples, name, a, b))

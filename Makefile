@@ -39,6 +39,7 @@ STAMPS := $(TOOLS)/stamps
 VERSITYGW := v1.8.0
 AZURITE := 3.35.0
 FAKE_GCS := v1.56.1
+HADOOP := 3.4.1
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 # Nothing a developer's shell activated may leak in; uv and maturin find our environment by this alone.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -148,7 +149,7 @@ test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large fo
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/chromium ## Real stores to test against (S3, Azure, GCS) and a browser
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/chromium ## Real stores to test against (S3, Azure, GCS, HDFS) and a browser
 
 .PHONY: lock
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
@@ -200,6 +201,17 @@ $(STAMPS)/azurite-$(AZURITE): | $(STAMPS)
 $(STAMPS)/fake-gcs-$(FAKE_GCS): | $(STAMPS)
 	$(call SAY,fake-gcs-server $(FAKE_GCS)$(comma) the Google peer of the store tests$(comma) about a minute to compile)
 	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
+	@touch $@
+
+$(STAMPS)/hadoop-$(HADOOP): tests/hdfs/pom.xml | $(STAMPS)
+	$(call SAY,Hadoop $(HADOOP)$(comma) the HDFS peer of the store tests$(comma) 91 MB of jars from Maven)
+	@{ command -v java && command -v mvn; } > /dev/null || { \
+		echo "set-up: Java and Maven from Debian (~150 MB)"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install=($(SUDO) apt-get install -y -qq --no-install-recommends default-jre-headless maven); \
+		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	@rm -rf $(TOOLS)/hadoop
+	@mvn -q -B -f tests/hdfs/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(TOOLS)/hadoop/lib" > $(TOOLS)/mvn.log 2>&1 || { cat $(TOOLS)/mvn.log; exit 1; }
 	@touch $@
 
 $(STAMPS)/chromium: | $(STAMPS)

@@ -38,6 +38,7 @@ _AMBIENT = (
     "AWS_",
     "AZURE_",
     "GOOGLE_",
+    "HADOOP_",
     "PENSTOCK_",
 )
 _AMBIENT_EXACT = (

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object stores behind one trait: local folders, memory and S3 here; Azure, GCS, HTTP and HDFS take the same seats.
+//! Object stores behind one trait: local folders, memory, S3, Azure, GCS, web servers and HDFS.
 //!
 //! Owns requests, signing, retry and the wrappers that count, shape and break them. Knows no codec and no record.
 
@@ -9,6 +9,7 @@ mod count;
 mod dates;
 mod fault;
 mod gcs;
+mod hdfs;
 mod local;
 mod memory;
 mod open;
@@ -30,6 +31,7 @@ pub use checksum::{cheapest, combined};
 pub use count::Count;
 pub use fault::{Fault, Faults};
 pub use gcs::{Gcs, GcsSettings};
+pub use hdfs::{Hdfs, HdfsSettings};
 pub use local::Local;
 pub use memory::Memory;
 pub use open::{Opened, open};

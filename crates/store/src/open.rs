@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
-use crate::{Azure, Count, Gcs, Local, Memory, Retry, S3, Store, StoreSettings, Web};
+use crate::{Azure, Count, Gcs, Hdfs, Local, Memory, Retry, S3, Store, StoreSettings, Web};
 
 /// A store, and where in it the URL points.
 #[derive(Debug, Clone)]
@@ -18,11 +18,11 @@ pub struct Opened {
 
 /// Opens the store of a URL; sends nothing yet.
 ///
-/// S3 is rooted at the bucket, a web server at its host, memory at its name, and the prefix is the URL's key. A folder is its own root with an
+/// S3 is rooted at the bucket, a web server at its host, HDFS at its `/`, memory at its name, and the prefix is the URL's key. A folder is its own root with an
 /// empty prefix; a URL of one file is rooted at the file's folder, with its name as prefix. A folder need not exist: a
 /// write makes it, a read finds nothing there.
 ///
-/// Errs with `Config` for settings that cannot be, and `Unsupported` for the schemes that are still to come.
+/// Errs with `Config` for settings that cannot be.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
     let (base, prefix): (Arc<dyn Store>, Key) = match url.scheme {
         Scheme::File => {
@@ -55,10 +55,8 @@ pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Resul
             (Arc::new(gcs), url.key.clone())
         }
         Scheme::Hdfs => {
-            return Err(Error::Unsupported {
-                what: format!("{}://", url.scheme.name()),
-                by: "this version, which has file://, memory://, s3://, az://, gs://, http:// and https://".to_owned(),
-            });
+            let hdfs = Hdfs::new(&url.authority, &settings.hdfs, metrics.clone())?;
+            (Arc::new(hdfs), url.key.clone())
         }
     };
     Ok(Opened { store: Arc::new(Retry::new(base, settings.retry.clone()).with_metrics(metrics)), prefix })
@@ -70,13 +68,6 @@ mod tests {
 
     fn opened(text: &str) -> Result<Opened> {
         open(&text.parse()?, &StoreSettings::default(), Arc::default())
-    }
-
-    #[test]
-    fn test_open_schemes_to_come_are_refused_in_one_sentence() {
-        let error = opened("hdfs://n/k").unwrap_err();
-        assert_eq!(error.code(), "unsupported");
-        assert!(error.to_string().contains("is not supported by this version"), "{error}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use penstock_types::{Error, Result};
 
-use crate::{AzureSettings, GcsSettings, RetryPolicy};
+use crate::{AzureSettings, GcsSettings, HdfsSettings, RetryPolicy};
 
 /// Settings of every kind of store.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +19,8 @@ pub struct StoreSettings {
     pub azure: AzureSettings,
     /// Of Google Cloud Storage.
     pub gcs: GcsSettings,
+    /// Of HDFS.
+    pub hdfs: HdfsSettings,
     /// When to send again, and when to give up.
     pub retry: RetryPolicy,
 }
@@ -117,6 +119,7 @@ impl StoreSettings {
                 asks_instance: flag("PENSTOCK_GS_METADATA")?,
                 ..GcsSettings::from_env(variables)
             },
+            hdfs: HdfsSettings::from_env(variables),
             retry,
         })
     }

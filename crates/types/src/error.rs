@@ -217,6 +217,9 @@ impl Error {
             Self::Denied { place, .. } if place.starts_with("gs:") => {
                 "check GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login`, and what they may read"
             }
+            Self::Denied { place, .. } if place.starts_with("hdfs:") => {
+                "check HADOOP_USER_NAME or the Kerberos ticket (`klist`), and the owner and mode of the folder"
+            }
             Self::Denied { place, .. } if place.starts_with("http") => "the server wants a login, which is not sent",
             Self::Denied { place, .. } if place.contains("://") && !place.starts_with("file:") => {
                 "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...) and that they may list and read this bucket"
@@ -225,6 +228,9 @@ impl Error {
             Self::Throttled { .. } => "lower --concurrency, or spread the data over more prefixes or accounts",
             Self::Unreachable { place, .. } if place.starts_with("s3:") => {
                 "check AWS_ENDPOINT_URL and that the endpoint is up"
+            }
+            Self::Unreachable { place, .. } if place.starts_with("hdfs:") => {
+                "check the NameNode's RPC address (fs.defaultFS, not its web address) and that its DataNodes are up: `hdfs dfsadmin -report`"
             }
             Self::Unreachable { .. } => {
                 "check that the endpoint is up and its address (AWS_ENDPOINT_URL or its like) right"

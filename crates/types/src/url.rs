@@ -121,7 +121,7 @@ impl fmt::Debug for Key {
 pub struct Url {
     /// The kind of store.
     pub scheme: Scheme,
-    /// Bucket, container or host; empty for `file`.
+    /// Bucket, container or host; empty for `file`, and for `hdfs` where the configuration's default is meant.
     pub authority: String,
     /// The rest, unescaped. For `file` the path without its leading `/`.
     pub key: Key,
@@ -203,7 +203,8 @@ impl FromStr for Url {
             return Self::from_path(std::path::Path::new(path));
         }
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
-        if authority.is_empty() {
+        // hdfs:///path is of the file system that the Hadoop configuration names as its default.
+        if authority.is_empty() && scheme != Scheme::Hdfs {
             return Err(Error::config("url", format!("`{text}` names no bucket")));
         }
         let key = match scheme {

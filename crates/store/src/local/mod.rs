@@ -17,6 +17,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
+pub(crate) use self::read::plan;
 use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
 /// See the module.

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the errors of Hadoop and its protocol library mean to a caller.
+
+use hdfs_native::HdfsError;
+use penstock_types::Error;
+
+/// Longest that is quoted of what a server said.
+const QUOTED: usize = 300;
+
+/// The first line of what was said, without what could draw on a terminal: Java sends its whole stack.
+pub(super) fn shown(said: &str) -> String {
+    let line = said.lines().next().unwrap_or_default();
+    line.chars().filter(|c| !c.is_control()).take(QUOTED).collect()
+}
+
+/// An answer that the protocol library did not survive.
+pub(super) fn odd(place: &str) -> Error {
+    Error::Server { place: place.to_owned(), status: 0, reason: "the answer makes no sense".to_owned() }
+}
+
+/// The variant that an error at `place`, in the cluster at `root`, is.
+pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
+    let place = place.to_owned();
+    let refused = |reason: &str| Error::KeyRefused {
+        key: place.strip_prefix(root).unwrap_or(&place).to_owned(),
+        place: root.to_owned(),
+        reason: reason.to_owned(),
+    };
+    match error {
+        HdfsError::FileNotFound(_) | HdfsError::IsADirectoryError(_) => Error::NotFound { place },
+        HdfsError::AlreadyExists(_) => {
+            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+        }
+        HdfsError::RPCError(class, said) | HdfsError::FatalRPCError(class, said) => {
+            let reason = shown(said);
+            match class.rsplit(['.', '$']).next().unwrap_or_default() {
+                "FileNotFoundException" => Error::NotFound { place },
+                "FileAlreadyExistsException" => Error::Precondition { place, reason: "it exists already".to_owned() },
+                // Said by the check of permissions, also where permissions are off.
+                "AccessControlException" if reason.ends_with("(is not a directory)") => {
+                    refused("a file stands where it needs a folder")
+                }
+                "ParentNotDirectoryException" => refused("a file stands where it needs a folder"),
+                "PathComponentTooLongException" => refused("a name in it is too long for this HDFS"),
+                "InvalidPathException" => refused("HDFS takes no such path"),
+                "AccessControlException" | "AuthorizationException" | "InvalidToken" | "SaslException" => {
+                    Error::Denied { place, reason }
+                }
+                "DSQuotaExceededException" | "NSQuotaExceededException" | "QuotaByStorageTypeExceededException" => {
+                    Error::NoSpace { place, need: 0, free: 0 }
+                }
+                class => Error::Server { place, status: 0, reason: format!("{class}: {reason}") },
+            }
+        }
+        HdfsError::SASLError(_) | HdfsError::GSSAPIError(..) | HdfsError::NoSASLMechanism => {
+            Error::Denied { place, reason: shown(&error.to_string()) }
+        }
+        HdfsError::IOError(error) => Error::Unreachable { place: root.to_owned(), reason: shown(&error.to_string()) },
+        // Its text lists every replica at length.
+        HdfsError::DataTransferError(said) if said.starts_with("All DataNodes failed") => {
+            Error::Unreachable { place, reason: "none of the DataNodes that hold it gave it".to_owned() }
+        }
+        HdfsError::DataTransferError(said) | HdfsError::OperationFailed(said) | HdfsError::BlocksNotFound(said) => {
+            Error::Server { place, status: 0, reason: shown(said) }
+        }
+        HdfsError::ChecksumError => Error::corrupt(place, "differs from the checksum that HDFS keeps of it"),
+        HdfsError::InvalidPath(said) => refused(&shown(said)),
+        HdfsError::UnsupportedFeature(said) | HdfsError::UnsupportedErasureCodingPolicy(said) => {
+            Error::Unsupported { what: format!("{place} ({})", shown(said)), by: "this build".to_owned() }
+        }
+        HdfsError::InvalidArgument(_) | HdfsError::UrlParseError(_) | HdfsError::XmlParseError(_) => {
+            Error::config(root, shown(&error.to_string()))
+        }
+        HdfsError::ErasureCodingError(_)
+        | HdfsError::InvalidRPCResponse(_)
+        | HdfsError::InternalError(_)
+        | HdfsError::TrashNotEnabled => Error::Server { place, status: 0, reason: shown(&error.to_string()) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_java_exceptions_become_what_a_caller_can_act_on() {
+        let rpc = |class: &str| {
+            let error = HdfsError::RPCError(class.to_owned(), "said\n\tat org.apache.Stack".to_owned());
+            of("hdfs://n:1/a/b", "hdfs://n:1/", &error)
+        };
+        for (class, code) in [
+            ("java.io.FileNotFoundException", "not-found"),
+            ("org.apache.hadoop.security.AccessControlException", "denied"),
+            ("org.apache.hadoop.fs.ParentNotDirectoryException", "key"),
+            ("org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException", "key"),
+            ("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "no-space"),
+            ("org.apache.hadoop.ipc.StandbyException", "server"),
+            ("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "server"),
+            ("", "server"),
+        ] {
+            let error = rpc(class);
+            assert_eq!(error.code(), code, "{class}: {error}");
+            assert!(!error.to_string().contains("Stack"), "{error}");
+        }
+        assert!(rpc("org.apache.hadoop.hdfs.server.namenode.SafeModeException").retryable());
+        assert!(rpc("org.apache.hadoop.fs.ParentNotDirectoryException").to_string().starts_with("key `a/b` "));
+    }
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Listings in the byte order of keys, a folder at a time. The NameNode gives names in an order of its own (bytes as
+//! signed numbers), so a folder is read whole; HDFS bounds a folder to 1,048,576 entries.
+
+use std::sync::Arc;
+
+use futures::{Stream, TryStreamExt, stream};
+use hdfs_native::client::FileStatus;
+use penstock_types::{Deadline, Error, Key, Metric, Result};
+
+use super::{Cluster, NAMENODE, TEMPORARY, Temper, meta, refusal};
+use crate::Meta;
+
+/// Pages of 1,000 entries that one folder may take, each within the limit of a NameNode's call.
+const PAGES: u32 = 16;
+
+struct Walk {
+    cluster: Arc<Cluster>,
+    prefix: Key,
+    after: Option<Key>,
+    deadline: Deadline,
+    /// What is still to come of the folders from the first to the one being read; each last first.
+    folders: Vec<Vec<(Key, FileStatus)>>,
+}
+
+pub(super) fn stream(
+    cluster: Arc<Cluster>,
+    prefix: Key,
+    after: Option<Key>,
+    deadline: Deadline,
+) -> impl Stream<Item = Result<Meta>> {
+    let walk = Walk { cluster, prefix, after, deadline, folders: Vec::new() };
+    stream::once(walk.begin()).map_ok(|walk| stream::try_unfold(walk, Walk::next)).try_flatten()
+}
+
+impl Walk {
+    /// Reads the deepest folder that the prefix names whole.
+    async fn begin(mut self) -> Result<Self> {
+        let prefix = self.prefix.as_bytes();
+        let end = prefix.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+        let folder = Key::new(prefix[..end].to_vec());
+        // No file has such a key, so there is none to list.
+        if folder.is_empty() || refusal(&prefix[..end - 1]).is_none() {
+            self.enter(&folder).await?;
+        }
+        Ok(self)
+    }
+
+    async fn next(mut self) -> Result<Option<(Meta, Self)>> {
+        while let Some(folder) = self.folders.last_mut() {
+            let Some((key, status)) = folder.pop() else {
+                self.folders.pop();
+                continue;
+            };
+            if status.isdir {
+                if self.may_hold(&key) {
+                    self.enter(&key).await?;
+                }
+            } else if key.as_bytes().starts_with(self.prefix.as_bytes())
+                && self.after.as_ref().is_none_or(|after| key > *after)
+            {
+                return Ok(Some((meta(key, &status), self)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// True when a key below the folder may be of the prefix and after the start.
+    fn may_hold(&self, folder: &Key) -> bool {
+        let (key, prefix) = (folder.as_bytes(), self.prefix.as_bytes());
+        (key.starts_with(prefix) || prefix.starts_with(key))
+            && self.after.as_ref().is_none_or(|after| folder > after || after.as_bytes().starts_with(key))
+    }
+
+    /// Reads the folder of `key`, which ends in `/` or is empty. One that is not there is empty.
+    async fn enter(&mut self, key: &Key) -> Result<()> {
+        let cluster = &self.cluster;
+        cluster.metrics.count(Metric::Requests);
+        cluster.metrics.count(Metric::Lists);
+        let path = format!("/{}", key.as_str().unwrap_or_default().trim_end_matches('/'));
+        let place = cluster.place(key);
+        let work = async {
+            let client = cluster.client(Temper::Hasty).await?;
+            cluster.call(&place, NAMENODE * PAGES, client.list_status(&path, false)).await
+        };
+        let listed = match cluster.timed(&format!("LIST {place}"), self.deadline, work).await {
+            Err(Error::NotFound { .. }) if !key.is_empty() => return Ok(()),
+            // A file stands where the prefix means a folder.
+            Err(Error::KeyRefused { .. }) => return Ok(()),
+            result => result?,
+        };
+        let mut names = Vec::with_capacity(listed.len());
+        for mut status in listed {
+            let name = status.path.rsplit('/').next().unwrap_or_default();
+            // The listing of a file is the file itself.
+            if status.path == path || name.is_empty() || name.starts_with(TEMPORARY) {
+                continue;
+            }
+            let mut name = key.join(name.as_bytes());
+            if status.isdir {
+                name = name.join(b"/");
+            }
+            status.path = String::new();
+            names.push((name, status));
+        }
+        names.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+        self.folders.push(names);
+        Ok(())
+    }
+}

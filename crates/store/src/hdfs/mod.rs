@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+//! HDFS: `hdfs://namenode:port/path`, a name service of the Hadoop configuration, or `hdfs:///path` of its default.
+//!
+//! Owns the meaning of keys as paths, versions, whole-or-nothing writes, and patience: `hdfs-native` speaks the protocols
+//! (it holds every packet against its CRC), and here no read waits longer than seconds for a DataNode that hangs. A
+//! version is mtime and size, as the protocol library shows no file id; a write of ours never leaves both as they were.
+//! Refuses keys that are no path: empty names, `.`, `..`, a colon, zero bytes, and what is not UTF-8.
+
+mod error;
+mod list;
+mod read;
+mod settings;
+mod write;
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use hdfs_native::client::FileStatus;
+use hdfs_native::{Client, ClientBuilder};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Scheme, Url};
+
+pub use self::settings::HdfsSettings;
+use crate::count::count_error;
+use crate::wire::within;
+use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version};
+
+/// A DataNode that sends nothing for this long is left for the next copy. hdfs-native may meet its silence four times in
+/// one read (midway, on two kept connections, on a new one) before it turns away: 4 s, under the 5 s that are promised.
+const SILENCE: Duration = Duration::from_secs(1);
+/// The same where every copy was silent: then it is the disks that are slow.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// A NameNode that answers no call for this long is asked on a new connection.
+const NAMENODE: Duration = Duration::from_secs(20);
+/// Deletes that run at once.
+const AT_ONCE: usize = 16;
+/// How long hdfs-native keeps connections to DataNodes for all of a process, with some room.
+const KEPT: Duration = Duration::from_millis(3200);
+/// Temporary names begin with this; listings leave them out.
+const TEMPORARY: &str = ".penstock-tmp-";
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct Hdfs {
+    cluster: Arc<Cluster>,
+}
+
+struct Cluster {
+    root: Url,
+    settings: HdfsSettings,
+    metrics: Arc<Metrics>,
+    clients: Mutex<Option<Clients>>,
+}
+
+/// The clients of one process and runtime: their connections live and die with both.
+#[derive(Clone)]
+struct Clients {
+    process: u32,
+    runtime: tokio::runtime::Id,
+    hasty: Client,
+    patient: Client,
+}
+
+impl fmt::Debug for Hdfs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hdfs").field("root", &self.cluster.root.to_string()).finish_non_exhaustive()
+    }
+}
+
+/// Which of the two clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Temper {
+    Hasty,
+    Patient,
+}
+
+impl Hdfs {
+    /// The store of a NameNode (`host:port`), a name service, or (empty) the configuration's default; sends nothing yet.
+    pub fn new(authority: &str, settings: &HdfsSettings, metrics: Arc<Metrics>) -> Result<Self> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '[' | ']');
+        if !authority.chars().all(is_plain) {
+            // Not shown: it may hold a password.
+            return Err(Error::config("url", "what follows hdfs:// is neither host:port nor a name service"));
+        }
+        let root = Url { scheme: Scheme::Hdfs, authority: authority.to_owned(), key: Key::default() };
+        let cluster = Cluster { root, settings: settings.clone(), metrics, clients: Mutex::default() };
+        Ok(Self { cluster: Arc::new(cluster) })
+    }
+}
+
+impl Cluster {
+    fn place(&self, key: &Key) -> String {
+        crate::place(&self.root, key)
+    }
+
+    fn refused(&self, key: &Key, reason: &str) -> Error {
+        Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason: reason.to_owned() }
+    }
+
+    /// The path of a key; `KeyRefused` for one that HDFS cannot hold.
+    fn path(&self, key: &Key) -> Result<String> {
+        match refusal(key.as_bytes()) {
+            Some(reason) => Err(self.refused(key, reason)),
+            None => Ok(format!("/{key}", key = key.as_str().unwrap_or_default())),
+        }
+    }
+
+    fn build(&self, silence: Duration) -> Result<Client> {
+        let silence = silence.as_millis().to_string();
+        let builder = ClientBuilder::new()
+            .with_config([
+                ("dfs.client.socket-timeout", silence.as_str()),
+                // Sending again is `Retry`'s: here it is only the other NameNode that is tried.
+                ("dfs.client.failover.max.attempts", "3"),
+                ("dfs.client.failover.sleep.base.millis", "100"),
+                ("dfs.client.failover.sleep.max.millis", "1000"),
+            ])
+            .with_url(format!("hdfs://{}", self.root.authority));
+        let builder = match &self.settings.conf_dir {
+            Some(dir) => builder.with_config_dir(dir.to_string_lossy()),
+            None => builder,
+        };
+        let builder = match &self.settings.user {
+            Some(user) => builder.with_user(user.clone()),
+            None => builder,
+        };
+        let built = std::panic::catch_unwind(AssertUnwindSafe(|| builder.build()));
+        match built {
+            Ok(result) => result.map_err(|error| {
+                let said = error::shown(&error.to_string());
+                Error::config(
+                    self.root.to_string(),
+                    format!("no HDFS is configured there ({said}); see HADOOP_CONF_DIR"),
+                )
+            }),
+            Err(_) => Err(Error::config("HADOOP_USER_NAME", "it is not set, and this user has no name")),
+        }
+    }
+
+    /// The clients of this process and runtime, made at the first use.
+    async fn clients(&self) -> Result<Clients> {
+        let (process, runtime) = (std::process::id(), tokio::runtime::Handle::current().id());
+        let is_forked = {
+            let mut held = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+            match &*held {
+                Some(clients) if clients.process == process && clients.runtime == runtime => return Ok(clients.clone()),
+                Some(clients) if clients.process != process => {
+                    // The parent's connections are not ours to close.
+                    std::mem::forget(held.take());
+                    true
+                }
+                _ => false,
+            }
+        };
+        if is_forked {
+            // hdfs-native keeps connections in a table of the whole process; those of the parent lapse meanwhile.
+            tokio::time::sleep(KEPT).await;
+        }
+        let clients = Clients { process, runtime, hasty: self.build(SILENCE)?, patient: self.build(PATIENCE)? };
+        *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = Some(clients.clone());
+        Ok(clients)
+    }
+
+    async fn client(&self, temper: Temper) -> Result<Client> {
+        let clients = self.clients().await?;
+        Ok(match temper {
+            Temper::Hasty => clients.hasty,
+            Temper::Patient => clients.patient,
+        })
+    }
+
+    /// One call of the NameNode (or a bounded run of them): not for ever, and with a panic of the library told as an error.
+    async fn call<T>(
+        &self,
+        place: &str,
+        limit: Duration,
+        work: impl Future<Output = hdfs_native::Result<T>>,
+    ) -> Result<T> {
+        match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
+            Ok(Ok(result)) => result.map_err(|error| error::of(place, &self.root.to_string(), &error)),
+            Ok(Err(_)) => Err(error::odd(place)),
+            Err(_) => {
+                // The connection may be dead without a word: the next call makes its own.
+                *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                let reason = format!("the NameNode was silent for {} s", limit.as_secs());
+                Err(Error::Unreachable { place: self.root.to_string(), reason })
+            }
+        }
+    }
+
+    async fn status(&self, key: &Key) -> Result<FileStatus> {
+        let (path, place) = (self.path(key)?, self.place(key));
+        let client = self.client(Temper::Hasty).await?;
+        match self.call(&place, NAMENODE, client.get_file_info(&path)).await {
+            // A file stands where the key has a folder.
+            Err(Error::KeyRefused { .. }) => Err(Error::NotFound { place }),
+            result => result,
+        }
+    }
+
+    async fn head(&self, key: &Key) -> Result<Meta> {
+        let status = self.status(key).await?;
+        if status.isdir {
+            return Err(Error::NotFound { place: self.place(key) });
+        }
+        Ok(meta(key.clone(), &status))
+    }
+
+    /// `None` where nothing stands.
+    async fn standing(&self, key: &Key) -> Result<Option<FileStatus>> {
+        match self.status(key).await {
+            Ok(status) => Ok(Some(status)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn delete(&self, key: &Key) -> Result<()> {
+        let (path, place) = (self.path(key)?, self.place(key));
+        // A folder is no object; an empty one would go without this look.
+        if self.standing(key).await?.is_none_or(|status| status.isdir) {
+            return Ok(());
+        }
+        let client = self.client(Temper::Hasty).await?;
+        match self.call(&place, NAMENODE, client.delete(&path, false)).await {
+            Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn timed<T>(&self, what: &str, deadline: Deadline, work: impl Future<Output = Result<T>>) -> Result<T> {
+        deadline.check(what)?;
+        within(deadline, what, work).await.inspect_err(|error| count_error(&self.metrics, error))
+    }
+}
+
+/// Why HDFS cannot hold `key`, if it cannot (`DFSUtilClient.isValidName`, and what the protocol library cannot say).
+fn refusal(key: &[u8]) -> Option<&'static str> {
+    if key.is_empty() {
+        return Some("it is empty");
+    }
+    if std::str::from_utf8(key).is_err() {
+        return Some("HDFS names are UTF-8");
+    }
+    key.split(|&byte| byte == b'/').find_map(|name| match name {
+        b"" if key.starts_with(b"/") => Some("it begins with `/`"),
+        b"" => Some("a name in it is empty"),
+        b"." | b".." => Some("it leaves the folder or names it by `.`"),
+        name if name.contains(&0) => Some("it holds a zero byte"),
+        name if name.contains(&b':') => Some("HDFS takes no `:` in names"),
+        _ => None,
+    })
+}
+
+fn version(status: &FileStatus) -> Version {
+    Version(format!("{}-{}", status.modification_time, status.length))
+}
+
+fn meta(key: Key, status: &FileStatus) -> Meta {
+    Meta {
+        key,
+        size: status.length as u64,
+        version: Some(version(status)),
+        digests: Vec::new(),
+        encoding: None,
+        modified_s: Some(status.modification_time as f64 / 1e3),
+    }
+}
+
+#[async_trait]
+impl Store for Hdfs {
+    fn root(&self) -> &Url {
+        &self.cluster.root
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            list: true,
+            put: true,
+            versions: true,
+            preconditions: true,
+            checksums: false,
+            ranges: true,
+            any_key: false,
+        }
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        list::stream(self.cluster.clone(), prefix.clone(), after.cloned(), deadline).boxed()
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let what = format!("HEAD {}", self.cluster.place(key));
+        self.cluster.metrics.count(Metric::Requests);
+        self.cluster.metrics.count(Metric::Heads);
+        self.cluster.timed(&what, deadline, self.cluster.head(key)).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let what = format!("GET {}", self.cluster.place(&object.key));
+        self.cluster.timed(&what, deadline, read::get(&self.cluster, object, ranges, deadline)).await
+    }
+
+    /// A precondition `Absent` is held by the NameNode. One on a version is a check just before the rename.
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        let what = format!("PUT {}", self.cluster.place(key));
+        self.cluster.timed(&what, deadline, write::put(&self.cluster, key, parts, options)).await
+    }
+
+    /// None: what a NameNode can join (`concat`) the protocol library has no call for.
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        None
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        let each = |key: Key| {
+            let cluster = self.cluster.clone();
+            async move { cluster.delete(&key).await }
+        };
+        let work = stream::iter(keys.to_vec()).map(each).buffer_unordered(AT_ONCE).try_for_each(|()| async {
+            self.cluster.metrics.count(Metric::Requests);
+            self.cluster.metrics.count(Metric::Deletes);
+            Ok(())
+        });
+        self.cluster.timed("DELETE", deadline, work).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_refusal_of_keys_that_hdfs_does_not_hold_says_why() {
+        for key in [&b""[..], b"/a", b"a//b", b"a/", b"..", b"a/../b", b"./a", b"a\0b", b"a:b", b"\xff"] {
+            assert!(refusal(key).is_some(), "{key:?}");
+        }
+        for key in [&b"a"[..], b"a/b", b"..a/b..", b"...", b"a b+c%20", "ü".as_bytes(), b"a\nb"] {
+            assert!(refusal(key).is_none(), "{key:?}");
+        }
+    }
+
+    #[test]
+    fn test_authority_that_is_none_is_refused_and_not_shown() {
+        for authority in ["user:secret@host:1", "h/secret", "h?secret"] {
+            let error = Hdfs::new(authority, &HdfsSettings::default(), Arc::default()).unwrap_err();
+            assert!(error.code() == "config" && !error.to_string().contains("secret"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn test_name_service_without_a_configuration_is_a_config_error() {
+        let nowhere = HdfsSettings { conf_dir: Some("/nonexistent".into()), user: Some("u".to_owned()) };
+        let store = Hdfs::new("a-name-service", &nowhere, Arc::default()).unwrap();
+        let error = store.head(&Key::from("k"), Deadline::within(Duration::from_secs(5))).await.unwrap_err();
+        assert_eq!(error.code(), "config", "{error}");
+        assert!(error.to_string().contains("HADOOP_CONF_DIR"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes: a temporary name in the same folder, the bytes through the DataNodes' pipeline, close, rename. A reader sees
+//! all or nothing; what fails is sent again whole, under another temporary name, by `Retry`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use hdfs_native::client::FileStatus;
+use hdfs_native::{Client, WriteOptions};
+use penstock_types::{Error, Key, Metric, Result};
+
+use super::{Cluster, NAMENODE, TEMPORARY, Temper, error, meta, version};
+use crate::{Meta, Precondition, PutOptions, checksum};
+
+/// What is written at once, between two looks at whether the write goes on.
+const PIECE: usize = 1 << 20;
+/// A pipeline that takes no megabyte for this long hangs: hdfs-native itself would wait a minute for each DataNode.
+const STALLED: Duration = Duration::from_secs(20);
+
+pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, options: &PutOptions) -> Result<Meta> {
+    let (path, place) = (cluster.path(key)?, cluster.place(key));
+    if options.encoding.is_some() {
+        return Err(Error::Unsupported { what: "a Content-Encoding".to_owned(), by: "HDFS".to_owned() });
+    }
+    checksum::check_parts(options.checksum.as_ref(), &parts, || place.clone())?;
+    let standing = cluster.standing(key).await?;
+    if standing.as_ref().is_some_and(|status| status.isdir) {
+        return Err(cluster.refused(key, "a folder stands where it would be"));
+    }
+    check(&options.precondition, standing.as_ref(), &place)?;
+    cluster.metrics.count(Metric::Requests);
+    cluster.metrics.count(Metric::Puts);
+    cluster.metrics.add(Metric::BytesSent, parts.iter().map(|part| part.len() as u64).sum());
+
+    let client = cluster.client(Temper::Patient).await?;
+    let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let temporary = format!("{folder}/{TEMPORARY}{:016x}", rand::random::<u64>());
+    let temporary = Temporary { client: client.clone(), path: temporary, is_ours: true };
+    write(cluster, &client, &temporary.path, parts, &place).await?;
+    let mut written = cluster.call(&place, NAMENODE, client.get_file_info(&temporary.path)).await?;
+    let standing = match &options.precondition {
+        Precondition::Matches(_) => cluster.standing(key).await?,
+        Precondition::None | Precondition::Absent => standing,
+    };
+    check(&options.precondition, standing.as_ref(), &place)?;
+    // The NameNode counts milliseconds: two writes of one size within one would look the same.
+    if let Some(old) = &standing
+        && old.modification_time >= written.modification_time
+    {
+        let after = old.modification_time + 1;
+        cluster.call(&place, NAMENODE, client.set_times(&temporary.path, after, written.access_time)).await?;
+        written.modification_time = after;
+    }
+    let overwrite = options.precondition != Precondition::Absent;
+    cluster.call(&place, NAMENODE, client.rename(&temporary.path, &path, overwrite)).await?;
+    temporary.keep();
+    Ok(meta(key.clone(), &written))
+}
+
+fn check(precondition: &Precondition, standing: Option<&FileStatus>, place: &str) -> Result<()> {
+    let refuse = |reason: String| Err(Error::Precondition { place: place.to_owned(), reason });
+    match (precondition, standing) {
+        (Precondition::Absent, Some(_)) => refuse("an object of that key exists already".to_owned()),
+        (Precondition::Matches(want), None) => refuse(format!("version {want} is no longer there")),
+        (Precondition::Matches(want), Some(status)) if *want != version(status) => {
+            refuse(format!("version {want} is no longer current, {} is", version(status)))
+        }
+        (Precondition::None | Precondition::Absent | Precondition::Matches(_), _) => Ok(()),
+    }
+}
+
+async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>, place: &str) -> Result<()> {
+    let options = WriteOptions::default().create_parent(true);
+    let mut file = match cluster.call(place, NAMENODE, client.create(path, options)).await {
+        // The key's own folder is a file.
+        Err(Error::Precondition { place, .. }) => {
+            let (key, root) = (place.clone(), cluster.root.to_string());
+            let key = key.strip_prefix(&root).unwrap_or(&key).to_owned();
+            return Err(Error::KeyRefused {
+                key,
+                place: root,
+                reason: "a file stands where it needs a folder".to_owned(),
+            });
+        }
+        result => result?,
+    };
+    for mut part in parts {
+        while !part.is_empty() {
+            let piece = part.split_to(part.len().min(PIECE));
+            moving(cluster, place, file.write_bytes(piece)).await?;
+        }
+    }
+    moving(cluster, place, file.close()).await
+}
+
+/// One step of a write, which must not stand still.
+async fn moving<T>(cluster: &Cluster, place: &str, work: impl Future<Output = hdfs_native::Result<T>>) -> Result<T> {
+    let work = std::panic::AssertUnwindSafe(work).catch_unwind();
+    match tokio::time::timeout(STALLED, work).await {
+        Ok(Ok(result)) => result.map_err(|error| error::of(place, &cluster.root.to_string(), &error)),
+        Ok(Err(_)) => Err(error::odd(place)),
+        Err(_) => {
+            let reason = format!("the DataNodes took nothing for {} s", STALLED.as_secs());
+            Err(Error::Unreachable { place: place.to_owned(), reason })
+        }
+    }
+}
+
+/// A temporary file, deleted unless it was renamed; also when the write is given up midway.
+struct Temporary {
+    client: Client,
+    path: String,
+    is_ours: bool,
+}
+
+impl Temporary {
+    fn keep(mut self) {
+        self.is_ours = false;
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let (true, Ok(runtime)) = (self.is_ours, tokio::runtime::Handle::try_current()) {
+            let (client, path) = (self.client.clone(), std::mem::take(&mut self.path));
+            // Best effort: listings leave such names out.
+            runtime.spawn(async move { tokio::time::timeout(NAMENODE, client.delete(&path, false)).await });
+        }
+    }
+}

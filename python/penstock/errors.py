@@ -18,6 +18,7 @@
     ├── KeyRefused (ValueError)           a key that cannot be a file under the destination
     ├── SystemFault (OSError)             the operating system refused for a reason of its own
     ├── RankFailed (RuntimeError)         another rank of the job failed
+    ├── MapFailed (RuntimeError)          a function of `Dataset.map` raised, or its worker ended
     ├── Interrupted (KeyboardInterrupt)   the user interrupted
     └── Bug (RuntimeError)                ours to mend
 
@@ -39,6 +40,7 @@ __all__ = [
     "Denied",
     "Interrupted",
     "KeyRefused",
+    "MapFailed",
     "NoSpace",
     "NotFound",
     "PenstockError",
@@ -194,6 +196,14 @@ class SystemFault(PenstockError, OSError):
 class RankFailed(PenstockError, RuntimeError):
     code = "rank-failed"
     rank: int = -1
+
+
+class MapFailed(PenstockError, RuntimeError):
+    """`epoch` and `position` say which sample, where one is to blame; the function's traceback is a note."""
+
+    code = "map"
+    epoch: int = -1
+    position: int = -1
 
 
 class Interrupted(PenstockError, KeyboardInterrupt):

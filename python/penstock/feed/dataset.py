@@ -89,6 +89,8 @@ class Dataset(Shaped):
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} objects cannot be mixed", where="window")
+        if self.mappings:
+            raise ConfigError("shuffle: it comes before map()", where="shuffle")
         steps = self.steps
         names = [name for name, _, _ in steps]
         # What stands behind an order cannot come before another one; a shuffle right after a shuffle replaces it.

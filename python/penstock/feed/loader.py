@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from penstock.feed import report as reporting
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from penstock.feed.mapping import Crew, MapRun
     from penstock.feed.report import Report
     from penstock.feed.shape import Shaped
 
@@ -53,6 +55,11 @@ def _sizes(batch_size: int | None, global_batch: int | None, world: int) -> int:
         name = "global_batch" if batch_size is None else "batch_size"
         raise ConfigError(f"{name}: {size} samples make no batch", where=name)
     return size
+
+
+def _in_data_worker() -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 class BaseLoader(Generic[Batch]):
@@ -130,6 +137,7 @@ class BaseLoader(Generic[Batch]):
         # Where the next iterator begins: 0, or once what load_state_dict said.
         self._resume = 0
         self._feed: tuple[int, _native.Feed] | None = None
+        self._crew: Crew | None = None
         self._live: weakref.ref[_Epoch[Batch]] | None = None
         self._measured = reporting.Measured()
 
@@ -141,9 +149,16 @@ class BaseLoader(Generic[Batch]):
     def _prepare(self) -> None:
         """Imports what the first batch would otherwise wait for."""
 
-    def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[Batch, float]:
+    def _adapt(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
         """The framework's batch, and the seconds that copies to a device took."""
         raise NotImplementedError
+
+    def __getitem__(self, index: object) -> Any:
+        """No: a loader gives whole batches in its own order."""
+        raise Unsupported(
+            f"a Loader has no item {index!r}: it makes batches by itself, with threads of its own",
+            hint="for a torch DataLoader there is penstock.torch.MapDataset(dataset)",
+        )
 
     def __len__(self) -> int:
         """Batches in a whole epoch, the same on every rank; an iterator that goes on from a state gives fewer."""
@@ -170,6 +185,25 @@ class BaseLoader(Generic[Batch]):
             self._feed = (os.getpid(), made)
         return self._feed[1]
 
+    def crew(self) -> Crew | None:
+        """The processes that run the dataset's functions, started when first needed and kept; None without workers."""
+        if not any(mapping.workers for mapping in self.dataset.mappings):
+            return None
+        if self._crew is None or not self._crew.is_alive:
+            from penstock.feed.mapping import Crew
+
+            self._crew = Crew(self.dataset.mappings)
+        return self._crew
+
+    def _run(self, feed: _native.Feed, epoch: int, cursor: int) -> _native.Run | MapRun:
+        """A pass of the feed, through the dataset's functions where it has any."""
+        run = feed.start(epoch, cursor)
+        if not self.dataset.mappings:
+            return run
+        from penstock.feed.mapping import MapRun
+
+        return MapRun(self, run, epoch, cursor)
+
     def _supersede(self, why: str) -> None:
         live = self._live() if self._live is not None else None
         if live is not None:
@@ -182,6 +216,11 @@ class BaseLoader(Generic[Batch]):
         The epoch advances when the iterator is exhausted. After a `break` or an error, a new iterator starts the same
         epoch again. A loader has one iterator at a time: a new one ends the older.
         """
+        if _in_data_worker():
+            raise Unsupported(
+                "a Loader was iterated inside a worker of a torch DataLoader, where each worker would give every sample",
+                hint="iterate the Loader itself, or give the DataLoader penstock.torch.MapDataset(dataset)",
+            )
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
         self._cursor = start
@@ -260,7 +299,7 @@ class BaseLoader(Generic[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and connections stay here; the other process builds its own.
-        return {**self.__dict__, "_feed": None, "_live": None}
+        return {**self.__dict__, "_feed": None, "_live": None, "_crew": None}
 
 
 class _Epoch(Generic[Batch]):
@@ -277,7 +316,7 @@ class _Epoch(Generic[Batch]):
         self._left_at = self._began
         self._measured = loader._measured = reporting.Measured(epoch=epoch)  # noqa: SLF001 - one unit, two classes
         self._before = feed.metrics()
-        self._run: _native.Run | None = feed.start(epoch, cursor)
+        self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)  # noqa: SLF001
 
     def __iter__(self) -> _Epoch[Batch]:
         return self
@@ -321,7 +360,7 @@ class _Epoch(Generic[Batch]):
             raise StopIteration
         tensors, rows, cursor = got
         measured.samples += rows
-        measured.bytes_out += sum(tensor.nbytes for tensor in tensors.values())
+        measured.bytes_out += sum(getattr(tensor, "nbytes", 0) for tensor in tensors.values())
         batch, copied_s = loader._adapt(tensors)  # noqa: SLF001
         measured.host_to_device_s += copied_s
         measured.batches += 1
@@ -381,5 +420,6 @@ class Loader(BaseLoader[dict[str, Any]]):
             ) from None
         self._array = array
 
-    def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[dict[str, Any], float]:
-        return {name: self._array(tensor) for name, tensor in tensors.items()}, 0.0
+    def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
+        batch = {name: tensor if isinstance(tensor, list) else self._array(tensor) for name, tensor in tensors.items()}
+        return batch, 0.0

@@ -106,6 +106,8 @@ def mix(
     for part, weight in pairs:
         if not isinstance(part, Shaped):
             raise ConfigError(f"mix: {type(part).__name__} is no penstock.Dataset", where="mix")
+        if part.mappings:
+            raise ConfigError("mix: map() comes after mix()", where="mix", hint="mix({a: 1, b: 1}).map(fn)")
         if not math.isfinite(weight) or weight <= 0:
             raise ConfigError(f"mix: {weight!r} is no weight (above 0)", where="mix")
         if part.specs != pairs[0][0].specs:

@@ -16,6 +16,7 @@ CLASSES = (
     "throttle_s",
     "inflate_s",
     "decode_s",
+    "map_s",
     "host_to_device_s",
     "overhead_s",
 )
@@ -28,6 +29,7 @@ _SAYS = {
     "throttle_s": "a store that asked us to slow down",
     "inflate_s": "inflating (CPU)",
     "decode_s": "checking and copying records (CPU)",
+    "map_s": "the functions of map()",
     "host_to_device_s": "copies to the device",
     "overhead_s": "requests not sent yet (read-ahead or memory budget) and hand-over",
 }
@@ -114,6 +116,7 @@ def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
         "throttle_s": throttle,
         "inflate_s": timing.get("wait_inflate_s", 0.0) + queue * inflates,
         "decode_s": timing.get("wait_decode_s", 0.0) + queue * (1 - inflates),
+        "map_s": timing.get("wait_map_s", 0.0),
         "host_to_device_s": measured.host_to_device_s,
     }
     rows["overhead_s"] = max(0.0, measured.wall_s - sum(rows.values()))

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from penstock import _native
+    from penstock.feed.mapping import Mapping
 
 __all__ = ["Shaped", "expected_reads"]
 
@@ -68,6 +70,7 @@ class Shaped:
     """A dataset or a mixture. Immutable: each method gives a new one."""
 
     steps: tuple[Step, ...] = ()
+    mappings: tuple[Mapping, ...] = ()
     _made: _Made = field(default_factory=_Made, init=False, repr=False, compare=False)
 
     def take(self, count: int) -> Self:
@@ -98,7 +101,24 @@ class Shaped:
             raise ConfigError(f"repeat: {times} times make no epoch", where="repeat")
         return self._step("repeat", times, 0)
 
+    def map(self, fn: Callable[..., dict[str, Any]], workers: int = 0) -> Self:
+        """Every sample through `fn`, in `workers` spawned processes; the order stays.
+
+        `fn(sample)` takes a dict of NumPy views of one sample and returns a dict: arrays and numbers of one shape become
+        an array, lists, bytes and text a list. Randomness is the sample's own in its epoch, whatever ranks and workers
+        there are: a parameter named `seed` is given the number it comes from; without one, the generators of `random`,
+        NumPy and torch are seeded before each call. Several maps run one after another in the same process.
+
+        Args:
+            workers: Processes of each rank; 0 runs `fn` in this one.
+        """
+        from penstock.feed.mapping import Mapping
+
+        return replace(self, mappings=(*self.mappings, Mapping.of(fn, workers)))
+
     def _step(self, *step: Any) -> Self:
+        if self.mappings:
+            raise ConfigError(f"{step[0]}: it comes before map()", where=step[0])
         return replace(self, steps=(*self.steps, step))
 
     def _told_steps(self) -> str:

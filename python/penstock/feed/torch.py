@@ -14,7 +14,8 @@ import torch
 from penstock.feed.loader import BaseLoader
 
 if TYPE_CHECKING:
-    from penstock import _native
+    from collections.abc import Callable
+
     from penstock.feed.dataset import Dataset
 
 __all__ = ["Loader"]
@@ -40,13 +41,22 @@ class Loader(BaseLoader[dict[str, Any]]):
             return int(group.get_rank()), int(group.get_world_size())
         return super()._place()
 
-    def _adapt(self, tensors: dict[str, _native.Tensor]) -> tuple[dict[str, Any], float]:
-        batch = {name: torch.from_dlpack(tensor) for name, tensor in tensors.items()}
+    def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
+        batch: dict[str, Any] = {
+            name: tensor if isinstance(tensor, list) else torch.from_dlpack(tensor) for name, tensor in tensors.items()
+        }
         if self.device is None or self.device.type == "cpu":
             return batch, 0.0
         began = time.perf_counter()
         if self.device.type == "cuda":
             # torch's pinned memory is held until the copy is done; ours would be used again before that.
-            batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
-        moved = {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+            batch = {name: _if_tensor(tensor, torch.Tensor.pin_memory) for name, tensor in batch.items()}
+        moved = {
+            name: _if_tensor(tensor, lambda found: found.to(self.device, non_blocking=True))
+            for name, tensor in batch.items()
+        }
         return moved, time.perf_counter() - began
+
+
+def _if_tensor(value: Any, work: Callable[[Any], Any]) -> Any:
+    return work(value) if isinstance(value, torch.Tensor) else value

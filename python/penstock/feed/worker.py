@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The other side of `map`: a spawned process that runs functions over batches in shared memory.
+
+Owns the memory that its results lie in until the parent lets go of it. Knows no order, no state and no store: a task is
+rows in a slot, what comes back is rows in a slot. Arrays never pass through the pipe.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import reduction
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+
+__all__ = ["Failure", "FieldAt", "Results", "Rows", "apply", "layout", "new_memory", "work"]
+
+_ALIGN = 256
+"""JAX copies what is aligned to less."""
+
+FieldAt = tuple[str, str, tuple[int, ...], int]
+"""A field in a slot: name, NumPy's dtype, shape with the rows first, offset."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """What functions are run over: fields as arrays (rows first), and what is no array as a list."""
+
+    arrays: dict[str, Any]
+    lists: dict[str, list[Any]] = field(default_factory=dict)
+    ragged: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Values and offsets (rows + 1)."""
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """One sample: views, no copies."""
+        made = {name: array[row, ...] for name, array in self.arrays.items()}
+        for name, (values, offsets) in self.ragged.items():
+            made[name] = values[offsets[row] : offsets[row + 1]]
+        for name, items in self.lists.items():
+            made[name] = items[row]
+        return made
+
+
+class Failure(Exception):
+    """A row, why, and the traceback as text."""
+
+    def __init__(self, row: int, why: str, trace: str) -> None:
+        super().__init__(row, why, trace)
+        self.row, self.why, self.trace = row, why, trace
+
+
+def new_memory(size: int) -> tuple[int, mmap.mmap]:
+    """Memory without a name: it is gone with the last process that maps it, however that ends."""
+    descriptor = os.memfd_create("penstock-map", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size)
+    return descriptor, mmap.mmap(descriptor, size)
+
+
+def layout(fields: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[list[FieldAt], int]:
+    """Where fields (name, dtype, shape with the rows) lie in a slot, and its size."""
+    import numpy as np
+
+    placed, end = [], 0
+    for name, dtype, shape in fields:
+        placed.append((name, dtype, shape, end))
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        end += -(-size // _ALIGN) * _ALIGN
+    return placed, max(end, mmap.PAGESIZE)
+
+
+def arrays_at(memory: Any, fields: Sequence[FieldAt]) -> dict[str, Any]:
+    """The fields' arrays over a slot's memory."""
+    import numpy as np
+
+    return {name: np.ndarray(shape, dtype, buffer=memory, offset=offset) for name, dtype, shape, offset in fields}
+
+
+class _Seeding:
+    """Gives each sample its own seed: to `fn(sample, seed=...)`, else to the global generators."""
+
+    def __init__(self, functions: Sequence[tuple[Callable[..., Any], bool]]) -> None:
+        self.functions = functions
+        self._global = not all(wants for _, wants in functions)
+
+    def run(self, sample: Any, seed: int) -> Any:
+        if self._global:
+            _seed_all(seed)
+        for function, wants_seed in self.functions:
+            sample = function(sample, seed=seed) if wants_seed else function(sample)
+        return sample
+
+
+def _seed_all(seed: int) -> None:
+    import random
+
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed & (2**63 - 1))
+
+
+@dataclass(slots=True)
+class Results:
+    """What the functions gave, rows gathered: `arrays` in the memory that `room` chose, the rest as lists."""
+
+    fields: list[FieldAt] = field(default_factory=list)
+    arrays: dict[str, Any] = field(default_factory=dict)
+    lists: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(value, (list, tuple, bytes, bytearray, memoryview, str, dict)) or value is None
+
+
+def apply(
+    functions: Sequence[tuple[Callable[..., Any], bool]],
+    rows: Rows,
+    seeds: Sequence[int],
+    room: Callable[[int], Any],
+) -> Results:
+    """Runs the functions over every row. The first result says names, dtypes and shapes; all others must agree.
+
+    Args:
+        room: Gives memory of at least so many bytes for the arrays.
+    Raises:
+        Failure: A function raised, or gave something else than before.
+    """
+    seeding, results = _Seeding(functions), None
+    for row, seed in enumerate(seeds):
+        try:
+            made = seeding.run(rows.sample(row), seed)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            raise Failure(row, text, traceback.format_exc()) from error
+        problem = None if isinstance(made, dict) else f"fn gave {type(made).__name__}, not a dict"
+        if problem is None:
+            try:
+                if results is None:
+                    results = _begin(made, len(seeds), room)
+                problem = _put(results, row, made)
+            except (TypeError, ValueError) as error:
+                problem = f"fn gave what makes no array: {error}"
+        if problem is not None:
+            raise Failure(row, problem, "")
+    return results or Results()
+
+
+def _begin(first: dict[str, Any], rows: int, room: Callable[[int], Any]) -> Results:
+    import numpy as np
+
+    fields: list[tuple[str, str, tuple[int, ...]]] = []
+    lists: dict[str, list[Any]] = {}
+    for name, value in first.items():
+        if _is_listed(value):
+            lists[name] = []
+            continue
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError(f"`{name}` is a {type(value).__name__}")
+        fields.append((name, array.dtype.str, (rows, *array.shape)))
+    placed, size = layout(fields)
+    return Results(placed, arrays_at(room(size), placed), lists)
+
+
+def _put(results: Results, row: int, made: dict[str, Any]) -> str | None:
+    import numpy as np
+
+    if made.keys() != results.arrays.keys() | results.lists.keys():
+        return f"fn gave {', '.join(made)} where it gave {', '.join([*results.arrays, *results.lists])} before"
+    for name, items in results.lists.items():
+        items.append(made[name])
+    for name, array in results.arrays.items():
+        value = np.asarray(made[name])
+        seat = array[row, ...]
+        if value.shape != seat.shape or value.dtype != seat.dtype:
+            return (
+                f"fn gave `{name}` as {value.dtype} {list(value.shape)} where it gave {seat.dtype} {list(seat.shape)} before"
+                " (give a list where lengths differ)"
+            )
+        seat[...] = value
+    return None
+
+
+class _Slots:
+    """The memory that this process maps: the parent's for tasks, its own for results."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, mmap.mmap] = {}
+        self.outputs: dict[int, mmap.mmap] = {}
+        self._next = 0
+
+    def output(self, size: int, offered: int | None) -> tuple[int, mmap.mmap, int | None]:
+        """A slot of at least `size` bytes: the one offered, or a new one with its descriptor."""
+        if offered is not None and len(self.outputs[offered]) >= size:
+            return offered, self.outputs[offered], None
+        if offered is not None:
+            del self.outputs[offered]
+        descriptor, memory = new_memory(size)
+        self._next += 1
+        self.outputs[self._next] = memory
+        return self._next, memory, descriptor
+
+
+def _messages(pipe: Connection) -> Iterator[Any]:
+    # The parent has gone when its end is closed, however it ended: nothing of ours outlives it.
+    with suppress(EOFError, ConnectionError):
+        while True:
+            yield pipe.recv()
+
+
+def work(pipe: Connection, pickled: bytes) -> None:
+    """The process: tasks in, results out, until the parent closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    try:
+        functions = pickle.loads(pickled)  # noqa: S301 - written by our parent
+    except Exception:
+        with suppress(OSError):
+            pipe.send(("broken", traceback.format_exc()))
+        return
+    slots = _Slots()
+    with suppress(OSError):
+        pipe.send(("ready",))
+        for message in _messages(pipe):
+            if message[0] == "input":
+                _, number, size = message
+                descriptor = reduction.recv_handle(pipe)
+                slots.inputs[number] = mmap.mmap(descriptor, size)
+                os.close(descriptor)
+            elif message[0] == "drop":
+                slots.outputs.pop(message[1], None)
+            else:
+                _run(pipe, functions, slots, message)
+
+
+def _run(pipe: Connection, functions: Any, slots: _Slots, message: Any) -> None:
+    _, number, slot, fields, ragged, lists, seeds, offered = message
+    arrays = arrays_at(slots.inputs[slot], fields)
+    rows = Rows(arrays, lists, {name: (arrays.pop(f"{name}/values"), arrays.pop(f"{name}/offsets")) for name in ragged})
+    taken: list[tuple[int, mmap.mmap, int | None]] = []
+
+    def room(size: int) -> mmap.mmap:
+        taken.append(slots.output(size, offered))
+        return taken[0][1]
+
+    try:
+        results = apply(functions, rows, seeds, room)
+    except Failure as failure:
+        pipe.send(("failed", number, failure.row, failure.why, failure.trace))
+        return
+    finally:
+        del arrays, rows
+    used, memory, descriptor = taken[0] if taken else (None, b"", None)
+    answer = ("done", number, results.fields, results.lists, used, len(memory), descriptor is not None)
+    results.arrays.clear()
+    try:
+        pipe.send(answer)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        pipe.send(("failed", number, 0, f"fn gave a list that does not pickle: {error}", ""))
+        if descriptor is not None:
+            os.close(descriptor)
+        return
+    if descriptor is not None:
+        reduction.send_handle(pipe, descriptor, os.getppid())
+        os.close(descriptor)

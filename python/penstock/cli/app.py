@@ -31,6 +31,7 @@ VERBS = {
     "stage": "Bring a dataset to this node, whole and verified.",
     "verify": "Read a staged folder again, and mend what is wrong.",
     "diff": "Compare two datasets by what is known of them.",
+    "audit-order": "Prove that a dataset is delivered in one order.",
     "train": "Train a workload from any URL.",
     "config": "Show which settings hold, and who said so.",
 }
@@ -72,7 +73,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"penstock.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"penstock.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(

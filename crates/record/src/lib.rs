@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to records: what holds records ([`tfrecord`], [`tar`], [`mds`]), what stands in one ([`example`], [`sequence`],
-//! [`npy`], [`npz`], [`image`]), chunks of arrays ([`chunk`]), and which format an object is in.
+//! Bytes to records: what holds records ([`tfrecord`], [`tar`], [`mds`],
+//! [`parquet`](mod@parquet)), what stands in one ([`example`], [`sequence`],
+//! [`npy`], [`npz`], [`image`]), chunks of arrays ([`chunk`]), other programs' indexes
+//! ([`existing`]), and which format an object is in.
 //!
 //! Everything here works on bytes in memory and copies no payload. It knows no store and no thread. Damaged or
 //! hostile bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
 
 pub mod chunk;
 pub mod example;
+pub mod existing;
 mod feature;
 mod format;
 pub mod image;
 pub mod mds;
 pub mod npy;
 pub mod npz;
+pub mod parquet;
 pub mod sequence;
 mod swap;
 pub mod tar;

@@ -107,10 +107,13 @@ fn buffers_of_blosc_inflate_whatever_wrote_them() {
     }
 }
 
+/// Number and parameters.
+type Filter = (u16, &'static [u32]);
+
 #[test]
 fn chunks_of_hdf5_decode_by_its_filters() {
     let want: Vec<u8> = (0..48i32).flat_map(i32::to_le_bytes).collect();
-    let (deflate, shuffle, fletcher): ((u16, &[u32]), (u16, &[u32]), (u16, &[u32])) = ((1, &[4]), (2, &[4]), (3, &[]));
+    let (deflate, shuffle, fletcher): (Filter, Filter, Filter) = ((1, &[4]), (2, &[4]), (3, &[]));
     for (name, filters) in [
         ("none", vec![]),
         ("deflate", vec![deflate]),

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet by pyarrow for tests/parquet.rs, in one archive: the same 10 rows under several settings. Needs pyarrow."""
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HERE = Path(__file__).parent
+members: dict[str, bytes] = {}
+n = range(10)
+columns = {
+    "i8": pa.array([i - 5 for i in n], pa.int8()),
+    "u16": pa.array([i * 1000 for i in n], pa.uint16()),
+    "i32": pa.array([i - 5 for i in n], pa.int32()),
+    "i64": pa.array([i << 40 for i in n], pa.int64()),
+    "f16": pa.array([float(i) for i in n], pa.float16()),
+    "f32": pa.array([i / 4 for i in n], pa.float32()),
+    "f64": pa.array([i / 8 for i in n], pa.float64()),
+    "bool": pa.array([i % 3 == 0 for i in n]),
+    "text": pa.array([None if i == 4 else f"row {i}" for i in n]),
+    "blob": pa.array([bytes([i]) * i for i in n]),
+    "fixed": pa.array([bytes([i] * 3) for i in n], pa.binary(3)),
+    "tokens": pa.array([None if i == 3 else list(range(i)) for i in n], pa.list_(pa.int32())),
+    "words": pa.array([[f"w{j}" for j in range(i % 3)] for i in n], pa.list_(pa.string())),
+    "square": pa.array([[i, i + 1, i + 2] for i in n], pa.list_(pa.float32(), 3)),
+    "image": pa.array([{"bytes": bytes([255, i]), "path": None} for i in n]),
+    "u32": pa.array(list(n), pa.uint32()),
+    "holes": pa.array([None if i == 7 else i for i in n], pa.int64()),
+    "gaps": pa.array([[1, None]] + [[1]] * 9, pa.list_(pa.int32())),
+    "nested": pa.array([[[i]] for i in n], pa.list_(pa.list_(pa.int32()))),
+    "price": pa.array(list(n), pa.decimal128(5, 2)),
+}
+table = pa.table(columns)
+for name, options in {
+    "plain": {"compression": "none", "use_dictionary": False},
+    "snappy": {"compression": "snappy", "row_group_size": 4},
+    "zstd": {"compression": "zstd", "row_group_size": 3, "data_page_version": "2.0"},
+    "gzip": {"compression": "gzip", "data_page_size": 1, "write_batch_size": 2, "write_page_index": True},
+    "lz4": {"compression": "lz4", "use_dictionary": False, "row_group_size": 7},
+    "brotli": {"compression": "brotli"},
+}.items():
+    raw = io.BytesIO()
+    pq.write_table(table, raw, **options)
+    members[f"{name}.parquet"] = raw.getvalue()
+
+raw = io.BytesIO()
+with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    for name, content in members.items():
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+(HERE / "parquet.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))

@@ -23,6 +23,9 @@ use penstock_types::{DType, Error, Result, grouped};
 /// Rows asked of a column at once: what a decoded value may cost is checked this often.
 const RUN: usize = 1024;
 
+/// Pages of no values in a row (pyarrow writes one now and then): the crate stops at each as if at the end.
+const MOST_EMPTY: usize = 64;
+
 /// What a column's values are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
@@ -226,14 +229,28 @@ impl Run<'_> {
             let (have, want) = (grouped(self.first + have), grouped(self.first + self.rows.end));
             Error::corrupt(self.place, format!("is damaged Parquet: it ends at row {have}, want {want}"))
         };
-        if self.rows.start > 0 {
-            let skipped = guarded(self.place, || reader.skip_records(count(self.rows.start)))?;
-            if skipped as u64 != self.rows.start {
-                return Err(ends(skipped as u64));
-            }
-        }
-        let mut at = self.rows.start;
         let (mut defined, mut repeated, mut decoded) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut skipped, mut empty) = (0, 0);
+        while skipped < self.rows.start {
+            let left = count(self.rows.start - skipped);
+            let rows = guarded(self.place, || match self.list {
+                // Of lists the crate (60.1) loses rows at pages of no values when it skips: they are read.
+                true => {
+                    defined.clear();
+                    repeated.clear();
+                    decoded.clear();
+                    let levels = (Some(&mut defined), Some(&mut repeated));
+                    reader.read_records(left.min(RUN), levels.0, levels.1, &mut decoded).map(|(rows, ..)| rows)
+                }
+                false => reader.skip_records(left),
+            })?;
+            empty = if rows == 0 { empty + 1 } else { 0 };
+            if empty > MOST_EMPTY {
+                return Err(ends(skipped));
+            }
+            skipped += rows as u64;
+        }
+        let (mut at, mut row) = (self.rows.start, self.rows.start);
         while at < self.rows.end {
             defined.clear();
             repeated.clear();
@@ -242,12 +259,13 @@ impl Run<'_> {
             let (rows, found, levels) = guarded(self.place, || {
                 reader.read_records(want, Some(&mut defined), Some(&mut repeated), &mut decoded)
             })?;
-            if rows == 0 {
+            // Levels without a row are the beginning of one that goes on behind an empty page.
+            empty = if rows == 0 && levels == 0 { empty + 1 } else { 0 };
+            if empty > MOST_EMPTY {
                 return Err(ends(at));
             }
             let mut decoded = decoded[..found.min(decoded.len())].iter();
             let level_count = if most > 0 || self.list { levels } else { rows };
-            let mut row = at;
             for level in 0..level_count {
                 let first_of_row = !self.list || repeated.get(level).is_none_or(|&level| level == 0);
                 if first_of_row {

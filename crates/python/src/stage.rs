@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_flow::stage::{
-    Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, wait_for_leader,
+    Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, leader_ends,
+    wait_for_leader,
 };
 use penstock_flow::{Division, Select, ShareBy, Weights};
 use penstock_store::StoreSettings;
@@ -133,6 +134,20 @@ impl PyStageRequest {
             let limit = |seconds| duration("--wait-limit", Some(seconds)).map(Option::unwrap_or_default);
             let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
             json(&wait_for_leader(&request, limits).await?)
+        })
+    }
+
+    /// As `wait_for_leader`, but an error that the leader told comes back as `{"failed": {code, message, hint}}`.
+    #[pyo3(signature = (*, start_s=600.0, silence_s=120.0))]
+    fn leader_ends(&self, py: Python<'_>, start_s: f64, silence_s: f64) -> PyResult<String> {
+        let request = self.0.clone();
+        enter_async(py, async move {
+            let limit = |seconds| duration("--wait-limit", Some(seconds)).map(Option::unwrap_or_default);
+            let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
+            match leader_ends(&request, limits).await? {
+                Ok(summary) => json(&serde_json::json!({ "summary": summary })),
+                Err(told) => json(&serde_json::json!({ "failed": told })),
+            }
         })
     }
 }

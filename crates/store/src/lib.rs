@@ -6,6 +6,7 @@
 mod azure;
 mod checksum;
 mod count;
+mod credentials;
 mod dates;
 mod fault;
 mod gcs;
@@ -20,6 +21,7 @@ mod settings;
 mod shape;
 mod store;
 pub mod suite;
+mod tenants;
 mod upload;
 mod upload_again;
 mod web;

@@ -24,6 +24,7 @@ pub struct Opened {
 ///
 /// Errs with `Config` for settings that cannot be.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
+    let settings = &settings.of(url);
     let (base, prefix): (Arc<dyn Store>, Key) = match url.scheme {
         Scheme::File => {
             let path = url.to_path().ok_or_else(|| Error::bug("a file URL has no path"))?;

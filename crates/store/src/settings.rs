@@ -6,8 +6,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, Url};
 
+use crate::tenants::{is_below, tenants};
 use crate::{AzureSettings, GcsSettings, HdfsSettings, RetryPolicy};
 
 /// Settings of every kind of store.
@@ -23,6 +24,8 @@ pub struct StoreSettings {
     pub hdfs: HdfsSettings,
     /// When to send again, and when to give up.
     pub retry: RetryPolicy,
+    /// Other tenants' stores: where, and what holds there.
+    pub(crate) tenants: Vec<(String, StoreSettings)>,
 }
 
 /// How to reach S3 and whatever speaks like it. Its `Debug` shows no credential.
@@ -63,7 +66,26 @@ impl StoreSettings {
     /// Reads the AWS variables that every S3 client reads, and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
     /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_ANONYMOUS`,
     /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS` (1 or 0) and `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling).
+    ///
+    /// `PENSTOCK_STORE_<NAME>_*` name other tenants' stores and what holds there (`tenants`).
     pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
+        let tenants = tenants(variables)?.into_iter().map(|tenant| Ok((tenant.url, Self::plain(&tenant.variables)?)));
+        Ok(Self { tenants: tenants.collect::<Result<_>>()?, ..Self::plain(variables)? })
+    }
+
+    /// What holds for a URL: its tenant's settings, or our own.
+    pub fn of(&self, url: &Url) -> Self {
+        let tenants = self.tenants.iter().filter(|(prefix, _)| is_below(url, prefix));
+        let mut settings = match tenants.max_by_key(|(prefix, _)| prefix.len()) {
+            None => return Self { tenants: Vec::new(), ..self.clone() },
+            Some((_, settings)) => settings.clone(),
+        };
+        settings.retry = self.retry.clone();
+        settings.s3.verifies_md5 |= self.s3.verifies_md5;
+        settings
+    }
+
+    fn plain(variables: &HashMap<String, String>) -> Result<Self> {
         let text = |name: &str| variables.get(name).map(String::as_str).filter(|value| !value.is_empty());
         let flag = |name: &str| match text(name) {
             None | Some("0" | "false" | "no") => Ok(false),
@@ -121,6 +143,7 @@ impl StoreSettings {
             },
             hdfs: HdfsSettings::from_env(variables),
             retry,
+            tenants: Vec::new(),
         })
     }
 }

@@ -413,6 +413,46 @@ async fn test_credentials_come_from_a_profile_and_from_a_process() {
     }
 }
 
+/// A bucket whose credentials come from a program that counts how often it is asked.
+fn counting(script: &Script, home: &std::path::Path) -> Arc<dyn Store> {
+    let program = home.join("give");
+    let json = r#"{\"Version\": 1, \"AccessKeyId\": \"AK$n\", \"SecretAccessKey\": \"s\", \"SessionToken\": \"t\"}"#;
+    let text = format!("#!/bin/sh\ncd '{}'; echo >> asked; n=$(wc -l < asked)\necho \"{json}\"\n", home.display());
+    std::fs::create_dir(home.join(".aws")).unwrap();
+    std::fs::write(&program, text).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let config = format!("[default]\ncredential_process = {}\n", program.display());
+    std::fs::write(home.join(".aws/config"), config).unwrap();
+    let mut env = script.env();
+    env.retain(|name, _| name == "AWS_ENDPOINT_URL");
+    env.insert("HOME".to_owned(), home.to_str().unwrap().to_owned());
+    let mut settings = StoreSettings::from_env(&env).unwrap();
+    settings.retry = impatient();
+    open(&"s3://b/".parse().unwrap(), &settings, Arc::default()).unwrap().store
+}
+
+#[tokio::test]
+async fn test_credentials_that_the_store_calls_expired_are_renewed_and_the_read_goes_on() {
+    let home = tempfile::tempdir().unwrap();
+    let expired = || (error("400 Bad Request", "", "ExpiredToken"), Then::Keep);
+    let script = Script::start([
+        (answer("200 OK", "", "x"), Then::Keep),
+        expired(),
+        (answer("200 OK", "", "x"), Then::Keep),
+        expired(),
+        (answer("200 OK", "", "x"), Then::Keep),
+    ])
+    .await;
+    let store = counting(&script, home.path());
+    assert_eq!(whole(&*store, "k").await.unwrap(), "x");
+    assert_eq!(whole(&*store, "k").await.unwrap(), "x");
+    // A fresh one that is refused at once is told.
+    assert_eq!(whole(&*store, "k").await.unwrap_err().code(), "denied");
+    let keys: Vec<bool> = script.seen().iter().map(|seen| seen.contains("Credential=AK1/")).collect();
+    assert_eq!(keys, [true, true, false, false]);
+    assert_eq!(std::fs::read_to_string(home.path().join("asked")).unwrap().len(), 2);
+}
+
 #[tokio::test]
 async fn test_odd_keys_leave_as_they_are() {
     let keys = ["x/../y", "./x", "x//y", "/x", "x/", "..", "a b+c%20?#&", "é\u{7f}"];

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.env import read
+from penstock.env import overlaid, read
 from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault
 
 if TYPE_CHECKING:
@@ -133,9 +133,10 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     """Move training data from object storage to accelerators, and say which path is worth its price."""
     # TOML, msgspec and units, which --help does without.
     from penstock.cli.parameters import default_map
-    from penstock.config import load
+    from penstock.config import load, store_variables
 
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
+    ctx.with_resource(overlaid(store_variables(ctx.obj["config"])))
     verb = ctx.invoked_subcommand
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:

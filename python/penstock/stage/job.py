@@ -92,8 +92,8 @@ class StageSpec:
 
 def variables() -> dict[str, str]:
     # Only what a store may look at, and only text: a variable of other bytes is nobody's credential.
-    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_")
-    exact = ("HOME", "XDG_CONFIG_HOME", "STORAGE_EMULATOR_HOST")
+    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_")
+    exact = ("HOME", "XDG_CONFIG_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
     return {name: value for name, value in found.items() if value.isascii() or value.isprintable()}
 

@@ -29,5 +29,5 @@ pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
 pub use recorded::recorded_manifest;
 pub use run::{StageJob, StageRequest, Summary};
-pub use status::{WaitLimits, wait_for_leader};
+pub use status::{Told, WaitLimits, leader_ends, wait_for_leader};
 pub use verify::{Verified, VerifyJob, VerifyRequest, Wrong};

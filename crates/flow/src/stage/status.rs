@@ -47,7 +47,26 @@ struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    failure: Option<Told>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     summary: Option<Summary>,
+}
+
+/// The leader's error, for ranks that shall raise the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// [`Error::code`].
+    pub code: String,
+    /// What happened.
+    pub message: String,
+    /// [`Error::hint`].
+    pub hint: Option<String>,
+}
+
+impl Told {
+    fn of(error: &Error) -> Self {
+        Self { code: error.code().to_owned(), message: error.to_string(), hint: error.hint() }
+    }
 }
 
 /// What makes two ranks mean the same stage.
@@ -98,7 +117,7 @@ impl Leader {
                 reason: format!("another penstock stage of node {} is writing there now", identity.node),
             });
         }
-        write_record(&folder, &identity, State::Running, 0, None, None).map_err(io)?;
+        write_record(&folder, &identity, State::Running, 0, Ok(None)).map_err(io)?;
         let (beating, of) = (folder.clone(), identity.clone());
         let heart = tokio::spawn(async move {
             for beat in 1u64.. {
@@ -106,7 +125,7 @@ impl Leader {
                 let (folder, identity) = (beating.clone(), of.clone());
                 // A beat that cannot be written is one that is missed.
                 let _ = tokio::task::spawn_blocking(move || {
-                    write_record(&folder, &identity, State::Running, beat, None, None)
+                    write_record(&folder, &identity, State::Running, beat, Ok(None))
                 })
                 .await;
             }
@@ -125,8 +144,8 @@ impl Leader {
         let Self { folder, identity, heart, _lock } = self;
         let _ = heart.await;
         let _ = match result {
-            Ok(summary) => write_record(&folder, &identity, State::Done, u64::MAX, None, Some(summary.clone())),
-            Err(error) => write_record(&folder, &identity, State::Failed, u64::MAX, Some(error.to_string()), None),
+            Ok(summary) => write_record(&folder, &identity, State::Done, u64::MAX, Ok(Some(summary.clone()))),
+            Err(error) => write_record(&folder, &identity, State::Failed, u64::MAX, Err(error)),
         };
     }
 }
@@ -136,11 +155,13 @@ fn write_record(
     identity: &Identity,
     state: State,
     beat: u64,
-    error: Option<String>,
-    summary: Option<Summary>,
+    ended: std::result::Result<Option<Summary>, &Error>,
 ) -> std::io::Result<()> {
     let at_s = unix_now().as_secs_f64();
-    let record = Record { penstock_status: 1, state, identity: identity.clone(), beat, at_s, error, summary };
+    let (failure, error) =
+        (ended.as_ref().err().map(|error| Told::of(error)), ended.as_ref().err().map(ToString::to_string));
+    let summary = ended.ok().flatten();
+    let record = Record { penstock_status: 1, state, identity: identity.clone(), beat, at_s, error, failure, summary };
     replace_own(folder, &identity.status_name(), &serde_json::to_vec(&record)?)
 }
 
@@ -174,6 +195,15 @@ impl Default for WaitLimits {
 ///
 /// `RankFailed` when the leader says that it failed, dies, or gives no sign of life within the limits.
 pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) -> Result<Summary> {
+    let failed = |told: Told| Error::RankFailed { rank: request.leader_rank, reason: told.message };
+    leader_ends(request, limits).await?.map_err(failed)
+}
+
+/// [`wait_for_leader`], with the error that the leader told as it told it.
+pub async fn leader_ends(
+    request: &super::StageRequest,
+    limits: WaitLimits,
+) -> Result<std::result::Result<Summary, Told>> {
     let identity = request.identity();
     let folder = request.destination.join(FOLDER);
     let status: PathBuf = folder.join(identity.status_name());
@@ -188,10 +218,11 @@ pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) 
             let launch_known = identity.launch.is_some() && identity.launch == record.identity.launch;
             match record.state {
                 State::Done => {
-                    return record.summary.ok_or_else(|| failed("its record has no summary".to_owned()));
+                    return record.summary.map(Ok).ok_or_else(|| failed("its record has no summary".to_owned()));
                 }
                 State::Failed if launch_known || seen_alive || record.at_s >= began_s - 5.0 => {
-                    return Err(failed(record.error.unwrap_or_else(|| "it did not say why".to_owned())));
+                    let silent = || failed(record.error.unwrap_or_else(|| "it did not say why".to_owned()));
+                    return record.failure.map(Err).ok_or_else(silent);
                 }
                 State::Failed => {}
                 State::Running => {

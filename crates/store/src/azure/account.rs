@@ -28,7 +28,7 @@ pub struct AzureSettings {
     pub asks_instance: bool,
     pub(crate) key: Option<String>,
     pub(crate) sas: Option<String>,
-    /// What the token sources may see: the AZURE_* variables, and those that the CLI needs.
+    /// What the token sources may see: the AZURE_* and IDENTITY_* variables.
     pub(crate) variables: HashMap<String, String>,
 }
 
@@ -70,7 +70,8 @@ impl AzureSettings {
             variables: variables
                 .iter()
                 .filter(|(name, value)| {
-                    let is_ours = name.starts_with("AZURE_") || matches!(name.as_str(), "PATH" | "HOME");
+                    let is_ours =
+                        name.starts_with("AZURE_") || name.starts_with("IDENTITY_") || name.as_str() == "HOME";
                     is_ours && !value.is_empty()
                 })
                 .map(|(name, value)| (name.clone(), value.clone()))

@@ -6,6 +6,9 @@
 //! reaches an error or a `Debug`.
 
 mod account;
+mod chain;
+#[cfg(test)]
+mod chain_tests;
 mod list;
 mod put;
 mod sign;
@@ -84,7 +87,7 @@ impl Azure {
     pub fn new(container: &str, settings: &AzureSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let account = Account::new(container, settings)?;
         let http = Http::new();
-        let sign = Sign::new(settings, account.credential(), http.clone());
+        let sign = Sign::new(settings, account.credential());
         let root = Url { scheme: Scheme::Azure, authority: container.to_owned(), key: Key::default() };
         let container = Container { root, account, http, sign, metrics };
         Ok(Self { container: Arc::new(container), verifies: true })
@@ -147,7 +150,7 @@ impl Container {
             *request.uri_mut() = self.account.uri(ask.key.map(Key::as_bytes), &ask.query)?;
             *request.headers_mut() = ask.headers;
             let (mut head, ()) = request.into_parts();
-            self.sign.sign(&mut head, &place).await?;
+            let stamp = self.sign.sign(&mut head, &place).await?;
             self.metrics.count(Metric::Requests);
             self.metrics.count(ask.kind);
             self.metrics.add(Metric::BytesSent, ask.body.left());
@@ -169,6 +172,10 @@ impl Container {
             });
             if let Some(code) = text(&head.headers, "x-ms-error-code") {
                 told.0 = status::shown(code);
+            }
+            if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
+                // Sent again, with a new token.
+                return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }
             Err(self.error(&ask.method, ask.key, head.status, &head.headers, &told.0, &told.1))
         };

@@ -1,78 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signatures, and the tokens behind them: a key or a SAS where one is given; else the token sources that are set up, by
-//! name, in the environment (client secret or certificate, workload identity), then the CLI's login. The
-//! instance's metadata address is asked only where the settings say so.
+//! Signatures, by a key, a SAS or a token that the keeper hands out.
+
+use std::sync::Arc;
 
 use http::request;
 use penstock_types::Result;
-use reqsign_azure_storage::{
-    AzureCliCredentialProvider, ClientCertificateCredentialProvider, ClientSecretCredentialProvider, Credential,
-    ImdsCredentialProvider, RequestSigner, WorkloadIdentityCredentialProvider,
-};
+use reqsign_azure_storage::{Credential, RequestSigner};
 use reqsign_command_execute_tokio::TokioCommandExecute;
-use reqsign_core::{Context, ProvideCredential, ProvideCredentialChain, Signer, StaticEnv};
+use reqsign_core::{Context, SignRequest, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
 
 use super::AzureSettings;
+use super::chain::Chain;
+use crate::credentials::door::Door;
+use crate::credentials::{Keeper, Shared, name_of};
 use crate::wire::client::Http;
 use crate::wire::unsigned;
-
-/// A credential that was given outright.
-#[derive(Debug)]
-struct Given(Credential);
-
-impl ProvideCredential for Given {
-    type Credential = Credential;
-
-    async fn provide_credential(&self, _: &Context) -> reqsign_core::Result<Option<Credential>> {
-        Ok(Some(self.0.clone()))
-    }
-}
 
 /// What to do without credentials.
 const ADVICE: &str = "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in with `az login`, or \
     read a public container with PENSTOCK_AZURE_ANONYMOUS=1";
 
-/// Signs requests; tokens are loaded at the first, kept, and refreshed before they expire.
+static KEEPERS: Shared<Credential> = Shared::new();
+
+/// Signs requests; see `credentials`.
 pub(super) struct Sign {
-    signer: Option<Signer<Credential>>,
+    keeper: Option<Arc<Keeper<Credential>>>,
+    signer: RequestSigner,
 }
 
+/// Which credential signed a request; `None` signed nothing.
+pub(super) type Stamp = Option<u64>;
+
 impl Sign {
-    pub(super) fn new(settings: &AzureSettings, given: Option<Credential>, http: Http) -> Self {
+    pub(super) fn new(settings: &AzureSettings, given: Option<Credential>) -> Self {
+        let signer = RequestSigner::new();
         if settings.is_anonymous {
-            return Self { signer: None };
+            return Self { keeper: None, signer };
         }
-        let has = |name: &str| settings.variables.contains_key(name);
-        let mut chain = ProvideCredentialChain::new();
-        match given {
-            Some(credential) => chain = chain.push(Given(credential)),
-            None => {
-                if has("AZURE_CLIENT_SECRET") {
-                    chain = chain.push(ClientSecretCredentialProvider::new());
-                }
-                if has("AZURE_CLIENT_CERTIFICATE_PATH") {
-                    chain = chain.push(ClientCertificateCredentialProvider::new());
-                }
-                if has("AZURE_FEDERATED_TOKEN_FILE") {
-                    chain = chain.push(WorkloadIdentityCredentialProvider::new());
-                }
-                chain = chain.push(AzureCliCredentialProvider::new());
-                if settings.asks_instance {
-                    chain = chain.push(ImdsCredentialProvider::new());
-                }
-            }
-        }
-        let context = Context::new()
-            .with_file_read(TokioFileRead)
-            .with_command_execute(TokioCommandExecute)
-            .with_http_send(http)
-            .with_env(StaticEnv { home_dir: None, envs: settings.variables.clone() });
-        Self { signer: Some(Signer::new(context, chain, RequestSigner::new())) }
+        let variables = settings.variables.clone();
+        let key = [settings.account.as_deref(), settings.key.as_deref(), settings.sas.as_deref()];
+        let name = format!("{key:?}\0{}\0{}", settings.asks_instance, name_of(&variables));
+        let keeper = KEEPERS.get(name, || {
+            let identity = variables.get("IDENTITY_ENDPOINT").map(String::as_str);
+            let context = Context::new()
+                .with_file_read(TokioFileRead)
+                .with_command_execute(TokioCommandExecute)
+                .with_http_send(Door::new(Http::new(), settings.asks_instance).naming(identity))
+                .with_env(StaticEnv { home_dir: None, envs: variables.clone() });
+            Keeper::new(context, Chain { given, asks_instance: settings.asks_instance, variables })
+        });
+        Self { keeper: Some(keeper), signer }
     }
 
-    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<()> {
-        let Some(signer) = &self.signer else { return Ok(()) };
-        signer.sign(head, None).await.map_err(|error| unsigned(&error, place, ADVICE))
+    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
+        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let work = async {
+            let taken = keeper.take().await?;
+            self.signer.sign_request(keeper.context(), head, Some(&taken.credential), None).await?;
+            Ok(Some(taken.generation))
+        };
+        work.await.map_err(|error| unsigned(&error, place, ADVICE))
+    }
+
+    /// The store calls the token expired; true when the request may be sent again with a new one.
+    pub(super) fn renews(&self, stamp: Stamp) -> bool {
+        matches!((&self.keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
     }
 }

@@ -4,6 +4,9 @@
 //! Owns the bucket's requests and the meaning of their answers; every request is sent once (`Retry` repeats). Objects are
 //! read as they are stored: no transcoding is let happen. No key and no token reaches an error or a `Debug`.
 
+mod chain;
+#[cfg(test)]
+mod chain_tests;
 mod list;
 mod put;
 mod sign;
@@ -65,7 +68,12 @@ impl fmt::Debug for GcsSettings {
 impl GcsSettings {
     /// Reads `STORAGE_EMULATOR_HOST`, and keeps what Google's default credentials are found by.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
-        let is_ours = |name: &str| name.starts_with("GOOGLE_") || matches!(name, "HOME" | "XDG_CONFIG_HOME");
+        let is_ours = |name: &str| {
+            // AWS's keys may speak for an external account.
+            let prefixes = ["GOOGLE_", "CLOUDSDK_", "AWS_"];
+            let names = ["HOME", "XDG_CONFIG_HOME", "GCE_METADATA_HOST"];
+            prefixes.iter().any(|prefix| name.starts_with(prefix)) || names.contains(&name)
+        };
         Self {
             emulator: variables.get("STORAGE_EMULATOR_HOST").filter(|host| !host.is_empty()).cloned(),
             variables: variables
@@ -115,7 +123,7 @@ impl Gcs {
         };
         let http = Http::new();
         // An emulator is no place for a token.
-        let sign = Sign::new(settings, settings.is_anonymous || settings.emulator.is_some(), http.clone());
+        let sign = Sign::new(settings, settings.is_anonymous || settings.emulator.is_some());
         let root = Url { scheme: Scheme::Gcs, authority: bucket.to_owned(), key: Key::default() };
         Ok(Self { bucket: Arc::new(Bucket { root, shown, http, sign, metrics }), verifies: true })
     }
@@ -250,7 +258,7 @@ impl Bucket {
             *request.uri_mut() = uri;
             *request.headers_mut() = ask.headers;
             let (mut head, ()) = request.into_parts();
-            self.sign.sign(&mut head, &place).await?;
+            let stamp = self.sign.sign(&mut head, &place).await?;
             self.metrics.count(Metric::Requests);
             self.metrics.count(ask.kind);
             self.metrics.add(Metric::BytesSent, ask.body.left());
@@ -264,6 +272,10 @@ impl Bucket {
                 return Ok(answer);
             }
             let (head, body) = answer.into_parts();
+            if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
+                // Sent again, with a new token.
+                return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
+            }
             Err(self.error(&ask.method, ask.key, head.status, &head.headers, &said(body).await))
         };
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))

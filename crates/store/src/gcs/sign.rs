@@ -1,47 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tokens by Google's application default credentials: `GOOGLE_APPLICATION_CREDENTIALS`, then the file that
-//! `gcloud auth application-default login` writes. The metadata address is asked only where the settings say so.
+//! Adds the token that the keeper hands out.
+
+use std::sync::Arc;
 
 use http::request;
 use penstock_types::Result;
-use reqsign_core::{Context, Signer, StaticEnv};
+use reqsign_command_execute_tokio::TokioCommandExecute;
+use reqsign_core::{Context, SignRequest, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
-use reqsign_google::{Credential, DefaultCredentialProvider, RequestSigner};
+use reqsign_google::{Credential, RequestSigner};
 
 use super::GcsSettings;
+use super::chain::{Chain, SCOPE};
+use crate::credentials::door::Door;
+use crate::credentials::{Keeper, Shared, name_of};
 use crate::wire::client::Http;
 use crate::wire::unsigned;
-
-const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
 /// What to do without credentials.
 const ADVICE: &str = "set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default \
     login`, or read a public bucket with PENSTOCK_GS_ANONYMOUS=1";
 
-/// Adds a token; it is loaded at the first request, kept, and refreshed before it expires.
+static KEEPERS: Shared<Credential> = Shared::new();
+
+/// Signs requests; see `credentials`.
 pub(super) struct Sign {
-    signer: Option<Signer<Credential>>,
+    keeper: Option<Arc<Keeper<Credential>>>,
+    signer: RequestSigner,
 }
 
+/// Which token a request carried; `None` carried none.
+pub(super) type Stamp = Option<u64>;
+
 impl Sign {
-    pub(super) fn new(settings: &GcsSettings, is_anonymous: bool, http: Http) -> Self {
-        if is_anonymous {
-            return Self { signer: None };
-        }
-        let mut chain = DefaultCredentialProvider::builder();
-        if !settings.asks_instance {
-            chain = chain.no_vm_metadata();
-        }
-        let context = Context::new()
-            .with_file_read(TokioFileRead)
-            .with_http_send(http)
-            .with_env(StaticEnv { home_dir: None, envs: settings.variables.clone() });
+    pub(super) fn new(settings: &GcsSettings, is_anonymous: bool) -> Self {
         let signer = RequestSigner::new("storage").with_scope(SCOPE);
-        Self { signer: Some(Signer::new(context, chain.build(), signer)) }
+        if is_anonymous {
+            return Self { keeper: None, signer };
+        }
+        let variables = settings.variables.clone();
+        let keeper = KEEPERS.get(format!("{}\0{}", settings.asks_instance, name_of(&variables)), || {
+            let metadata = variables.get("GCE_METADATA_HOST").filter(|_| settings.asks_instance);
+            let metadata = metadata.map(|host| format!("http://{host}/"));
+            let door = Door::new(Http::new(), settings.asks_instance).naming(metadata.as_deref());
+            let context = Context::new()
+                .with_file_read(TokioFileRead)
+                .with_command_execute(TokioCommandExecute)
+                .with_http_send(door.clone())
+                .with_env(StaticEnv { home_dir: None, envs: variables });
+            Keeper::new(context, Chain { door, asks_instance: settings.asks_instance })
+        });
+        Self { keeper: Some(keeper), signer }
     }
 
-    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<()> {
-        let Some(signer) = &self.signer else { return Ok(()) };
-        signer.sign(head, None).await.map_err(|error| unsigned(&error, place, ADVICE))
+    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
+        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let work = async {
+            let taken = keeper.take().await?;
+            self.signer.sign_request(keeper.context(), head, Some(&taken.credential), None).await?;
+            Ok(Some(taken.generation))
+        };
+        work.await.map_err(|error| unsigned(&error, place, ADVICE))
+    }
+
+    /// The store calls the token expired; true when the request may be sent again with a new one.
+    pub(super) fn renews(&self, stamp: Stamp) -> bool {
+        matches!((&self.keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
     }
 }

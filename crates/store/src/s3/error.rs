@@ -46,6 +46,16 @@ pub(super) async fn of_answer(
     of_status(bucket, method, key, head.status, &head.headers, &said)
 }
 
+/// The store refuses the credential because its time is over. A HEAD's answer has no body to say so.
+pub(super) fn tells_expiry(method: &Method, status: StatusCode, error: &Error) -> bool {
+    match error {
+        Error::Denied { reason, .. } => {
+            ["ExpiredToken", "TokenRefreshRequired", "InvalidToken"].iter().any(|code| reason.starts_with(code))
+        }
+        _ => method == Method::HEAD && status == StatusCode::BAD_REQUEST,
+    }
+}
+
 /// The error of a status and what was said with it.
 pub(super) fn of_status(
     bucket: &Bucket,

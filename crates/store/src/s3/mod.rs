@@ -4,6 +4,7 @@
 //! Owns one bucket's requests and the meaning of their answers; every request is sent once (`Retry` repeats). No secret
 //! and no signed URL reaches an error or a `Debug`.
 
+mod chain;
 mod delete;
 mod endpoint;
 mod error;
@@ -80,7 +81,7 @@ impl S3 {
     pub fn new(bucket: &str, settings: &S3Settings, metrics: Arc<Metrics>) -> Result<Self> {
         let endpoint = Endpoint::new(bucket, settings)?;
         let http = Http::new();
-        let sign = Sign::new(settings, endpoint.region(), http.clone());
+        let sign = Sign::new(settings, endpoint.region());
         let root = Url { scheme: Scheme::S3, authority: bucket.to_owned(), key: Key::default() };
         let bucket = Bucket { root, endpoint, http, sign, metrics, verifies_md5: settings.verifies_md5 };
         Ok(Self { bucket: Arc::new(bucket), verifies: true })
@@ -119,7 +120,7 @@ impl Bucket {
             *request.uri_mut() = self.endpoint.uri(ask.key.map(Key::as_bytes), ask.query)?;
             *request.headers_mut() = ask.headers;
             let (mut head, ()) = request.into_parts();
-            self.sign.sign(&mut head, &place).await?;
+            let stamp = self.sign.sign(&mut head, &place).await?;
             self.metrics.count(Metric::Requests);
             self.metrics.count(ask.kind);
             self.metrics.add(Metric::BytesSent, ask.body.left());
@@ -131,7 +132,13 @@ impl Bucket {
             if answer.status().is_success() {
                 return Ok(answer);
             }
-            Err(error::of_answer(self, &ask.method, ask.key, answer).await)
+            let status = answer.status();
+            let error = error::of_answer(self, &ask.method, ask.key, answer).await;
+            Err(match error::tells_expiry(&ask.method, status, &error) && self.sign.renews(stamp) {
+                // Sent again, with a new credential.
+                true => Error::Server { place, status: status.as_u16(), reason: "the credentials expired".to_owned() },
+                false => error,
+            })
         };
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
     }

@@ -1,109 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signatures, and the credentials behind them: environment, profile files, SSO, web identity, credential_process and
-//! containers, in the order of the AWS tools. The instance metadata address is asked only where the settings say so.
+//! Signatures, by credentials that the keeper hands out. Nothing a source said reaches an error but our own words.
+
+use std::sync::Arc;
 
 use http::request;
 use penstock_types::{Error, Result};
-use reqsign_aws_v4::{
-    AssumeRoleWithWebIdentityCredentialProvider, Credential, ECSCredentialProvider, EnvCredentialProvider,
-    IMDSv2CredentialProvider, ProcessCredentialProvider, ProfileCredentialProvider, RequestSigner,
-    SSOCredentialProvider,
-};
+use reqsign_aws_v4::{Credential, RequestSigner};
 use reqsign_command_execute_tokio::TokioCommandExecute;
-use reqsign_core::{Context, ErrorKind, ProvideCredential, ProvideCredentialDyn, Signer, StaticEnv};
+use reqsign_core::{Context, ErrorKind, SignRequest, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
 
+use super::chain::Chain;
 use crate::S3Settings;
+use crate::credentials::door::Door;
+use crate::credentials::{Keeper, NOTHING, Shared, name_of};
 use crate::wire::client::Http;
 
-/// Signs requests; credentials are loaded at the first, kept, and refreshed before they expire.
+static KEEPERS: Shared<Credential> = Shared::new();
+
+/// Signs requests; see `credentials`.
 pub(super) struct Sign {
-    signer: Option<Signer<Credential>>,
+    keeper: Option<Arc<Keeper<Credential>>>,
+    signer: RequestSigner,
     sources: String,
+    /// The environment's keys stay what they are for as long as the process lives.
+    is_fixed: bool,
 }
 
+/// Which credential signed a request; `None` signed nothing.
+pub(super) type Stamp = Option<u64>;
+
 impl Sign {
-    pub(super) fn new(settings: &S3Settings, region: &str, http: Http) -> Self {
+    pub(super) fn new(settings: &S3Settings, region: &str) -> Self {
+        let signer = RequestSigner::new("s3", region);
         if settings.is_anonymous {
-            return Self { signer: None, sources: String::new() };
+            return Self { keeper: None, signer, sources: String::new(), is_fixed: true };
         }
-        let chain = Chain::new(settings);
+        let variable = |name: &str| settings.variables.get(name).map(String::as_str);
+        let (full, relative) = (
+            variable("AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+            variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|_| "http://169.254.170.2/"),
+        );
+        // Only where containers are served: a variable shall not send a token to any host.
+        let full = full.filter(|url| is_container_host(url));
+        let chain = Chain {
+            region: region.to_owned(),
+            asks_instance: settings.asks_instance,
+            has_container: full.or(relative).is_some(),
+        };
         let sources = chain.sources();
-        let context = Context::new()
-            .with_file_read(TokioFileRead)
-            .with_command_execute(TokioCommandExecute)
-            .with_http_send(http)
-            .with_env(StaticEnv { home_dir: settings.home.clone(), envs: settings.variables.clone() });
-        Self { signer: Some(Signer::new(context, chain, RequestSigner::new("s3", region))), sources }
+        let home = settings.home.as_ref().map(|home| home.display().to_string()).unwrap_or_default();
+        let name = format!("{home}\0{region}\0{}\0{}", settings.asks_instance, name_of(&settings.variables));
+        let keeper = KEEPERS.get(name, || {
+            let door = Door::new(Http::new(), settings.asks_instance).naming(full).naming(relative);
+            let context = Context::new()
+                .with_file_read(TokioFileRead)
+                .with_command_execute(TokioCommandExecute)
+                .with_http_send(door)
+                .with_env(StaticEnv { home_dir: settings.home.clone(), envs: settings.variables.clone() });
+            Keeper::new(context, chain)
+        });
+        let is_fixed = variable("AWS_ACCESS_KEY_ID").and(variable("AWS_SECRET_ACCESS_KEY")).is_some();
+        Self { keeper: Some(keeper), signer, sources, is_fixed }
     }
 
-    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<()> {
-        let Some(signer) = &self.signer else { return Ok(()) };
-        signer.sign(head, None).await.map_err(|error| {
+    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
+        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let work = async {
+            let taken = keeper.take().await?;
+            self.signer.sign_request(keeper.context(), head, Some(&taken.credential), None).await?;
+            Ok(Some(taken.generation))
+        };
+        work.await.map_err(|error: reqsign_core::Error| {
             let place = place.to_owned();
             // Only the text: what lies beneath may quote a file or an answer that holds a secret.
             let text = error.to_string();
             match error.kind() {
-                _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {text}") },
-                ErrorKind::CredentialInvalid if text.starts_with("failed to load") => {
+                _ if text.contains(NOTHING) => {
                     Error::Denied { place, reason: format!("no credentials in {}", self.sources) }
                 }
+                _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {text}") },
                 ErrorKind::RequestInvalid => Error::bug(format!("a request cannot be signed: {text}")),
                 ErrorKind::ConfigInvalid => Error::config("AWS credentials", text),
                 _ => Error::Denied { place, reason: format!("no credentials: {text}") },
             }
         })
     }
-}
 
-/// Asks each source in turn. A source that is set up but broken does not end the search, and is what is told when the
-/// others have nothing either.
-#[derive(Debug)]
-struct Chain {
-    sources: Vec<(&'static str, Box<dyn ProvideCredentialDyn<Credential = Credential>>)>,
-}
-
-impl Chain {
-    fn new(settings: &S3Settings) -> Self {
-        let mut sources: Vec<(&'static str, Box<dyn ProvideCredentialDyn<Credential = Credential>>)> = vec![
-            ("the environment", Box::new(EnvCredentialProvider::new())),
-            ("the profile files", Box::new(ProfileCredentialProvider::new())),
-            ("SSO", Box::new(SSOCredentialProvider::default())),
-            ("web identity", Box::new(AssumeRoleWithWebIdentityCredentialProvider::default())),
-            ("credential_process", Box::new(ProcessCredentialProvider::new())),
-        ];
-        if settings.variables.keys().any(|name| name.starts_with("AWS_CONTAINER_CREDENTIALS_")) {
-            sources.push(("the container's address", Box::new(ECSCredentialProvider::new())));
+    /// The store calls the credential expired; true when the request may be sent again with a new one.
+    pub(super) fn renews(&self, stamp: Stamp) -> bool {
+        match (&self.keeper, stamp) {
+            (Some(keeper), Some(generation)) if !self.is_fixed => keeper.refused(generation),
+            _ => false,
         }
-        if settings.asks_instance {
-            sources.push(("the instance's metadata", Box::new(IMDSv2CredentialProvider::default())));
-        }
-        Self { sources }
-    }
-
-    fn sources(&self) -> String {
-        self.sources.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
     }
 }
 
-impl ProvideCredential for Chain {
-    type Credential = Credential;
-
-    async fn provide_credential(&self, context: &Context) -> reqsign_core::Result<Option<Credential>> {
-        let mut first = None;
-        for (name, source) in &self.sources {
-            match source.provide_credential_dyn(context).await {
-                Ok(Some(credential)) => return Ok(Some(credential)),
-                Ok(None) => {}
-                Err(error) => {
-                    // Past the first colon a message may quote what a command or a server said.
-                    let text = error.to_string();
-                    let told = text.split(':').next().unwrap_or_default();
-                    let told = reqsign_core::Error::new(error.kind(), format!("{name}: {told}"));
-                    first.get_or_insert(told.set_retryable(error.is_retryable()));
-                }
-            }
-        }
-        first.map_or(Ok(None), Err)
-    }
+/// Loopback, the two addresses by which ECS and EKS serve containers, or anything over TLS.
+fn is_container_host(url: &str) -> bool {
+    let Ok(uri) = url.parse::<http::Uri>() else { return false };
+    let host = uri.host().unwrap_or_default();
+    let is_known = matches!(host, "169.254.170.2" | "169.254.170.23" | "[fd00:ec2::23]");
+    uri.scheme_str() == Some("https") || is_known || crate::wire::is_loopback(host)
 }

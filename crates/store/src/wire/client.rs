@@ -11,7 +11,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -119,21 +118,4 @@ pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
         cause = next;
     }
     cause.to_string()
-}
-
-/// The credential chain's requests: small, and not for ever.
-impl reqsign_core::HttpSend for Http {
-    async fn http_send(&self, request: Request<Bytes>) -> reqsign_core::Result<Response<Bytes>> {
-        let broken = |text: String| reqsign_core::Error::unexpected(text).set_retryable(true);
-        let work = async {
-            let (head, body) = request.into_parts();
-            let answer = self.send(Request::from_parts(head, Parts::new([body]))).await.map_err(broken)?;
-            let (head, body) = answer.into_parts();
-            let body =
-                Limited::new(body, 1 << 20).collect().await.map_err(|_| broken("the answer broke off".into()))?;
-            Ok(Response::from_parts(head, body.to_bytes()))
-        };
-        let limit = Duration::from_secs(10);
-        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(broken("no answer in 10 s".into())))
-    }
 }

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What every cloud's credentials have in common: they are kept until shortly before they end, renewed by one request a
+//! process and at another moment in each process, and asked for through one door to the network (`door`).
+//!
+//! Owns when to ask again. What to ask, and whom, each store's chain knows. A credential that still holds is used while
+//! its renewal fails, and a refusal by the store ("expired") renews it once.
+
+#[cfg(test)]
+pub(crate) mod desk;
+pub(crate) mod door;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use penstock_types::{Stopwatch, unix_now};
+use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SigningCredential};
+
+/// A long-lived credential is renewed this long before its end, a little earlier in some processes than in others.
+const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
+/// A signer takes no credential that ends within this (Azure's wants most: 20 s).
+const MARGIN_S: i64 = 21;
+/// A renewal that failed while the old credential holds is tried again after this.
+const AGAIN: Duration = Duration::from_secs(10);
+/// A fresh credential that the store calls expired is not asked for again within this.
+const TRUSTED: Duration = Duration::from_secs(30);
+
+/// What the keeper must know of a credential.
+pub(crate) trait Lasting: SigningCredential + Clone {
+    /// When it ends, in seconds since the epoch.
+    fn ends_s(&self) -> Option<i64>;
+
+    /// Nothing in it can expire, so a refusal is no reason to ask again.
+    fn is_fixed(&self) -> bool;
+}
+
+struct Kept<C> {
+    credential: C,
+    since: Stopwatch,
+    /// How long after `since` it is to be renewed.
+    due: Option<Duration>,
+    generation: u64,
+    after_refusal: bool,
+}
+
+/// A credential as handed out. `generation` tells the keeper which one was refused.
+pub(crate) struct Taken<C> {
+    pub(crate) credential: C,
+    pub(crate) generation: u64,
+}
+
+/// Keeps one source's credential for all who sign with it.
+pub(crate) struct Keeper<C: Lasting> {
+    context: Context,
+    source: Box<dyn ProvideCredentialDyn<Credential = C>>,
+    state: Mutex<State<C>>,
+    /// Held while the source is asked: whoever finds nothing usable waits here and then looks again.
+    asking: tokio::sync::Mutex<()>,
+}
+
+struct State<C> {
+    kept: Option<Kept<C>>,
+    generation: u64,
+    refused: bool,
+}
+
+/// How long a credential with this much life left is used before it is renewed.
+fn due_in(left: Duration) -> Duration {
+    let dice: f64 = rand::random_range(0.0..1.0);
+    let long = LEAD.0 + (LEAD.1 - LEAD.0).mul_f64(dice);
+    // A short life is used for three to four fifths.
+    let lead = if left > LEAD.1 * 2 { long } else { left.mul_f64(0.2 + 0.2 * dice) };
+    left.saturating_sub(lead).max(Duration::from_secs(1).min(left / 2))
+}
+
+impl<C: Lasting> Keeper<C> {
+    pub(crate) fn new(context: Context, source: impl ProvideCredential<Credential = C>) -> Self {
+        let state = State { kept: None, generation: 0, refused: false };
+        Self { context, source: Box::new(source), state: Mutex::new(state), asking: tokio::sync::Mutex::new(()) }
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kept credential if it holds, and whether it is due for renewal.
+    fn held(&self) -> Option<(Taken<C>, bool)> {
+        let state = self.state();
+        let kept = state.kept.as_ref()?;
+        let now_s = unix_now().as_secs() as i64;
+        if kept.credential.ends_s().is_some_and(|ends_s| ends_s <= now_s + MARGIN_S) {
+            return None;
+        }
+        let taken = Taken { credential: kept.credential.clone(), generation: kept.generation };
+        Some((taken, kept.due.is_some_and(|due| kept.since.elapsed() >= due)))
+    }
+
+    /// A credential to sign with; the source is asked where there is none, or where the kept one is about to end.
+    pub(crate) async fn take(&self) -> Result<Taken<C>> {
+        match self.held() {
+            Some((taken, false)) => Ok(taken),
+            // One renews; the others go on with what still holds.
+            Some((taken, true)) => match self.asking.try_lock() {
+                Err(_) => Ok(taken),
+                Ok(_asking) => match self.held() {
+                    Some((taken, false)) => Ok(taken),
+                    _ => Ok(self.ask().await.unwrap_or_else(|_| {
+                        if let Some(kept) = &mut self.state().kept {
+                            kept.due = Some(kept.since.elapsed() + AGAIN);
+                        }
+                        taken
+                    })),
+                },
+            },
+            None => {
+                let _asking = self.asking.lock().await;
+                match self.held() {
+                    Some((taken, _)) => Ok(taken),
+                    None => self.ask().await,
+                }
+            }
+        }
+    }
+
+    async fn ask(&self) -> Result<Taken<C>> {
+        let credential = self.source.provide_credential_dyn(&self.context).await?;
+        let credential = credential.ok_or_else(|| Error::credential_invalid(NOTHING))?;
+        let now_s = unix_now().as_secs() as i64;
+        let left_s = credential.ends_s().map(|ends_s| ends_s - now_s - MARGIN_S);
+        if left_s.is_some_and(|left_s| left_s <= 0) {
+            return Err(Error::credential_invalid("the credential that was given has expired already, or is about to"));
+        }
+        let due = left_s.map(|left_s| due_in(Duration::from_secs(left_s.unsigned_abs())));
+        let mut state = self.state();
+        state.generation += 1;
+        let after_refusal = std::mem::take(&mut state.refused);
+        let generation = state.generation;
+        let taken = Taken { credential: credential.clone(), generation };
+        state.kept = Some(Kept { credential, since: Stopwatch::start(), due, generation, after_refusal });
+        Ok(taken)
+    }
+
+    /// The store says that the credential of this generation has expired. True when another try may go better: it is
+    /// asked for anew then, once.
+    pub(crate) fn refused(&self, generation: u64) -> bool {
+        let mut state = self.state();
+        match &state.kept {
+            Some(kept) if kept.generation != generation => true,
+            Some(kept) if kept.credential.is_fixed() => false,
+            Some(kept) if kept.after_refusal && kept.since.elapsed() < TRUSTED => false,
+            Some(_) => {
+                (state.kept, state.refused) = (None, true);
+                true
+            }
+            None => true,
+        }
+    }
+}
+
+/// What is said when no source has anything.
+pub(crate) const NOTHING: &str = "no source has any";
+
+/// Keepers that live in this process, by what they were made from: stores opened alike renew together. A forked child
+/// has its own, since whoever was asking is not there.
+pub(crate) struct Shared<C: Lasting>(Mutex<Option<Living<C>>>);
+
+type Living<C> = HashMap<(u32, String), Weak<Keeper<C>>>;
+
+impl<C: Lasting> Shared<C> {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// The keeper of this name, or the one that `make` gives. The name holds secrets, and goes nowhere.
+    pub(crate) fn get(&self, name: String, make: impl FnOnce() -> Keeper<C>) -> Arc<Keeper<C>> {
+        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let living = slot.get_or_insert_with(HashMap::new);
+        living.retain(|_, keeper| keeper.strong_count() > 0);
+        let name = (std::process::id(), name);
+        if let Some(keeper) = living.get(&name).and_then(Weak::upgrade) {
+            return keeper;
+        }
+        let keeper = Arc::new(make());
+        living.insert(name, Arc::downgrade(&keeper));
+        keeper
+    }
+}
+
+/// A map as one text, for [`Shared::get`].
+pub(crate) fn name_of(variables: &HashMap<String, String>) -> String {
+    let mut pairs: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    pairs.sort_unstable();
+    pairs.join("\0")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    struct Token {
+        number: usize,
+        ends_s: Option<i64>,
+    }
+
+    impl SigningCredential for Token {
+        fn is_valid(&self) -> bool {
+            true
+        }
+    }
+
+    impl Lasting for Token {
+        fn ends_s(&self) -> Option<i64> {
+            self.ends_s
+        }
+
+        fn is_fixed(&self) -> bool {
+            false
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    struct Mint {
+        asked: Arc<AtomicUsize>,
+        life_s: Option<i64>,
+        fails_after: usize,
+    }
+
+    impl ProvideCredential for Mint {
+        type Credential = Token;
+
+        async fn provide_credential(&self, _: &Context) -> Result<Option<Token>> {
+            let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            if number > self.fails_after {
+                return Err(Error::unexpected("the mint is closed"));
+            }
+            Ok(Some(Token { number, ends_s: self.life_s.map(|life_s| unix_now().as_secs() as i64 + life_s) }))
+        }
+    }
+
+    fn keeper(life_s: Option<i64>, fails_after: usize) -> (Arc<Keeper<Token>>, Arc<AtomicUsize>) {
+        let asked: Arc<AtomicUsize> = Arc::default();
+        let mint = Mint { asked: asked.clone(), life_s, fails_after };
+        (Arc::new(Keeper::new(Context::new(), mint)), asked)
+    }
+
+    #[tokio::test]
+    async fn test_keeper_many_at_once_ask_once() {
+        let (keeper, asked) = keeper(Some(3600), 9);
+        let takers = (0..64).map(|_| keeper.take());
+        let taken = futures::future::join_all(takers).await;
+        assert!(taken.into_iter().all(|taken| taken.unwrap().credential.number == 1));
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn test_keeper_renewal_that_fails_leaves_the_old_one_in_use() {
+        let (keeper, asked) = keeper(Some(3600), 1);
+        keeper.take().await.unwrap();
+        keeper.state().kept.as_mut().unwrap().due = Some(Duration::ZERO);
+        for _ in 0..5 {
+            assert_eq!(keeper.take().await.unwrap().credential.number, 1);
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 2, "a failed renewal is not repeated at once");
+    }
+
+    #[tokio::test]
+    async fn test_keeper_refusal_by_the_store_renews_once() {
+        let (keeper, _) = keeper(None, 9);
+        let first = keeper.take().await.unwrap();
+        assert!(keeper.refused(first.generation));
+        assert!(keeper.refused(first.generation), "a second refusal of the same one says nothing new");
+        let second = keeper.take().await.unwrap();
+        assert_eq!(second.credential.number, 2);
+        assert!(keeper.refused(first.generation), "a late answer to the old one may be sent again");
+        assert!(!keeper.refused(second.generation), "a fresh one that is refused too is told");
+    }
+
+    #[tokio::test]
+    async fn test_keeper_expired_at_its_source_is_an_error_that_says_so() {
+        let (keeper, _) = keeper(Some(-5), 9);
+        let error = keeper.take().await.err().unwrap();
+        assert!(error.to_string().contains("expired already"), "{error}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn prop_due_in_is_before_the_end_and_never_at_once(left_s in 3u64..100_000) {
+            let left = Duration::from_secs(left_s);
+            let due = due_in(left);
+            proptest::prop_assert!(due < left && due >= Duration::from_secs(1), "{due:?} of {left:?}");
+        }
+    }
+
+    #[test]
+    fn test_shared_same_name_is_the_same_keeper_while_it_lives() {
+        static SHARED: Shared<Token> = Shared::new();
+        let make = || Keeper::new(Context::new(), Mint { asked: Arc::default(), life_s: None, fails_after: 9 });
+        let (a, b) = (SHARED.get("x".into(), make), SHARED.get("x".into(), make));
+        assert!(Arc::ptr_eq(&a, &b));
+        assert!(!Arc::ptr_eq(&a, &SHARED.get("y".into(), make)));
+    }
+}

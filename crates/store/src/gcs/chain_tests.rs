@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Google's kinds of credentials against recorded answers of the token services.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use penstock_types::Error;
+use serde_json::json;
+
+use super::sign::Sign;
+use crate::StoreSettings;
+use crate::credentials::desk::{Desk, head, variables};
+
+fn recorded(request: &str) -> (u16, String) {
+    let line = request.lines().next().unwrap_or_default();
+    let given =
+        |token: &str| (200, json!({"access_token": token, "expires_in": 3599, "token_type": "Bearer"}).to_string());
+    match line {
+        "POST /token HTTP/1.1" if request.contains("\"refresh_token\":\"refresh-1\"") => given("user-token"),
+        "POST /token HTTP/1.1" if request.contains("grant-type%3Ajwt-bearer") => given("service-token"),
+        "POST /token HTTP/1.1" => {
+            (400, json!({"error": "invalid_grant", "error_description": "refresh-secret"}).to_string())
+        }
+        "POST /sts HTTP/1.1" if request.contains("subject_token=subject-1") => (
+            200,
+            json!({"access_token": "federated-token", "expires_in": 3599, "token_type": "Bearer",
+                   "issued_token_type": "urn:ietf:params:oauth:token-type:access_token"})
+            .to_string(),
+        ),
+        _ if line.starts_with("GET /computeMetadata/v1/instance/service-accounts/default/token") => given("node-token"),
+        _ => (404, String::new()),
+    }
+}
+
+async fn token(env: &HashMap<String, String>) -> Result<String, Error> {
+    let settings = StoreSettings::from_env(env).unwrap().gcs;
+    let sign = Sign::new(&settings, false);
+    let mut last = String::new();
+    for _ in 0..8 {
+        let mut request = head("https://storage.example/storage/v1/b/b/o/k");
+        sign.sign(&mut request, "gs://b/k").await?;
+        last = request.headers["authorization"].to_str().unwrap().to_owned();
+    }
+    Ok(last)
+}
+
+fn write(path: &Path, told: &serde_json::Value) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, told.to_string()).unwrap();
+}
+
+fn user(desk: &Desk, refresh: &str) -> serde_json::Value {
+    json!({"type": "authorized_user", "client_id": "c", "client_secret": "cs", "refresh_token": refresh,
+           "token_uri": format!("{}/token", desk.url)})
+}
+
+#[tokio::test]
+async fn test_user_of_gcloud_is_found_where_gcloud_writes_and_asked_once() {
+    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&desk, "refresh-1"));
+    assert_eq!(token(&variables(&[], &desk, home.path())).await.unwrap(), "Bearer user-token");
+    assert_eq!(desk.seen().len(), 1);
+    let moved = tempfile::tempdir().unwrap();
+    write(&moved.path().join("application_default_credentials.json"), &user(&desk, "refresh-1"));
+    let mut env = variables(&[], &desk, Path::new("/nowhere"));
+    env.insert("CLOUDSDK_CONFIG".to_owned(), moved.path().to_str().unwrap().to_owned());
+    assert_eq!(token(&env).await.unwrap(), "Bearer user-token");
+}
+
+#[tokio::test]
+async fn test_user_who_must_log_in_again_is_told_so_and_nobody_else_is_asked() {
+    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&desk, "refresh-old"));
+    let metadata = desk.url.replace("http://", "");
+    let env = variables(&[("PENSTOCK_GS_METADATA", "1"), ("GCE_METADATA_HOST", &metadata)], &desk, home.path());
+    let error = token(&env).await.unwrap_err();
+    assert_eq!(error.code(), "denied");
+    let told = error.to_string();
+    assert!(told.contains("gcloud auth application-default login") && !told.contains("refresh-"), "{told}");
+    assert!(desk.seen().iter().all(|request| !request.contains("computeMetadata")));
+}
+
+#[tokio::test]
+async fn test_service_account_is_turned_into_one_token() {
+    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let made = std::process::Command::new("openssl").args(["genpkey", "-algorithm", "RSA"]).output().unwrap();
+    let key = String::from_utf8(made.stdout).unwrap();
+    let told = json!({"type": "service_account", "client_email": "s@p.example", "private_key": key,
+                      "token_uri": format!("{}/token", desk.url)});
+    write(&home.path().join("sa.json"), &told);
+    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/sa.json")], &desk, home.path());
+    assert_eq!(token(&env).await.unwrap(), "Bearer service-token");
+    assert_eq!(desk.seen().len(), 1, "one for eight requests");
+}
+
+#[tokio::test]
+async fn test_external_account_exchanges_the_subject_of_its_file() {
+    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    std::fs::write(home.path().join("subject"), "subject-1").unwrap();
+    for format in [json!(null), json!({"type": "text"})] {
+        let mut source = json!({"file": home.path().join("subject")});
+        if !format.is_null() {
+            source["format"] = format;
+        }
+        let told = json!({"type": "external_account", "audience": "a", "token_url": format!("{}/sts", desk.url),
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt", "credential_source": source});
+        write(&home.path().join("ea.json"), &told);
+        let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/ea.json")], &desk, home.path());
+        assert_eq!(token(&env).await.unwrap(), "Bearer federated-token");
+    }
+    // A file that sends for its subject to the instance's address does so only where that may be asked.
+    let told = json!({"type": "external_account", "audience": "a", "token_url": format!("{}/sts", desk.url),
+        "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "credential_source": {"url": "http://169.254.169.254/metadata/identity/oauth2/token"}});
+    write(&home.path().join("ea.json"), &told);
+    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/ea.json")], &desk, home.path());
+    let error = token(&env).await.unwrap_err().to_string();
+    assert!(error.contains("169.254.169.254 is not asked unless"), "{error}");
+}
+
+#[tokio::test]
+async fn test_metadata_is_asked_only_when_told() {
+    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let metadata = desk.url.replace("http://", "");
+    let mut env = variables(&[("GCE_METADATA_HOST", &metadata)], &desk, home.path());
+    assert!(token(&env).await.unwrap_err().to_string().contains("PENSTOCK_GS_ANONYMOUS=1"));
+    assert!(desk.seen().is_empty());
+    env.insert("PENSTOCK_GS_METADATA".to_owned(), "1".to_owned());
+    assert_eq!(token(&env).await.unwrap(), "Bearer node-token");
+}
+
+#[tokio::test]
+async fn test_named_file_that_is_none_is_said() {
+    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/nowhere.json")], &desk, home.path());
+    assert!(token(&env).await.unwrap_err().to_string().contains("cannot be read"));
+    std::fs::write(home.path().join("nowhere.json"), "not json").unwrap();
+    assert!(token(&env).await.unwrap_err().to_string().contains("holds no credentials"));
+}

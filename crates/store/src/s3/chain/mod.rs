@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//! AWS's credential chain, in the order of its tools: the environment; the profile's role; web identity (IRSA); the
+//! profile's SSO, keys or credential_process; a container's address; the instance's, where the settings say so.
+//!
+//! A source that is set up ends the search, also when it fails: the next one would be somebody else.
+
+mod files;
+mod sso;
+mod sts;
+#[cfg(test)]
+mod tests;
+
+use std::pin::Pin;
+
+use reqsign_aws_v4::{Credential, ECSCredentialProvider, EnvCredentialProvider, IMDSv2CredentialProvider};
+use reqsign_core::{Context, Error, ProvideCredential, Result};
+use serde::Deserialize;
+
+use self::files::{Files, From, Means, words};
+use crate::credentials::Lasting;
+
+/// Roles that assume roles that assume roles.
+const DEEPEST: usize = 8;
+
+impl Lasting for Credential {
+    fn ends_s(&self) -> Option<i64> {
+        self.expires_in.map(|ends| ends.as_second())
+    }
+
+    fn is_fixed(&self) -> bool {
+        self.session_token.is_none()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Chain {
+    pub(super) region: String,
+    pub(super) asks_instance: bool,
+    pub(super) has_container: bool,
+}
+
+impl Chain {
+    /// Where it looks, for whoever has nothing anywhere.
+    pub(super) fn sources(&self) -> String {
+        let mut sources = vec!["the environment", "the profile files", "SSO", "web identity", "credential_process"];
+        sources.extend(self.has_container.then_some("the container's address"));
+        sources.extend(self.asks_instance.then_some("the instance's metadata"));
+        sources.join(", ")
+    }
+
+    async fn of_profile(&self, context: &Context, files: &Files, means: Means, depth: usize) -> Result<Credential> {
+        match means {
+            Means::Keys { id, secret, token } => {
+                Ok(Credential { access_key_id: id, secret_access_key: secret, session_token: token, expires_in: None })
+            }
+            Means::Process { command } => process(context, &command).await,
+            Means::Sso(sso) => sso::keys(context, &sso).await,
+            Means::WebIdentity { role, session, token_file } => {
+                sts::with_web_identity(context, &self.region, &role, session.as_deref(), &token_file).await
+            }
+            Means::Role { role, session, external, from } => {
+                let by = self.source_of_role(context, files, from, &role, depth).await?;
+                sts::assume(context, &self.region, &by, &role, session.as_deref(), external.as_deref()).await
+            }
+        }
+    }
+
+    /// The keys that assume a role. Boxed, as roles lead to roles.
+    fn source_of_role<'a>(
+        &'a self,
+        context: &'a Context,
+        files: &'a Files,
+        from: From,
+        role: &'a str,
+        depth: usize,
+    ) -> Pin<Box<dyn Future<Output = Result<Credential>> + Send + 'a>> {
+        Box::pin(async move {
+            let nothing = |whom: &str| Error::config_invalid(format!("{whom} has no keys to assume {role} with"));
+            match from {
+                From::Profile(source) => {
+                    if depth >= DEEPEST {
+                        return Err(Error::config_invalid(format!(
+                            "the source profiles of {role} go round in a circle"
+                        )));
+                    }
+                    let whom = format!("profile {source}");
+                    // A profile may name itself: its own keys then assume its own role.
+                    let own = matches!(files.means(&source, false)?, Some(Means::Role { from: From::Profile(next), .. }) if next == source);
+                    let means = files.means(&source, own)?.ok_or_else(|| nothing(&whom))?;
+                    self.of_profile(context, files, means, depth + 1).await
+                }
+                From::Place(place) => {
+                    let found = match place.as_str() {
+                        "Environment" => EnvCredentialProvider::new().provide_credential(context).await?,
+                        "EcsContainer" => ECSCredentialProvider::new().provide_credential(context).await?,
+                        "Ec2InstanceMetadata" if self.asks_instance => {
+                            IMDSv2CredentialProvider::default().provide_credential(context).await?
+                        }
+                        "Ec2InstanceMetadata" => {
+                            return Err(Error::config_invalid(
+                                "the profile wants the instance's metadata, which is asked only with PENSTOCK_S3_IMDS=1",
+                            ));
+                        }
+                        _ => None,
+                    };
+                    found.ok_or_else(|| nothing(&format!("credential_source {place}")))
+                }
+            }
+        })
+    }
+}
+
+impl ProvideCredential for Chain {
+    type Credential = Credential;
+
+    async fn provide_credential(&self, context: &Context) -> Result<Option<Credential>> {
+        if let Some(credential) = EnvCredentialProvider::new().provide_credential(context).await? {
+            return Ok(Some(credential));
+        }
+        let files = Files::read(context).await;
+        let named = context.env_var("AWS_PROFILE");
+        let profile = named.clone().unwrap_or_else(|| "default".to_owned());
+        if named.is_some() && !files.knows(&profile) {
+            return Err(Error::config_invalid(format!("AWS_PROFILE is {profile}, which is in none of AWS's files")));
+        }
+        let means = files.means(&profile, false)?;
+        if let (Some(role), Some(file), false) = (
+            context.env_var("AWS_ROLE_ARN"),
+            context.env_var("AWS_WEB_IDENTITY_TOKEN_FILE"),
+            matches!(means, Some(Means::Role { .. })),
+        ) {
+            return sts::with_web_identity(context, &self.region, &role, None, &file).await.map(Some);
+        }
+        if let Some(means) = means {
+            return self.of_profile(context, &files, means, 0).await.map(Some);
+        }
+        if self.has_container {
+            return ECSCredentialProvider::new().provide_credential(context).await;
+        }
+        if self.asks_instance {
+            return IMDSv2CredentialProvider::default().provide_credential(context).await;
+        }
+        Ok(None)
+    }
+}
+
+/// The answer of a `credential_process`. What the program says on stderr may hold anything, and is not repeated.
+async fn process(context: &Context, command: &str) -> Result<Credential> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Answer {
+        version: u32,
+        access_key_id: String,
+        secret_access_key: String,
+        session_token: Option<String>,
+        expiration: Option<String>,
+    }
+    let words = words(command)?;
+    let Some((program, rest)) = words.split_first() else {
+        return Err(Error::config_invalid("credential_process is empty"));
+    };
+    let arguments: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let output = context.command_execute(program, &arguments).await;
+    let output = output.map_err(|_| Error::config_invalid(format!("credential_process {program} cannot be run")))?;
+    if !output.success() {
+        return Err(Error::credential_invalid(format!("credential_process {program} ended with {}", output.status)));
+    }
+    let odd = |what: &str| Error::credential_invalid(format!("credential_process {program} {what}"));
+    let answer: Answer = serde_json::from_slice(&output.stdout).map_err(|_| odd("said nothing that holds keys"))?;
+    if answer.version != 1 {
+        return Err(odd("speaks another version than 1"));
+    }
+    let ends = answer.expiration.map(|text| text.parse().map_err(|_| odd("names a time that is none"))).transpose()?;
+    Ok(Credential {
+        access_key_id: answer.access_key_id,
+        secret_access_key: answer.secret_access_key,
+        session_token: answer.session_token,
+        expires_in: ends,
+    })
+}

@@ -149,7 +149,7 @@ test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large fo
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/chromium ## Real stores to test against (S3, Azure, GCS, HDFS) and a browser
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/chromium $(STAMPS)/launchers ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI) and a browser to test against
 
 .PHONY: lock
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
@@ -220,6 +220,15 @@ $(STAMPS)/chromium: | $(STAMPS)
 		export DEBIAN_FRONTEND=noninteractive; \
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends chromium); \
 		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	@touch $@
+
+LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl
+$(STAMPS)/launchers: | $(STAMPS)
+	@command -v mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl > /dev/null || { \
+		echo "set-up: Slurm, Open MPI and MPICH from Debian, to launch stages with (~20 s)"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install=($(SUDO) apt-get install -y -qq --no-install-recommends $(LAUNCHERS)); \
+		"$${install[@]}" > $(TOOLS)/apt-launchers.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt-launchers.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt-launchers.log 2>&1; } || { cat $(TOOLS)/apt-launchers.log; exit 1; }; }
 	@touch $@
 
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv

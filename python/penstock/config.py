@@ -73,13 +73,12 @@ def store_variables(config: Config) -> dict[str, str]:
             if url in seen:
                 continue
             seen.add(url)
-            prefix = f"PENSTOCK_STORE_FILE{number}_"
+            prefix = f"PENSTOCK_STORE_0FILE{number}_"
             number += 1
             found[f"{prefix}URL"] = url
             for name, value in table.items():
-                variable = {"profile": "AWS_PROFILE", "region": "AWS_REGION", "endpoint-url": "AWS_ENDPOINT_URL"}.get(
-                    name, name
-                )
+                short = {"profile": "AWS_PROFILE", "region": "AWS_REGION", "endpoint-url": "AWS_ENDPOINT_URL"}
+                variable: str = short.get(name) or name
                 if not variable.isupper() or isinstance(value, dict | list):
                     raise ConfigError(
                         f'{layer.path}: stores."{url}": `{name}` is neither profile, region, endpoint-url nor a variable such as AWS_PROFILE'

@@ -185,13 +185,13 @@ def test_key_that_expires_mid_stage_is_renewed_and_the_stage_goes_on(emulator, r
     (folder / "set").mkdir(parents=True)
     for at in range(64):
         (folder / f"set/f{at:02d}").write_bytes(os.urandom(200_000))
-    served = emulator(folder=folder, tier="azure-hot", scale=0.001)
+    served = emulator(folder=folder, tier="azure-hot", scale=0.0003)
     program = tmp_path / "keys"
     program.write_text(
         f"""#!{sys.executable}
 import datetime, json
 with open({str(tmp_path / "asked")!r}, "a") as log: print("asked", file=log)
-ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=27)
+ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=24)
 print(json.dumps(dict(Version=1, AccessKeyId={served.env["AWS_ACCESS_KEY_ID"]!r}, SecretAccessKey={served.env["AWS_SECRET_ACCESS_KEY"]!r}, Expiration=ends.strftime("%Y-%m-%dT%H:%M:%SZ"))))
 """
     )

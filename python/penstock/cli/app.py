@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.signals import listen, stopped
 from penstock.env import overlaid, read
 from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault
 
@@ -164,21 +165,23 @@ def _foreseen(error: Exception) -> PenstockError:
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted."""
+    """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted · 143 terminated."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     if debug:  # allowed anywhere on the line, as people add it to the end of what failed
         arguments = [a for a in arguments if a != "--debug"]
+    listen()
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort as abort:
         # click makes one Abort of every interrupt; ours may carry advice (how to go on).
-        if isinstance(abort.__cause__, PenstockError):
+        what, code = stopped(abort.__cause__ or abort)
+        if isinstance(abort.__cause__, PenstockError) and abort.__cause__.hint:
             _tell(abort.__cause__)
         else:
-            click.echo("interrupted", err=True)
-        sys.exit(130)
+            click.echo(what, err=True)
+        sys.exit(code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -187,9 +190,10 @@ def main(argv: list[str] | None = None) -> Any:
             raise
         _tell(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        what, code = stopped(stop)
+        click.echo(what, err=True)
+        sys.exit(code)
     except Exception as error:
         if debug:
             raise

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.parameters import BYTES, SECONDS, patterns
+from penstock.cli.progress import Follow, Log, options
+from penstock.cli.signals import stopped
 
 if TYPE_CHECKING:
-    from penstock._native import StageJob
     from penstock.stage import StageSpec
 
 __all__ = ["command"]
@@ -75,7 +75,14 @@ _TOLD = 20
     metavar="TIME",
     help="How long the node's other ranks wait for a sign of the one that stages. [600s for the first, then 120s]",
 )
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@options
+@click.option(
+    "--progress-dir",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="A folder that all nodes of the launch see, for one progress of all of them. [~/.cache/penstock/launches]",
+)
+@click.option("--quiet", is_flag=True, help="No progress: --progress none.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON line.")
 def command(
     source: str,
@@ -97,13 +104,16 @@ def command(
     deadline: float | None,
     give_up_after: float | None,
     wait_limit: float | None,
+    style: str,
+    log: str | None,
+    progress_dir: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """Bring the objects under SRC to the folder DST, whole and verified.
 
     A file appears under its final name only when it is complete, checked and on disk. A stage that was stopped or
-    killed goes on where it was; one that has finished moves nothing. Under Slurm, Open MPI, PMI, torchrun or Horovod
+    killed goes on where it was; one that has finished moves nothing. Under Slurm, PBS, Flux, MPI, torchrun or Horovod
     each node takes its share: its first rank works, the others wait for it.
 
     SRC may hold a pattern, as s3://bucket/train/*.tfrecord.gz (quote it). Shares are even in stored bytes, and in what
@@ -138,12 +148,20 @@ def command(
         share_by=share_by,
         weights=_weights(weights),
     )
-    try:
-        summary = _follow(spec, quiet=quiet or dry_run)
-    except KeyboardInterrupt:
-        click.echo("interrupted; finished files are kept, and the same command goes on from there", err=True)
-        # What is in flight on other threads is of no use to anyone: leave without waiting for it.
-        return 130
+    style = "none" if quiet else style
+    with Log(log, rank.node, rank.nodes) as log_file:
+        log_file.say("start", f"stage {source} to {destination}, rank {rank.rank} of {rank.world} ({rank.launcher})")
+        try:
+            summary = _follow(spec, style=style, log=log_file, folder=progress_dir)
+        except KeyboardInterrupt as stop:
+            what, code = stopped(stop)
+            click.echo(f"{what}; finished files are kept, and the same command goes on from there", err=True)
+            log_file.say("end", what)
+            # What is in flight on other threads is of no use to anyone: leave without waiting for it.
+            return code
+        for failure in summary["failed"]:
+            log_file.say("failed", f"[{failure['code']}] {failure['error']}")
+        log_file.say("end", _readable(summary))
     for failure in summary["failed"][:_TOLD]:
         click.echo(f"error[{failure['code']}]: {failure['error']}", err=True)
     if (left := len(summary["failed"]) - _TOLD) > 0:
@@ -171,77 +189,26 @@ def _weights(text: str | None) -> str | None:
         raise ConfigError(f"--weights: {text[1:]} cannot be read: {error}", where="--weights") from error
 
 
-def _follow(spec: StageSpec, *, quiet: bool) -> dict[str, Any]:
-    from penstock import stage
+def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dict[str, Any]:
+    from penstock import env, stage
+    from penstock.stage.board import Board, folder_for
 
-    if spec.rank.local_rank > 0 and not spec.dry_run:
-        if not quiet:
+    rank = spec.rank
+    if rank.local_rank > 0 and not spec.dry_run:
+        if style != "none":
             click.echo(
-                f"rank {spec.rank.rank} waits for rank {spec.rank.rank - spec.rank.local_rank}, which stages for node {spec.rank.node}",
+                f"rank {rank.rank} waits for rank {rank.rank - rank.local_rank}, which stages for node {rank.node}",
                 err=True,
             )
         return stage.run_as(spec)
+    if spec.dry_run:
+        return stage.wait(stage.start(spec))
     job = stage.start(spec)
-    if quiet:
-        return stage.wait(job)
-    return _bar(job) if sys.stderr.isatty() else _lines(job)
-
-
-def _lines(job: StageJob, every_s: float = 10.0) -> dict[str, Any]:
-    """A plain line now and then, for logs."""
-    import time
-
-    from penstock import stage
-    from penstock.units import format_bytes, format_rate
-
-    began = last = time.monotonic()
-
-    def look(now: dict[str, int]) -> None:
-        nonlocal last
-        if time.monotonic() - last >= every_s and now["objects"]:
-            last = time.monotonic()
-            click.echo(
-                f"{now['done']:,} of {now['objects']:,} objects, {format_bytes(now['done_bytes'])} of {format_bytes(now['bytes'])},"
-                f" {format_rate(now['bytes_in'] / (last - began))}, {now['throttles']:,} throttled",
-                err=True,
-            )
-
-    return stage.wait(job, look=look)
-
-
-def _bar(job: StageJob) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    from penstock import stage
-    from penstock.units import format_bytes
-
-    columns = (  # 80 columns wide at most
-        TextColumn("{task.fields[objects]}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[moved]}"),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[trouble]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("stage", total=None, objects="listing", moved="", trouble="")
-
-        def look(now: dict[str, int]) -> None:
-            if not now["objects"]:
-                return
-            here = min(max(now["done_bytes"], now["bytes_in"] + now["resumed_bytes"]), now["bytes"])
-            counts = {"throttled": now["throttles"], "failed": now["failed"]}
-            progress.update(
-                task,
-                total=max(now["bytes"], 1),
-                completed=here,
-                objects=f"{now['done']:,}/{now['objects']:,}",
-                moved=f"{format_bytes(here)} → {format_bytes(now['bytes_out'])}",
-                trouble=", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
-            )
-
-        return stage.wait(job, look=look)
+    place = folder_for(env.read(), rank, folder, spec.source)
+    # One display for the launch: the other nodes only tell the first one how far they are.
+    board = None if place is None else Board(place, rank.node, rank.nodes)
+    shows = board is None or rank.node == 0
+    return Follow(style=style, log=log, board=board, shows=shows).wait(job)
 
 
 def _readable(summary: dict[str, Any]) -> str:

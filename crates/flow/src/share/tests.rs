@@ -86,7 +86,7 @@ fn shares_of_empty_objects_are_spread_by_count() {
 }
 
 fn mixed(sizes: &[u64]) -> Manifest {
-    let suffix = |at: usize| if at % 2 == 0 { ".gz" } else { "" };
+    let suffix = |at: usize| if at.is_multiple_of(2) { ".gz" } else { "" };
     let objects = sizes
         .iter()
         .enumerate()

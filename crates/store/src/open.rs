@@ -2,10 +2,11 @@
 //! From a URL to a store that is ready to use: retried and counted.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
-use crate::{Azure, Count, Gcs, Hdfs, Local, Memory, Retry, S3, Store, StoreSettings, Web};
+use crate::{Azure, Count, Gcs, Hdfs, Local, Memory, Mirrors, Retry, S3, Store, StoreSettings, Web};
 
 /// A store, and where in it the URL points.
 #[derive(Debug, Clone)]
@@ -24,6 +25,34 @@ pub struct Opened {
 ///
 /// Errs with `Config` for settings that cannot be.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
+    let Opened { store, prefix } = base(url, settings, metrics.clone())?;
+    Ok(Opened { store: Arc::new(Retry::new(store, settings.retry.clone()).with_metrics(metrics)), prefix })
+}
+
+/// Opens a dataset that lies in several stores, each with its own settings: the first is its word, and reads are spread
+/// over all. Patience is the first's, but for silence, which a mirror may break.
+pub fn open_mirrored(
+    first: (&Url, &StoreSettings),
+    mirrors: &[(Url, StoreSettings)],
+    metrics: Arc<Metrics>,
+) -> Result<(Opened, Mirrors)> {
+    let mut members = vec![base(first.0, first.1, metrics.clone())?];
+    for (url, settings) in mirrors {
+        members.push(base(url, settings, metrics.clone())?);
+    }
+    let prefix = members[0].prefix.clone();
+    let mirrors = Mirrors::new(members)?;
+    let mut policy = first.1.retry.clone();
+    policy.stall_after = policy.stall_after.min(SILENT_MIRROR);
+    let store = Arc::new(Retry::new(Arc::new(mirrors.clone()), policy).with_metrics(metrics));
+    Ok((Opened { store, prefix }, mirrors))
+}
+
+/// A mirror that sends nothing for this long is left for another.
+const SILENT_MIRROR: Duration = Duration::from_secs(10);
+
+/// The store itself: counted, and each request sent once.
+fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
     let settings = &settings.of(url);
     let (base, prefix): (Arc<dyn Store>, Key) = match url.scheme {
         Scheme::File => {
@@ -60,7 +89,7 @@ pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Resul
             (Arc::new(hdfs), url.key.clone())
         }
     };
-    Ok(Opened { store: Arc::new(Retry::new(base, settings.retry.clone()).with_metrics(metrics)), prefix })
+    Ok(Opened { store: base, prefix })
 }
 
 #[cfg(test)]

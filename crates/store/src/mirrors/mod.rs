@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Several stores that hold one dataset: the first is its word (listing, versions, writes), and reads are spread over all.
+//!
+//! Owns the choice of who is asked, and the agreement: what another than the first gives must be of the size and, where
+//! both tell one, the digest that the first names, and is read at the version that was held against it. A mirror that
+//! says or gives otherwise is named and left out for good; one that does not answer rests a while. Sends nothing again by
+//! itself: an error that every member shares is the caller's (`Retry` goes on from the byte it reached, elsewhere).
+
+mod member;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use penstock_types::{ByteRange, Deadline, Digest, Error, Key, Result, Url};
+
+use self::member::Member;
+pub use self::member::MirrorReport;
+use crate::local::plan;
+use crate::{
+    Capabilities, GetResult, ListStream, Meta, ObjectRef, Opened, PutOptions, Store, Uploads, Version, checksum,
+};
+
+/// Objects whose agreement is remembered. A stage has some hundreds on their way.
+const REMEMBERED: usize = 65_536;
+
+/// See the module. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Mirrors {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// The first is the dataset's own store.
+    members: Vec<Member>,
+    agreed: Mutex<HashMap<Key, Agreed>>,
+    /// Size by key and version, in 16 bytes an object: what the first said while it could be asked.
+    sizes: Mutex<HashMap<u64, u64>>,
+    hasher: RandomState,
+}
+
+/// What is known of an object that is being read.
+#[derive(Debug, Clone, Default)]
+struct Agreed {
+    /// As the first store has it.
+    version: Option<Version>,
+    size: u64,
+    digests: Vec<Digest>,
+    /// Who reads it, so that damage has a name.
+    member: Option<usize>,
+    /// The version of each member that was held against it.
+    pins: HashMap<usize, Option<Version>>,
+}
+
+impl Mirrors {
+    /// Members as they were opened, without retries of their own; the first holds the dataset, and keys are its keys.
+    pub fn new(members: Vec<Opened>) -> Result<Self> {
+        if members.is_empty() {
+            return Err(Error::bug("mirrors of nothing"));
+        }
+        let shared = Shared {
+            members: members.into_iter().map(Member::new).collect(),
+            agreed: Mutex::default(),
+            sizes: Mutex::default(),
+            hasher: RandomState::new(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// How the reads were spread, in the order of the members.
+    pub fn report(&self) -> Vec<MirrorReport> {
+        self.shared.members.iter().map(Member::report).collect()
+    }
+
+    /// Tells what a manifest says, so that mirrors can be held against it while the first store is away.
+    pub fn know(&self, key: &Key, version: Option<&Version>, size: u64) {
+        let at = self.shared.hash(key, version);
+        lock(&self.shared.sizes).insert(at, size);
+    }
+
+    /// The bytes of `key` were not what they should be, told by whoever read all of them: who gave them is left out,
+    /// unless it is the first.
+    pub fn damaged(&self, key: &Key) {
+        let member = lock(&self.shared.agreed).remove(key).and_then(|agreed| agreed.member);
+        if let Some(member) = member {
+            self.shared.members[member].leave_out_unless_first(member, format!("the bytes of `{key}` differ"));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn first(&self) -> &Member {
+        &self.members[0]
+    }
+
+    fn hash(&self, key: &Key, version: Option<&Version>) -> u64 {
+        self.hasher.hash_one((key, version))
+    }
+
+    /// What the first store says of an object at a version; asked once while it is read.
+    async fn agreed(&self, object: &ObjectRef, deadline: Deadline) -> Result<Agreed> {
+        if let Some(agreed) = lock(&self.agreed).get(&object.key)
+            && object.version.is_some()
+            && agreed.version == object.version
+        {
+            return Ok(agreed.clone());
+        }
+        let said = match self.first().rests() {
+            true => Err(self.first().away()),
+            false => {
+                let said = self.first().store.head(&object.key, deadline).await;
+                said.inspect_err(|error| self.first().rest_if_away(error, deadline))
+            }
+        };
+        let agreed = match said {
+            Ok(meta) => {
+                if object.version.is_some() && meta.version != object.version {
+                    return Err(Error::Changed {
+                        place: crate::place(self.first().store.root(), &object.key),
+                        want: object.version.as_ref().map(ToString::to_string).unwrap_or_default(),
+                        have: meta.version.map_or_else(|| "another".to_owned(), |version| version.0),
+                    });
+                }
+                Agreed { version: meta.version, size: meta.size, digests: meta.digests, ..Agreed::default() }
+            }
+            Err(error) if error.retryable() && !deadline.passed() => {
+                let at = self.hash(&object.key, object.version.as_ref());
+                let size = lock(&self.sizes).get(&at).copied().ok_or(error)?;
+                Agreed { version: object.version.clone(), size, ..Agreed::default() }
+            }
+            Err(error) => return Err(error),
+        };
+        self.remember(&object.key, agreed.clone());
+        Ok(agreed)
+    }
+
+    fn remember(&self, key: &Key, agreed: Agreed) {
+        let mut all = lock(&self.agreed);
+        if all.len() >= REMEMBERED {
+            all.clear(); // What is still being read is asked for again.
+        }
+        all.insert(key.clone(), agreed);
+    }
+
+    fn with<T>(&self, key: &Key, change: impl FnOnce(&mut Agreed) -> T) -> T {
+        change(lock(&self.agreed).entry(key.clone()).or_default())
+    }
+
+    /// The member to ask: who reads the object already, else one by chance, weighed by its rate and what it has to do.
+    fn choose(&self, reader: Option<usize>, tried: &[bool]) -> Option<usize> {
+        let may = |at: &usize| !tried[*at] && !self.members[*at].is_left_out();
+        let ready = |at: &usize| may(at) && !self.members[*at].rests();
+        if let Some(reader) = reader.filter(ready) {
+            return Some(reader);
+        }
+        let mut open: Vec<usize> = (0..self.members.len()).filter(ready).collect();
+        if open.is_empty() {
+            // All rest: whoever may be asked at all is.
+            open = (0..self.members.len()).filter(may).collect();
+        }
+        let fastest = open.iter().map(|&at| self.members[at].rate()).fold(0.0, f64::max);
+        let weights: Vec<f64> = open.iter().map(|&at| self.members[at].weight(fastest)).collect();
+        let mut point = rand::random::<f64>() * weights.iter().sum::<f64>();
+        for (&at, weight) in open.iter().zip(&weights) {
+            point -= weight;
+            if point <= 0.0 {
+                return Some(at);
+            }
+        }
+        open.last().copied()
+    }
+
+    /// A read of one member, held against what is agreed.
+    async fn ask(&self, at: usize, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let member = &self.members[at];
+        if at == 0 {
+            let started = member.begin();
+            let got = member.store.get_ranges(object, ranges, deadline).await?;
+            return Ok(GetResult { meta: got.meta, chunks: started.watched(got.chunks, None) });
+        }
+        let agreed = self.agreed(object, deadline).await?;
+        // Before a byte is asked for: a range beyond the end is the caller's fault, not the mirror's.
+        plan(ranges, agreed.size, &crate::place(self.first().store.root(), &object.key))?;
+        let first = &self.first().prefix;
+        let key = member.key_of(first, &object.key).ok_or_else(|| Error::NotFound { place: member.url.clone() })?;
+        let pin = agreed.pins.get(&at).cloned().flatten();
+        let started = member.begin();
+        let mut got = member.store.get_ranges(&ObjectRef { key: key.clone(), version: pin }, ranges, deadline).await?;
+        let place = crate::place(member.store.root(), &key);
+        differs(&agreed, &got.meta).map_or(Ok(()), |problem| Err(Error::corrupt(&place, problem)))?;
+        self.with(&object.key, |known| {
+            known.pins.insert(at, got.meta.version.clone());
+        });
+        // The first store's digest holds the mirror's bytes, also where the mirror tells none.
+        let mut digests = agreed.digests.clone();
+        digests.extend(got.meta.digests.drain(..).filter(|digest| !agreed.digests.contains(digest)));
+        let chunks = match (ranges, checksum::cheapest(&digests)) {
+            ([range], Some(digest)) if range.is_whole() => checksum::verified(got.chunks, digest, place),
+            _ => got.chunks,
+        };
+        let meta = Meta { key: object.key.clone(), version: agreed.version, digests, ..got.meta };
+        Ok(GetResult { meta, chunks: started.watched(chunks, Some(object.key.clone())) })
+    }
+}
+
+/// Why an object is not the one that was agreed on, if it is not.
+fn differs(agreed: &Agreed, meta: &Meta) -> Option<String> {
+    if meta.size != agreed.size {
+        return Some(format!("has {} bytes where {} were promised", meta.size, agreed.size));
+    }
+    let pairs = agreed.digests.iter().flat_map(|want| meta.digests.iter().map(move |have| (want, have)));
+    pairs
+        .filter(|(want, have)| want.algorithm == have.algorithm)
+        .find(|(want, have)| want != have)
+        .map(|(want, have)| format!("has {have} where {want} was promised"))
+}
+
+#[async_trait]
+impl Store for Mirrors {
+    fn root(&self) -> &Url {
+        self.shared.first().store.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.shared.first().store.capabilities()
+    }
+
+    /// The first store's: it says what the dataset is.
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        let list = self.shared.first().store.list(prefix, after, deadline);
+        list.inspect_ok(|meta| self.know(&meta.key, meta.version.as_ref(), meta.size)).boxed()
+    }
+
+    /// The first store's, and while it is away a mirror's, without a version.
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let shared = &self.shared;
+        let mut error = match shared.first().rests() {
+            true => shared.first().away(),
+            false => match shared.first().store.head(key, deadline).await {
+                Err(error) if error.retryable() && !deadline.passed() && shared.members.len() > 1 => {
+                    shared.first().rest(&error);
+                    error
+                }
+                result => return result,
+            },
+        };
+        for member in shared.members[1..].iter().filter(|member| !member.is_left_out() && !member.rests()) {
+            let Some(there) = member.key_of(&shared.first().prefix, key) else { continue };
+            match member.store.head(&there, deadline).await {
+                Ok(meta) => return Ok(Meta { key: key.clone(), version: None, ..meta }),
+                Err(found) if found.retryable() => member.rest(&found),
+                Err(found @ Error::NotFound { .. }) => error = found,
+                Err(found) => return Err(found),
+            }
+        }
+        Err(error)
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let shared = &self.shared;
+        let mut tried = vec![false; shared.members.len()];
+        let reader = lock(&shared.agreed).get(&object.key).and_then(|agreed| agreed.member);
+        let mut last: Option<Error> = None;
+        while let Some(at) = shared.choose(reader, &tried) {
+            tried[at] = true;
+            let error = match shared.ask(at, object, ranges, deadline).await {
+                Ok(got) => {
+                    if shared.members.len() > 1 && object.version.is_some() {
+                        shared.with(&object.key, |known| {
+                            known.member = Some(at);
+                            if known.version.is_none() {
+                                (known.version, known.size) = (got.meta.version.clone(), got.meta.size);
+                                known.digests = got.meta.digests.clone();
+                            }
+                        });
+                    }
+                    return Ok(got);
+                }
+                Err(error) => error,
+            };
+            if deadline.passed() {
+                return Err(error);
+            }
+            match (&error, at) {
+                (
+                    Error::Throttled { .. } | Error::Unreachable { .. } | Error::Server { .. } | Error::Deadline { .. },
+                    _,
+                ) => {
+                    shared.members[at].rest(&error);
+                }
+                (_, 0) => return Err(error),
+                (Error::Corrupt { place, .. }, _) if place.starts_with(&shared.members[at].root()) => {
+                    shared.members[at].leave_out(error.to_string());
+                }
+                (Error::Denied { .. } | Error::Config { .. }, _) => shared.members[at].leave_out(error.to_string()),
+                // It was replaced under our eyes: what it has now is held against the first again.
+                (Error::Changed { .. }, _)
+                    if lock(&shared.agreed).get(&object.key).is_some_and(|a| a.pins.contains_key(&at)) =>
+                {
+                    shared.with(&object.key, |known| known.pins.remove(&at));
+                    shared.members[at].fail(&error);
+                }
+                // It has no such object; another does.
+                (Error::NotFound { .. }, _) => shared.members[at].fail(&error),
+                _ => return Err(error),
+            }
+            // What the first store says is what counts.
+            if last.is_none() || at == 0 {
+                last = Some(error);
+            }
+        }
+        Err(last.unwrap_or_else(|| shared.first().away()))
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        lock(&self.shared.agreed).remove(key);
+        self.shared.first().store.put(key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.shared.first().store.uploads()
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        lock(&self.shared.agreed).retain(|key, _| !keys.contains(key));
+        self.shared.first().store.delete(keys, deadline).await
+    }
+}

@@ -37,6 +37,7 @@ impl Bench {
         StageRequest {
             source: format!("memory://{}/", self.name).parse().unwrap(),
             settings: StoreSettings::default(),
+            mirrors: Vec::new(),
             destination: self.folder.path().join("dst"),
             manifest: None,
             select: penstock_flow::Select::default(),

@@ -61,7 +61,7 @@ impl PyStageRequest {
         source, destination, env, *, inflate=false, node=0, nodes=1, concurrency=64, memory_bytes=1073741824,
         max_inflated_bytes=None, allow_case_collisions=false, overwrite=false, manifest=None, dry_run=false, deadline_s=None,
         give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1, select=Vec::new(), exclude=Vec::new(),
-        share_by=None, weights=None
+        share_by=None, weights=None, mirrors=Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -89,11 +89,16 @@ impl PyStageRequest {
         exclude: Vec<String>,
         share_by: Option<String>,
         weights: Option<String>,
+        mirrors: Vec<(String, HashMap<String, String>)>,
     ) -> PyResult<Self> {
         let request = || {
             Ok(StageRequest {
                 source: source.parse()?,
                 settings: vouching(&env, give_up_after_s)?,
+                mirrors: mirrors
+                    .iter()
+                    .map(|(url, env)| Ok((url.parse()?, vouching(env, give_up_after_s)?)))
+                    .collect::<Result<_>>()?,
                 destination,
                 manifest,
                 select: Select::new(&select, &exclude)?,

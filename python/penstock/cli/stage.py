@@ -40,6 +40,13 @@ _TOLD = 20
     help="Who takes what: `bytes` [default], or `name:PATTERN`, where {} is the number of an object's group.",
 )
 @click.option("--weights", metavar="W,W,..|@FILE", help="What each node can take, as 1,1,2,2; else all the same.")
+@click.option(
+    "--mirror",
+    "mirrors",
+    multiple=True,
+    metavar="URL",
+    help="Another place of the same objects, to spread the reads over; may be given again.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and each node's share; touch nothing.")
 @click.option(
     "--concurrency",
@@ -95,6 +102,7 @@ def command(
     exclude: tuple[str, ...],
     share_by: str | None,
     weights: str | None,
+    mirrors: tuple[str, ...],
     dry_run: bool,
     concurrency: int,
     memory: int,
@@ -147,6 +155,7 @@ def command(
         exclude=exclude,
         share_by=share_by,
         weights=_weights(weights),
+        mirrors=mirrors,
     )
     style = "none" if quiet else style
     with Log(log, rank.node, rank.nodes) as log_file:
@@ -231,6 +240,10 @@ def _readable(summary: dict[str, Any]) -> str:
     ]
     if summary["unchecked"] and not summary["source"].startswith("file:"):
         lines.append(f"  {summary['unchecked']:,} came without a checksum of their store; the manifest holds ours")
+    for mirror in summary.get("mirrors", []):
+        lines.append(f"  {mirror['url']}: {format_bytes(mirror['bytes'])} in {mirror['reads']:,} reads")
+        if "left_out" in mirror:
+            lines.append(f"    left out: {mirror['left_out']}")
     if summary["throttles"] or summary["retries"]:
         lines.append(f"  {summary['throttles']:,} requests throttled, {summary['retries']:,} sent again")
     return "\n".join(lines)

@@ -49,6 +49,7 @@ class StageSpec:
     exclude: tuple[str, ...] = ()
     share_by: str | None = None
     weights: str | None = None
+    mirrors: tuple[str, ...] = ()
 
     def request(self) -> StageRequest:
         """The core's request, with the environment's credentials.
@@ -87,6 +88,7 @@ class StageSpec:
             exclude=list(self.exclude),
             share_by=self.share_by,
             weights=self.weights,
+            mirrors=[(absolute(url), variables()) for url in self.mirrors],
         )
 
 

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 
-use penstock_store::{Opened, Store, StoreSettings};
+use penstock_store::{Mirrors, Opened, Store, StoreSettings};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -26,6 +26,8 @@ pub(crate) struct Source {
     pub store: Arc<dyn Store>,
     pub prefix: Key,
     pub url: String,
+    /// The store's other door, where it is several.
+    pub mirrors: Option<Mirrors>,
 }
 
 impl Source {
@@ -42,7 +44,7 @@ impl Source {
             // One object: keys are relative to its folder.
             Key::new(prefix[..prefix.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)].to_vec())
         };
-        Self { store: opened.store, prefix, url }
+        Self { store: opened.store, prefix, url, mirrors: None }
     }
 
     /// The folder that an earlier stage read from.
@@ -83,6 +85,7 @@ impl Crew {
             store: source.store,
             prefix: source.prefix,
             source: source.url,
+            mirrors: source.mirrors,
             jail: jail.clone(),
             parts: parts.clone(),
             pace: Arc::new(Pace::new(options.concurrency, metrics)),

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_codec::checksum::{Crc32c, Xxh3};
 use penstock_codec::{Codec, Inflater, gzip_size_hint, inflate_into};
-use penstock_store::{Meta, ObjectRef, Store, cheapest};
+use penstock_store::{Meta, Mirrors, ObjectRef, Store, cheapest};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -39,6 +39,7 @@ pub(crate) struct Workshop {
     pub store: Arc<dyn Store>,
     pub prefix: penstock_types::Key,
     pub source: String,
+    pub mirrors: Option<Mirrors>,
     pub jail: Arc<Jail>,
     pub parts: Arc<OwnedFd>,
     pub pace: Arc<Pace>,
@@ -101,6 +102,7 @@ impl Workshop {
                 },
                 Err(error) => error,
             };
+            self.damaged(entry);
             // The same bytes twice: the object itself is damaged, and asking again would not help.
             let seen = Some(Xxh3::of(&stored));
             if seen == last_damage {
@@ -110,6 +112,13 @@ impl Workshop {
             Progress::add(&self.progress.refetched, 1);
         }
         Err(self.always_damaged(entry))
+    }
+
+    /// Whoever of several stores gave these bytes is left out.
+    pub fn damaged(&self, entry: &Entry) {
+        if let Some(mirrors) = &self.mirrors {
+            mirrors.damaged(&self.prefix.join(entry.key.as_bytes()));
+        }
     }
 
     pub fn always_damaged(&self, entry: &Entry) -> Error {

@@ -95,6 +95,7 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
         match finished {
             Err((error @ Error::Corrupt { .. }, seen)) => {
                 drop(partial);
+                shop.damaged(entry);
                 remove_own(&shop.parts, &state_name);
                 remove_own(&shop.parts, &data_name);
                 if last_damage.as_ref() == Some(&seen) {

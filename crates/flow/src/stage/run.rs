@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_codec::{Codec, gzip_size_hint};
-use penstock_store::StoreSettings;
+use penstock_store::{MirrorReport, Mirrors, StoreSettings};
 use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch, Url};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -40,6 +40,8 @@ pub struct StageRequest {
     pub source: Url,
     /// How to reach it.
     pub settings: StoreSettings,
+    /// Other stores that hold the same objects, and how to reach each; reads are spread over them.
+    pub mirrors: Vec<(Url, StoreSettings)>,
     /// The local folder.
     pub destination: PathBuf,
     /// A manifest of the source, in place of a listing.
@@ -139,6 +141,9 @@ pub struct Summary {
     /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
     #[serde(default)]
     pub share_costs: Vec<u64>,
+    /// How the reads were spread, where there are mirrors; the source comes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mirrors: Vec<MirrorReport>,
     /// What could not be staged.
     pub failed: Vec<Failure>,
 }
@@ -198,6 +203,7 @@ async fn run(
         nodes: request.options.nodes,
         ..Summary::default()
     };
+    let mut mirrors = None;
     let result = match planned {
         Ok((source, manifest, plan)) => {
             summary.objects = plan.items.len() as u64;
@@ -215,6 +221,7 @@ async fn run(
             if leader.is_none() {
                 leader = Some(open_leader(&request).await?);
             }
+            mirrors = source.mirrors.clone();
             match &leader {
                 Some((jail, leader)) => {
                     let site = Site { jail: jail.clone(), folder: leader.folder().clone() };
@@ -243,6 +250,7 @@ async fn run(
         summary.resumed_bytes = snapshot.resumed_bytes;
         summary.refetched = snapshot.refetched;
         summary.unchecked = snapshot.unchecked;
+        summary.mirrors = mirrors.map(|mirrors: Mirrors| mirrors.report()).unwrap_or_default();
         summary.requests = metrics.get(Metric::Requests);
         summary.retries = metrics.get(Metric::Retries);
         summary.throttles = metrics.get(Metric::Throttles);
@@ -259,7 +267,14 @@ async fn run(
 
 async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline) -> Result<(Source, Manifest)> {
     let (url, select) = without_pattern(&request.source, request.select.clone());
-    let opened = penstock_store::open(&url, &request.settings, metrics.clone())?;
+    let (opened, mirrors) = match &request.mirrors[..] {
+        [] => (penstock_store::open(&url, &request.settings, metrics.clone())?, None),
+        mirrors => {
+            let first = (&url, &request.settings);
+            let (opened, mirrors) = penstock_store::open_mirrored(first, mirrors, metrics.clone())?;
+            (opened, Some(mirrors))
+        }
+    };
     let folder_url = url.as_folder().to_string();
     let manifest = match &request.manifest {
         Some(path) => {
@@ -279,7 +294,15 @@ async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline
         }
         None => index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await?,
     };
-    Ok((Source::of(opened, &folder_url, manifest.url.clone()), manifest))
+    let mut source = Source::of(opened, &folder_url, manifest.url.clone());
+    if let Some(mirrors) = mirrors {
+        for entry in &manifest.objects {
+            let key = source.prefix.join(entry.key.as_bytes());
+            mirrors.know(&key, entry.version.as_ref(), entry.size);
+        }
+        source.mirrors = Some(mirrors);
+    }
+    Ok((source, manifest))
 }
 
 /// The destination and the stage's own folder in it.

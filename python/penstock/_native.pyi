@@ -245,11 +245,11 @@ class StageRequest:
         is_awaited: bool = False,
         leader_rank: int = 0,
         cores: int = 1,
-        select: list[str] = [],
-        exclude: list[str] = [],
+        select: list[str] = ...,
+        exclude: list[str] = ...,
         share_by: str | None = None,
         weights: str | None = None,
-        mirrors: list[tuple[str, dict[str, str]]] = [],
+        mirrors: list[tuple[str, dict[str, str]]] = ...,
     ) -> StageRequest: ...
     def start(self) -> StageJob: ...
     def wait_for_leader(self, *, start_s: float = 600.0, silence_s: float = 120.0) -> str: ...
@@ -268,8 +268,8 @@ def index(
     output: str | PathLike[str] | None = None,
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
-    select: list[str] = [],
-    exclude: list[str] = [],
+    select: list[str] = ...,
+    exclude: list[str] = ...,
 ) -> str: ...
 def verify(
     destination: str | PathLike[str],
@@ -289,8 +289,8 @@ def diff(
     *,
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
-    select: list[str] = [],
-    exclude: list[str] = [],
+    select: list[str] = ...,
+    exclude: list[str] = ...,
 ) -> str: ...
 def put_object(url: str, name: str, data: bytes, env: Mapping[str, str]) -> None:
     """Writes `data` under `name` below the folder or prefix `url`, whole or not at all; retried for at most 10 minutes.

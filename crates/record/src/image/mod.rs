@@ -211,6 +211,9 @@ struct Room {
     resizer: Resizer,
 }
 
+/// Bytes of room that a thread keeps for its next image; what a larger one needed is given back.
+const KEPT: usize = 32 << 20;
+
 thread_local! {
     // A thread decodes one image after another: the rooms are as large as the largest so far and never zeroed again.
     static ROOM: RefCell<Room> = RefCell::default();
@@ -241,6 +244,11 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     let region = turn.stored(shown, probe.width, probe.height);
     let (width, height) = turn.shown(spec.width, spec.height);
     ROOM.with_borrow_mut(|room| {
+        for large in [&mut room.pixels.rgb, &mut room.pixels.raw] {
+            if large.capacity() > KEPT && count.saturating_mul(4) < KEPT as u64 {
+                *large = Vec::new();
+            }
+        }
         let Room { pixels, small, resizer } = room;
         match probe.kind {
             Kind::Jpeg => jpeg::decode(bytes, &probe, &region, (width, height), pixels, place)?,

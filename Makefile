@@ -132,16 +132,17 @@ test-rust-unit: $(STAMPS)/nasm ## Rust tests that lie beside the code
 
 .PHONY: test-python
 test-python: setup setup-peers ## All Python tests but those that need TensorFlow
-	@$(BIN)/python -m pytest -q -m "not needs_tf"
+	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters"
 
 .PHONY: test-python-fast
 test-python-fast: setup ## Python tests that need no server, no browser and no minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_browser and not needs_torch"
+	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_browser and not needs_torch"
 
 .PHONY: test-peers
-test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large for `make test`: TensorFlow
+test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters ## Tests that need foreign programs too large for `make test`: TensorFlow, JAX, Lightning, Accelerate
 	@# TensorFlow warns about itself at import; that is no test's business.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
+	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
 # ---------------------------------------------------------------- set-up
 
@@ -229,6 +230,12 @@ $(STAMPS)/launchers: | $(STAMPS)
 		export DEBIAN_FRONTEND=noninteractive; \
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends $(LAUNCHERS)); \
 		"$${install[@]}" > $(TOOLS)/apt-launchers.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt-launchers.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt-launchers.log 2>&1; } || { cat $(TOOLS)/apt-launchers.log; exit 1; }; }
+	@touch $@
+
+$(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
+	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate and torchdata beside the environment$(comma) in $(TOOLS)/adapters; ~600 MB)
+	@rm -rf $(TOOLS)/adapters
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(TOOLS)/adapters --no-deps -r requirements/adapters.txt
 	@touch $@
 
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv

@@ -225,7 +225,7 @@ $(STAMPS)/chromium: | $(STAMPS)
 
 LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl
 $(STAMPS)/launchers: | $(STAMPS)
-	@command -v mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl > /dev/null || { \
+	@type mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl > /dev/null 2>&1 || { \
 		echo "set-up: Slurm, Open MPI and MPICH from Debian, to launch stages with (~20 s)"; \
 		export DEBIAN_FRONTEND=noninteractive; \
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends $(LAUNCHERS)); \

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -113,6 +114,55 @@ def test_stage_under_torchrun_gives_up_on_a_rank_that_never_comes(job, source):
     told = job("torch", 3, source[0], absent=2, arrive_s=3)
     assert [one["error"] for one in told[:2]] == ["RankFailed"] * 2
     assert "rank 2" in told[0]["text"]
+
+
+def _ranks(tmp_path, source, world: int, folder: str, env, **options):
+    """Processes with a process group of their own, and no launcher that would end them together."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "out").mkdir(exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    words = [sys.executable, str(script), "torch", str(source), folder, str(tmp_path / "out"), json.dumps(options)]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            words,
+            env={**os.environ, **meeting, **env, "RANK": str(r), "WORLD_SIZE": str(world), "LOCAL_RANK": str(r % 2),
+                 "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": str(r // 2)},
+            stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for r in range(world)
+    ]  # fmt: skip
+
+
+@pytest.mark.needs_torch
+def test_stage_of_two_nodes_in_one_group_shares_and_waits_for_both(source, tmp_path):
+    folder, want = source
+    ranks = _ranks(tmp_path, folder, 4, str(tmp_path / "dstNODE"), {}, inflate=True)
+    assert [one.wait(90) for one in ranks] == [0] * 4
+    told = [_told(tmp_path, rank) for rank in range(4)]
+    assert not [one for one in told if "error" in one], told
+    assert [(one["node"], one["nodes"]) for one in told] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    trees = [tree(tmp_path / f"dst{node}") for node in range(2)]
+    assert trees[0] | trees[1] == want
+    assert not trees[0].keys() & trees[1].keys()
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("victim", [0, 2])
+def test_stage_in_a_group_ends_on_all_when_a_leader_is_killed(victim, slow_bucket, tmp_path):
+    ranks = _ranks(tmp_path, slow_bucket.url, 4, str(tmp_path / "dstNODE"), slow_bucket.env, silence_s=4)
+    place = tmp_path / f"dst{victim // 2}"
+    await_true(lambda: ranks[victim].poll() is not None or len(tree(place)) > 1, 90)
+    ranks[victim].kill()
+    ranks[victim].wait()
+    others = [rank for rank in range(4) if rank != victim]
+    assert [ranks[rank].wait(60) for rank in others] == [0, 0, 0]
+    told = [_told(tmp_path, rank) for rank in others]
+    assert [one.get("error") for one in told] == ["RankFailed"] * 3, told
+    assert all(f"rank {victim}" in one["text"] for one in told), told
 
 
 def test_stage_under_mpi_is_done_once_and_told_to_all(job, source, tmp_path):

@@ -29,9 +29,8 @@ fn is_identity(name: &str) -> bool {
     let clouds = ["AWS_", "AZURE_", "GOOGLE_", "IDENTITY_", "CLOUDSDK_"];
     let asks = ["_IMDS", "_METADATA", "_ANONYMOUS"];
     let ours = name.starts_with("PENSTOCK_") && asks.iter().any(|end| name.ends_with(end));
-    let hadoop = matches!(name, "HADOOP_USER_NAME" | "HADOOP_TOKEN_FILE_LOCATION");
     let theirs = clouds.iter().any(|cloud| name.starts_with(cloud));
-    ours || hadoop || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
+    ours || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
 }
 
 /// A tenant: the URL that its stores begin with, and the whole environment that holds there.
@@ -117,7 +116,6 @@ mod tests {
             assert_eq!(theirs.region.as_deref(), Some("eu-1"));
             assert_eq!(theirs.variables.get("AWS_PROFILE").map(String::as_str), Some("guest"));
             assert!(!theirs.variables.contains_key("AWS_ACCESS_KEY_ID") && !theirs.asks_instance);
-            assert!(is_identity("HADOOP_USER_NAME") && !is_identity("HADOOP_CONF_DIR"));
         }
         for url in ["s3://theirs/setting", "s3://theirs/", "s3://ours/set/"] {
             let ours = of(url).s3;

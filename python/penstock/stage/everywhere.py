@@ -275,7 +275,6 @@ def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
         hub.up("ended", {"failed": _packed(error)})
         if not isinstance(error, PenstockError) or isinstance(error, KeyboardInterrupt):
             watch.look()  # the first rank passes its own end on
-            hub.close(_LAST_WORDS_S)
             raise
 
 

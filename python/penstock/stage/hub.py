@@ -10,8 +10,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from contextlib import contextmanager, suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.errors import RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Hub", "find"]
 
@@ -33,6 +40,16 @@ class Hub(Protocol):
     def close(self, limit_s: float) -> None: ...
 
 
+@contextmanager
+def _store_answers() -> Iterator[None]:
+    """The store lives in the first rank's process, or in its launcher's; without it nobody can be asked."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        told = (str(error).strip().splitlines() or ["no word"])[0][:200]
+        raise RankFailed(f"rank 0 failed: the process group's store answers no more ({told})", rank=0) from error
+
+
 class _Torch:
     """Over the key-value store that the process group was made with, whatever its backend."""
 
@@ -45,22 +62,33 @@ class _Torch:
 
     def _read(self, key: str) -> Any:
         key = f"{self._place}/{key}"
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        with _store_answers():
+            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def _write(self, key: str, value: Any) -> None:
+        with _store_answers():
+            self._store.set(f"{self._place}/{key}", json.dumps(value))
 
     def up(self, kind: str, value: Any) -> None:
-        self._store.set(f"{self._place}/{self.rank}/{kind}", json.dumps(value))
+        self._write(f"{self.rank}/{kind}", value)
 
     def heard(self, rank: int, kind: str) -> Any:
         return self._read(f"{rank}/{kind}")
 
     def down(self, kind: str, value: Any) -> None:
-        self._store.set(f"{self._place}/all/{kind}", json.dumps(value))
+        self._write(f"all/{kind}", value)
 
     def told(self, kind: str) -> Any:
         return self._read(f"all/{kind}")
 
     def close(self, limit_s: float) -> None:
-        """The store outlives us; there is nothing in flight."""
+        """The store may live in the first rank's process: that one stays until the others have read the end."""
+        until = time.monotonic() + limit_s
+        with suppress(RankFailed), _store_answers():
+            read = self._store.add(f"{self._place}/read", 1)
+            while self.rank == 0 and read < self.world and time.monotonic() < until:
+                time.sleep(0.02)
+                read = self._store.add(f"{self._place}/read", 0)
 
 
 class _Mpi:
@@ -105,8 +133,6 @@ class _Mpi:
 
     def close(self, limit_s: float) -> None:
         """Lets the last words leave; a rank that is gone takes none."""
-        import time
-
         until = time.monotonic() + limit_s
         while self._sent and time.monotonic() < until:
             self._pump()

@@ -249,6 +249,10 @@ class StageRequest:
         exclude: list[str] = ...,
         share_by: str | None = None,
         weights: str | None = None,
+        max_requests_per_s: float | None = None,
+        max_bytes_per_s: float | None = None,
+        object_deadline_s: float | None = None,
+        stall_after_s: float | None = None,
         mirrors: list[tuple[str, dict[str, str]]] = ...,
     ) -> StageRequest: ...
     def start(self) -> StageJob: ...
@@ -270,6 +274,7 @@ def index(
     give_up_after_s: float | None = None,
     select: list[str] = ...,
     exclude: list[str] = ...,
+    written_as: str | None = ...,
 ) -> str: ...
 def verify(
     destination: str | PathLike[str],

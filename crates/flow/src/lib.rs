@@ -16,8 +16,8 @@ pub mod stage;
 pub use budget::{Budget, Reservation};
 pub use diff::{Change, Difference, diff};
 pub use manifest::{
-    Entry, Inflated, MANIFEST_VERSION, Manifest, OWN_PREFIX, Origin, RecordFormat, SaidBy, index, index_selected, list,
-    without_pattern,
+    Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, SaidBy, index,
+    index_selected, list, without_pattern,
 };
 pub use select::Select;
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};

@@ -4,9 +4,10 @@
 //! Owns the document (docs/reference/manifest.md), its order and the fingerprint of the logical dataset. Opens no
 //! object: codec and format come from names alone.
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::path::Path;
+mod columns;
+mod document;
+mod parquet;
+
 use std::sync::Arc;
 
 use bytes::BytesMut;
@@ -16,6 +17,9 @@ use penstock_store::{Meta, Store, StoreSettings, Version};
 use penstock_types::{Deadline, Digest, Error, Key, Metrics, Result, Scheme, Url, unix_now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
+
+pub use document::ManifestFormat;
+pub(crate) use document::{Head, write};
 
 use crate::feed::split_glob;
 use crate::select::Select;
@@ -317,27 +321,6 @@ impl Manifest {
         hash.digest128()
     }
 
-    /// The document, one object a line: it diffs, and `head` shows something.
-    pub fn to_json(&self) -> Result<Vec<u8>> {
-        let bug = |error: serde_json::Error| Error::bug(format!("a manifest does not serialise: {error}"));
-        let mut out = Vec::with_capacity(256 + 192 * self.objects.len());
-        out.extend_from_slice(format!("{{\"penstock_manifest\":{},\"url\":", self.version).as_bytes());
-        serde_json::to_writer(&mut out, &self.url).map_err(bug)?;
-        if let Some(source) = &self.source {
-            out.extend_from_slice(b",\"source\":");
-            serde_json::to_writer(&mut out, source).map_err(bug)?;
-        }
-        out.extend_from_slice(b",\"created_s\":");
-        serde_json::to_writer(&mut out, &self.created_s).map_err(bug)?;
-        out.extend_from_slice(b",\"objects\":[");
-        for (at, entry) in self.objects.iter().enumerate() {
-            out.extend_from_slice(if at == 0 { b"\n" } else { b",\n" });
-            serde_json::to_writer(&mut out, entry).map_err(bug)?;
-        }
-        out.extend_from_slice(b"\n]}\n");
-        Ok(out)
-    }
-
     /// Reads a document; `place` stands in the error.
     pub fn from_json(bytes: &[u8], place: &str) -> Result<Self> {
         #[derive(Deserialize)]
@@ -348,43 +331,29 @@ impl Manifest {
             .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
         match head.penstock_manifest {
             Some(MANIFEST_VERSION) => {}
-            Some(version) => {
-                return Err(Error::Unsupported {
-                    what: format!("manifest version {version} of {place}"),
-                    by: format!("this build, which reads version {MANIFEST_VERSION}"),
-                });
-            }
+            Some(version) => return Err(other_version(version, place)),
             None => return Err(Error::corrupt(place, "is no Penstock manifest: it has no `penstock_manifest`")),
         }
         let mut manifest: Self = serde_json::from_slice(bytes)
             .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
-        // Foreign tools may have written it: the order is ours to hold.
-        sort(&mut manifest.objects);
         pack_keys(&mut manifest.objects);
-        if let Some(pair) = manifest.objects.windows(2).find(|pair| pair[0].key == pair[1].key) {
-            return Err(Error::corrupt(place, format!("names `{}` twice", pair[0].key)));
-        }
-        Ok(manifest)
+        finished(manifest, place)
     }
+}
 
-    /// Writes the document under a temporary name, then renames it: readers see the old one or the new one.
-    pub fn save(&self, path: &Path) -> Result<()> {
-        let json = self.to_json()?;
-        write_atomically(path, &json)
+/// A manifest as it was read, in order. Foreign tools may have written it: the order is ours to hold.
+fn finished(mut manifest: Manifest, place: &str) -> Result<Manifest> {
+    sort(&mut manifest.objects);
+    match manifest.objects.windows(2).find(|pair| pair[0].key == pair[1].key) {
+        Some(pair) => Err(Error::corrupt(place, format!("names `{}` twice", pair[0].key))),
+        None => Ok(manifest),
     }
+}
 
-    /// Reads a document from a local file.
-    pub fn load(path: &Path) -> Result<Self> {
-        let place = path.display().to_string();
-        let io = |error: std::io::Error| Error::from_io(&place, &error);
-        let mut file = File::open(path).map_err(io)?;
-        let size = file.metadata().map_err(io)?.len();
-        if size > MAX_DOCUMENT_BYTES {
-            return Err(Error::corrupt(&place, format!("has {size} bytes, more than any manifest")));
-        }
-        let mut bytes = Vec::with_capacity(size as usize);
-        file.read_to_end(&mut bytes).map_err(io)?;
-        Self::from_json(&bytes, &place)
+fn other_version(version: u32, place: &str) -> Error {
+    Error::Unsupported {
+        what: format!("manifest version {version} of {place}"),
+        by: format!("this build, which reads version {MANIFEST_VERSION}"),
     }
 }
 
@@ -411,27 +380,6 @@ fn pack_keys(objects: &mut [Entry]) {
         block.extend_from_slice(key);
         entry.key = Key::new(block.split().freeze());
     }
-}
-
-/// Writes a whole small file: temporary name, fsync, rename, fsync of the folder.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let place = path.display().to_string();
-    let io = |error: std::io::Error| Error::from_io(&place, &error);
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut name = path.file_name().ok_or_else(|| Error::config(&place, "is no file name"))?.to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = folder.join(name);
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        File::open(folder)?.sync_all()
-    };
-    write().map_err(|error| {
-        let _ = std::fs::remove_file(&temporary);
-        io(error)
-    })
 }
 
 /// One listing of everything under `prefix` (a folder, or one object), as a manifest. No object is opened: codec and

@@ -41,6 +41,7 @@ impl Bench {
             destination: self.folder.path().join("dst"),
             manifest: None,
             select: penstock_flow::Select::default(),
+            rates: penstock_store::Rates::default(),
             options,
             dry_run: false,
             deadline: None,

@@ -79,9 +79,10 @@ async fn manifest_of(
 
 fn is_manifest(path: &Path) -> bool {
     const BEGIN: &[u8] = b"{\"penstock_manifest\"";
+    const PARQUET: &[u8] = b"PAR1";
     let mut head = Vec::with_capacity(64);
     let read = std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut head));
     // A tool that writes JSON may put spaces anywhere.
     head.retain(|byte| !byte.is_ascii_whitespace());
-    path.is_file() && read.is_ok() && head.starts_with(BEGIN)
+    path.is_file() && read.is_ok() && (head.starts_with(BEGIN) || head.starts_with(PARQUET))
 }

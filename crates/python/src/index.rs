@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_flow::{Select, list};
+use penstock_flow::{ManifestFormat, Select, list};
 use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Metric, Metrics, Url};
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use crate::stage::{duration, with_budget};
 /// Lists `url` and writes its manifest to `output`; returns the facts as JSON.
 #[pyfunction]
 #[pyo3(signature = (
-    url, env, *, output=None, deadline_s=None, give_up_after_s=None, select=Vec::new(), exclude=Vec::new()
+    url, env, *, output=None, deadline_s=None, give_up_after_s=None, select=Vec::new(), exclude=Vec::new(), written_as=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub fn index(
@@ -28,6 +28,7 @@ pub fn index(
     give_up_after_s: Option<f64>,
     select: Vec<String>,
     exclude: Vec<String>,
+    written_as: Option<String>,
 ) -> PyResult<String> {
     enter_async(py, async move {
         let url: Url = url.parse()?;
@@ -36,8 +37,13 @@ pub fn index(
         let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
         let metrics = Arc::<Metrics>::default();
         let manifest = list(&url, select, &settings, metrics.clone(), deadline).await?;
+        let format = match (&output, written_as) {
+            (_, Some(text)) => text.parse()?,
+            (Some(path), None) => ManifestFormat::of_file(path, manifest.objects.len()),
+            (None, None) => ManifestFormat::for_objects(manifest.objects.len()),
+        };
         if let Some(path) = &output {
-            manifest.save(path)?;
+            manifest.save_as(path, format)?;
         }
         let mut codecs: BTreeMap<&str, u64> = BTreeMap::new();
         let mut formats: BTreeMap<&str, u64> = BTreeMap::new();
@@ -54,6 +60,7 @@ pub fn index(
             "formats": formats,
             "fingerprint": format!("{:032x}", manifest.fingerprint(&[])),
             "requests": metrics.get(Metric::Requests),
+            "format": output.as_ref().map(|_| format.name()),
             "manifest": output.map(|path| path.display().to_string()),
         });
         serde_json::to_string(&facts).map_err(|error| Error::bug(error.to_string()))

@@ -10,7 +10,7 @@ use penstock_flow::stage::{
     wait_for_leader,
 };
 use penstock_flow::{Division, Select, ShareBy, Weights};
-use penstock_store::StoreSettings;
+use penstock_store::{Rates, StoreSettings};
 use penstock_types::{Error, Metric, Metrics, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -61,7 +61,8 @@ impl PyStageRequest {
         source, destination, env, *, inflate=false, node=0, nodes=1, concurrency=64, memory_bytes=1073741824,
         max_inflated_bytes=None, allow_case_collisions=false, overwrite=false, manifest=None, dry_run=false, deadline_s=None,
         give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1, select=Vec::new(), exclude=Vec::new(),
-        share_by=None, weights=None, mirrors=Vec::new()
+        share_by=None, weights=None, max_requests_per_s=None, max_bytes_per_s=None, object_deadline_s=None, stall_after_s=None,
+        mirrors=Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -89,12 +90,24 @@ impl PyStageRequest {
         exclude: Vec<String>,
         share_by: Option<String>,
         weights: Option<String>,
+        max_requests_per_s: Option<f64>,
+        max_bytes_per_s: Option<f64>,
+        object_deadline_s: Option<f64>,
+        stall_after_s: Option<f64>,
         mirrors: Vec<(String, HashMap<String, String>)>,
     ) -> PyResult<Self> {
         let request = || {
+            let rates =
+                Rates { requests_per_s: max_requests_per_s, bytes_per_s: max_bytes_per_s, in_flight: concurrency };
+            rates.check()?;
+            let mut settings = vouching(&env, give_up_after_s)?;
+            if let Some(stall_after) = duration("--stall-after", stall_after_s)? {
+                settings.retry.stall_after = stall_after;
+            }
             Ok(StageRequest {
                 source: source.parse()?,
-                settings: vouching(&env, give_up_after_s)?,
+                settings,
+                rates,
                 mirrors: mirrors
                     .iter()
                     .map(|(url, env)| Ok((url.parse()?, vouching(env, give_up_after_s)?)))
@@ -113,6 +126,7 @@ impl PyStageRequest {
                     },
                     concurrency,
                     memory: memory_bytes,
+                    object_deadline: duration("--object-deadline", object_deadline_s)?,
                     max_inflated: max_inflated_bytes,
                     allow_case_collisions,
                     overwrite,

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use std::time::Duration;
 
-use penstock_store::{Count, Fault, Faults, Limits, Local, Memory, Retry, RetryPolicy, S3, Shape, Store, suite};
+use penstock_store::{
+    Count, Fault, Faults, Govern, Governor, Limits, Local, Memory, Rates, Retry, RetryPolicy, S3, Shape, Store, suite,
+};
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(Memory::named("suite"))
@@ -35,6 +37,13 @@ async fn test_retry_passes_the_suite_through() {
 #[tokio::test]
 async fn test_count_passes_the_suite_through() {
     suite::run(Arc::new(Count::new(memory(), Arc::default()))).await;
+}
+
+#[tokio::test]
+async fn test_govern_passes_the_suite_through() {
+    suite::run(Arc::new(Govern::new(memory(), Governor::new(Rates::default(), Arc::default())))).await;
+    let rates = Rates { requests_per_s: Some(1e5), bytes_per_s: Some(1e10), in_flight: 2 };
+    suite::run(Arc::new(Govern::new(memory(), Governor::new(rates, Arc::default())))).await;
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.parameters import BYTES, SECONDS, patterns
+from penstock.cli.parameters import BYTES, RATE, SECONDS, patterns
 from penstock.cli.progress import Follow, Log, options
 from penstock.cli.signals import stopped
 
@@ -49,6 +49,11 @@ _TOLD = 20
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and each node's share; touch nothing.")
 @click.option(
+    "--price-tier",
+    metavar="NAME",
+    help="Whose prices --dry-run reckons with: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
+)
+@click.option(
     "--concurrency",
     type=click.IntRange(1, 4096),
     default=64,
@@ -75,6 +80,27 @@ _TOLD = 20
 )
 @click.option(
     "--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
+)
+@click.option(
+    "--max-requests-per-s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="Most requests a second of the whole job; each node takes its part.",
+)
+@click.option(
+    "--max-bytes-per-s",
+    type=RATE,
+    metavar="RATE",
+    help="Most bytes a second of the whole job (500MB/s, 10Gbit/s); each node takes its part.",
+)
+@click.option(
+    "--object-deadline", type=SECONDS, metavar="TIME", help="Longest that one object may take; a later one fails alone."
+)
+@click.option(
+    "--stall-after",
+    type=SECONDS,
+    metavar="TIME",
+    help="Ask again for what has brought no byte for so long, from where it stood. [30s]",
 )
 @click.option(
     "--wait-limit",
@@ -104,6 +130,7 @@ def command(
     weights: str | None,
     mirrors: tuple[str, ...],
     dry_run: bool,
+    price_tier: str | None,
     concurrency: int,
     memory: int,
     max_inflated: int | None,
@@ -111,6 +138,10 @@ def command(
     overwrite: bool,
     deadline: float | None,
     give_up_after: float | None,
+    max_requests_per_s: float | None,
+    max_bytes_per_s: float | None,
+    object_deadline: float | None,
+    stall_after: float | None,
     wait_limit: float | None,
     style: str,
     log: str | None,
@@ -127,6 +158,8 @@ def command(
     SRC may hold a pattern, as s3://bucket/train/*.tfrecord.gz (quote it). Shares are even in stored bytes, and in what
     is written too where objects allow it; every node comes to the same plan by itself. --share-by name:'*_{}.tfrecord*'
     deals out groups of objects by a number in their names instead: of 64 groups, node 0 of 16 takes the first four.
+
+    --dry-run says objects, bytes, requests, each node's share, and what the requests cost, with the date of the price.
 
     Exit code 1 says that some objects could not be staged; they are listed.
     """
@@ -155,6 +188,10 @@ def command(
         exclude=exclude,
         share_by=share_by,
         weights=_weights(weights),
+        max_requests_per_s=max_requests_per_s,
+        max_bytes_per_s=max_bytes_per_s,
+        object_deadline_s=object_deadline,
+        stall_after_s=stall_after,
         mirrors=mirrors,
     )
     style = "none" if quiet else style
@@ -170,7 +207,15 @@ def command(
             return code
         for failure in summary["failed"]:
             log_file.say("failed", f"[{failure['code']}] {failure['error']}")
-        log_file.say("end", _readable(summary))
+        log_file.say("end", "planned" if dry_run else _readable(summary))
+    if dry_run:
+        from penstock.cli.stage_estimate import estimated, readable
+
+        summary = estimated(
+            summary, tier=price_tier, max_requests_per_s=max_requests_per_s, max_bytes_per_s=max_bytes_per_s
+        )
+        click.echo(json.dumps(summary) if as_json else readable(summary))
+        return 0
     for failure in summary["failed"][:_TOLD]:
         click.echo(f"error[{failure['code']}]: {failure['error']}", err=True)
     if (left := len(summary["failed"]) - _TOLD) > 0:
@@ -227,11 +272,6 @@ def _readable(summary: dict[str, Any]) -> str:
     if not summary["objects"]:
         return f"{share}nothing to do: {summary['objects_in_all']:,} objects for {summary['nodes']:,} nodes"
     whole = f"{summary['objects']:,} objects, {format_bytes(summary['bytes'])}"
-    if summary["dry_run"]:
-        lines = [f"{share}would read {whole} in {summary['requests']:,} requests"]
-        if summary["nodes"] > 1:
-            lines += [f"  node {node:>4}  {format_bytes(load)}" for node, load in enumerate(summary["shares"])]
-        return "\n".join(lines)
     rate = format_rate(summary["bytes_in"] / max(summary["seconds"], 1e-9))
     lines = [
         f"{share}{whole} in {summary['destination']}",

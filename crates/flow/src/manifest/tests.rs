@@ -111,7 +111,32 @@ proptest! {
         let mut manifest = Manifest::new("memory://m/".into(), objects.collect());
         manifest.created_s = 1.7e9; // a time is not promised to the last bit
         let json = manifest.to_json().unwrap();
-        prop_assert_eq!(Manifest::from_json(&json, "m").unwrap(), manifest);
+        prop_assert_eq!(&Manifest::from_bytes(&json, "m").unwrap(), &manifest);
+        let parquet = manifest.to_parquet().unwrap();
+        prop_assert_eq!(&Manifest::from_bytes(&parquet, "m").unwrap(), &manifest);
+    }
+
+    /// Cut, changed or with bytes behind it: a sealed file is told from what was written, in one error.
+    #[test]
+    fn prop_manifest_damaged_parquet_is_one_error(at in 0usize..6000, bit in 0u8..8, cut: bool) {
+        let mut bytes = small().to_parquet().unwrap();
+        let at = at % bytes.len();
+        if cut { bytes.truncate(at) } else { bytes[at] ^= 1 << bit }
+        let error = Manifest::from_bytes(&bytes, "m").map(|manifest| manifest.objects.len());
+        prop_assert!(error.is_err(), "{at} {bit} {cut}: {error:?}");
+    }
+
+    /// Without its seal nothing vouches for a file: whatever it holds, reading it ends.
+    #[test]
+    fn prop_manifest_unsealed_parquet_is_survived(at in 28usize..6000, byte: u8, more in 28usize..6000, other: u8) {
+        let mut bytes = small().to_parquet().unwrap();
+        bytes[4] = b'?';
+        let len = bytes.len();
+        bytes[28 + at % (len - 28)] = byte;
+        bytes[28 + more % (len - 28)] = other;
+        std::panic::set_hook(Box::new(|_| {}));
+        let _ = Manifest::from_bytes(&bytes, "m");
+        let _ = std::panic::take_hook();
     }
 
     #[test]
@@ -131,4 +156,58 @@ fn manifest_is_replaced_whole() {
     assert_eq!(Manifest::load(&path).unwrap(), first);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     assert_eq!(first.save(&folder.path().join("no/m.json")).unwrap_err().code(), "not-found");
+}
+
+fn small() -> Manifest {
+    let objects = (0..200).map(|at| {
+        let mut entry = Entry::new(Key::from(format!("d/{at:04}.tfrecord.gz").as_str()), at * 7);
+        entry.version = (at % 2 == 0).then(|| Version(format!("\"{at:032x}\"")));
+        entry.digests =
+            vec!["crc32c:00c0ffee".parse().unwrap(), "md5:00112233445566778899aabbccddeeff".parse().unwrap()];
+        entry.encoding = Some("gzip".to_owned());
+        entry
+    });
+    Manifest { source: Some("s3://b/".to_owned()), ..Manifest::new("file:///d/".to_owned(), objects.collect()) }
+}
+
+#[test]
+fn manifest_of_a_copy_becomes_that_of_its_source() {
+    let origin = Origin { undone: Codec::Gzip, ..Origin::of(&Entry::new(Key::from("a.gz"), 5)) };
+    let mut copy = Entry::new(Key::from("a"), 50);
+    copy.digests = vec!["crc32c:00c0ffee".parse().unwrap()];
+    copy.origin = Some(Box::new(origin));
+    let staged =
+        Manifest { source: Some("s3://b/x/".to_owned()), ..Manifest::new("file:///d/".to_owned(), vec![copy.clone()]) };
+    let source = staged.of_source().unwrap();
+    assert_eq!((source.url.as_str(), source.objects[0].key.to_string()), ("s3://b/x/", "a.gz".to_owned()));
+    assert_eq!((source.objects[0].size, source.objects[0].inflated_size()), (5, Some(50)));
+    assert!(Manifest::new("file:///d/".to_owned(), vec![copy]).of_source().is_none());
+}
+
+#[test]
+fn manifest_files_are_of_the_format_that_their_name_or_number_asks_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = small();
+    for (name, begins) in [("m.json", &b"{\"pen"[..]), ("m.PARQUET", b"PAR1"), ("m", b"{\"pen")] {
+        let path = folder.path().join(name);
+        manifest.save(&path).unwrap();
+        assert!(std::fs::read(&path).unwrap().starts_with(begins), "{name}");
+        assert_eq!(Manifest::load(&path).unwrap(), manifest, "{name}");
+    }
+    let path = folder.path().join("any");
+    manifest.save_as(&path, ManifestFormat::Parquet).unwrap();
+    assert_eq!(Manifest::load(&path).unwrap(), manifest);
+    assert_eq!(ManifestFormat::for_objects(ManifestFormat::PARQUET_FROM), ManifestFormat::Parquet);
+    assert_eq!("json".parse::<ManifestFormat>().unwrap(), ManifestFormat::Json);
+    assert!("xml".parse::<ManifestFormat>().is_err());
+}
+
+/// Larger than one group of rows, and than one page of keys.
+#[test]
+fn manifest_of_many_groups_round_trips() {
+    let objects = (0..70_000u64).map(|at| Entry::new(Key::from(format!("d/{at:08}.bin").as_str()), at)).collect();
+    let manifest = Manifest::new("memory://m/".to_owned(), objects);
+    let bytes = manifest.to_parquet().unwrap();
+    assert!(bytes.len() < 1_000_000, "{}", bytes.len());
+    assert_eq!(Manifest::from_bytes(&bytes, "m").unwrap(), manifest);
 }

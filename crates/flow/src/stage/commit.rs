@@ -48,15 +48,16 @@ impl Committer {
 
     fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
         let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
-        self.journal.append(&lines)?;
+        let places = self.journal.append(&lines)?;
+        drop(lines);
         let mut folders: HashMap<Vec<u8>, OwnedFd> = HashMap::new();
         let mut named = Vec::with_capacity(batch.len());
-        for finished in batch {
+        for (finished, place) in batch.into_iter().zip(places) {
             let target = finished.line.target.as_bytes();
             match self.jail.adopt(&self.parts, &finished.temporary, target) {
                 Ok(folder) => {
                     folders.insert(split(target).0.to_vec(), folder);
-                    named.push(finished);
+                    named.push((finished, place));
                 }
                 Err(error) if is_fatal(&error) => return Err(error),
                 Err(error) => {
@@ -68,7 +69,8 @@ impl Committer {
         for (name, folder) in &folders {
             rustix::fs::fsync(folder).map_err(|errno| self.jail.error(name, errno))?;
         }
-        for finished in &named {
+        for (finished, place) in &named {
+            self.journal.remember(&finished.line.target, *place);
             for leftover in &finished.leftovers {
                 super::jail::remove_own(&self.parts, leftover);
             }
@@ -77,7 +79,6 @@ impl Committer {
             Progress::add(&self.progress.bytes_out, finished.line.size);
             Progress::add(&self.progress.unchecked, u64::from(finished.line.origin.checked.is_empty()));
         }
-        self.journal.remember(named.into_iter().map(|finished| finished.line));
         Ok(())
     }
 }

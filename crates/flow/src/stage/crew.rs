@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 
-use penstock_store::{Mirrors, Opened, Store, StoreSettings};
+use penstock_store::{Govern, Governor, Mirrors, Opened, Store, StoreSettings};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -13,7 +13,6 @@ use super::commit::{Committer, is_fatal};
 use super::jail::Jail;
 use super::journal::Journal;
 use super::object::Workshop;
-use super::pace::Pace;
 use super::plan::{Item, StageOptions};
 use super::progress::Progress;
 use crate::manifest::Manifest;
@@ -47,6 +46,11 @@ impl Source {
         Self { store: opened.store, prefix, url, mirrors: None }
     }
 
+    /// The same, asked as much at a time as the governor lets.
+    pub fn governed(self, governor: &Arc<Governor>) -> Self {
+        Self { store: Arc::new(Govern::new(self.store, governor.clone())), ..self }
+    }
+
     /// The folder that an earlier stage read from.
     pub fn again(url: &str, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let parsed: Url = url.parse()?;
@@ -64,7 +68,6 @@ pub(crate) struct Crew {
     pub options: StageOptions,
     pub cores: usize,
     pub progress: Arc<Progress>,
-    pub metrics: Arc<Metrics>,
     pub deadline: Deadline,
 }
 
@@ -77,7 +80,7 @@ impl Crew {
         items: &[Item],
         mut cancelled: watch::Receiver<bool>,
     ) -> Result<Journal> {
-        let Self { source, jail, parts, journal, options, cores, progress, metrics, deadline } = self;
+        let Self { source, jail, parts, journal, options, cores, progress, deadline } = self;
         let cores = cores.max(1);
         let (memory_units, whole_most) = Workshop::budgets(options.memory, cores);
         let most = options.concurrency.max(1) + BEHIND;
@@ -88,7 +91,6 @@ impl Crew {
             mirrors: source.mirrors,
             jail: jail.clone(),
             parts: parts.clone(),
-            pace: Arc::new(Pace::new(options.concurrency, metrics)),
             memory: Arc::new(Semaphore::new(memory_units as usize)),
             memory_units,
             cores: Arc::new(Semaphore::new(cores)),
@@ -103,7 +105,9 @@ impl Crew {
         let committer = Committer { jail, parts, journal, progress: progress.clone() };
         let committed = tokio::task::spawn_blocking(move || committer.run(&inbox));
 
-        let mut flying: JoinSet<(usize, Result<()>)> = JoinSet::new();
+        let limit = shop.options.object_deadline;
+        // An object that is late fails alone; what has come of it stays, and the next run goes on from there.
+        let mut flying: JoinSet<(usize, bool, Result<()>)> = JoinSet::new();
         let mut left = items.iter().cloned().enumerate();
         let mut outcome = Ok(());
         loop {
@@ -111,9 +115,16 @@ impl Crew {
                 let Some((at, item)) = left.next() else { break };
                 let (shop, finished, manifest) = (shop.clone(), finished.clone(), manifest.clone());
                 flying.spawn(async move {
-                    let made = shop.make(&item, &manifest.objects[item.object]).await;
+                    let entry = &manifest.objects[item.object];
+                    let made = match limit {
+                        None => shop.make(&item, entry).await,
+                        Some(limit) => match tokio::time::timeout(limit, shop.make(&item, entry)).await {
+                            Ok(made) => made,
+                            Err(_) => return (at, true, Err(Error::Deadline { what: shop.place(entry), limit })),
+                        },
+                    };
                     // A committer that is gone has an error of its own to tell.
-                    (at, made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted)))
+                    (at, false, made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted)))
                 });
             }
             let ended = tokio::select! {
@@ -125,12 +136,12 @@ impl Crew {
             };
             match ended {
                 None => break,
-                Some(Ok((_, Ok(())))) => {}
-                Some(Ok((_, Err(error)))) if is_fatal(&error) => {
+                Some(Ok((_, _, Ok(())))) => {}
+                Some(Ok((_, false, Err(error)))) if is_fatal(&error) => {
                     outcome = Err(error);
                     break;
                 }
-                Some(Ok((at, Err(error)))) => progress.fail(&manifest.objects[items[at].object].key, error),
+                Some(Ok((at, _, Err(error)))) => progress.fail(&manifest.objects[items[at].object].key, error),
                 Some(Err(join)) => {
                     outcome = Err(Error::bug(format!("an object's task ended: {join}")));
                     break;

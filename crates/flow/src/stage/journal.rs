@@ -8,9 +8,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use penstock_types::{Digest, Error, Key, Result};
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::jail::{FileState, open_own};
 use crate::manifest::{Entry, Origin, key_text};
@@ -65,93 +67,125 @@ struct Head {
     from: String,
 }
 
-/// The journal of one node, open for appending, with all that earlier runs (of any number of nodes) have finished.
+/// Where a line stands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    mtime_ns: i64,
+    offset: u64,
+    len: u32,
+    /// Which of the journals; 0 is our own.
+    journal: u32,
+}
+
+/// The journal of one node, open for appending, with all that earlier runs (of any number of nodes) have finished. Lines
+/// stay on the disk: of each, memory holds where it stands.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    file: File,
+    /// Our own, then those of other nodes.
+    files: Vec<File>,
     place: String,
-    done: HashMap<Key, Line>,
+    end: u64,
+    done: HashMap<u64, Place>,
+}
+
+fn hash(target: &Key) -> u64 {
+    xxh3_64(target.as_bytes())
 }
 
 impl Journal {
     /// Reads every `journal-*` in `folder` for lines of `source`, and opens `name` for appending.
     pub fn open(folder: &OwnedFd, name: &str, source: &str, place: &str) -> Result<Self> {
         let io = |error: std::io::Error| Error::from_io(place, &error);
-        let mut done = HashMap::new();
         let mut names: Vec<String> = rustix::fs::Dir::read_from(folder)
             .map_err(|errno| io(errno.into()))?
             .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
             .filter(|other| other.starts_with("journal-") && other != name)
             .collect();
         names.sort();
+        let mut files = vec![open_own(folder, name).map_err(io)?];
+        let mut done = HashMap::new();
         for other in names {
             // Another node of a shared folder may be writing it: its torn tail is not ours to cut.
-            merge(read(&open_own(folder, &other).map_err(io)?, source).map_err(io)?.0, &mut done);
+            let file = open_own(folder, &other).map_err(io)?;
+            read(&file, source, files.len() as u32, &mut done).map_err(io)?;
+            files.push(file);
         }
-        let mut file = open_own(folder, name).map_err(io)?;
-        let (own, whole) = read(&file, source).map_err(io)?;
-        merge(own, &mut done);
+        let whole = read(&files[0], source, 0, &mut done).map_err(io)?;
         // Whatever follows the last line break was torn by a crash.
-        file.set_len(whole).map_err(io)?;
-        file.seek(SeekFrom::End(0)).map_err(io)?;
-        let mut journal = Self { file, place: place.to_owned(), done };
+        files[0].set_len(whole).map_err(io)?;
+        files[0].seek(SeekFrom::End(0)).map_err(io)?;
+        let mut journal = Self { files, place: place.to_owned(), end: whole, done };
         journal.append_json(&[Head { penstock_journal: 1, from: source.to_owned() }])?;
         Ok(journal)
     }
 
-    /// What is known of a file.
-    pub fn line(&self, target: &Key) -> Option<&Line> {
-        self.done.get(target)
+    /// What is known of a file. A line that cannot be read again is one that is not there: its object is moved again.
+    pub fn line(&self, target: &Key) -> Option<Line> {
+        let place = self.done.get(&hash(target))?;
+        let mut text = vec![0; place.len as usize];
+        self.files.get(place.journal as usize)?.read_exact_at(&mut text, place.offset).ok()?;
+        serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
     }
 
-    /// Appends lines, and returns once they are on disk.
-    pub fn append(&mut self, lines: &[Line]) -> Result<()> {
-        self.append_json(lines)
+    /// True for a file that has a line.
+    pub fn knows(&self, target: &Key) -> bool {
+        self.done.contains_key(&hash(target))
     }
 
-    /// Keeps lines for [`Journal::line`].
-    pub fn remember(&mut self, lines: impl IntoIterator<Item = Line>) {
-        self.done.extend(lines.into_iter().map(|line| (line.target.clone(), line)));
+    /// Appends lines, and returns where they stand once they are on disk.
+    pub fn append(&mut self, lines: &[Line]) -> Result<Vec<Place>> {
+        let placed = self.append_json(lines)?;
+        let place =
+            |(line, (offset, len)): (&Line, (u64, u32))| Place { mtime_ns: line.mtime_ns, offset, len, journal: 0 };
+        Ok(lines.iter().zip(placed).map(place).collect())
     }
 
-    fn append_json<T: Serialize>(&mut self, lines: &[T]) -> Result<()> {
+    /// Lets [`Journal::line`] find a line.
+    pub fn remember(&mut self, target: &Key, place: Place) {
+        self.done.insert(hash(target), place);
+    }
+
+    fn append_json<T: Serialize>(&mut self, lines: &[T]) -> Result<Vec<(u64, u32)>> {
         let mut text = Vec::with_capacity(lines.len() * 400);
+        let mut placed = Vec::with_capacity(lines.len());
         for line in lines {
+            let begin = text.len();
             serde_json::to_writer(&mut text, line)
                 .map_err(|error| Error::bug(format!("a journal line does not serialise: {error}")))?;
             text.push(b'\n');
+            placed.push((self.end + begin as u64, (text.len() - begin) as u32));
         }
         let mut write = || {
-            self.file.write_all(&text)?;
-            self.file.sync_data()
+            self.files[0].write_all(&text)?;
+            self.files[0].sync_data()
         };
-        write().map_err(|error| Error::from_io(&self.place, &error))
+        write().map_err(|error| Error::from_io(&self.place, &error))?;
+        self.end += text.len() as u64;
+        Ok(placed)
     }
 }
 
-/// Within a journal the later line holds; between journals that of the later file.
-fn merge(lines: HashMap<Key, Line>, done: &mut HashMap<Key, Line>) {
-    for (target, line) in lines {
-        if done.get(&target).is_none_or(|known| known.mtime_ns <= line.mtime_ns) {
-            done.insert(target, line);
-        }
-    }
-}
-
-/// The last line of each target of `source`, and the bytes up to the last line break.
-fn read(file: &File, source: &str) -> std::io::Result<(HashMap<Key, Line>, u64)> {
-    let mut done = HashMap::new();
-    let whole = scan(file, |from, line| {
+/// The last line of each target of `source`: within a journal the later one holds, between journals that of the later
+/// file. Returns the bytes up to the last line break.
+fn read(file: &File, source: &str, journal: u32, done: &mut HashMap<u64, Place>) -> std::io::Result<u64> {
+    scan_placed(file, |from, line, offset, len| {
         if from == source {
-            done.insert(line.target.clone(), line);
+            let place = Place { mtime_ns: line.mtime_ns, offset, len, journal };
+            let known = done.entry(hash(&line.target)).or_insert(place);
+            if known.journal == journal || known.mtime_ns <= place.mtime_ns {
+                *known = place;
+            }
         }
-    })?;
-    Ok((done, whole))
+    })
 }
 
 /// Gives every line, with its source, to `take`; returns the bytes up to the last line break. Lines that do not parse
 /// are passed over: their objects count as missing.
 pub(crate) fn scan(file: &File, mut take: impl FnMut(&str, Line)) -> std::io::Result<u64> {
+    scan_placed(file, |from, line, _, _| take(from, line))
+}
+
+fn scan_placed(file: &File, mut take: impl FnMut(&str, Line, u64, u32)) -> std::io::Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let (mut whole, mut from, mut text) = (0, None::<String>, Vec::new());
     loop {
@@ -160,13 +194,14 @@ pub(crate) fn scan(file: &File, mut take: impl FnMut(&str, Line)) -> std::io::Re
         if took == 0 || text.last() != Some(&b'\n') && (took as u64) < MAX_LINE {
             return Ok(whole);
         }
+        let offset = whole;
         whole += took as u64;
         if let Ok(head) = serde_json::from_slice::<Head>(&text) {
             from = (head.penstock_journal == 1).then_some(head.from);
         } else if let Some(from) = &from
             && let Ok(line) = serde_json::from_slice::<Line>(&text)
         {
-            take(from, line);
+            take(from, line, offset, took as u32);
         }
     }
 }
@@ -202,8 +237,29 @@ mod tests {
         opened(&jail, "journal-0-of-1", "s3://a/").append(&[line("a")]).unwrap();
         opened(&jail, "journal-0-of-1", "s3://b/").append(&[line("b")]).unwrap();
         let journal = opened(&jail, "journal-1-of-2", "s3://a/");
-        assert_eq!(journal.line(&Key::from("a")), Some(&line("a")));
+        assert_eq!(journal.line(&Key::from("a")), Some(line("a")));
         assert_eq!(journal.line(&Key::from("b")), None);
+    }
+
+    #[test]
+    fn journal_finds_what_it_has_just_appended_and_what_stood_there_before() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let names: Vec<String> = (0..20).map(|at| format!("f{at}")).collect();
+        let lines: Vec<Line> = names.iter().map(|name| line(name)).collect();
+        opened(&jail, "journal-0-of-1", "s").append(&lines[..10]).unwrap();
+        let mut journal = opened(&jail, "journal-0-of-1", "s");
+        let mut later = line("f3");
+        later.size = 4;
+        let more = [&lines[10..], std::slice::from_ref(&later)].concat();
+        let places = journal.append(&more).unwrap();
+        assert_eq!(journal.line(&Key::from("f12")), None);
+        more.iter().zip(places).for_each(|(line, place)| journal.remember(&line.target, place));
+        for (name, want) in names.iter().zip(&lines) {
+            let want = if name == "f3" { &later } else { want };
+            assert_eq!(journal.line(&Key::from(name.as_str())).as_ref(), Some(want), "{name}");
+        }
+        assert!(journal.knows(&Key::from("f0")) && !journal.knows(&Key::from("g")));
     }
 
     #[test]

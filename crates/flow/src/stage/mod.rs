@@ -2,8 +2,8 @@
 //! Stage: a dataset's objects, or this node's share of them, as whole and verified files in a local folder.
 //!
 //! Owns the plan and its key safety (`plan`), the folder that no key leaves (`jail`), the journal (`journal`), the
-//! journey of one object (`object`, `parts`, `apart`), the last step of all of them (`commit`), pace (`pace`) and what a node's
-//! other ranks read (`status`). What a destination records (`recorded`) is held against it by `verify` and fetched again
+//! journey of one object (`object`, `parts`, `apart`), the last step of all of them (`commit`), and what a node's
+//! other ranks read (`status`); pace is the store's (`Govern`). What a destination records (`recorded`) is held against it by `verify` and fetched again
 //! by `repair`. Refuses to write anything under a final name that is not whole, checked and on disk.
 
 mod apart;
@@ -13,7 +13,6 @@ mod jail;
 mod job;
 mod journal;
 mod object;
-mod pace;
 mod parts;
 mod plan;
 mod progress;

@@ -20,7 +20,6 @@ use super::apart::{Apart, Means};
 use super::commit::{Finished, temporary_name};
 use super::jail::{Jail, open_alone, remove_own, state_of_file};
 use super::journal::Line;
-use super::pace::Pace;
 use super::plan::{Item, PART_BYTES, StageOptions};
 use super::progress::Progress;
 use crate::manifest::{Entry, Origin};
@@ -42,7 +41,6 @@ pub(crate) struct Workshop {
     pub mirrors: Option<Mirrors>,
     pub jail: Arc<Jail>,
     pub parts: Arc<OwnedFd>,
-    pub pace: Arc<Pace>,
     pub memory: Arc<Semaphore>,
     pub memory_units: u32,
     pub cores: Arc<Semaphore>,
@@ -127,7 +125,6 @@ impl Workshop {
 
     /// All bytes of an object, with what the store says of it: `Err` inside where bytes and checksum differ.
     async fn fetch(&self, entry: &Entry) -> Result<(Bytes, Result<Meta>)> {
-        let _slot = self.pace.enter().await;
         let mut got = self.store.get_ranges(&self.object_ref(entry), &[ByteRange::WHOLE], self.deadline).await?;
         if got.meta.size != entry.size {
             return Err(self.changed(entry, got.meta.size));

@@ -125,7 +125,6 @@ async fn known_of(shop: &Workshop, item: &Item, entry: &Entry) -> Result<(Vec<Di
     if has_digest && is_settled {
         return Ok((entry.digests.clone(), entry.encoding.clone()));
     }
-    let _slot = shop.pace.enter().await;
     let meta = shop.store.head(&shop.object_ref(entry).key, shop.deadline).await?;
     if entry.version.is_some() && meta.version.is_some() && meta.version != entry.version {
         return Err(Error::Changed {
@@ -252,7 +251,6 @@ async fn fetch_all(
 }
 
 async fn fetch(shop: &Workshop, entry: &Entry, range: ByteRange) -> Result<Bytes> {
-    let _slot = shop.pace.enter().await;
     let mut got = shop.store.get_ranges(&shop.object_ref(entry), &[range], shop.deadline).await?;
     if got.meta.size != entry.size {
         return Err(shop.changed(entry, got.meta.size));

@@ -2,6 +2,8 @@
 //! What will be moved where, decided before the first byte. Keys are data: one that could leave the destination, or two
 //! that could not stand side by side there, end the plan.
 
+use std::time::Duration;
+
 use penstock_codec::{Codec, strip_suffix};
 use penstock_types::{Error, Key, Result};
 use xxhash_rust::xxh3::xxh3_64;
@@ -33,6 +35,8 @@ pub struct StageOptions {
     pub concurrency: usize,
     /// Most bytes in flight.
     pub memory: u64,
+    /// How long one object may take; one that takes longer fails alone.
+    pub object_deadline: Option<Duration>,
     /// Most bytes that one object may inflate to; `None`: what its codec can honestly reach.
     pub max_inflated: Option<u64>,
     /// Let keys that differ only by case stand side by side.
@@ -50,6 +54,7 @@ impl Default for StageOptions {
             division: Division::default(),
             concurrency: 64,
             memory: 1 << 30,
+            object_deadline: None,
             max_inflated: None,
             allow_case_collisions: false,
             overwrite: false,

@@ -3,8 +3,6 @@
 //! came from.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -14,10 +12,7 @@ use penstock_types::{Digest, Key, Result, Url};
 use super::jail::{Jail, names_in, open_to_read};
 use super::journal::{Line, scan};
 use super::status::FOLDER;
-use crate::manifest::{Entry, Manifest, Origin, is_own};
-
-/// A document beyond this is no manifest of ours.
-const MAX_DOCUMENT: u64 = 16 << 30;
+use crate::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
 
 /// One file as it was when a stage finished it.
 #[derive(Debug, Clone)]
@@ -40,6 +35,8 @@ pub(crate) struct Record {
 /// One manifest of a destination.
 #[derive(Debug)]
 struct Document {
+    name: String,
+    format: ManifestFormat,
     /// `0-of-4`.
     node: String,
     /// `of-4`: manifests of one launch share it.
@@ -112,13 +109,13 @@ pub(crate) fn amend(jail: &Jail, mut change: impl FnMut(&mut Entry) -> bool) -> 
     for mut document in documents(jail)? {
         let changed = document.manifest.objects.iter_mut().map(&mut change).fold(false, |any, one| any | one);
         if changed {
-            let name = match document.node.as_str() {
-                "0-of-1" => "manifest.json".to_owned(),
-                node => format!("manifest-{node}.json"),
-            };
-            let json = document.manifest.to_json()?;
-            super::status::replace_own(&own, &name, &json)
-                .map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))?;
+            let Document { name, format, manifest, .. } = &document;
+            let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
+            let place = jail.place(name.as_bytes());
+            let entries = manifest.objects.iter().map(Ok);
+            super::status::replace_own_with(&own, name, io, |file| {
+                write(file, *format, &manifest.head(), entries, &place)
+            })?;
         }
     }
     Ok(())
@@ -130,18 +127,20 @@ fn documents(jail: &Jail) -> Result<Vec<Document>> {
     let io = |error: std::io::Error| jail.io_error(b".penstock", &error, 0);
     let mut found = Vec::new();
     for name in names_in(&own).map_err(io)? {
-        let node = match name.strip_suffix(".json").and_then(|stem| stem.strip_prefix("manifest")) {
+        let format = match name.rsplit_once('.') {
+            Some((_, "json")) => ManifestFormat::Json,
+            Some((_, "parquet")) => ManifestFormat::Parquet,
+            _ => continue,
+        };
+        let node = match name.rsplit_once('.').and_then(|(stem, _)| stem.strip_prefix("manifest")) {
             Some("") => "0-of-1".to_owned(),
             Some(node) if node.starts_with('-') => node[1..].to_owned(),
             _ => continue,
         };
         let place = jail.place(format!(".penstock/{name}").as_bytes());
-        let mut bytes = Vec::new();
-        let file: File = open_to_read(&own, &name).map_err(io)?;
-        file.take(MAX_DOCUMENT).read_to_end(&mut bytes).map_err(io)?;
-        let manifest = Manifest::from_json(&bytes, &place)?;
+        let manifest = Manifest::read(open_to_read(&own, &name).map_err(io)?, &place)?;
         let launch = node.split_once('-').map_or("", |(_, nodes)| nodes).to_owned();
-        found.push(Document { node, launch, manifest });
+        found.push(Document { name, format, node, launch, manifest });
     }
     let mut last: HashMap<Option<String>, (f64, String)> = HashMap::new();
     for Document { launch, manifest, .. } in &found {

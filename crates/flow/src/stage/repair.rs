@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use penstock_store::{Governor, Rates};
 use penstock_types::{Deadline, Error, Key, Metrics, Result};
 use tokio::sync::watch;
 
@@ -154,7 +155,9 @@ impl Fetch<'_> {
             .await?
         };
         let jail = jail.clone();
-        let crew = Crew { source, jail, parts, journal, options, cores, progress, metrics, deadline };
+        let rates = Rates { in_flight: options.concurrency, ..Rates::default() };
+        let source = source.governed(&Governor::new(rates, metrics));
+        let crew = Crew { source, jail, parts, journal, options, cores, progress, deadline };
         crew.work(&Arc::new(manifest), &items, cancelled.clone()).await
     }
 }

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_codec::{Codec, gzip_size_hint};
-use penstock_store::{MirrorReport, Mirrors, StoreSettings};
-use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch, Url};
+use penstock_codec::{Codec, gzip_size_hint, strip_suffix};
+use penstock_store::{Govern, Governor, MirrorReport, Mirrors, Opened, Rates, StoreSettings};
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch, Url, unix_now};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -25,9 +25,9 @@ use super::journal::{Journal, Line};
 use super::object::blocking;
 use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use super::progress::{Failure, Progress};
-use super::status::{FOLDER, Identity, Leader, replace_own};
+use super::status::{FOLDER, Identity, Leader, replace_own, replace_own_with};
 use super::undo::{HEAD, unsaid};
-use crate::manifest::{Entry, Manifest, SaidBy, index_selected, without_pattern};
+use crate::manifest::{Entry, Head, Manifest, ManifestFormat, SaidBy, index_selected, without_pattern, write};
 use crate::select::Select;
 
 /// A trailer that claims more than this times the stored bytes is not believed when room is counted.
@@ -50,6 +50,8 @@ pub struct StageRequest {
     pub select: Select,
     /// What to do.
     pub options: StageOptions,
+    /// What the whole job may ask of the store; each node takes its part. Requests in flight are of `options`.
+    pub rates: Rates,
     /// Plan only; the destination is not touched.
     pub dry_run: bool,
     /// Wall-clock limit of the whole stage.
@@ -181,9 +183,12 @@ async fn run(
         leader = Some(open_leader(&request).await?);
     }
     let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
+    let StageOptions { node, nodes, division, concurrency, .. } = &request.options;
+    let governor = Governor::new(Rates { in_flight: *concurrency, ..request.rates }, metrics.clone());
+    governor.take_part(division.weights.part(*node, *nodes));
     let mut stop = cancelled.clone();
     let listed = tokio::select! {
-        listed = list(&request, &metrics, deadline) => listed,
+        listed = list(&request, &governor, &metrics, deadline) => listed,
         _ = stop.wait_for(|stop| *stop) => Err(Error::Interrupted),
     };
     let place = request.destination.display().to_string();
@@ -191,6 +196,10 @@ async fn run(
         let plan = StagePlan::new(&manifest, &request.options, &place)?;
         Progress::add(&progress.objects, plan.items.len() as u64);
         Progress::add(&progress.bytes, plan.bytes);
+        let all: u64 = plan.loads.iter().sum();
+        if all > 0 {
+            governor.take_part(plan.bytes as f64 / all as f64);
+        }
         Ok((source, manifest, plan))
     });
     let mut summary = Summary {
@@ -225,7 +234,7 @@ async fn run(
             match &leader {
                 Some((jail, leader)) => {
                     let site = Site { jail: jail.clone(), folder: leader.folder().clone() };
-                    transfer(&request, source, manifest, plan, site, &progress, &metrics, deadline, cancelled).await
+                    transfer(&request, source, manifest, plan, site, &progress, deadline, cancelled).await
                 }
                 None => Err(Error::bug("a stage without its lock")),
             }
@@ -265,7 +274,12 @@ async fn run(
     result
 }
 
-async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline) -> Result<(Source, Manifest)> {
+async fn list(
+    request: &StageRequest,
+    governor: &Arc<Governor>,
+    metrics: &Arc<Metrics>,
+    deadline: Deadline,
+) -> Result<(Source, Manifest)> {
     let (url, select) = without_pattern(&request.source, request.select.clone());
     let (opened, mirrors) = match &request.mirrors[..] {
         [] => (penstock_store::open(&url, &request.settings, metrics.clone())?, None),
@@ -275,6 +289,7 @@ async fn list(request: &StageRequest, metrics: &Arc<Metrics>, deadline: Deadline
             (opened, Some(mirrors))
         }
     };
+    let opened = Opened { store: Arc::new(Govern::new(opened.store, governor.clone())), ..opened };
     let folder_url = url.as_folder().to_string();
     let manifest = match &request.manifest {
         Some(path) => {
@@ -319,7 +334,6 @@ async fn transfer(
     plan: StagePlan,
     site: Site,
     progress: &Arc<Progress>,
-    metrics: &Arc<Metrics>,
     deadline: Deadline,
     cancelled: watch::Receiver<bool>,
 ) -> Result<()> {
@@ -341,12 +355,11 @@ async fn transfer(
         options: options.clone(),
         cores: request.cores,
         progress: progress.clone(),
-        metrics: metrics.clone(),
         deadline,
     };
     let source_url = crew.source.url.clone();
     let journal = crew.work(&manifest, &missing, cancelled).await?;
-    let name = if options.nodes == 1 { "manifest.json".to_owned() } else { format!("manifest-{node}.json") };
+    let stem = if options.nodes == 1 { "manifest".to_owned() } else { format!("manifest-{node}") };
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
     let is_clean = failures.is_empty();
     let is_alone = options.nodes == 1;
@@ -354,7 +367,7 @@ async fn transfer(
         if is_clean {
             sweep(&parts, is_alone, missing.iter().chain(&done));
         }
-        let residue = name.replacen("manifest", "residue", 1);
+        let residue = format!("{}.json", stem.replacen("manifest", "residue", 1));
         if is_clean {
             remove_own(&folder, &residue);
         } else {
@@ -362,11 +375,8 @@ async fn transfer(
             replace_own(&folder, &residue, &json)
                 .map_err(|error| jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))?;
         }
-        let mut staged = staged_manifest(&jail, &journal, &manifest, missing.iter().chain(&done));
-        staged.source = Some(source_url);
-        let json = staged.to_json()?;
-        let own = jail.make_folder(b".penstock")?;
-        replace_own(&own, &name, &json).map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))
+        let items: Vec<&Item> = missing.iter().chain(&done).collect();
+        record_staged(&jail, &journal, &manifest, items, &source_url, &stem)
     })
     .await
 }
@@ -384,31 +394,47 @@ fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The manifest of what now stands in the destination: digests of both sides of each file.
-fn staged_manifest<'a>(
+/// Writes the manifest of what now stands in the destination: digests of both sides of each file. Lines come from the
+/// journal one by one: at no time are all of them in memory.
+fn record_staged(
     jail: &Jail,
     journal: &Journal,
     source: &Manifest,
-    items: impl Iterator<Item = &'a Item>,
-) -> Manifest {
-    let objects = items
-        .filter_map(|item| {
-            let line = journal.line(&item.target)?;
-            let from = &source.objects[item.object];
-            line.is_of(from).then(|| Entry {
+    mut items: Vec<&Item>,
+    source_url: &str,
+    stem: &str,
+) -> Result<()> {
+    items.sort_unstable_by(|a, b| {
+        (strip_suffix(a.target.as_bytes()), &a.target).cmp(&(strip_suffix(b.target.as_bytes()), &b.target))
+    });
+    let url = Url::from_path(jail.path())
+        .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
+    let format = ManifestFormat::for_objects(items.len());
+    let head = Head { url: &url, source: Some(source_url), created_s: unix_now().as_secs_f64() };
+    let entries = items.iter().filter_map(|item| {
+        let line = journal.line(&item.target)?;
+        let from = &source.objects[item.object];
+        line.is_of(from).then(|| {
+            Ok(Entry {
                 modified_s: Some(line.mtime_ns as f64 / 1e9),
-                digests: line.digests.clone(),
                 records: from.records,
                 // An object that was moved as stored is still encoded.
                 encoding: line.origin.encoding.clone().filter(|_| line.origin.undone == Codec::None),
-                origin: Some(Box::new(line.origin.clone())),
+                digests: line.digests,
+                origin: Some(Box::new(line.origin)),
                 ..Entry::new(item.target.clone(), line.size)
             })
         })
-        .collect();
-    let url = Url::from_path(jail.path())
-        .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
-    Manifest::new(url, objects)
+    });
+    let own = jail.make_folder(b".penstock")?;
+    let name = format!("{stem}.{}", format.name());
+    let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
+    replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &jail.place(name.as_bytes())))?;
+    // An earlier stage of more or fewer objects left one of the other format.
+    for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
+        remove_own(&own, &format!("{stem}.{}", other.name()));
+    }
+    Ok(())
 }
 
 /// Removes what killed runs left of objects that now stand; where no other node shares the folder, of any object.
@@ -505,7 +531,7 @@ fn resume(
     for item in plan.items {
         let entry = &manifest.objects[item.object];
         let known = journal.line(&item.target).filter(|line| line.is_of(entry));
-        let stands = match known.filter(|line| is_as_asked(jail, line, options.inflate)) {
+        let stands = match known.as_ref().filter(|line| is_as_asked(jail, line, options.inflate)) {
             None => false,
             Some(line) if jail.state(item.target.as_bytes())? == Some(line.state()) => true,
             Some(line) => match ["tmp", "part"].map(|kind| temporary_name(&item.target, kind)) {
@@ -527,16 +553,13 @@ fn resume(
                 false => 0,
             };
             // A file that was whole before says what it will come to; else the stored bytes say what it takes at least.
-            let size = match known {
+            let size = match &known {
                 Some(line) => line.size,
                 None => trailer_of(folder_of_source.as_deref(), &item, entry).unwrap_or(0),
             };
             let size = size.max(entry.size);
             need = need.saturating_add(size.saturating_sub(there));
-            if !options.overwrite
-                && journal.line(&item.target).is_none()
-                && jail.state(item.target.as_bytes())?.is_some()
-            {
+            if !options.overwrite && !journal.knows(&item.target) && jail.state(item.target.as_bytes())?.is_some() {
                 strangers.push(item.target.clone());
             }
             missing.push(item);

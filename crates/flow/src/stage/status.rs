@@ -5,6 +5,7 @@
 //! while the leader lives. Yesterday's record does not count: `done` only for the same request (and launch, where the
 //! launcher names one), `running` only once it is seen to beat or to hold its lock.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -174,6 +175,20 @@ pub(crate) fn replace_own(folder: &OwnedFd, name: &str, bytes: &[u8]) -> std::io
     file.sync_data()?;
     rustix::fs::renameat(folder, &temporary, folder, name)?;
     Ok(())
+}
+
+/// The same for a file that `fill` writes; errors of the disk are told by `io`.
+pub(crate) fn replace_own_with(
+    folder: &OwnedFd,
+    name: &str,
+    io: impl Fn(&std::io::Error) -> Error,
+    fill: impl FnOnce(&mut File) -> Result<()>,
+) -> Result<()> {
+    let temporary = format!("{name}.tmp");
+    let mut file = open_own(folder, &temporary).and_then(|file| file.set_len(0).map(|()| file)).map_err(|e| io(&e))?;
+    fill(&mut file)?;
+    file.sync_data().map_err(|error| io(&error))?;
+    rustix::fs::renameat(folder, &temporary, folder, name).map_err(|errno| io(&errno.into()))
 }
 
 /// How long a rank waits for its leader.

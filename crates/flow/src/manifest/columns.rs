@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The columns of a Parquet manifest: what of an entry each one holds, and how it gets back there.
+
+use bytes::Bytes;
+use penstock_codec::Codec;
+use penstock_store::Version;
+use penstock_types::{Algorithm, Digest, Key};
+
+use crate::manifest::{Entry, Inflated, Origin, RecordFormat, SaidBy};
+
+/// One cell.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Cell {
+    Absent,
+    Bytes(Bytes),
+    Count(u64),
+    Real(f64),
+}
+
+/// What a column's cells are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Bytes,
+    Text,
+    Count,
+    Real,
+}
+
+/// What of an entry stands in a column.
+#[derive(Debug, Clone, Copy)]
+enum Field {
+    Key,
+    Size,
+    Version,
+    Modified,
+    Encoding,
+    Codec,
+    Format,
+    Records,
+    Digest(Algorithm),
+    InflatedSize,
+    InflatedDigest(Algorithm),
+    OriginKey,
+    OriginSize,
+    OriginVersion,
+    OriginEncoding,
+    OriginDigest(Algorithm),
+    OriginChecked,
+    OriginUndone,
+    OriginUndoneBy,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Column {
+    pub name: String,
+    pub kind: Kind,
+    pub required: bool,
+    field: Field,
+}
+
+const ALGORITHMS: [Algorithm; 7] = [
+    Algorithm::Crc32,
+    Algorithm::Crc32c,
+    Algorithm::Crc64Nvme,
+    Algorithm::Sha1,
+    Algorithm::Sha256,
+    Algorithm::Md5,
+    Algorithm::Xxh3,
+];
+
+/// All columns, those that make an entry's parts before those that add to them.
+pub(super) fn columns() -> Vec<Column> {
+    let mut all = Vec::with_capacity(40);
+    let mut add = |name: &str, kind, required, field| all.push(Column { name: name.to_owned(), kind, required, field });
+    add("key", Kind::Bytes, true, Field::Key);
+    add("size", Kind::Count, true, Field::Size);
+    add("version", Kind::Text, false, Field::Version);
+    add("modified_s", Kind::Real, false, Field::Modified);
+    add("encoding", Kind::Text, false, Field::Encoding);
+    add("codec", Kind::Text, true, Field::Codec);
+    add("format", Kind::Text, true, Field::Format);
+    add("records", Kind::Count, false, Field::Records);
+    for algorithm in ALGORITHMS {
+        add(algorithm.name(), Kind::Bytes, false, Field::Digest(algorithm));
+    }
+    add("inflated_size", Kind::Count, false, Field::InflatedSize);
+    for algorithm in ALGORITHMS {
+        add(&format!("inflated_{}", algorithm.name()), Kind::Bytes, false, Field::InflatedDigest(algorithm));
+    }
+    add("origin_key", Kind::Bytes, false, Field::OriginKey);
+    add("origin_size", Kind::Count, false, Field::OriginSize);
+    add("origin_version", Kind::Text, false, Field::OriginVersion);
+    add("origin_encoding", Kind::Text, false, Field::OriginEncoding);
+    for algorithm in ALGORITHMS {
+        add(&format!("origin_{}", algorithm.name()), Kind::Bytes, false, Field::OriginDigest(algorithm));
+    }
+    add("origin_checked", Kind::Text, false, Field::OriginChecked);
+    add("origin_undone", Kind::Text, false, Field::OriginUndone);
+    add("origin_undone_by", Kind::Text, false, Field::OriginUndoneBy);
+    all
+}
+
+fn text(text: &str) -> Cell {
+    Cell::Bytes(Bytes::copy_from_slice(text.as_bytes()))
+}
+
+fn digest(digests: &[Digest], algorithm: Algorithm) -> Cell {
+    match digests.iter().find(|digest| digest.algorithm == algorithm) {
+        Some(digest) => Cell::Bytes(Bytes::copy_from_slice(&digest.value)),
+        None => Cell::Absent,
+    }
+}
+
+fn said_by_name(said: SaidBy) -> &'static str {
+    match said {
+        SaidBy::Suffix => "suffix",
+        SaidBy::Header => "header",
+        SaidBy::Content => "content",
+    }
+}
+
+impl Column {
+    /// The entry's cell.
+    pub fn get(&self, entry: &Entry) -> Cell {
+        let optional = |value: Option<Cell>| value.unwrap_or(Cell::Absent);
+        let origin = entry.origin.as_deref();
+        let inflated = entry.inflated.as_deref();
+        match self.field {
+            Field::Key => Cell::Bytes(Bytes::copy_from_slice(entry.key.as_bytes())),
+            Field::Size => Cell::Count(entry.size),
+            Field::Version => optional(entry.version.as_ref().map(|version| text(&version.0))),
+            Field::Modified => optional(entry.modified_s.map(Cell::Real)),
+            Field::Encoding => optional(entry.encoding.as_deref().map(text)),
+            Field::Codec => text(entry.codec.name()),
+            Field::Format => text(entry.format.name()),
+            Field::Records => optional(entry.records.map(Cell::Count)),
+            Field::Digest(algorithm) => digest(&entry.digests, algorithm),
+            Field::InflatedSize => optional(inflated.map(|inflated| Cell::Count(inflated.size))),
+            Field::InflatedDigest(algorithm) => optional(inflated.map(|inflated| digest(&inflated.digests, algorithm))),
+            Field::OriginKey => {
+                optional(origin.map(|origin| Cell::Bytes(Bytes::copy_from_slice(origin.key.as_bytes()))))
+            }
+            Field::OriginSize => optional(origin.map(|origin| Cell::Count(origin.size))),
+            Field::OriginVersion => {
+                optional(origin.and_then(|origin| origin.version.as_ref()).map(|version| text(&version.0)))
+            }
+            Field::OriginEncoding => optional(origin.and_then(|origin| origin.encoding.as_deref()).map(text)),
+            Field::OriginDigest(algorithm) => optional(origin.map(|origin| digest(&origin.digests, algorithm))),
+            Field::OriginChecked => optional(origin.filter(|origin| !origin.checked.is_empty()).map(|origin| {
+                let words: Vec<String> = origin.checked.iter().map(Digest::to_string).collect();
+                text(&words.join(" "))
+            })),
+            Field::OriginUndone => {
+                optional(origin.filter(|origin| origin.undone != Codec::None).map(|origin| text(origin.undone.name())))
+            }
+            Field::OriginUndoneBy => {
+                optional(origin.and_then(|origin| origin.undone_by).map(|said| text(said_by_name(said))))
+            }
+        }
+    }
+
+    /// Puts a cell into the entry; errs in words where it cannot be.
+    pub fn set(&self, entry: &mut Entry, cell: Cell) -> Result<(), String> {
+        let bad = |what: &str| format!("has a cell of `{}` that {what}", self.name);
+        let text = |bytes: &Bytes| match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(bad("is no UTF-8")),
+        };
+        let no_origin = || bad("belongs to no `origin_key`");
+        match (self.field, cell) {
+            (_, Cell::Absent) if self.required => return Err(bad("is empty")),
+            (_, Cell::Absent) => {}
+            (Field::Key, Cell::Bytes(key)) => entry.key = Key::new(key),
+            (Field::Size, Cell::Count(size)) => entry.size = size,
+            (Field::Version, Cell::Bytes(version)) => entry.version = Some(Version(text(&version)?)),
+            (Field::Modified, Cell::Real(modified)) => entry.modified_s = Some(modified),
+            (Field::Encoding, Cell::Bytes(encoding)) => entry.encoding = Some(text(&encoding)?),
+            (Field::Codec, Cell::Bytes(codec)) => {
+                entry.codec = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+            }
+            (Field::Format, Cell::Bytes(format)) => {
+                let named = RecordFormat::ALL.into_iter().find(|known| known.name().as_bytes() == &format[..]);
+                entry.format = named.ok_or_else(|| bad("is no record format"))?;
+            }
+            (Field::Records, Cell::Count(records)) => entry.records = Some(records),
+            (Field::Digest(algorithm), Cell::Bytes(value)) => {
+                entry.digests.reserve_exact(1);
+                entry.digests.push(Digest { algorithm, value: value.to_vec() });
+            }
+            (Field::InflatedSize, Cell::Count(size)) => {
+                entry.inflated = Some(Box::new(Inflated { size, digests: Vec::new() }));
+            }
+            (Field::InflatedDigest(algorithm), Cell::Bytes(value)) => {
+                let inflated = entry.inflated.as_mut().ok_or_else(|| bad("belongs to no `inflated_size`"))?;
+                inflated.digests.push(Digest { algorithm, value: value.to_vec() });
+            }
+            (Field::OriginKey, Cell::Bytes(key)) => {
+                entry.origin = Some(Box::new(Origin::of(&Entry::new(Key::new(key), 0))));
+            }
+            (Field::OriginSize, Cell::Count(size)) => entry.origin.as_mut().ok_or_else(no_origin)?.size = size,
+            (Field::OriginVersion, Cell::Bytes(version)) => {
+                entry.origin.as_mut().ok_or_else(no_origin)?.version = Some(Version(text(&version)?));
+            }
+            (Field::OriginEncoding, Cell::Bytes(encoding)) => {
+                entry.origin.as_mut().ok_or_else(no_origin)?.encoding = Some(text(&encoding)?);
+            }
+            (Field::OriginDigest(algorithm), Cell::Bytes(value)) => {
+                let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
+                origin.digests.push(Digest { algorithm, value: value.to_vec() });
+            }
+            (Field::OriginChecked, Cell::Bytes(checked)) => {
+                let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
+                for word in text(&checked)?.split(' ').filter(|word| !word.is_empty()) {
+                    origin.checked.push(word.parse().map_err(|_| bad("is no list of digests"))?);
+                }
+            }
+            (Field::OriginUndone, Cell::Bytes(codec)) => {
+                let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
+                origin.undone = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+            }
+            (Field::OriginUndoneBy, Cell::Bytes(said)) => {
+                let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
+                let known = [SaidBy::Suffix, SaidBy::Header, SaidBy::Content];
+                let named = known.into_iter().find(|known| said_by_name(*known).as_bytes() == &said[..]);
+                origin.undone_by = Some(named.ok_or_else(|| bad("is none of suffix, header and content"))?);
+            }
+            (_, Cell::Bytes(_) | Cell::Count(_) | Cell::Real(_)) => return Err(bad("is of another type")),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A manifest as a file: JSON or Parquet, written an entry at a time, replaced whole, read by what it holds.
+
+use std::borrow::Borrow;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::str::FromStr;
+
+use penstock_types::{Error, Result};
+
+use super::{Entry, MANIFEST_VERSION, MAX_DOCUMENT_BYTES, Manifest, parquet};
+
+/// How a manifest is written. Readers take either, whatever it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ManifestFormat {
+    /// One object a line: it diffs, and `head` shows something.
+    Json,
+    /// A row an object: small, quick to read, for millions.
+    Parquet,
+}
+
+impl ManifestFormat {
+    /// From how many objects on a manifest is Parquet where nobody says what it shall be: a JSON document of more is 30 MB
+    /// and takes most of a second to read.
+    pub const PARQUET_FROM: usize = 100_000;
+
+    /// Its name, and the suffix of its files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Parquet => "parquet",
+        }
+    }
+
+    /// The one for so many objects.
+    pub fn for_objects(objects: usize) -> Self {
+        if objects < Self::PARQUET_FROM { Self::Json } else { Self::Parquet }
+    }
+
+    /// What a file's name says, else the one for so many objects.
+    pub fn of_file(path: &Path, objects: usize) -> Self {
+        match path.extension().map(std::ffi::OsStr::to_ascii_lowercase) {
+            Some(extension) if extension == "json" => Self::Json,
+            Some(extension) if extension == "parquet" => Self::Parquet,
+            _ => Self::for_objects(objects),
+        }
+    }
+}
+
+impl FromStr for ManifestFormat {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "json" => Ok(Self::Json),
+            "parquet" => Ok(Self::Parquet),
+            _ => Err(Error::config("--format", format!("`{text}` is neither json nor parquet"))),
+        }
+    }
+}
+
+/// What a document says besides its objects.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head<'a> {
+    pub url: &'a str,
+    pub source: Option<&'a str>,
+    pub created_s: f64,
+}
+
+/// Writes a document; the entries come in a manifest's order.
+pub(crate) fn write<E: Borrow<Entry>>(
+    file: &mut File,
+    format: ManifestFormat,
+    head: &Head<'_>,
+    entries: impl Iterator<Item = Result<E>>,
+    place: &str,
+) -> Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    match format {
+        ManifestFormat::Json => write_json(&mut out, head, entries, place)?,
+        ManifestFormat::Parquet => parquet::write(&mut out, head, entries, place)?,
+    }
+    out.flush().map_err(|error| Error::from_io(place, &error))
+}
+
+pub(super) fn write_json<E: Borrow<Entry>>(
+    out: &mut impl Write,
+    head: &Head<'_>,
+    entries: impl Iterator<Item = Result<E>>,
+    place: &str,
+) -> Result<()> {
+    let bad = |error: serde_json::Error| match error.io_error_kind() {
+        Some(kind) => Error::from_io(place, &kind.into()),
+        None => Error::bug(format!("a manifest does not serialise: {error}")),
+    };
+    let io = |error: std::io::Error| Error::from_io(place, &error);
+    write!(out, "{{\"penstock_manifest\":{MANIFEST_VERSION},\"url\":").map_err(io)?;
+    serde_json::to_writer(&mut *out, head.url).map_err(bad)?;
+    if let Some(source) = head.source {
+        out.write_all(b",\"source\":").map_err(io)?;
+        serde_json::to_writer(&mut *out, source).map_err(bad)?;
+    }
+    out.write_all(b",\"created_s\":").map_err(io)?;
+    serde_json::to_writer(&mut *out, &head.created_s).map_err(bad)?;
+    out.write_all(b",\"objects\":[").map_err(io)?;
+    for (at, entry) in entries.enumerate() {
+        out.write_all(if at == 0 { b"\n" } else { b",\n" }).map_err(io)?;
+        serde_json::to_writer(&mut *out, entry?.borrow()).map_err(bad)?;
+    }
+    out.write_all(b"\n]}\n").map_err(io)
+}
+
+impl Manifest {
+    pub(crate) fn head(&self) -> Head<'_> {
+        Head { url: &self.url, source: self.source.as_deref(), created_s: self.created_s }
+    }
+
+    /// The JSON document, one object a line.
+    pub fn to_json(&self) -> Result<Vec<u8>> {
+        let mut out = Vec::with_capacity(256 + 192 * self.objects.len());
+        write_json(&mut out, &self.head(), self.objects.iter().map(Ok), &self.url)?;
+        Ok(out)
+    }
+
+    /// The Parquet document.
+    pub fn to_parquet(&self) -> Result<Vec<u8>> {
+        let mut out = std::io::Cursor::new(Vec::new());
+        parquet::write(&mut out, &self.head(), self.objects.iter().map(Ok), &self.url)?;
+        Ok(out.into_inner())
+    }
+
+    /// Writes the document, in the format that the name says or the number of objects asks for, under a temporary name,
+    /// then renames it: readers see the old one or the new one.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        self.save_as(path, ManifestFormat::of_file(path, self.objects.len()))
+    }
+
+    /// [`Manifest::save`] in this format.
+    pub fn save_as(&self, path: &Path, format: ManifestFormat) -> Result<()> {
+        let place = path.display().to_string();
+        write_atomically(path, |file| write(file, format, &self.head(), self.objects.iter().map(Ok), &place))
+    }
+
+    /// Reads a document of either format from a local file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let place = path.display().to_string();
+        let file = File::open(path).map_err(|error| Error::from_io(&place, &error))?;
+        Self::read(file, &place)
+    }
+
+    /// Reads a document of either format; `place` stands in errors.
+    pub fn read(mut file: File, place: &str) -> Result<Self> {
+        let io = |error: std::io::Error| Error::from_io(place, &error);
+        let size = file.metadata().map_err(io)?.len();
+        if size > MAX_DOCUMENT_BYTES {
+            return Err(Error::corrupt(place, format!("has {size} bytes, more than any manifest")));
+        }
+        let mut magic = [0; 4];
+        let is_parquet = size >= magic.len() as u64 && {
+            file.read_exact(&mut magic).map_err(io)?;
+            file.seek(SeekFrom::Start(0)).map_err(io)?;
+            magic == *parquet::MAGIC
+        };
+        if is_parquet {
+            return parquet::read(file, place);
+        }
+        let mut bytes = Vec::with_capacity(size as usize);
+        file.take(MAX_DOCUMENT_BYTES).read_to_end(&mut bytes).map_err(io)?;
+        Self::from_json(&bytes, place)
+    }
+
+    /// Reads a document of either format from memory.
+    pub fn from_bytes(bytes: &[u8], place: &str) -> Result<Self> {
+        match bytes.starts_with(parquet::MAGIC) {
+            true => parquet::read_bytes(bytes, place),
+            false => Self::from_json(bytes, place),
+        }
+    }
+}
+
+/// Writes a whole file: temporary name, fsync, rename, fsync of the folder.
+fn write_atomically(path: &Path, fill: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    let place = path.display().to_string();
+    let io = |error: std::io::Error| Error::from_io(&place, &error);
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut name = path.file_name().ok_or_else(|| Error::config(&place, "is no file name"))?.to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = folder.join(name);
+    let write = || -> Result<()> {
+        let mut file =
+            File::options().read(true).write(true).create(true).truncate(true).open(&temporary).map_err(io)?;
+        fill(&mut file)?;
+        file.sync_all().map_err(io)?;
+        std::fs::rename(&temporary, path).map_err(io)?;
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)
+    };
+    write().inspect_err(|_| {
+        let _ = std::fs::remove_file(&temporary);
+    })
+}

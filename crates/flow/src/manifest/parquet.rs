@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A manifest as Parquet: a row an object, columns that any tool reads. What does not fit a JSON document of reasonable
+//! size does here: 10^7 objects.
+//!
+//! Between the leading magic and the first row group, where Parquet lets anything stand, a file of ours holds the XXH3 of
+//! all that follows: a damaged or truncated file is told before any of it is believed. A file of another tool has none,
+//! and is taken for what its cells say; what the Parquet reader cannot stand ends in one error.
+
+use std::borrow::Borrow;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use ::parquet::basic::{Compression, LogicalType, Repetition, Type as Physical, ZstdLevel};
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use ::parquet::data_type::{ByteArrayType, DataType, DoubleType, Int64Type};
+use ::parquet::errors::ParquetError;
+use ::parquet::file::metadata::KeyValue;
+use ::parquet::file::properties::{EnabledStatistics, WriterProperties};
+use ::parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::types::{ColumnPath, Type};
+use bytes::Bytes;
+use penstock_types::{Error, Key, Result};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::columns::{Cell, Column, Kind, columns};
+use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished};
+
+/// What a Parquet file begins with.
+pub(super) const MAGIC: &[u8; 4] = b"PAR1";
+/// What our seal begins with; 16 bytes of XXH3 follow.
+const SEAL: &[u8; 8] = b"PENSTOCK";
+/// Where what is sealed begins.
+const SEALED_FROM: usize = MAGIC.len() + SEAL.len() + 16;
+/// Rows of a group: what is held in memory while one is written.
+const GROUP: usize = 1 << 16;
+/// Rows read at once.
+const BATCH: usize = 1 << 13;
+/// Keys of distinct objects do not compress to less than this.
+const ROWS_A_BYTE: u64 = 16;
+
+fn schema(columns: &[Column]) -> Result<Arc<Type>, ParquetError> {
+    let fields = columns
+        .iter()
+        .map(|column| {
+            let (physical, logical) = match column.kind {
+                Kind::Bytes => (Physical::BYTE_ARRAY, None),
+                Kind::Text => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
+                Kind::Count => (Physical::INT64, None),
+                Kind::Real => (Physical::DOUBLE, None),
+            };
+            let repetition = if column.required { Repetition::REQUIRED } else { Repetition::OPTIONAL };
+            let field = Type::primitive_type_builder(&column.name, physical)
+                .with_repetition(repetition)
+                .with_logical_type(logical);
+            Ok(Arc::new(field.build()?))
+        })
+        .collect::<Result<Vec<_>, ParquetError>>()?;
+    Ok(Arc::new(Type::group_type_builder("penstock_manifest").with_fields(fields).build()?))
+}
+
+/// Hashes what passes, but for the first bytes.
+struct Sealing<W> {
+    inner: W,
+    skip: usize,
+    hash: Xxh3,
+}
+
+impl<W: Write> Write for Sealing<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let wrote = self.inner.write(bytes)?;
+        let skipped = self.skip.min(wrote);
+        self.skip -= skipped;
+        self.hash.update(&bytes[skipped..wrote]);
+        Ok(wrote)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// Writes a manifest's entries, which come in its order.
+pub(super) fn write<E: Borrow<Entry>>(
+    out: &mut (impl Write + Seek + Send),
+    head: &Head<'_>,
+    entries: impl Iterator<Item = Result<E>>,
+    place: &str,
+) -> Result<()> {
+    let bad = |error: ParquetError| match error {
+        ParquetError::External(inner) => match inner.downcast::<std::io::Error>() {
+            Ok(io) => Error::from_io(place, &io),
+            Err(other) => Error::bug(format!("a manifest does not become Parquet: {other}")),
+        },
+        other => Error::bug(format!("a manifest does not become Parquet: {other}")),
+    };
+    let columns = columns();
+    let mut facts = vec![
+        KeyValue::new("penstock_manifest".to_owned(), MANIFEST_VERSION.to_string()),
+        KeyValue::new("url".to_owned(), head.url.to_owned()),
+        KeyValue::new("created_s".to_owned(), head.created_s.to_string()),
+    ];
+    if let Some(source) = head.source {
+        facts.push(KeyValue::new("source".to_owned(), source.to_owned()));
+    }
+    let level = ZstdLevel::try_new(3).map_err(bad)?;
+    let mut properties = WriterProperties::builder()
+        .set_created_by(format!("penstock {}", env!("CARGO_PKG_VERSION")))
+        .set_compression(Compression::ZSTD(level))
+        .set_statistics_enabled(EnabledStatistics::None)
+        .set_offset_index_disabled(true)
+        .set_key_value_metadata(Some(facts));
+    for column in &columns {
+        // Every one of these is its own: a dictionary would only be built to be given up.
+        if !matches!(column.name.as_str(), "codec" | "format" | "encoding" | "origin_encoding" | "origin_undone") {
+            properties = properties.set_column_dictionary_enabled(ColumnPath::from(column.name.as_str()), false);
+        }
+    }
+    let begin = out.stream_position().map_err(|error| Error::from_io(place, &error))?;
+    let sealing = Sealing { inner: &mut *out, skip: SEALED_FROM, hash: Xxh3::new() };
+    let mut writer = SerializedFileWriter::new(sealing, schema(&columns).map_err(bad)?, Arc::new(properties.build()))
+        .map_err(bad)?;
+    let io = |error: std::io::Error| Error::from_io(place, &error);
+    writer.write_all(SEAL).and_then(|()| writer.write_all(&[0; 16])).map_err(io)?;
+    let mut entries = entries.peekable();
+    while entries.peek().is_some() {
+        let group: Vec<E> = entries.by_ref().take(GROUP).collect::<Result<_>>()?;
+        write_group(&mut writer, &columns, &group).map_err(bad)?;
+    }
+    let sealing = writer.into_inner().map_err(bad)?;
+    let seal = sealing.hash.digest128().to_be_bytes();
+    out.seek(SeekFrom::Start(begin + (SEALED_FROM - seal.len()) as u64)).map_err(io)?;
+    out.write_all(&seal).map_err(io)?;
+    out.seek(SeekFrom::End(0)).map_err(io)?;
+    Ok(())
+}
+
+fn write_group<W: Write + Send, E: Borrow<Entry>>(
+    writer: &mut SerializedFileWriter<W>,
+    columns: &[Column],
+    group: &[E],
+) -> Result<(), ParquetError> {
+    let mut rows = writer.next_row_group()?;
+    for column in columns {
+        let Some(mut out) = rows.next_column()? else { break };
+        let cells = group.iter().map(|entry| column.get(entry.borrow()));
+        match column.kind {
+            Kind::Bytes | Kind::Text => fill::<ByteArrayType>(&mut out, column, cells, |cell| match cell {
+                Cell::Bytes(bytes) => Some(bytes.into()),
+                _ => None,
+            })?,
+            Kind::Count => fill::<Int64Type>(&mut out, column, cells, |cell| match cell {
+                Cell::Count(count) => Some(count as i64),
+                _ => None,
+            })?,
+            Kind::Real => fill::<DoubleType>(&mut out, column, cells, |cell| match cell {
+                Cell::Real(real) => Some(real),
+                _ => None,
+            })?,
+        }
+        out.close()?;
+    }
+    rows.close()?;
+    Ok(())
+}
+
+fn fill<T: DataType>(
+    out: &mut ::parquet::file::writer::SerializedColumnWriter<'_>,
+    column: &Column,
+    cells: impl Iterator<Item = Cell>,
+    value: impl Fn(Cell) -> Option<T::T>,
+) -> Result<(), ParquetError> {
+    let (mut values, mut levels) = (Vec::new(), Vec::new());
+    for cell in cells {
+        let value = value(cell);
+        levels.push(i16::from(value.is_some()));
+        values.extend(value);
+    }
+    out.typed::<T>().write_batch(&values, (!column.required).then_some(&levels), None)?;
+    Ok(())
+}
+
+/// Reads a manifest from a file that begins with [`MAGIC`].
+pub(super) fn read(file: File, place: &str) -> Result<Manifest> {
+    let io = |error: std::io::Error| Error::from_io(place, &error);
+    let size = file.metadata().map_err(io)?.len();
+    check_seal(&file, place)?;
+    parse(file, size, place)
+}
+
+/// Reads a manifest from memory.
+pub(super) fn read_bytes(bytes: &[u8], place: &str) -> Result<Manifest> {
+    check_seal(bytes, place)?;
+    parse(Bytes::copy_from_slice(bytes), bytes.len() as u64, place)
+}
+
+/// Errs where a sealed file is not what was sealed.
+fn check_seal(mut file: impl Read, place: &str) -> Result<()> {
+    let io = |error: std::io::Error| Error::from_io(place, &error);
+    let mut head = [0; SEALED_FROM];
+    let mut have = 0;
+    while have < head.len() {
+        match file.read(&mut head[have..]).map_err(io)? {
+            0 => return Err(Error::corrupt(place, format!("ends inside its head ({have} bytes)"))),
+            read => have += read,
+        }
+    }
+    if head[MAGIC.len()..][..SEAL.len()] != *SEAL {
+        return Ok(());
+    }
+    let mut hash = Xxh3::new();
+    let mut block = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut block).map_err(io)? {
+            0 => break,
+            read => hash.update(&block[..read]),
+        }
+    }
+    match hash.digest128().to_be_bytes() == head[SEALED_FROM - 16..] {
+        true => Ok(()),
+        false => {
+            Err(Error::corrupt(place, "is damaged or cut short: its bytes are not those that its seal was made of"))
+        }
+    }
+}
+
+fn parse<R: ChunkReader + 'static>(file: R, size: u64, place: &str) -> Result<Manifest> {
+    // The Parquet reader asserts what a hostile file may break.
+    match catch_unwind(AssertUnwindSafe(|| parse_trusting(file, size))) {
+        Ok(Ok((head, objects))) => {
+            let Parsed { url, source, created_s, version } = head;
+            if version != MANIFEST_VERSION {
+                return Err(super::other_version(version, place));
+            }
+            finished(Manifest { version, url, source, created_s, objects }, place)
+        }
+        Ok(Err(problem)) => Err(Error::corrupt(place, format!("is no Penstock manifest: {problem}"))),
+        Err(_) => Err(Error::corrupt(place, "is no Penstock manifest: its Parquet cannot be read")),
+    }
+}
+
+struct Parsed {
+    version: u32,
+    url: String,
+    source: Option<String>,
+    created_s: f64,
+}
+
+fn parse_trusting<R: ChunkReader + 'static>(file: R, size: u64) -> Result<(Parsed, Vec<Entry>), String> {
+    let told = |error: ParquetError| error.to_string();
+    let reader = SerializedFileReader::new(Bounded { inner: file, size }).map_err(told)?;
+    let facts = reader.metadata().file_metadata();
+    let fact = |name: &str| {
+        let pairs = facts.key_value_metadata()?;
+        pairs.iter().find(|pair| pair.key == name)?.value.clone()
+    };
+    let version = fact("penstock_manifest").ok_or("it has no `penstock_manifest`")?;
+    let head = Parsed {
+        version: version.parse().map_err(|_| format!("`penstock_manifest` is `{version}`"))?,
+        url: fact("url").ok_or("it has no `url`")?,
+        source: fact("source"),
+        created_s: fact("created_s").and_then(|text| text.parse().ok()).filter(|s: &f64| s.is_finite()).unwrap_or(0.0),
+    };
+    if head.version != MANIFEST_VERSION {
+        return Ok((head, Vec::new()));
+    }
+    let known = columns();
+    // Which column of the file holds which of ours.
+    let descriptor = facts.schema_descr_ptr();
+    let mut places = Vec::new();
+    for column in &known {
+        match descriptor.columns().iter().position(|other| other.path().string() == column.name) {
+            Some(at) if descriptor.column(at).max_rep_level() != 0 || descriptor.column(at).max_def_level() > 1 => {
+                return Err(format!("its column `{}` holds lists", column.name));
+            }
+            Some(at) => places.push((column, at)),
+            None if column.required => return Err(format!("it has no column `{}`", column.name)),
+            None => {}
+        }
+    }
+    let rows: i64 =
+        reader.metadata().row_groups().iter().map(|group| group.num_rows().max(0)).fold(0, i64::saturating_add);
+    if rows as u64 > size.saturating_mul(ROWS_A_BYTE) || u32::try_from(rows).is_err() {
+        return Err(format!("it claims {rows} objects in {size} bytes"));
+    }
+    let mut objects: Vec<Entry> = Vec::new();
+    for at in 0..reader.num_row_groups() {
+        let group = reader.get_row_group(at).map_err(told)?;
+        let begin = objects.len();
+        let rows = group.metadata().num_rows().max(0) as usize;
+        for (column, place) in &places {
+            let is_first = column.name == "key";
+            let mut row = begin;
+            let mut take = |cell: Cell| -> Result<(), String> {
+                if is_first {
+                    objects.push(Entry::new(Key::default(), 0));
+                }
+                let entry = objects.get_mut(row).ok_or_else(|| format!("`{}` has too many cells", column.name))?;
+                row += 1;
+                column.set(entry, cell)
+            };
+            let cells = match group.get_column_reader(*place).map_err(told)? {
+                ColumnReader::ByteArrayColumnReader(cells) if matches!(column.kind, Kind::Bytes | Kind::Text) => {
+                    drain(cells, rows, |value| Cell::Bytes(bytes_of(value.data())), &mut take)
+                }
+                ColumnReader::FixedLenByteArrayColumnReader(cells) if column.kind == Kind::Bytes => {
+                    drain(cells, rows, |value| Cell::Bytes(bytes_of(value.data())), &mut take)
+                }
+                ColumnReader::Int64ColumnReader(cells) if column.kind == Kind::Count => {
+                    drain(cells, rows, |value| Cell::Count(value as u64), &mut take)
+                }
+                ColumnReader::Int32ColumnReader(cells) if column.kind == Kind::Count => {
+                    drain(cells, rows, |value| Cell::Count(value as u32 as u64), &mut take)
+                }
+                ColumnReader::DoubleColumnReader(cells) if column.kind == Kind::Real => {
+                    drain(cells, rows, Cell::Real, &mut take)
+                }
+                _ => Err("is of another type".to_owned()),
+            };
+            cells.map_err(|problem| format!("its column `{}`: {problem}", column.name))?;
+            if row - begin != rows {
+                return Err(format!("its column `{}` has {} cells of {rows}", column.name, row - begin));
+            }
+        }
+        super::pack_keys(&mut objects[begin..]);
+    }
+    Ok((head, objects))
+}
+
+fn bytes_of(value: &[u8]) -> Bytes {
+    Bytes::copy_from_slice(value)
+}
+
+/// A file whose bounds hold: what a footer claims to lie beyond them is refused before room is made for it.
+struct Bounded<R> {
+    inner: R,
+    size: u64,
+}
+
+impl<R: ChunkReader> Length for Bounded<R> {
+    fn len(&self) -> u64 {
+        self.size
+    }
+}
+
+impl<R: ChunkReader> ChunkReader for Bounded<R> {
+    type T = R::T;
+
+    fn get_read(&self, start: u64) -> Result<R::T, ParquetError> {
+        match start <= self.size {
+            true => self.inner.get_read(start),
+            false => Err(ParquetError::EOF(format!("{start} lies behind its end"))),
+        }
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        match start.checked_add(length as u64).is_some_and(|end| end <= self.size) {
+            true => self.inner.get_bytes(start, length),
+            false => Err(ParquetError::EOF(format!("{length} bytes at {start} end behind its end"))),
+        }
+    }
+}
+
+fn drain<T: DataType>(
+    mut cells: ColumnReaderImpl<T>,
+    rows: usize,
+    cell: impl Fn(T::T) -> Cell,
+    take: &mut impl FnMut(Cell) -> Result<(), String>,
+) -> Result<(), String> {
+    let (mut values, mut levels) = (Vec::new(), Vec::new());
+    let mut left = rows;
+    while left > 0 {
+        values.clear();
+        levels.clear();
+        let read = cells.read_records(left.min(BATCH), Some(&mut levels), None, &mut values);
+        let (records, _, _) = read.map_err(|error| error.to_string())?;
+        if records == 0 {
+            return Ok(());
+        }
+        left -= records.min(left);
+        let mut values = values.drain(..);
+        if levels.is_empty() {
+            values.try_for_each(|value| take(cell(value)))?;
+            continue;
+        }
+        for &level in &levels {
+            let value = if level == 0 { Some(Cell::Absent) } else { values.next().map(&cell) };
+            take(value.ok_or("it has fewer values than it says")?)?;
+        }
+    }
+    Ok(())
+}

@@ -89,7 +89,8 @@ def moving_cost(
         requests_usd=[cost.requests_usd(count, read.usd_per_unit) for count in requests],
         egress_usd=egress,
         prices=tuple(
-            f"{price.item}: {price.value:g} USD per {price.per:,} {price.unit}, {price.region}" for price in used
+            f"{price.item}: {price.value:g} USD for {price.per:,} {price.unit}{'s' if price.per > 1 else ''}, {price.region}"
+            for price in used
         ),
         as_of=tuple(price.as_of for price in used),
     )

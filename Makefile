@@ -40,6 +40,8 @@ VERSITYGW := v1.8.0
 AZURITE := 3.35.0
 FAKE_GCS := v1.56.1
 HADOOP := 3.4.1
+RCLONE := v1.76.0
+S5CMD := v2.3.0
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 # Nothing a developer's shell activated may leak in; uv and maturin find our environment by this alone.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -132,17 +134,16 @@ test-rust-unit: $(STAMPS)/nasm ## Rust tests that lie beside the code
 
 .PHONY: test-python
 test-python: setup setup-peers ## All Python tests but those that need TensorFlow
-	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters"
+	@$(BIN)/python -m pytest -q -m "not needs_tf"
 
 .PHONY: test-python-fast
 test-python-fast: setup ## Python tests that need no server, no browser and no minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_browser and not needs_torch"
+	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_browser and not needs_torch"
 
 .PHONY: test-peers
-test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters ## Tests that need foreign programs too large for `make test`: TensorFlow, JAX, Lightning, Accelerate
+test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large for `make test`: TensorFlow
 	@# TensorFlow warns about itself at import; that is no test's business.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
-	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
 # ---------------------------------------------------------------- set-up
 
@@ -150,7 +151,10 @@ test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters ## Tests that need foreign pro
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/chromium $(STAMPS)/launchers ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI) and a browser to test against
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium ## Real stores to test against (S3, Azure, GCS, HDFS) and a browser
+
+.PHONY: setup-peers-stage
+setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us
 
 .PHONY: lock
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
@@ -215,27 +219,43 @@ $(STAMPS)/hadoop-$(HADOOP): tests/hdfs/pom.xml | $(STAMPS)
 	@mvn -q -B -f tests/hdfs/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(TOOLS)/hadoop/lib" > $(TOOLS)/mvn.log 2>&1 || { cat $(TOOLS)/mvn.log; exit 1; }
 	@touch $@
 
+$(STAMPS)/faultfs: $(wildcard benches/peers/stage/faultfs/*) | $(STAMPS)
+	$(call SAY,faultfs$(comma) the failing disk of the stage tests$(comma) some seconds to compile)
+	@cd benches/peers/stage/faultfs && go build -o "$(CURDIR)/$(TOOLS)/bin/faultfs" . 2> "$(CURDIR)/$(TOOLS)/go.log" || { cat "$(CURDIR)/$(TOOLS)/go.log"; exit 1; }
+	@touch $@
+
+$(STAMPS)/rclone-$(RCLONE): | $(STAMPS)
+	$(call SAY,rclone $(RCLONE)$(comma) some minutes to compile)
+	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/rclone/rclone@$(RCLONE) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
+	@touch $@
+
+$(STAMPS)/s5cmd-$(S5CMD): | $(STAMPS)
+	$(call SAY,s5cmd $(S5CMD)$(comma) a minute to compile)
+	@# Built where it was fetched to: `go install` also asks for a list of its versions, which not every proxy gives.
+	@folder=$$(go mod download -json github.com/peak/s5cmd/v2@$(S5CMD) | sed -n 's/.*"Dir": "\(.*\)".*/\1/p') && cd "$$folder" && \
+		GOFLAGS=-mod=mod go build -o "$(CURDIR)/$(TOOLS)/bin/s5cmd" . 2> "$(CURDIR)/$(TOOLS)/go.log" || { cat "$(CURDIR)/$(TOOLS)/go.log"; exit 1; }
+	@touch $@
+
+$(STAMPS)/awscrt: $(STAMPS)/venv
+	$(call SAY,the AWS CLI with its CRT client in an environment of its own)
+	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/awscrt
+	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/awscrt" $(BIN)/uv pip install --quiet awscli awscrt
+	@touch $@
+
+$(STAMPS)/isal: | $(STAMPS)
+	@command -v igzip > /dev/null || { \
+		echo "set-up: igzip from Debian (isal)"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install=($(SUDO) apt-get install -y -qq --no-install-recommends isal); \
+		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	@touch $@
+
 $(STAMPS)/chromium: | $(STAMPS)
 	@command -v chromium > /dev/null || { \
 		echo "set-up: Chromium from Debian, to open the report as a reader would (~100 MB)"; \
 		export DEBIAN_FRONTEND=noninteractive; \
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends chromium); \
 		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
-	@touch $@
-
-LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl
-$(STAMPS)/launchers: | $(STAMPS)
-	@type mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl > /dev/null 2>&1 || { \
-		echo "set-up: Slurm, Open MPI and MPICH from Debian, to launch stages with (~20 s)"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends $(LAUNCHERS)); \
-		"$${install[@]}" > $(TOOLS)/apt-launchers.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt-launchers.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt-launchers.log 2>&1; } || { cat $(TOOLS)/apt-launchers.log; exit 1; }; }
-	@touch $@
-
-$(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
-	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate and torchdata beside the environment$(comma) in $(TOOLS)/adapters; ~600 MB)
-	@rm -rf $(TOOLS)/adapters
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(TOOLS)/adapters --no-deps -r requirements/adapters.txt
 	@touch $@
 
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv

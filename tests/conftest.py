@@ -40,12 +40,6 @@ _AMBIENT = (
     "GOOGLE_",
     "HADOOP_",
     "PENSTOCK_",
-    "PBS_",
-    "FLUX_",
-    "PALS_",
-    "MPIRUN_",
-    "IDENTITY_",
-    "CLOUDSDK_",
 )
 _AMBIENT_EXACT = (
     "RANK",

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fault table: each copier through the same proxy, onto the same failing disk, killed now and then.
+
+    .venv/bin/python benches/peers/stage/faults.py [penstock] [rclone] [s5cmd] [aws-crt] [aws] [--faults 1000] [--seed 1]
+
+A round is one destination: the copier's own command, run again until it says that all is well (at most RUNS times). Rounds
+go on until so many faults were met. After every run, whatever its end, each file under an object's name is held against
+all that this object ever was:
+
+- wrong: the file is not the whole of any version (cut, or damaged), and the run did not say that it had succeeded
+- corrupt: the same, after a run that said so (exit 0)
+- mixed: it consists of pieces of two versions, whatever the run said
+- lost: not there, after exit 0
+- doubled: files beside the objects' own that are left after exit 0
+- gave up: rounds in which RUNS runs were not enough
+
+A file counts once a round and kind. Copiers that have a way to go on are called by it (`sync`).
+
+Network faults come from `proxy`, ENOSPC and EIO from `faultfs` (write, fsync, rename, create; needs root), SIGKILL from
+here. Half of the objects are gzip'd; nobody inflates, so that all do the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gzip
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import kit
+import proxy as faulty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUNS = 40
+SMALL, LARGE = 120, 2
+LARGE_BYTES = 60_000_000  # two parts for s5cmd (50 MiB), eight for us
+RATE = 0.25
+DISK_RATE = 0.002
+KILLS = 2
+BUCKET = "faults"
+
+
+class Objects:
+    """What is to come: each object with every version that it ever had."""
+
+    def __init__(self, seed: int, env: dict[str, str], body_file: Path) -> None:
+        self.random = random.Random(seed)
+        self.versions: dict[str, list[bytes]] = {}
+        self.digests: dict[str, set[bytes]] = {}
+        self.lock = threading.Lock()
+        self.replaced: set[str] = set()
+        for at in range(SMALL):
+            body = self.random.randbytes(self.random.randrange(1, 400_000)) + bytes(self.random.randrange(200_000))
+            self._add(
+                f"d{at % 7}/o{at:04d}.bin" + (".gz" if at % 2 else ""), gzip.compress(body, 1) if at % 2 else body
+            )
+        self._add("zero.bin", b"")
+        for at in range(LARGE):
+            self._add(f"large{at}.bin", self.random.randbytes(LARGE_BYTES))
+        self.env, self.body_file = env, body_file
+
+    def _add(self, key: str, body: bytes) -> None:
+        self.versions.setdefault(key, []).append(body)
+        self.digests.setdefault(key, set()).add(hashlib.sha256(body).digest())
+
+    def write(self, folder: Path) -> None:
+        for key, versions in self.versions.items():
+            path = folder / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(versions[-1])
+
+    def replace(self, target: str) -> bool:
+        """A new version of a large object while it is read; once a round each, so that runs can end."""
+        key = target.partition("/set/")[2]
+        with self.lock:
+            if not key.startswith("large") or key in self.replaced:
+                return False
+            self.replaced.add(key)
+            body = self.random.randbytes(LARGE_BYTES)
+            self._add(key, body)
+            self.body_file.write_bytes(body)
+            kit.upload_one(self.body_file, BUCKET, key, self.env)
+            return True
+
+    def new_round(self) -> None:
+        with self.lock:  # a replacement that is still on its way to the server ends first
+            self.replaced.clear()
+            for versions in self.versions.values():
+                del versions[:-2]  # the digests of all stay
+
+    def is_mixed(self, key: str, body: bytes) -> bool:
+        versions = self.versions[key]
+        pieces = range(0, LARGE_BYTES, 1 << 20)
+        return len(versions) > 1 and all(
+            any(body[at : at + 4096] == v[at : at + 4096] for v in versions) for at in pieces
+        )
+
+
+@contextmanager
+def failing_disk(folder: Path, seed: int, counts: collections.Counter[str]) -> Iterator[Path]:
+    """A folder whose calls fail now and then; what was injected is added to `counts` at the end."""
+    inner, mount = folder / "disk", folder / "mount"
+    inner.mkdir()
+    mount.mkdir()
+    argv = [str(kit.BIN / "faultfs"), "-rate", str(DISK_RATE), "-seed", str(seed), str(inner), str(mount)]
+    server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        if server.stdout.readline().strip() != "ready":
+            raise RuntimeError("faultfs did not mount; it needs root and /dev/fuse")
+        yield mount
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            said, _ = server.communicate(timeout=20)
+        finally:
+            server.kill()
+            subprocess.run(["umount", "-l", str(mount)], check=False, stderr=subprocess.DEVNULL)
+    for call, count in json.loads(said.splitlines()[-1]).items():
+        counts[call.split()[1]] += count
+
+
+def look(
+    folder: Path,
+    objects: Objects,
+    *,
+    is_done: bool,
+    escapes: collections.Counter[str],
+    seen: set[tuple[str, str]],
+    notes: list[str],
+) -> None:
+    found = kit.tree(folder)
+    for key, digests in objects.digests.items():
+        path = found.pop(key, None)
+        try:
+            body = None if path is None else path.read_bytes()
+        except OSError:
+            body = None
+        if body is None:
+            if is_done:
+                escapes["lost"] += 1
+                notes.append(f"lost {key}")
+        elif hashlib.sha256(body).digest() not in digests:
+            kind = "mixed" if objects.is_mixed(key, body) else "corrupt" if is_done else "wrong"
+            if (kind, key) in seen:
+                continue
+            seen.add((kind, key))
+            escapes[kind] += 1
+            notes.append(f"{kind} {key}: {len(body)} bytes of {[len(v) for v in objects.versions[key]]}")
+    if is_done and found:
+        escapes["doubled"] += len(found)
+        notes.append(f"left over: {sorted(found)[:3]}")
+
+
+def one_run(name: str, dst: Path, env: dict[str, str], kill_after_s: float | None) -> tuple[int | None, str]:
+    """Exit code, `None` where it was killed."""
+    argv = [word for word in kit.copy_command(name, BUCKET, dst) if word != "--recursive"]
+    child = subprocess.Popen(
+        [{"cp": "sync"}.get(word, word) if name in ("s5cmd", "aws", "aws-crt") else word for word in argv],
+        env=kit.own_environment(name, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        said, _ = child.communicate(timeout=kill_after_s or 300)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        return None, ""
+    return child.returncode, said.decode(errors="replace")[-300:]
+
+
+def contest(name: str, least: int, seed: int, scratch: Path, endpoint: str, limit_s: float) -> dict[str, Any]:
+    env = kit.environment(endpoint, scratch / "home")
+    objects = Objects(seed, env, scratch / "body")
+    objects.write(scratch / "objects")
+    kit.upload(scratch / "objects", BUCKET, env)
+    rng, begin = random.Random(seed), time.monotonic()
+    counts: collections.Counter[str] = collections.Counter()
+    escapes: collections.Counter[str] = collections.Counter()
+    notes: list[str] = []
+    rounds = runs = gave_up = 0
+    while sum(counts.values()) < least and time.monotonic() - begin < limit_s:
+        rounds += 1
+        objects.new_round()
+        faults = faulty.Faults(RATE, seed * 1000 + rounds, replace=objects.replace)
+        home = scratch / f"round{rounds}"
+        home.mkdir()
+        with faulty.Proxy(endpoint, faults) as proxy, failing_disk(home, seed * 1000 + rounds, counts) as disk:
+            dst = disk / "dst"
+            dst.mkdir()
+            through = kit.environment(proxy.endpoint, scratch / "home-proxy")
+            kills, seen = KILLS, set[tuple[str, str]]()
+            for _ in range(RUNS):
+                runs += 1
+                kill_after = rng.uniform(0.3, 3.0) if kills else None
+                code, said = one_run(name, dst, through, kill_after)
+                if code is None:
+                    counts["SIGKILL"] += 1
+                kills = max(0, kills - 1)
+                look(dst, objects, is_done=code == 0, escapes=escapes, seen=seen, notes=notes)
+                if code == 0:
+                    break
+                if escapes["corrupt"] + escapes["mixed"] and name == "penstock":
+                    break
+            else:
+                gave_up += 1
+                notes.append(f"gave up: {said}")
+        counts.update(faults.counts)
+        shutil.rmtree(home, ignore_errors=True)
+        print(f"  {name} round {rounds}: {sum(counts.values())} faults, {runs} runs, {dict(escapes)}", flush=True)
+    row = kit.context() | {
+        "bench": "faults",
+        "way": name,
+        "seed": seed,
+        "rounds": rounds,
+        "runs": runs,
+        "gave_up": gave_up,
+        "faults": dict(counts),
+        "escapes": dict(escapes),
+        "notes": notes[:40],
+        "seconds": time.monotonic() - begin,
+    }
+    kit.write_row(row, "peers-stage-faults")
+    for note in notes[:8]:
+        print(f"    {note}")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("which", nargs="*", default=["penstock", "rclone", "s5cmd", "aws-crt", "aws"])
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=1200)
+    parser.add_argument("--scratch", type=Path, default=None)
+    chosen = parser.parse_args()
+    rows = []
+    for name in chosen.which:
+        with tempfile.TemporaryDirectory(prefix="penstock-faults-", dir=chosen.scratch) as folder:
+            scratch = Path(folder)
+            (scratch / "buckets" / BUCKET).mkdir(parents=True)
+            with kit.versitygw(scratch / "buckets") as endpoint:
+                rows.append(contest(name, chosen.faults, chosen.seed, scratch, endpoint, chosen.limit_s))
+    escapes = ("lost", "corrupt", "mixed", "wrong", "doubled")
+    print(f"\n| copier | faults met | runs | {' | '.join(escapes)} | rounds given up |")
+    print("|---|---|---|" + "---|" * (len(escapes) + 1))
+    for row in rows:
+        cells = " | ".join(str(row["escapes"].get(kind, 0)) for kind in escapes)
+        print(
+            f"| {row['way']} | {sum(row['faults'].values())} | {row['runs']} | {cells} | {row['gave_up']} of {row['rounds']} |"
+        )
+    print("\nfaults by kind:")
+    for row in rows:
+        print(f"  {row['way']}: {dict(sorted(row['faults'].items()))}")
+    ours = [row for row in rows if row["way"] == "penstock"]
+    sys.exit(1 if any(sum(row["escapes"].values()) or row["gave_up"] for row in ours) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -134,16 +134,17 @@ test-rust-unit: $(STAMPS)/nasm ## Rust tests that lie beside the code
 
 .PHONY: test-python
 test-python: setup setup-peers ## All Python tests but those that need TensorFlow
-	@$(BIN)/python -m pytest -q -m "not needs_tf"
+	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters"
 
 .PHONY: test-python-fast
 test-python-fast: setup ## Python tests that need no server, no browser and no minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_browser and not needs_torch"
+	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_browser and not needs_torch"
 
 .PHONY: test-peers
-test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large for `make test`: TensorFlow
+test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters ## Tests that need foreign programs too large for `make test`: TensorFlow, JAX, Lightning, Accelerate
 	@# TensorFlow warns about itself at import; that is no test's business.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
+	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
 # ---------------------------------------------------------------- set-up
 
@@ -151,7 +152,7 @@ test-peers: setup $(STAMPS)/tf ## Tests that need a foreign program too large fo
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium ## Real stores to test against (S3, Azure, GCS, HDFS) and a browser
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI) and a browser to test against
 
 .PHONY: setup-peers-stage
 setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us
@@ -256,6 +257,21 @@ $(STAMPS)/chromium: | $(STAMPS)
 		export DEBIAN_FRONTEND=noninteractive; \
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends chromium); \
 		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	@touch $@
+
+LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl
+$(STAMPS)/launchers: | $(STAMPS)
+	@type mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl > /dev/null 2>&1 || { \
+		echo "set-up: Slurm, Open MPI and MPICH from Debian, to launch stages with (~20 s)"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install=($(SUDO) apt-get install -y -qq --no-install-recommends $(LAUNCHERS)); \
+		"$${install[@]}" > $(TOOLS)/apt-launchers.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt-launchers.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt-launchers.log 2>&1; } || { cat $(TOOLS)/apt-launchers.log; exit 1; }; }
+	@touch $@
+
+$(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
+	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate and torchdata beside the environment$(comma) in $(TOOLS)/adapters; ~600 MB)
+	@rm -rf $(TOOLS)/adapters
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(TOOLS)/adapters --no-deps -r requirements/adapters.txt
 	@touch $@
 
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv

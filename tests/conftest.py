@@ -40,6 +40,12 @@ _AMBIENT = (
     "GOOGLE_",
     "HADOOP_",
     "PENSTOCK_",
+    "PBS_",
+    "FLUX_",
+    "PALS_",
+    "MPIRUN_",
+    "IDENTITY_",
+    "CLOUDSDK_",
 )
 _AMBIENT_EXACT = (
     "RANK",

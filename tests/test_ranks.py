@@ -38,7 +38,17 @@ HOROVOD = {
     "HOROVOD_RANK": "3", "HOROVOD_SIZE": "6", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",
     "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "3",
 }  # fmt: skip
-LAUNCHERS = {"slurm": SLURM, "openmpi": OPEN_MPI, "pmi": HYDRA, "torchrun": TORCHRUN, "horovod": HOROVOD}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "6", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+    "MPIRUN_ID": "77",
+}  # fmt: skip
+FLUX = {
+    "FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "6", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_NNODES": "3", "FLUX_JOB_ID": "f1",
+}  # fmt: skip
+LAUNCHERS = {
+    "slurm": SLURM, "openmpi": OPEN_MPI, "pmi": HYDRA, "torchrun": TORCHRUN, "horovod": HOROVOD, "mvapich": MVAPICH,
+    "flux": FLUX,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("launcher", "env"), [*LAUNCHERS.items(), ("pmi", PALS)])
@@ -78,6 +88,8 @@ def test_rank_from_half_set_variables_is_refused_by_name(launcher):
         "openmpi": [n for n in env if n.startswith("OMPI")],
         "pmi": ["PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
         "torchrun": ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+        "mvapich": [n for n in env if n.startswith("MV2")],
+        "flux": ["FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES"],
         "horovod": ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_SIZE"],
     }[launcher]
     for name in needed:
@@ -97,6 +109,9 @@ def test_rank_from_half_set_variables_is_refused_by_name(launcher):
         ({**TORCHRUN, "GROUP_RANK": "3"}, "GROUP_RANK"),
         ({**HOROVOD, "HOROVOD_RANK": "6"}, "HOROVOD_RANK"),
         ({**PALS, "PALS_NODEID": "2"}, "PALS_NODEID"),
+        ({**MVAPICH, "MV2_COMM_WORLD_LOCAL_RANK": "0"}, "LOCAL_RANK"),
+        ({**FLUX, "FLUX_JOB_NNODES": "4"}, "FLUX_JOB_SIZE"),  # 6 tasks on 4 nodes
+        ({**FLUX, "FLUX_TASK_LOCAL_ID": "0"}, "FLUX_TASK_LOCAL_ID"),  # cyclic
     ],
 )
 def test_rank_from_contradictory_variables_is_refused_by_name(env, named):
@@ -145,3 +160,53 @@ def test_rank_zero_without_a_step_is_told_about_srun():
     del batch["SLURM_STEP_ID"]
     assert "srun" in (detect(batch).note or "")
     assert detect(SLURM).note is None
+
+
+def _pbs(tmp_path, lines, **more):
+    (tmp_path / "nodes").write_text("".join(f"{line}\n" for line in lines))
+    return {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "9.head", **more}
+
+
+def test_rank_under_pbs_is_found_by_host_or_by_pbsdsh(tmp_path):
+    lines = ["n1.lab", "n1.lab", "n2.lab", "n2.lab", "n3.lab", "n3.lab"]
+    found = detect(_pbs(tmp_path, lines), host="n2")
+    assert (found.node, found.nodes, found.local_rank, found.world, found.launcher) == (1, 3, 0, 3, "pbs")
+    each = [detect(_pbs(tmp_path, lines, PBS_NODENUM=str(at // 2), PBS_VNODENUM=str(at)), host="x") for at in range(6)]
+    assert [(r.node, r.local_rank, r.rank, r.world) for r in each] == [(at // 2, at % 2, at, 6) for at in range(6)]
+    assert {r.launch_id for r in each} == {"pbs-9.head"}
+    # a script runs on the first node only
+    assert "pbsdsh" in (detect(_pbs(tmp_path, lines, PBS_ENVIRONMENT="PBS_BATCH"), host="n1").note or "")
+
+
+def test_rank_under_pbs_is_refused_where_it_cannot_be_told(tmp_path):
+    for env, host in [
+        (_pbs(tmp_path, ["n1", "n2"]), "elsewhere"),
+        ({"PBS_NODEFILE": str(tmp_path / "none")}, "n1"),
+        (_pbs(tmp_path, ["n1", "n2"], PBS_NODENUM="7"), "elsewhere"),
+    ]:
+        with pytest.raises(ConfigError, match="PBS_NODE"):
+            detect(env, host=host)
+
+
+def test_uneven_ranks_are_refused_on_some_rank():
+    # mpirun -H a:3,b:1: nobody can count the nodes from one rank's variables
+    names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"]
+    uneven = [(0, 4, 0, 3), (1, 4, 1, 3), (2, 4, 2, 3), (3, 4, 0, 1)]
+    refused = 0
+    for values in uneven:
+        env = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in zip(names, values, strict=True)}
+        try:
+            detect(env)
+        except ConfigError:
+            refused += 1
+    assert refused == 3
+
+
+def test_allocation_of_another_size_than_its_ranks_is_told_on_the_first_rank(tmp_path):
+    first = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    assert "Slurm gave this job 4 nodes and openmpi started its ranks on 3" in (
+        detect({**first, "SLURM_JOB_NUM_NODES": "4"}).note or ""
+    )
+    assert detect({**first, "SLURM_JOB_NUM_NODES": "3"}).note is None
+    assert detect({**OPEN_MPI, "SLURM_JOB_NUM_NODES": "4"}).note is None
+    assert "PBS gave this job 1 node and" in (detect({**first, **_pbs(tmp_path, ["n1", "n1"])}).note or "")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Penstock: the pipe between object storage and accelerators.
 
-`open` a dataset where it lies, shape it with `fields` and `shuffle`, and read it with a `Loader`. Names load when they
+`open` a dataset where it lies, shape it with `fields` and `shuffle`, and read it with a `Loader`; or `stage` it first. Names load when they
 are first used, so that `import penstock` costs next to nothing.
 """
 
@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock import errors, torch
+    from penstock import errors, fs, jax, stage, tf, torch
     from penstock._native import __version__
     from penstock.feed import Dataset, Loader, mix, open, tensor  # noqa: A004
 
-__all__ = ["Dataset", "Loader", "__version__", "errors", "mix", "open", "tensor", "torch"]
+__all__ = ["Dataset", "Loader", "__version__", "errors", "fs", "jax", "mix", "open", "stage", "tensor", "tf", "torch"]
 
 _HOMES = {
     "Dataset": "penstock.feed",
@@ -25,7 +25,7 @@ _HOMES = {
     "tensor": "penstock.feed",
     "__version__": "penstock._native",
 }
-_MODULES = {"errors": "penstock.errors", "torch": "penstock.torch"}
+_MODULES = {name: f"penstock.{name}" for name in ("errors", "fs", "jax", "stage", "tf", "torch")}
 
 
 def __getattr__(name: str) -> Any:

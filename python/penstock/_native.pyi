@@ -245,13 +245,19 @@ class StageRequest:
         is_awaited: bool = False,
         leader_rank: int = 0,
         cores: int = 1,
-        select: list[str] = [],
-        exclude: list[str] = [],
+        select: list[str] = ...,
+        exclude: list[str] = ...,
         share_by: str | None = None,
         weights: str | None = None,
+        max_requests_per_s: float | None = None,
+        max_bytes_per_s: float | None = None,
+        object_deadline_s: float | None = None,
+        stall_after_s: float | None = None,
+        mirrors: list[tuple[str, dict[str, str]]] = ...,
     ) -> StageRequest: ...
     def start(self) -> StageJob: ...
     def wait_for_leader(self, *, start_s: float = 600.0, silence_s: float = 120.0) -> str: ...
+    def leader_ends(self, *, start_s: float = 600.0, silence_s: float = 120.0) -> str: ...
 
 @final
 class StageJob:
@@ -266,8 +272,9 @@ def index(
     output: str | PathLike[str] | None = None,
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
-    select: list[str] = [],
-    exclude: list[str] = [],
+    select: list[str] = ...,
+    exclude: list[str] = ...,
+    written_as: str | None = ...,
 ) -> str: ...
 def verify(
     destination: str | PathLike[str],
@@ -287,8 +294,8 @@ def diff(
     *,
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
-    select: list[str] = [],
-    exclude: list[str] = [],
+    select: list[str] = ...,
+    exclude: list[str] = ...,
 ) -> str: ...
 def put_object(url: str, name: str, data: bytes, env: Mapping[str, str]) -> None:
     """Writes `data` under `name` below the folder or prefix `url`, whole or not at all; retried for at most 10 minutes.

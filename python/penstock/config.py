@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, NotFound
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Config", "Layer", "load", "places"]
+__all__ = ["Config", "Layer", "load", "places", "store_variables"]
 
 # A settings file is a page of text; a larger one is something else (a dataset given by mistake).
 _LIMIT_BYTES = 1_000_000
@@ -52,6 +52,39 @@ class Config(msgspec.Struct, frozen=True):
                     raise ConfigError(f"{layer.path}: `{'.'.join(verb)}` is not a table of settings")
             found |= {key: (value, layer.path) for key, value in table.items() if not isinstance(value, dict)}
         return found
+
+
+def store_variables(config: Config) -> dict[str, str]:
+    """What `[stores."s3://bucket"]` tables say, as the variables that the stores read.
+
+    Raises:
+        ConfigError: A table that is none of variables.
+    """
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    number = 0
+    for layer in config.layers:  # the first that names a store is the strongest
+        stores = layer.tables.get("stores", {})
+        if not isinstance(stores, dict):
+            raise ConfigError(f"{layer.path}: `stores` is not a table of stores")
+        for url, table in stores.items():
+            if not isinstance(table, dict):
+                raise ConfigError(f'{layer.path}: stores."{url}" is not a table of variables')
+            if url in seen:
+                continue
+            seen.add(url)
+            prefix = f"PENSTOCK_STORE_0FILE{number}_"
+            number += 1
+            found[f"{prefix}URL"] = url
+            for name, value in table.items():
+                short = {"profile": "AWS_PROFILE", "region": "AWS_REGION", "endpoint-url": "AWS_ENDPOINT_URL"}
+                variable: str = short.get(name) or name
+                if not variable.isupper() or isinstance(value, dict | list):
+                    raise ConfigError(
+                        f'{layer.path}: stores."{url}": `{name}` is neither profile, region, endpoint-url nor a variable such as AWS_PROFILE'
+                    )
+                found[prefix + variable] = str(int(value)) if isinstance(value, bool) else str(value)
+    return found
 
 
 def places(environment: Mapping[str, str], folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@
     ├── RankFailed (RuntimeError)         another rank of the job failed
     ├── MapFailed (RuntimeError)          a function of `Dataset.map` raised, or its worker ended
     ├── Interrupted (KeyboardInterrupt)   the user interrupted
+    │   └── Terminated                    the system asked to end (SIGTERM)
     └── Bug (RuntimeError)                ours to mend
 
 Each builds from one string, so that it survives pickling and a torch worker. Facts are attributes (`where`, `retryable`
@@ -48,6 +49,7 @@ __all__ = [
     "RankFailed",
     "ServerError",
     "SystemFault",
+    "Terminated",
     "Throttled",
     "Unreachable",
     "Unsupported",
@@ -209,6 +211,11 @@ class MapFailed(PenstockError, RuntimeError):
 class Interrupted(PenstockError, KeyboardInterrupt):
     code = "interrupted"
     exit_code = 130
+
+
+class Terminated(Interrupted):
+    code = "terminated"
+    exit_code = 143
 
 
 class Bug(PenstockError, RuntimeError):

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process of a job this is, from the variables that launchers set. Pure: a mapping in, a `Rank` out.
+"""Which process of a job this is, from the variables that launchers set: a mapping in, a `Rank` out.
 
-Launchers nest (torchrun inside srun, mpirun inside a Slurm batch script), so the innermost speaks first:
+Launchers nest (torchrun inside srun, mpirun inside a Slurm or PBS batch script), so the innermost speaks first:
 
 1. torchrun: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`
 2. Horovod: `HOROVOD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`, `_CROSS_RANK`, `_CROSS_SIZE`
 3. Open MPI: `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`
-4. PMI (MPICH, Hydra, Intel MPI, PALS), unless Slurm's own variables say the same rank, and then more
-5. Slurm steps: `SLURM_PROCID`, `SLURM_NODEID`, `SLURM_NNODES`, `SLURM_LOCALID`
-6. none: one process on one node. An interactive shell inside `salloc` is that: it has a job but no `SLURM_PROCID`.
+4. MVAPICH: `MV2_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`
+5. Flux: `FLUX_TASK_RANK`, `FLUX_JOB_SIZE`, `FLUX_TASK_LOCAL_ID`, `FLUX_JOB_NNODES`
+6. PMI (MPICH, Hydra, Intel MPI, PALS), unless Slurm's own variables say the same rank, and then more
+7. Slurm steps: `SLURM_PROCID`, `SLURM_NODEID`, `SLURM_NNODES`, `SLURM_LOCALID`
+8. PBS: the hosts that the file `PBS_NODEFILE` lists, and `PBS_NODENUM` of pbsdsh or this host's name among them
+9. none: one process on one node. An interactive shell inside `salloc` is that: it has a job but no `SLURM_PROCID`.
 
-Half-set or contradictory variables raise `ConfigError` and name themselves: a wrong guess would leave data out.
+Half-set or contradictory variables raise `ConfigError` and name themselves: a wrong guess would leave data out. Where an
+outer launcher gave the job another number of nodes than the inner one uses, the inner one holds and a note says so.
 """
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
@@ -155,6 +161,38 @@ def _open_mpi(env: Mapping[str, str]) -> Rank | None:
     return Rank(node, nodes, local_rank, rank, world, f"ompi-{job}" if job else _slurm_launch(env), "openmpi")
 
 
+def _mvapich(env: Mapping[str, str]) -> Rank | None:
+    names = ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+    seen = next((name for name in names if name in env), None)
+    if seen is None:
+        return None
+    rank, world, local_rank, local_size = (_need(env, "MVAPICH", seen, name) for name in names)
+    node, nodes = _blocks(rank, world, local_rank, max(local_size, 1), names)
+    job = env.get("MPIRUN_ID") or env.get("PMI_JOBID")
+    return Rank(node, nodes, local_rank, rank, world, f"mvapich-{job}" if job else _slurm_launch(env), "mvapich")
+
+
+def _flux(env: Mapping[str, str]) -> Rank | None:
+    if "FLUX_TASK_RANK" not in env:
+        return None
+
+    def need(name: str) -> int:
+        return _need(env, "Flux", "FLUX_TASK_RANK", name)
+
+    rank, world = need("FLUX_TASK_RANK"), need("FLUX_JOB_SIZE")
+    local_rank, nodes = need("FLUX_TASK_LOCAL_ID"), need("FLUX_JOB_NNODES")
+    if nodes < 1 or world % nodes:
+        raise ConfigError(
+            f"FLUX_JOB_SIZE: {world} tasks are not spread evenly over {nodes} nodes, so the node's number cannot be told",
+            where="FLUX_JOB_SIZE",
+            hint=_HINT,
+        )
+    names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE / FLUX_JOB_NNODES")
+    node, nodes = _blocks(rank, world, local_rank, world // nodes, names)
+    job = env.get("FLUX_JOB_ID")
+    return Rank(node, nodes, local_rank, rank, world, f"flux-{job}" if job else None, "flux")
+
+
 def _pmi(env: Mapping[str, str]) -> Rank | None:
     if "PMI_RANK" not in env and "PALS_RANKID" not in env:
         return None
@@ -211,17 +249,80 @@ def _slurm(env: Mapping[str, str]) -> Rank | None:
     return Rank(node, nodes, local_rank, rank, world, _slurm_launch(env), "slurm", note)
 
 
-def detect(env: Mapping[str, str]) -> Rank:
-    """The place of this process in its job, from its launcher's variables.
+# A list of hosts is a page of text.
+_MOST_BYTES = 16 << 20
+
+
+def _pbs_lines(env: Mapping[str, str]) -> list[str]:
+    """The lines of PBS's list of hosts: a host as often as it has slots. Empty where there is none to read."""
+    try:
+        with Path(env["PBS_NODEFILE"]).open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_MOST_BYTES)
+    except (KeyError, OSError):
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
+    if "PBS_NODEFILE" not in env:
+        return None
+    lines = _pbs_lines(env)
+    hosts = list(dict.fromkeys(lines))
+    if not hosts:
+        raise ConfigError(f"PBS_NODEFILE: `{env['PBS_NODEFILE']}` names no host", where="PBS_NODEFILE", hint=_HINT)
+    number = _number(env, "PBS_NODENUM") if "PBS_NODENUM" in env else None
+    named = [at for at, name in enumerate(hosts) if name == host or name.split(".")[0] == host.split(".")[0]]
+    if number is not None and len(named) == 1 and number != named[0] and number < len(lines):
+        # Some count the slots and not the hosts: the host's own name decides.
+        number = named[0]
+    node = number if number is not None else named[0] if len(named) == 1 else None
+    if node is None:
+        raise ConfigError(
+            f"PBS_NODEFILE: this host, {host}, is not one of its {len(hosts)}", where="PBS_NODEFILE", hint=_HINT
+        )
+    _below(node, len(hosts), "PBS_NODENUM", "PBS_NODEFILE's hosts")
+    local_rank, rank, world = 0, node, len(hosts)
+    if "PBS_VNODENUM" in env:  # pbsdsh starts one task a slot
+        slot = _number(env, "PBS_VNODENUM")
+        _below(slot, len(lines), "PBS_VNODENUM", "PBS_NODEFILE's lines")
+        rank, world, local_rank = slot, len(lines), lines[:slot].count(lines[slot])
+        node = hosts.index(lines[slot])
+    job = env.get("PBS_JOBID")
+    note = None
+    if len(hosts) > 1 and env.get("PBS_ENVIRONMENT") and "PBS_VNODENUM" not in env and node == 0:
+        note = (
+            f"this is node 0 of {len(hosts)}; in a PBS script put `pbsdsh` or `mpiexec` before penstock so that every"
+            " node does its share"
+        )
+    return Rank(node, len(hosts), local_rank, rank, world, f"pbs-{job}" if job else None, "pbs", note)
+
+
+def _told_by_outer(env: Mapping[str, str], found: Rank) -> Rank:
+    """The rank with a note where the allocation around it has another number of nodes."""
+    if found.launcher in ("slurm", "pbs") or found.note or found.rank:
+        return found
+    slurm = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or ""
+    outer, nodes = ("Slurm", int(slurm)) if slurm.isdecimal() else ("PBS", len(set(_pbs_lines(env))))
+    if nodes in (0, found.nodes):
+        return found
+    note = (
+        f"{outer} gave this job {nodes} node{'s' if nodes > 1 else ''} and {found.launcher} started its ranks on"
+        f" {found.nodes}: the ranks' own launcher holds, as it knows which of them run; --node and --nodes overrule both"
+    )
+    return replace(found, note=note)
+
+
+def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
+    """The place of this process in its job, from its launcher's variables. `host` is this host's name, where it matters.
 
     Raises:
         ConfigError: The variables contradict each other or are half set; the message names them.
     """
-    for read in (_torchrun, _horovod, _open_mpi, _pmi, _slurm):
+    for read in (_torchrun, _horovod, _open_mpi, _mvapich, _flux, _pmi, _slurm):
         found = read(env)
         if found is not None:
-            return found
-    return Rank()
+            return _told_by_outer(env, found)
+    return _pbs(env, host or platform.node()) or Rank()
 
 
 def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:

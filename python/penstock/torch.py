@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`from penstock.torch import Loader`: the public name of `penstock.feed.torch`, so that it can be imported too."""
+"""`from penstock.torch import Loader, MapDataset`: the public names of the torch adapter, so that they can be imported too."""
 
+from penstock.feed.random_access import MapDataset
 from penstock.feed.torch import Loader
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "MapDataset"]

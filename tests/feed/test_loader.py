@@ -270,3 +270,21 @@ def test_loader_and_dataset_pickle_without_connections(shuffled):
     again = pickle.loads(pickle.dumps(shuffled))
     assert (again.fingerprint, again.samples, again.counted().rung) == (shuffled.fingerprint, 20, "sizes")
     assert batches(penstock.Loader(again, batch_size=6)) == batches(penstock.Loader(shuffled, batch_size=6))
+
+
+@pytest.mark.parametrize("tail", ["ragged", "drop", "pad"])
+def test_loader_whose_last_batch_was_taken_goes_on_to_the_next_epoch(made, tail):
+    """Lightning takes len(loader) batches and asks for no more."""
+    loader = penstock.Loader(dataset(made([1] * 10)).shuffle(2), batch_size=4, tail=tail)
+    epochs = []
+    for _ in range(3):
+        walk = iter(loader)
+        epochs.append([samples(next(walk)) for _ in range(len(loader))])
+    other = penstock.Loader(dataset(loader.dataset.url).shuffle(2), batch_size=4, tail=tail)
+    assert epochs == [batches(other) for _ in range(3)]
+    loader.set_epoch(2)  # once more
+    assert batches(loader) == epochs[2]
+    walk = iter(loader)
+    next(walk)
+    assert loader.epoch == 3
+    assert batches(loader) == batches(other)  # after a break, the same epoch again

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.env import read
+from penstock.cli.signals import listen, stopped
+from penstock.env import overlaid, read
 from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ VERBS = {
     "stage": "Bring a dataset to this node, whole and verified.",
     "verify": "Read a staged folder again, and mend what is wrong.",
     "diff": "Compare two datasets by what is known of them.",
+    "audit-order": "Prove that a dataset is delivered in one order.",
     "train": "Train a workload from any URL.",
     "config": "Show which settings hold, and who said so.",
 }
@@ -72,7 +74,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"penstock.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"penstock.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(
@@ -132,9 +134,10 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     """Move training data from object storage to accelerators, and say which path is worth its price."""
     # TOML, msgspec and units, which --help does without.
     from penstock.cli.parameters import default_map
-    from penstock.config import load
+    from penstock.config import load, store_variables
 
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
+    ctx.with_resource(overlaid(store_variables(ctx.obj["config"])))
     verb = ctx.invoked_subcommand
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:
@@ -162,21 +165,23 @@ def _foreseen(error: Exception) -> PenstockError:
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted."""
+    """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted · 143 terminated."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     if debug:  # allowed anywhere on the line, as people add it to the end of what failed
         arguments = [a for a in arguments if a != "--debug"]
+    listen()
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort as abort:
         # click makes one Abort of every interrupt; ours may carry advice (how to go on).
-        if isinstance(abort.__cause__, PenstockError):
+        what, code = stopped(abort.__cause__ or abort)
+        if isinstance(abort.__cause__, PenstockError) and abort.__cause__.hint:
             _tell(abort.__cause__)
         else:
-            click.echo("interrupted", err=True)
-        sys.exit(130)
+            click.echo(what, err=True)
+        sys.exit(code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -185,9 +190,10 @@ def main(argv: list[str] | None = None) -> Any:
             raise
         _tell(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        what, code = stopped(stop)
+        click.echo(what, err=True)
+        sys.exit(code)
     except Exception as error:
         if debug:
             raise

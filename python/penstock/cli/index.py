@@ -19,6 +19,12 @@ __all__ = ["command"]
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the manifest here."
 )
+@click.option(
+    "--format",
+    "written_as",
+    type=click.Choice(["json", "parquet"]),
+    help="How to write it; else as FILE is called, else Parquet from 100,000 objects on.",
+)
 @patterns
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
 @click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
@@ -26,6 +32,7 @@ __all__ = ["command"]
 def command(
     url: str,
     output: Path | None,
+    written_as: str | None,
     select: tuple[str, ...],
     exclude: tuple[str, ...],
     deadline: float | None,
@@ -41,7 +48,15 @@ def command(
     """
     from penstock import stage
 
-    facts = stage.index(url, output, deadline_s=deadline, give_up_after_s=give_up_after, select=select, exclude=exclude)
+    facts = stage.index(
+        url,
+        output,
+        deadline_s=deadline,
+        give_up_after_s=give_up_after,
+        select=select,
+        exclude=exclude,
+        written_as=written_as,
+    )
     click.echo(json.dumps(facts) if as_json else _readable(facts))
     return 0
 
@@ -59,5 +74,5 @@ def _readable(facts: dict[str, Any]) -> str:
         f"  dataset  {facts['fingerprint']}",
     ]
     if facts["manifest"]:
-        lines.append(f"  manifest {facts['manifest']}")
+        lines.append(f"  manifest {facts['manifest']} ({facts['format']})")
     return "\n".join(lines)

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.parameters import BYTES, SECONDS, patterns
+from penstock.cli.parameters import BYTES, RATE, SECONDS, patterns
+from penstock.cli.progress import Follow, Log, options
+from penstock.cli.signals import stopped
 
 if TYPE_CHECKING:
-    from penstock._native import StageJob
     from penstock.stage import StageSpec
 
 __all__ = ["command"]
@@ -40,7 +40,19 @@ _TOLD = 20
     help="Who takes what: `bytes` [default], or `name:PATTERN`, where {} is the number of an object's group.",
 )
 @click.option("--weights", metavar="W,W,..|@FILE", help="What each node can take, as 1,1,2,2; else all the same.")
+@click.option(
+    "--mirror",
+    "mirrors",
+    multiple=True,
+    metavar="URL",
+    help="Another place of the same objects, to spread the reads over; may be given again.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be moved, and each node's share; touch nothing.")
+@click.option(
+    "--price-tier",
+    metavar="NAME",
+    help="Whose prices --dry-run reckons with: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 4096),
@@ -70,12 +82,40 @@ _TOLD = 20
     "--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
 )
 @click.option(
+    "--max-requests-per-s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="Most requests a second of the whole job; each node takes its part.",
+)
+@click.option(
+    "--max-bytes-per-s",
+    type=RATE,
+    metavar="RATE",
+    help="Most bytes a second of the whole job (500MB/s, 10Gbit/s); each node takes its part.",
+)
+@click.option(
+    "--object-deadline", type=SECONDS, metavar="TIME", help="Longest that one object may take; a later one fails alone."
+)
+@click.option(
+    "--stall-after",
+    type=SECONDS,
+    metavar="TIME",
+    help="Ask again for what has brought no byte for so long, from where it stood. [30s]",
+)
+@click.option(
     "--wait-limit",
     type=SECONDS,
     metavar="TIME",
     help="How long the node's other ranks wait for a sign of the one that stages. [600s for the first, then 120s]",
 )
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@options
+@click.option(
+    "--progress-dir",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="A folder that all nodes of the launch see, for one progress of all of them. [~/.cache/penstock/launches]",
+)
+@click.option("--quiet", is_flag=True, help="No progress: --progress none.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON line.")
 def command(
     source: str,
@@ -88,7 +128,9 @@ def command(
     exclude: tuple[str, ...],
     share_by: str | None,
     weights: str | None,
+    mirrors: tuple[str, ...],
     dry_run: bool,
+    price_tier: str | None,
     concurrency: int,
     memory: int,
     max_inflated: int | None,
@@ -96,19 +138,28 @@ def command(
     overwrite: bool,
     deadline: float | None,
     give_up_after: float | None,
+    max_requests_per_s: float | None,
+    max_bytes_per_s: float | None,
+    object_deadline: float | None,
+    stall_after: float | None,
     wait_limit: float | None,
+    style: str,
+    log: str | None,
+    progress_dir: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """Bring the objects under SRC to the folder DST, whole and verified.
 
     A file appears under its final name only when it is complete, checked and on disk. A stage that was stopped or
-    killed goes on where it was; one that has finished moves nothing. Under Slurm, Open MPI, PMI, torchrun or Horovod
+    killed goes on where it was; one that has finished moves nothing. Under Slurm, PBS, Flux, MPI, torchrun or Horovod
     each node takes its share: its first rank works, the others wait for it.
 
     SRC may hold a pattern, as s3://bucket/train/*.tfrecord.gz (quote it). Shares are even in stored bytes, and in what
     is written too where objects allow it; every node comes to the same plan by itself. --share-by name:'*_{}.tfrecord*'
     deals out groups of objects by a number in their names instead: of 64 groups, node 0 of 16 takes the first four.
+
+    --dry-run says objects, bytes, requests, each node's share, and what the requests cost, with the date of the price.
 
     Exit code 1 says that some objects could not be staged; they are listed.
     """
@@ -137,13 +188,34 @@ def command(
         exclude=exclude,
         share_by=share_by,
         weights=_weights(weights),
+        max_requests_per_s=max_requests_per_s,
+        max_bytes_per_s=max_bytes_per_s,
+        object_deadline_s=object_deadline,
+        stall_after_s=stall_after,
+        mirrors=mirrors,
     )
-    try:
-        summary = _follow(spec, quiet=quiet or dry_run)
-    except KeyboardInterrupt:
-        click.echo("interrupted; finished files are kept, and the same command goes on from there", err=True)
-        # What is in flight on other threads is of no use to anyone: leave without waiting for it.
-        return 130
+    style = "none" if quiet else style
+    with Log(log, rank.node, rank.nodes) as log_file:
+        log_file.say("start", f"stage {source} to {destination}, rank {rank.rank} of {rank.world} ({rank.launcher})")
+        try:
+            summary = _follow(spec, style=style, log=log_file, folder=progress_dir)
+        except KeyboardInterrupt as stop:
+            what, code = stopped(stop)
+            click.echo(f"{what}; finished files are kept, and the same command goes on from there", err=True)
+            log_file.say("end", what)
+            # What is in flight on other threads is of no use to anyone: leave without waiting for it.
+            return code
+        for failure in summary["failed"]:
+            log_file.say("failed", f"[{failure['code']}] {failure['error']}")
+        log_file.say("end", "planned" if dry_run else _readable(summary))
+    if dry_run:
+        from penstock.cli.stage_estimate import estimated, readable
+
+        summary = estimated(
+            summary, tier=price_tier, max_requests_per_s=max_requests_per_s, max_bytes_per_s=max_bytes_per_s
+        )
+        click.echo(json.dumps(summary) if as_json else readable(summary))
+        return 0
     for failure in summary["failed"][:_TOLD]:
         click.echo(f"error[{failure['code']}]: {failure['error']}", err=True)
     if (left := len(summary["failed"]) - _TOLD) > 0:
@@ -171,77 +243,26 @@ def _weights(text: str | None) -> str | None:
         raise ConfigError(f"--weights: {text[1:]} cannot be read: {error}", where="--weights") from error
 
 
-def _follow(spec: StageSpec, *, quiet: bool) -> dict[str, Any]:
-    from penstock import stage
+def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dict[str, Any]:
+    from penstock import env, stage
+    from penstock.stage.board import Board, folder_for
 
-    if spec.rank.local_rank > 0 and not spec.dry_run:
-        if not quiet:
+    rank = spec.rank
+    if rank.local_rank > 0 and not spec.dry_run:
+        if style != "none":
             click.echo(
-                f"rank {spec.rank.rank} waits for rank {spec.rank.rank - spec.rank.local_rank}, which stages for node {spec.rank.node}",
+                f"rank {rank.rank} waits for rank {rank.rank - rank.local_rank}, which stages for node {rank.node}",
                 err=True,
             )
         return stage.run_as(spec)
+    if spec.dry_run:
+        return stage.wait(stage.start(spec))
     job = stage.start(spec)
-    if quiet:
-        return stage.wait(job)
-    return _bar(job) if sys.stderr.isatty() else _lines(job)
-
-
-def _lines(job: StageJob, every_s: float = 10.0) -> dict[str, Any]:
-    """A plain line now and then, for logs."""
-    import time
-
-    from penstock import stage
-    from penstock.units import format_bytes, format_rate
-
-    began = last = time.monotonic()
-
-    def look(now: dict[str, int]) -> None:
-        nonlocal last
-        if time.monotonic() - last >= every_s and now["objects"]:
-            last = time.monotonic()
-            click.echo(
-                f"{now['done']:,} of {now['objects']:,} objects, {format_bytes(now['done_bytes'])} of {format_bytes(now['bytes'])},"
-                f" {format_rate(now['bytes_in'] / (last - began))}, {now['throttles']:,} throttled",
-                err=True,
-            )
-
-    return stage.wait(job, look=look)
-
-
-def _bar(job: StageJob) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    from penstock import stage
-    from penstock.units import format_bytes
-
-    columns = (  # 80 columns wide at most
-        TextColumn("{task.fields[objects]}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[moved]}"),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[trouble]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("stage", total=None, objects="listing", moved="", trouble="")
-
-        def look(now: dict[str, int]) -> None:
-            if not now["objects"]:
-                return
-            here = min(max(now["done_bytes"], now["bytes_in"] + now["resumed_bytes"]), now["bytes"])
-            counts = {"throttled": now["throttles"], "failed": now["failed"]}
-            progress.update(
-                task,
-                total=max(now["bytes"], 1),
-                completed=here,
-                objects=f"{now['done']:,}/{now['objects']:,}",
-                moved=f"{format_bytes(here)} → {format_bytes(now['bytes_out'])}",
-                trouble=", ".join(f"{count:,} {name}" for name, count in counts.items() if count),
-            )
-
-        return stage.wait(job, look=look)
+    place = folder_for(env.read(), rank, folder, spec.source)
+    # One display for the launch: the other nodes only tell the first one how far they are.
+    board = None if place is None else Board(place, rank.node, rank.nodes)
+    shows = board is None or rank.node == 0
+    return Follow(style=style, log=log, board=board, shows=shows).wait(job)
 
 
 def _readable(summary: dict[str, Any]) -> str:
@@ -251,11 +272,6 @@ def _readable(summary: dict[str, Any]) -> str:
     if not summary["objects"]:
         return f"{share}nothing to do: {summary['objects_in_all']:,} objects for {summary['nodes']:,} nodes"
     whole = f"{summary['objects']:,} objects, {format_bytes(summary['bytes'])}"
-    if summary["dry_run"]:
-        lines = [f"{share}would read {whole} in {summary['requests']:,} requests"]
-        if summary["nodes"] > 1:
-            lines += [f"  node {node:>4}  {format_bytes(load)}" for node, load in enumerate(summary["shares"])]
-        return "\n".join(lines)
     rate = format_rate(summary["bytes_in"] / max(summary["seconds"], 1e-9))
     lines = [
         f"{share}{whole} in {summary['destination']}",
@@ -264,6 +280,10 @@ def _readable(summary: dict[str, Any]) -> str:
     ]
     if summary["unchecked"] and not summary["source"].startswith("file:"):
         lines.append(f"  {summary['unchecked']:,} came without a checksum of their store; the manifest holds ours")
+    for mirror in summary.get("mirrors", []):
+        lines.append(f"  {mirror['url']}: {format_bytes(mirror['bytes'])} in {mirror['reads']:,} reads")
+        if "left_out" in mirror:
+            lines.append(f"    left out: {mirror['left_out']}")
     if summary["throttles"] or summary["retries"]:
         lines.append(f"  {summary['throttles']:,} requests throttled, {summary['retries']:,} sent again")
     return "\n".join(lines)

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from penstock.cli.parameters import BYTES, SECONDS
-
-if TYPE_CHECKING:
-    from penstock._native import StageJob
+from penstock.cli.progress import Follow, Log, options
+from penstock.cli.signals import stopped
 
 __all__ = ["command"]
 
@@ -43,7 +41,8 @@ _TOLD = 20
 @click.option(
     "--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
 )
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@options
+@click.option("--quiet", is_flag=True, help="No progress: --progress none.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON line.")
 def command(
     destination: str,
@@ -52,6 +51,8 @@ def command(
     memory: int,
     deadline: float | None,
     give_up_after: float | None,
+    style: str,
+    log: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -73,7 +74,18 @@ def command(
         deadline_s=deadline,
         give_up_after_s=give_up_after,
     )
-    found = _bar(job) if sys.stderr.isatty() and not quiet else stage.wait(job)
+    with Log(log) as log_file:
+        log_file.say("start", f"verify {destination}{' --repair' if repair else ''}")
+        try:
+            found = Follow(style="none" if quiet else style, log=log_file, verb="verify").wait(job)
+        except KeyboardInterrupt as stop:
+            what, code = stopped(stop)
+            click.echo(f"{what}; what was repaired is recorded, the rest is as it was", err=True)
+            log_file.say("end", what)
+            return code
+        for wrong in found["wrong"]:
+            log_file.say("wrong", f"[{wrong['problem']}] {wrong['file']}: {wrong['found']}")
+        log_file.say("end", _readable(found))
     for wrong in found["wrong"][:_TOLD]:
         click.echo(f"{click.style(wrong['problem'], fg='red', bold=True)}: {wrong['file']}: {wrong['found']}", err=True)
         if "not_repaired" in wrong:
@@ -84,35 +96,6 @@ def command(
         click.echo("  hint: penstock verify DST --repair fetches exactly these again", err=True)
     click.echo(json.dumps(found) if as_json else _readable(found))
     return 1 if found["wrong"] else 0
-
-
-def _bar(job: StageJob) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    from penstock import stage
-
-    columns = (
-        TextColumn("{task.fields[objects]}"),
-        BarColumn(bar_width=24),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[wrong]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("verify", total=None, objects="reading the record", wrong="")
-
-        def look(now: dict[str, int]) -> None:
-            if now["objects"]:
-                progress.update(
-                    task,
-                    total=max(now["bytes"], 1),
-                    completed=now["done_bytes"],
-                    objects=f"{now['done']:,}/{now['objects']:,}",
-                    wrong=f"{now['failed']:,} wrong" if now["failed"] else "",
-                )
-
-        return stage.wait(job, look=look)
 
 
 def _readable(found: dict[str, Any]) -> str:

@@ -213,7 +213,7 @@ class BaseLoader(Generic[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """The batches of this epoch, from its start or, once after `load_state_dict`, from the state on.
 
-        The epoch advances when the iterator is exhausted. After a `break` or an error, a new iterator starts the same
+        The epoch advances when its last batch was taken. After a `break` or an error, a new iterator starts the same
         epoch again. A loader has one iterator at a time: a new one ends the older.
         """
         if _in_data_worker():
@@ -223,11 +223,19 @@ class BaseLoader(Generic[Batch]):
             )
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
+        if start == 0 and self._is_spent():
+            # Whoever knows len() (Lightning does) takes the last batch and asks for no more: that epoch is over too.
+            self._epoch, self._cursor = self._epoch + 1, 0
         self._cursor = start
         self._prepare()
         made = _Epoch(self, self._native_feed(), self._epoch, start)
         self._live = weakref.ref(made)
         return made
+
+    def _is_spent(self) -> bool:
+        """True when every batch of the epoch was delivered."""
+        left = self.dataset.samples - self._cursor
+        return self._cursor > 0 and left < (self.global_batch if self.tail == "drop" else 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes `epoch` the next to be iterated, from its start; a state loaded for the same epoch stands.
@@ -239,6 +247,8 @@ class BaseLoader(Generic[Batch]):
         if epoch != self._epoch:
             self._supersede(f"set_epoch({epoch}) was called")
             self._epoch, self._cursor, self._resume = epoch, 0, 0
+        elif not self._resume and self._is_spent():
+            self._cursor = 0  # it is wanted once more
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, counted in delivered batches: JSON under 1 KB, identical on all ranks."""

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock.feed.loader import BaseLoader
+    from penstock.feed.shape import Shaped
 
-__all__ = ["Crew", "MapRun", "Mapping", "sample_seed"]
+__all__ = ["Crew", "MapRun", "Mapping", "run_here", "sample_seed"]
 
 _TASKS_A_WORKER = 2
 """Batches at a worker: one that it works on and one that waits, so that it never waits for the pipe."""
@@ -331,7 +332,7 @@ class MapRun:
             try:
                 found = crew.collect(state.under_way[0])
             except worker.Failure as failure:
-                raise self._failed(failure, positions) from None
+                raise _failed(failure, self._loader.dataset, state.epoch, positions) from None
             if found is not None:
                 state.under_way.popleft()
                 made, task = found
@@ -348,7 +349,7 @@ class MapRun:
                 state.is_exhausted = True
                 return
             rows, passed, positions, cursor = self._rows(got)
-            seeds = self._seeds(positions)
+            seeds = _seeds(self._loader.dataset, state.epoch, positions)
 
             def task(chosen: _Worker, slot: int, p: Any = positions, c: int = cursor, w: Any = passed) -> _Task:
                 return _Task(chosen, slot, p, state.epoch, c, w)
@@ -363,22 +364,14 @@ class MapRun:
         import numpy as np
 
         began = time.perf_counter()
+        seeds = _seeds(self._loader.dataset, self._pass.epoch, positions)
         with _generators_kept():
             try:
-                results = worker.apply(
-                    self._functions, rows, self._seeds(positions), lambda size: np.empty(size, dtype=np.uint8)
-                )
+                results = worker.apply(self._functions, rows, seeds, lambda size: np.empty(size, dtype=np.uint8))
             except worker.Failure as failure:
-                raise self._failed(failure, positions) from failure.__cause__
+                raise _failed(failure, self._loader.dataset, self._pass.epoch, positions) from failure.__cause__
         self._pass.wait_s += time.perf_counter() - began
         return {**passed, **results.arrays, **results.lists}, len(positions), cursor
-
-    def _seeds(self, positions: Sequence[int]) -> list[int]:
-        dataset = self._loader.dataset
-        # A mixture has no seed of its own; its identity stands for those of its parts.
-        seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
-        samples = dataset.samples
-        return [sample_seed(seed, self._pass.epoch, position % samples) for position in positions]
 
     def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[worker.Rows, dict[str, Any], Sequence[int], int]:
         """A batch of the feed, parted by kind, and the positions of its rows."""
@@ -393,28 +386,9 @@ class MapRun:
         for name, value in tensors.items():
             if name == "weight" and loader.tail == "pad":
                 passed[name] = self._array(value)
-            elif isinstance(value, list):
-                rows.lists[name] = value
-            elif isinstance(value, tuple):
-                rows.ragged[name] = (self._array(value[0]), self._array(value[1]))
             else:
-                rows.arrays[name] = self._array(value)
+                _add(rows, name, value, self._array)
         return rows, passed, range(first, first + count), cursor
-
-    def _failed(self, failure: worker.Failure, positions: Sequence[int]) -> MapFailed:
-        dataset, epoch = self._loader.dataset, self._pass.epoch
-        position = positions[failure.row] % dataset.samples
-        course = dataset.course()
-        ((leaf, number, record),) = course.places(epoch, [position])
-        source = course.sources[leaf]
-        text = (
-            f"map: record {record} of {source.url}{source.key(number)} (position {position:,} of epoch {epoch}):"
-            f" {failure.why}"
-        )
-        error = MapFailed(text, where="map", epoch=epoch, position=position)
-        if failure.trace:
-            error.add_note("the function's traceback:\n" + failure.trace)
-        return error
 
     def timing(self) -> dict[str, float]:
         """The native run's, and what was waited for functions."""
@@ -429,6 +403,54 @@ class MapRun:
         self._run.close()
         if self._crew is not None and self._crew.is_alive:
             self._crew.abandon(list(self._pass.under_way))
+
+
+def _add(rows: worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
+    """A column of the feed, by its kind: of one shape, ragged (values and offsets), or a list."""
+    if isinstance(value, list):
+        rows.lists[name] = value
+    elif hasattr(value, "offsets"):
+        values, offsets = array(value.values), array(value.offsets)
+        if getattr(value, "is_bytes", False):
+            rows.lists[name] = [values[offsets[row] : offsets[row + 1]].tobytes() for row in range(len(offsets) - 1)]
+        else:
+            rows.ragged[name] = (values, offsets)
+    else:
+        rows.arrays[name] = array(value)
+
+
+def _seeds(dataset: Shaped, epoch: int, positions: Sequence[int]) -> list[int]:
+    # A mixture has no seed of its own; its identity stands for those of its parts.
+    seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
+    samples = dataset.samples
+    return [sample_seed(seed, epoch, position % samples) for position in positions]
+
+
+def _failed(failure: worker.Failure, dataset: Shaped, epoch: int, positions: Sequence[int]) -> MapFailed:
+    position = positions[failure.row] % dataset.samples
+    course = dataset.course()
+    ((leaf, number, record),) = course.places(epoch, [position])
+    source = course.sources[leaf]
+    text = f"map: record {record} of {source.url}{source.key(number)} (position {position:,} of epoch {epoch}): {failure.why}"
+    error = MapFailed(text, where="map", epoch=epoch, position=position)
+    if failure.trace:
+        error.add_note("the function's traceback:\n" + failure.trace)
+    return error
+
+
+def run_here(dataset: Shaped, columns: dict[str, Any], epoch: int, positions: Sequence[int]) -> list[dict[str, Any]]:
+    """The dataset's functions over gathered samples, in this process; results as they are, a sample each."""
+    from penstock.feed.numpy import array
+
+    rows = worker.Rows({})
+    for name, value in columns.items():
+        _add(rows, name, value, array)
+    functions = [(mapping.function, mapping.wants_seed) for mapping in dataset.mappings]
+    with _generators_kept():
+        try:
+            return worker.each(functions, rows, _seeds(dataset, epoch, positions))
+        except worker.Failure as failure:
+            raise _failed(failure, dataset, epoch, positions) from failure.__cause__
 
 
 class _generators_kept:  # noqa: N801 - read as `with`

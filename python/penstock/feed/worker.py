@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-__all__ = ["Failure", "FieldAt", "Results", "Rows", "apply", "layout", "new_memory", "work"]
+__all__ = ["Failure", "FieldAt", "Results", "Rows", "apply", "each", "layout", "new_memory", "work"]
 
 _ALIGN = 256
 """JAX copies what is aligned to less."""
@@ -118,6 +118,26 @@ class Results:
     fields: list[FieldAt] = field(default_factory=list)
     arrays: dict[str, Any] = field(default_factory=dict)
     lists: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def each(
+    functions: Sequence[tuple[Callable[..., Any], bool]], rows: Rows, seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """What the functions give for every row, as they give it.
+
+    Raises:
+        Failure: A function raised, or gave no dict.
+    """
+    seeding, found = _Seeding(functions), []
+    for row, seed in enumerate(seeds):
+        try:
+            made = seeding.run(rows.sample(row), seed)
+        except Exception as error:
+            raise Failure(row, f"{type(error).__name__}: {error}", traceback.format_exc()) from error
+        if not isinstance(made, dict):
+            raise Failure(row, f"fn gave {type(made).__name__}, not a dict", "")
+        found.append(made)
+    return found
 
 
 def _is_listed(value: Any) -> bool:

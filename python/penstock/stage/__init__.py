@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stage: bring a dataset, or this node's share of it, to a local folder, whole and verified.
 
+    import penstock
+    staged = penstock.stage("s3://frames/train/", "/local/train", inflate=True)  # on all ranks of a training script
+
     from penstock import stage
-    summary = stage.run("s3://frames/train/", "/local/train", inflate=True)
+    summary = stage.run("s3://frames/train/", "/local/train", inflate=True)  # in one process, whoever else there is
 
 `index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it. `verify` reads a staged folder
 again, and `diff` compares two datasets by what is known of them. The core does the work
@@ -11,12 +14,19 @@ again, and `diff` compares two datasets by what is known of them. The core does 
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from penstock.stage.check import diff, start_verify, verify
+from penstock.stage.everywhere import Staged, everywhere
 from penstock.stage.job import StageSpec, index, is_local, local_path, run, run_as, start, wait
 
 __all__ = [
     "StageSpec",
+    "Staged",
     "diff",
+    "everywhere",
     "index",
     "is_local",
     "local_path",
@@ -27,3 +37,13 @@ __all__ = [
     "verify",
     "wait",
 ]
+
+
+class _Room(ModuleType):
+    """`penstock.stage(...)` is what people write; the room is a module and a function at once."""
+
+    def __call__(self, source: str, destination: Any, **options: Any) -> Staged:
+        return everywhere(source, destination, **options)
+
+
+sys.modules[__name__].__class__ = _Room

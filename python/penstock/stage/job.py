@@ -49,6 +49,11 @@ class StageSpec:
     exclude: tuple[str, ...] = ()
     share_by: str | None = None
     weights: str | None = None
+    max_requests_per_s: float | None = None
+    max_bytes_per_s: float | None = None
+    object_deadline_s: float | None = None
+    stall_after_s: float | None = None
+    mirrors: tuple[str, ...] = ()
 
     def request(self) -> StageRequest:
         """The core's request, with the environment's credentials.
@@ -87,13 +92,18 @@ class StageSpec:
             exclude=list(self.exclude),
             share_by=self.share_by,
             weights=self.weights,
+            max_requests_per_s=self.max_requests_per_s,
+            max_bytes_per_s=self.max_bytes_per_s,
+            object_deadline_s=self.object_deadline_s,
+            stall_after_s=self.stall_after_s,
+            mirrors=[(absolute(url), variables()) for url in self.mirrors],
         )
 
 
 def variables() -> dict[str, str]:
     # Only what a store may look at, and only text: a variable of other bytes is nobody's credential.
-    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_")
-    exact = ("HOME", "XDG_CONFIG_HOME", "STORAGE_EMULATOR_HOST")
+    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_")
+    exact = ("HOME", "XDG_CONFIG_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
     return {name: value for name, value in found.items() if value.isascii() or value.isprintable()}
 
@@ -139,8 +149,10 @@ def index(
     give_up_after_s: float | None = None,
     select: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
+    written_as: str | None = None,
 ) -> dict[str, Any]:
-    """List a dataset once (what fits `select` and not `exclude`); write its manifest to `output`. Returns objects, bytes, codecs, formats and the fingerprint.
+    """List a dataset once (what fits `select` and not `exclude`); write its manifest to `output`, as `json` or
+    `parquet` (by default what its suffix says, else Parquet from 100,000 objects on). Returns objects, bytes, codecs, formats and the fingerprint.
 
     Raises:
         NotFound: Nothing is there.
@@ -162,6 +174,7 @@ def index(
             give_up_after_s=give_up_after_s,
             select=list(select),
             exclude=list(exclude),
+            written_as=written_as,
         )
     )
     return facts

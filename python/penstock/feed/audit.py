@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof of the order: what the pipeline delivers, hashed step by step, under any number of ranks and threads.
+
+Two hashes a step: `order` of which records ought to stand there (logical name and number, from arithmetic alone) and
+`content` of the bytes that the pipeline delivered, row by row. Neither has ranks, threads, codecs or paths in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native, env
+from penstock.errors import ConfigError, Unsupported
+from penstock.feed.dataset import tensor
+from penstock.feed.loader import Loader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.feed.dataset import Dataset, TensorSpec
+    from penstock.feed.shape import Shaped
+
+__all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields"]
+
+SCHEMA_VERSION = 1
+
+_LARGEST = 1 << 30
+"""An object to guess fields from is read whole; a larger one is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The steps of one epoch as one configuration delivered them."""
+
+    ranks: int
+    threads: int | None
+    steps: tuple[tuple[str, str], ...]
+    """(order, content) of each step."""
+
+    @property
+    def digest(self) -> str:
+        """Of all steps."""
+        return _hash("".join(order + content for order, content in self.steps).encode())
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
+    """Fields as the first record has them: bytes as uint8, for an audit that asks what stands there and not what it means.
+
+    Raises:
+        Unsupported: The first object is too large to look into, or a feature is no one value.
+    """
+    files, key = _native.Files(dataset.url, dict(env.read())), dataset.source.key(0).encode()
+    name, size, _, _ = files.head(key)
+    if size > _LARGEST:
+        raise Unsupported(
+            f"{dataset.url}{name.decode()} has {size:,} bytes, too many to guess fields from",
+            hint="say --field NAME=DTYPE:SHAPE",
+        )
+    (stored,) = files.read(key, [(0, max(size, 1))])
+    example = _native.decode_tfrecord(stored)[0]
+    found = {}
+    for feature, value in example.items():
+        items = [value] if isinstance(value, bytes) else value
+        first = items[0] if items else None
+        if isinstance(first, bytes):
+            if len(items) > 1:
+                raise Unsupported(
+                    f"feature {feature} holds {len(items)} byte strings", hint="say --field NAME=DTYPE:SHAPE"
+                )
+            found[feature] = tensor("uint8", (len(first),))
+        elif first is not None:
+            found[feature] = tensor("float32" if isinstance(first, float) else "int64", (len(items),))
+    return found
+
+
+def audit(
+    dataset: Shaped,
+    *,
+    global_batch: int,
+    ranks: int = 1,
+    threads: int | None = None,
+    epoch: int = 0,
+    most_steps: int | None = None,
+) -> Audit:
+    """Reads an epoch (or its first steps) as `ranks` ranks would, one after another, and hashes what each step holds.
+
+    Raises:
+        ConfigError: Ranks made different numbers of steps.
+    """
+    rows: list[list[bytes]] = []
+    for rank in range(ranks):
+        loader = Loader(dataset, global_batch=global_batch, rank=rank, world=ranks, threads=threads)
+        loader.set_epoch(epoch)
+        made = 0
+        for step, batch in enumerate(loader):
+            if step == most_steps:
+                break
+            if rank == 0:
+                rows.append([])
+            if step >= len(rows):
+                raise ConfigError(f"rank {rank} makes more than {len(rows)} steps", where="ranks")
+            rows[step] += _digests(batch)
+            made += 1
+        if made != len(rows):
+            raise ConfigError(f"rank {rank} makes {made} steps where rank 0 makes {len(rows)}", where="ranks")
+    course, steps = dataset.course(), []
+    sources, samples = course.sources, course.samples
+    for step, digests in enumerate(rows):
+        start = step * global_batch
+        places = course.places(epoch, range(start, min(start + global_batch, samples)))
+        names = [f"{leaf}:{sources[leaf].logical_name(number)}#{record}" for leaf, number, record in places]
+        steps.append((_hash("\n".join(names).encode()), _hash(b"".join(digests))))
+    return Audit(ranks, threads, tuple(steps))
+
+
+def _digests(batch: Mapping[str, Any]) -> list[bytes]:
+    """A digest of each row: its fields by name, each as its bytes."""
+    rows: list[Any] = []
+    for name in sorted(batch):
+        column = batch[name]
+        if hasattr(column, "offsets"):
+            values, offsets = column.values, column.offsets
+            cells = [values[offsets[row] : offsets[row + 1]].tobytes() for row in range(len(offsets) - 1)]
+        elif isinstance(column, list):
+            cells = [item.encode() if isinstance(item, str) else bytes(item) for item in column]
+        else:
+            cells = [column[row].tobytes() for row in range(len(column))]
+        if not rows:
+            rows = [hashlib.blake2b(digest_size=16) for _ in cells]
+        for digest, cell in zip(rows, cells, strict=True):
+            digest.update(f"{name}:{len(cell)}:".encode())
+            digest.update(cell)
+    return [digest.digest() for digest in rows]
+
+
+def first_difference(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> int | None:
+    """The first step in which two audits differ, or None."""
+    for step, (mine, theirs) in enumerate(zip(a, b, strict=False)):
+        if tuple(mine) != tuple(theirs):
+            return step
+    return None if len(a) == len(b) else min(len(a), len(b))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches as global JAX arrays, sharded as a `NamedSharding` says. The only module of the feed that imports jax.
+
+Each process reads the rows that its own devices hold and no others: what a rank is to torch, a process is to JAX.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.feed.loader import BaseLoader
+from penstock.feed.numpy import array
+
+if TYPE_CHECKING:
+    from penstock.feed.shape import Shaped
+
+__all__ = ["Loader"]
+
+
+class Loader(BaseLoader[dict[str, Any]]):
+    """Iterates dicts of `jax.Array`. Without a sharding they lie on the default device; with one, each is a global array
+    of `global_batch` rows whose first axis is cut as the sharding says, and each process reads its part.
+    """
+
+    def __init__(self, dataset: Shaped, *, sharding: Any = None, **arguments: Any) -> None:
+        """As `penstock.Loader`, and:
+
+        Args:
+            sharding: A `jax.sharding.NamedSharding` that cuts the first axis (`P("data")`). All batches are full: `tail`
+                is `drop`, unless `pad` is given. Processes must hold contiguous and equal parts in the order of their
+                numbers, as `jax.make_mesh` lays them out.
+        """
+        if sharding is not None:
+            arguments.setdefault("tail", "drop")
+            if arguments["tail"] == "ragged":
+                raise ConfigError(
+                    "tail: a sharded array cannot be ragged", where="tail", hint='say tail="drop" or tail="pad"'
+                )
+        super().__init__(dataset, **arguments)
+        self.sharding = sharding
+        if sharding is not None:
+            self._check()
+
+    def _place(self) -> tuple[int, int]:
+        return int(jax.process_index()), int(jax.process_count())
+
+    def _check(self) -> None:
+        """The rows of this process's devices must be the rows that this rank reads."""
+        rows = self._cut(1).devices_indices_map((self.global_batch,))
+        mine = [rows[device][0].indices(self.global_batch)[:2] for device in self.sharding.addressable_devices]
+        have = min(start for start, _ in mine), max(stop for _, stop in mine)
+        want = (
+            self.global_batch * self.rank // self.world,
+            self.global_batch * (self.rank + 1) // self.world,
+        )
+        if have != want:
+            raise ConfigError(
+                f"sharding: the devices of process {self.rank} of {self.world} hold rows {have[0]} to {have[1]} of a batch"
+                f" of {self.global_batch}, and its feed reads {want[0]} to {want[1]}",
+                where="sharding",
+                hint="lay the mesh out so that the first axis runs over the processes in their order",
+            )
+
+    def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
+        began = time.perf_counter()
+        batch = {name: value if isinstance(value, list) else self._put(array(value)) for name, value in tensors.items()}
+        return batch, time.perf_counter() - began
+
+    def _put(self, rows: np.ndarray[Any, Any]) -> Any:
+        if self.sharding is None:
+            return jax.device_put(rows)
+        shape = (self.global_batch, *rows.shape[1:])
+        first = self.global_batch * self.rank // self.world
+
+        def part(index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+            start, stop, _ = index[0].indices(self.global_batch)
+            return np.asarray(rows[(slice(start - first, stop - first), *index[1:])])
+
+        return jax.make_array_from_callback(shape, self._cut(len(shape)), part)
+
+    def _cut(self, sides: int) -> Any:
+        """The sharding for an array of so many sides: those it does not name are whole."""
+        spec = tuple(self.sharding.spec)[:sides]
+        return jax.sharding.NamedSharding(self.sharding.mesh, jax.sharding.PartitionSpec(*spec))

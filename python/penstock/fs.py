@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Penstock's stores as an fsspec filesystem, read only: for pandas, xarray, h5py and whatever takes one.
+
+    fs = penstock.fs.FileSystem()
+    pandas.read_csv(fs.open("s3://bucket/labels.csv"))
+    fsspec.open("penstock::s3://bucket/labels.csv")        # where the entry point is installed
+
+Owns paths and listings. Requests, credentials, retries and deadlines are the stores' own. Folders are what keys begin with.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from fsspec import AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from penstock import _native, env
+from penstock.errors import ConfigError, NotFound
+
+__all__ = ["FileSystem"]
+
+_BLOCK = 4 << 20
+"""Bytes that `open` reads ahead: one request's latency spread over enough bytes, and little for a seek to waste."""
+
+
+class _File(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
+    """An open object, pinned to the version it had when it was opened."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        found: bytes = self.fs.cat_file(self.path, start, end, version=self.details.get("version"))
+        return found
+
+
+class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """`ls`, `info`, `open`, `cat_file`, `cat_ranges`, `glob`, `find`, `walk` over every store, by full URLs."""
+
+    protocol: ClassVar[tuple[str, ...]] = ("penstock",)
+    root_marker = ""
+    cachable = True
+
+    def __init__(self, *, deadline_s: float = 600.0, **options: Any) -> None:
+        super().__init__(**options)
+        self._deadline_s = deadline_s
+        self._stores: dict[str, _native.Files] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(each) for each in path]
+        text = str(path).removeprefix("penstock::").removeprefix("penstock://")
+        if "://" not in text:
+            text = f"file://{text if text.startswith('/') else '/' + text}"
+        scheme, _, rest = text.partition("://")
+        return f"{scheme}://{rest.rstrip('/') if len(rest) > 1 else rest}"
+
+    @classmethod
+    def _parent(cls, path: str) -> str:
+        scheme, _, rest = cls._strip_protocol(path).partition("://")
+        return f"{scheme}://{rest.rpartition('/')[0]}"
+
+    def _opened(self, path: str) -> tuple[_native.Files, str, str]:
+        """The store of a path, the URL of its root, and the path below it."""
+        parts = urlsplit(path, allow_fragments=False)
+        if not parts.scheme:
+            raise ConfigError(f"{path} is no URL", where="path")
+        root = f"{parts.scheme}://{parts.netloc}"
+        if root not in self._stores:
+            self._stores[root] = _native.Files(root + "/", dict(env.read()), deadline_s=self._deadline_s)
+        return self._stores[root], root, path[len(root) :].lstrip("/")
+
+    @staticmethod
+    def _entry(root: str, found: tuple[bytes, int, str | None, float | None]) -> dict[str, Any]:
+        key, size, version, modified = found
+        name = f"{root}/{key.decode(errors='surrogateescape')}"
+        return {"name": name, "size": size, "type": "file", "version": version, "modified_s": modified}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        """What lies directly below a path; the object itself where it is one."""
+        path = self._strip_protocol(path)
+        files, root, name = self._opened(path)
+        prefix = f"{name}/" if name else ""
+        found: dict[str, dict[str, Any]] = {}
+        for entry in files.described(prefix.encode(errors="surrogateescape")):
+            below = entry[0].decode(errors="surrogateescape")[len(prefix) :]
+            head, slash, _rest = below.partition("/")
+            full = f"{root}/{prefix}{head}"
+            found[full] = {"name": full, "size": 0, "type": "directory"} if slash else self._entry(root, entry)
+        if not found:
+            info = self.info(path)
+            found = {info["name"]: info} if info["type"] == "file" else {}
+        entries = list(found.values())
+        return entries if detail else sorted(found)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Size, type, version and time of change.
+
+        Raises:
+            NotFound: Neither an object nor what a key begins with.
+        """
+        path = self._strip_protocol(path)
+        files, root, name = self._opened(path)
+        if name:
+            try:
+                return self._entry(root, files.head(name.encode(errors="surrogateescape")))
+            except (NotFound, IsADirectoryError):
+                pass
+        if not name or files.described(f"{name}/".encode(errors="surrogateescape"), most=1):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise NotFound(f"{path} does not exist", where=path)
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
+    ) -> Any:
+        """All objects below a path: one listing."""
+        if maxdepth is not None or withdirs:
+            return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
+        path = self._strip_protocol(path)
+        files, root, name = self._opened(path)
+        listed = files.described((f"{name}/" if name else "").encode(errors="surrogateescape"))
+        found = {entry["name"]: entry for entry in (self._entry(root, each) for each in listed)}
+        if not found and name and self.exists(path) and self.info(path)["type"] == "file":
+            found = {path: self.info(path)}
+        return found if detail else sorted(found)
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, *, version: str | None = None, **_: Any
+    ) -> bytes:
+        """An object's bytes from `start` to `end`, negative ones counted from its end."""
+        path = self._strip_protocol(path)
+        files, _root, name = self._opened(path)
+        first, last = start or 0, end
+        if first < 0 or last is None or last < 0:
+            size = files.head(name.encode(errors="surrogateescape"))[1]
+            first = max(0, size + first) if first < 0 else first
+            last = size if last is None else (size + last if last < 0 else last)
+        if last <= first:
+            return b""
+        (found,) = files.read(name.encode(errors="surrogateescape"), [(first, last - first)], version=version)
+        return found
+
+    def cat_ranges(
+        self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **_: Any
+    ) -> list[Any]:
+        """Several ranges; those of one object in one call, which the store sends together."""
+        del max_gap  # neighbouring ranges are the store's to join
+        count = len(paths)
+        starts = starts if isinstance(starts, (list, tuple)) else [starts] * count
+        ends = ends if isinstance(ends, (list, tuple)) else [ends] * count
+        if not len(starts) == len(ends) == count:
+            raise ConfigError(f"cat_ranges: {count} paths, {len(starts)} starts, {len(ends)} ends", where="cat_ranges")
+        found: list[Any] = [None] * count
+        plain: dict[str, list[int]] = {}
+        for at, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):
+            if start is not None and end is not None and 0 <= start < end:
+                plain.setdefault(self._strip_protocol(path), []).append(at)
+            else:
+                found[at] = self._guarded(on_error, lambda p=path, s=start, e=end: self.cat_file(p, s, e))
+        for path, seats in plain.items():
+            files, _root, name = self._opened(path)
+            ranges = [(starts[at], ends[at] - starts[at]) for at in seats]
+            read = self._guarded(
+                on_error, lambda f=files, n=name, r=ranges: f.read(n.encode(errors="surrogateescape"), r)
+            )
+            for number, at in enumerate(seats):
+                found[at] = read if isinstance(read, Exception) else read[number]
+        return found
+
+    @staticmethod
+    def _guarded(on_error: str, work: Any) -> Any:
+        try:
+            return work()
+        except Exception as error:
+            if on_error == "raise":
+                raise
+            return error
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
+    ) -> _File:
+        if mode != "rb":
+            raise ConfigError(f"mode: `{mode}` would write, and this file system reads", where="mode")
+        block = block_size if isinstance(block_size, int) else _BLOCK
+        return _File(self, path, mode, block, cache_options=cache_options, **options)
+
+    def created(self, path: str) -> Any:
+        """Stores know the last change only."""
+        return self.modified(path)
+
+    def modified(self, path: str) -> Any:
+        """When the object was changed last."""
+        from datetime import UTC, datetime
+
+        changed = self.info(path).get("modified_s")
+        return None if changed is None else datetime.fromtimestamp(changed, UTC)
+
+    def ukey(self, path: str) -> str:
+        """What changes when the object does."""
+        info = self.info(path)
+        return f"{info['name']}:{info.get('version')}:{info['size']}"

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What moving a dataset costs: requests x price + bytes that leave x price, by the kind of store that a URL names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.errors import ConfigError
+from penstock.price import book as books
+from penstock.price import cost
+
+if TYPE_CHECKING:
+    from penstock.price.book import Price, PriceBook
+
+__all__ = ["TIERS", "MovingCost", "moving_cost", "tier_of_url"]
+
+# Store -> the book's rows: reads, and a byte that leaves for the internet.
+TIERS: dict[str, tuple[str, str | None]] = {
+    "s3-standard": ("s3-standard-read", "s3-egress-internet"),
+    "gcs-standard": ("gcs-standard-read", "gcs-egress-internet"),
+    "azure-hot": ("azure-hot-read", None),
+    "azure-premium": ("azure-premium-read", None),
+}
+_BY_SCHEME = {"s3": "s3-standard", "gs": "gcs-standard", "az": "azure-hot"}
+
+
+class MovingCost(msgspec.Struct, frozen=True):
+    """USD, by node and in all. `egress_usd` is what it costs where the nodes lie outside the cloud, else 0 is paid."""
+
+    tier: str
+    is_inferred: bool
+    requests_usd: list[float]
+    egress_usd: list[float] | None
+    prices: tuple[str, ...]
+    as_of: tuple[str, ...]
+
+    @property
+    def total_requests_usd(self) -> float:
+        """Money for all requests."""
+        return sum(self.requests_usd)
+
+    @property
+    def total_egress_usd(self) -> float | None:
+        """Money for all bytes where they leave the cloud; None where the book has no price for that."""
+        return None if self.egress_usd is None else sum(self.egress_usd)
+
+
+def tier_of_url(url: str) -> str | None:
+    """The tier that a URL's scheme most likely means, None for what nobody bills by request (files, web servers)."""
+    return _BY_SCHEME.get(url.partition("://")[0]) if "://" in url else None
+
+
+def moving_cost(
+    url: str,
+    requests: list[int],
+    sizes_bytes: list[int],
+    *,
+    tier: str | None = None,
+    book: PriceBook | None = None,
+) -> tuple[MovingCost, list[Price]] | None:
+    """What each node's requests and bytes cost, and the prices that were used; None where nothing is billed.
+
+    Args:
+        requests: GETs (and HEADs) of each node.
+        sizes_bytes: Stored bytes of each node.
+        tier: One of `TIERS`; else what the URL's scheme most likely means.
+    Raises:
+        ConfigError: No such tier.
+    """
+    named = tier or tier_of_url(url)
+    if named is None:
+        return None
+    if named not in TIERS:
+        raise ConfigError(f"--price-tier: `{named}` is none of {', '.join(TIERS)}", where="--price-tier")
+    book = book or books.load()
+    read_item, egress_item = TIERS[named]
+    read = book.find(read_item)
+    used = [read]
+    egress = None
+    if egress_item is not None:
+        leaving = book.find(egress_item)
+        used.append(leaving)
+        egress = [cost.egress_usd(size, leaving.usd_per_unit) for size in sizes_bytes]
+    found = MovingCost(
+        tier=named,
+        is_inferred=tier is None,
+        requests_usd=[cost.requests_usd(count, read.usd_per_unit) for count in requests],
+        egress_usd=egress,
+        prices=tuple(
+            f"{price.item}: {price.value:g} USD for {price.per:,} {price.unit}{'s' if price.per > 1 else ''}, {price.region}"
+            for price in used
+        ),
+        as_of=tuple(price.as_of for price in used),
+    )
+    return found, used

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the nodes of one launch tell each other how far they are: a small file each, in a folder that all of them see.
+
+No service, no port, no question to the store. A thread of its own writes and reads, so that a file system that hangs slows
+no stage and fails none; where the folder is not shared after all, the first node sees itself alone, and says so. Owns the
+folder of its launch; refuses to wait for anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.ranks import Rank
+
+__all__ = ["COUNTERS", "Board", "folder_for", "summed"]
+
+COUNTERS = (
+    "objects", "bytes", "done", "done_bytes", "skipped", "bytes_in", "bytes_out", "resumed_bytes", "refetched", "failed",
+    "requests", "retries", "throttles",
+)  # fmt: skip
+
+# All nodes together write this many files a second at most.
+_WRITES_PER_S = 50
+_PERIOD_S = 1.0
+# A file of counters is short; anything longer is not one of ours.
+_MOST_BYTES = 4096
+# Folders of launches that nobody cleared.
+_OLD_S = 7 * 86400
+
+
+def folder_for(environment: Mapping[str, str], rank: Rank, told: str | None, what: str) -> Path | None:
+    """Where this launch's nodes meet; None where there is one node, or nobody names the launch.
+
+    Args:
+        environment: For HOME and XDG_CACHE_HOME.
+        rank: Of this process.
+        told: A folder that the user names; else the user's cache, which clusters share as part of HOME.
+        what: What is done, so that two stages of one launch do not meet.
+    """
+    if rank.nodes < 2 or rank.launch_id is None:
+        return None
+    home = environment.get("HOME")
+    cache = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
+    base = Path(told) if told else Path(cache) / "penstock/launches" if cache else None
+    name = hashlib.sha256(f"{rank.launch_id}\0{rank.nodes}\0{what}".encode()).hexdigest()[:24]
+    return None if base is None else base / name
+
+
+class Board:
+    """One node's place at the folder. The first node also reads the others' files."""
+
+    def __init__(self, folder: Path, node: int, nodes: int, *, period_s: float = _PERIOD_S) -> None:
+        self._folder, self.node, self.nodes = folder, node, nodes
+        self._period_s = max(period_s, nodes / _WRITES_PER_S)
+        self._mine: dict[str, Any] = {}
+        self._seen: dict[int, dict[str, Any]] = {}
+        self._fresh: dict[int, tuple[Any, float]] = {}
+        self._beat = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-board", daemon=True)
+        self._thread.start()
+
+    def post(self, now: Mapping[str, Any]) -> None:
+        """What the next file says. Costs a dict."""
+        self._mine = {name: now.get(name, 0) for name in COUNTERS}
+
+    def seen(self) -> dict[int, dict[str, Any]]:
+        """The newest word of each node that has said one; this one's is what it posted last."""
+        return {**self._seen, self.node: self._mine} if self._mine else dict(self._seen)
+
+    def running(self, within_s: float) -> int:
+        """Other nodes that have not ended and spoke within this time."""
+        fresh = time.monotonic() - within_s
+        return sum(
+            1
+            for node, one in self._seen.items()
+            if node != self.node and not one.get("ended") and self._fresh[node][1] > fresh
+        )
+
+    def close(self, *, ended: bool = True) -> None:
+        """Says the last word, and clears the folder where this node is the first. Waits for no file system for long."""
+        self._mine = {**self._mine, "ended": ended}
+        self._stop.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self.node == 0:
+                self._sweep()
+        while True:
+            stopping = self._stop.wait(self._period_s)
+            with suppress(OSError, ValueError):
+                if self._mine:
+                    self._write()
+                if self.node == 0:
+                    self._read()
+            if stopping:
+                break
+        if self.node == 0 and not self.running(30.0):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self) -> None:
+        self._beat += 1
+        text = json.dumps({**self._mine, "beat": self._beat})
+        temporary = self._folder / f".{self.node}.{os.getpid()}"
+        temporary.write_text(text, encoding="ascii")
+        temporary.replace(self._folder / f"{self.node}.json")
+
+    def _read(self) -> None:
+        for name in os.listdir(self._folder):  # noqa: PTH208 - names are all that is wanted
+            number, _, suffix = name.partition(".")
+            if suffix != "json" or not number.isdecimal() or int(number) >= self.nodes or int(number) == self.node:
+                continue
+            told: Any = None
+            # One node's odd file is no reason not to hear the others.
+            with suppress(OSError, ValueError, RecursionError), (self._folder / name).open("rb") as file:
+                told = json.loads(file.read(_MOST_BYTES))
+            if not isinstance(told, dict) or not all(isinstance(told.get(name), int) for name in COUNTERS):
+                continue
+            node = int(number)
+            if self._fresh.get(node, (None, 0.0))[0] != told.get("beat"):
+                self._fresh[node] = (told.get("beat"), time.monotonic())
+            self._seen[node] = told
+
+    def _sweep(self) -> None:
+        old = time.time() - _OLD_S
+        with os.scandir(self._folder.parent) as entries:
+            beside = list(entries)[:256]
+        for entry in beside:
+            if entry.is_dir(follow_symlinks=False) and len(entry.name) == 24 and entry.stat().st_mtime < old:
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def summed(now: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:
+    """All nodes' counters as one, with how many of them speak and which is furthest behind, and how far that one is."""
+    known = {node: one["done_bytes"] / one["bytes"] for node, one in now.items() if one.get("bytes")}
+    slowest = min(known, key=lambda node: known[node], default=None)
+    total: dict[str, Any] = {name: sum(one.get(name, 0) for one in now.values()) for name in COUNTERS}
+    return total | {
+        "nodes": nodes,
+        "nodes_seen": len(now),
+        "slowest_node": slowest,
+        "slowest_share": None if slowest is None else known[slowest],
+    }

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.stage(source, folder)` inside a training script: each node's first rank stages, every rank gets the same end.
+
+Called by all ranks of a job, like a collective. Where the script has a process group (torch) or MPI up, ranks agree through
+it: who leads on which node, how it went, and the first error, which every rank raises. Where it has neither, the launcher's
+variables say who leads, and the others read the record that the leader keeps beside its journal.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import env, errors, ranks
+from penstock.errors import Bug, ConfigError, Deadline, PenstockError, RankFailed
+from penstock.ranks import Rank
+from penstock.stage import job as jobs
+from penstock.stage.board import summed
+from penstock.stage.hub import Hub, find
+from penstock.stage.job import StageSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._native import StageJob
+
+__all__ = ["Staged", "everywhere"]
+
+_LOOK_S = 0.1
+# A leader says that it lives this often; the first rank gives up on one that is silent for the limit.
+_BEAT_S = 1.0
+_SILENCE_S = 60.0
+# Ranks come to the call one after the other; a training script's imports may take minutes on a busy file system.
+_ARRIVE_S = 600.0
+_LAST_WORDS_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """How the stage of this rank's node went. Bytes and seconds are in the names; `summary` is the CLI's JSON."""
+
+    folder: Path
+    manifest: Path
+    node: int
+    nodes: int
+    objects: int
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    by: str
+    summary: dict[str, Any]
+
+
+def everywhere(
+    source: str,
+    destination: str | Path,
+    *,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+    arrive_s: float = _ARRIVE_S,
+    silence_s: float = _SILENCE_S,
+    allow_partial: bool = False,
+    **options: Any,
+) -> Staged:
+    """Stage a dataset, or this node's share of it, before training; call it on all ranks.
+
+    Args:
+        source: As for `penstock stage`.
+        destination: A folder on each node's own disk, the same on all ranks of a node.
+        progress: Called about once a second on the job's first rank, with one dict of all nodes' counters.
+        arrive_s: How long ranks wait for one another to make this call.
+        silence_s: A leader that gives no sign for this long is held to be dead.
+        allow_partial: Return although some objects could not be staged (`summary["failed"]`), instead of raising.
+        options: Those of `StageSpec`: inflate, manifest, deadline_s, ...
+
+    Raises:
+        PenstockError: What the working rank met, of the same class on every rank.
+        RankFailed: A rank died or never came.
+    """
+    spec = StageSpec(source, str(destination), **options)
+    hub = find()
+    if hub is not None and hub.world > 1:
+        summary, rank = _together(hub, spec, progress, arrive_s=arrive_s, silence_s=silence_s)
+        by = hub.name
+    else:
+        rank = ranks.detect(env.read())
+        by = "files" if rank.world > 1 else "alone"
+        summary = _by_files(replace(spec, rank=rank), progress, arrive_s=arrive_s, silence_s=silence_s)
+    if summary["failed"] and not allow_partial:
+        raise _partial(summary)
+    folder = Path(jobs.local_path(spec.destination))
+    name = "manifest.json" if rank.nodes == 1 else f"manifest-{rank.node}-of-{rank.nodes}.json"
+    return Staged(
+        folder,
+        folder / ".penstock" / name,
+        rank.node,
+        rank.nodes,
+        summary["objects"],
+        summary["bytes_in"],
+        summary["bytes_out"],
+        summary["seconds"],
+        by,
+        summary,
+    )
+
+
+# ---------------------------------------------------------------- errors that travel
+
+
+def _classes() -> dict[str, type[PenstockError]]:
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    return {kind.code: kind for kind in kinds}
+
+
+def _packed(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, PenstockError):
+        return {"code": error.code, "message": str(error), "hint": error.hint}
+    return {"code": Bug.code, "message": f"{type(error).__name__}: {error}", "hint": None}
+
+
+def _unpacked(told: dict[str, Any]) -> PenstockError:
+    kind = _classes().get(told["code"], PenstockError)
+    error: PenstockError = kind(told["message"], hint=told.get("hint"))
+    return error
+
+
+def _partial(summary: dict[str, Any]) -> PenstockError:
+    first = summary["failed"][0]
+    error = _unpacked({"code": first["code"], "message": first["error"]})
+    error.add_note(
+        f"{len(summary['failed']):,} of {summary['objects']:,} objects of node {summary['node']} are not staged; "
+        "allow_partial=True goes on without them"
+    )
+    return error
+
+
+# ---------------------------------------------------------------- by the files beside the journal
+
+
+def _by_files(
+    spec: StageSpec, progress: Callable[[dict[str, Any]], None] | None, *, arrive_s: float, silence_s: float
+) -> dict[str, Any]:
+    import json
+
+    if spec.rank.local_rank == 0:
+        look = (
+            None
+            if progress is None
+            else _throttled(lambda now: progress(summed({spec.rank.node: now}, spec.rank.nodes)))
+        )
+        return jobs.wait(jobs.start(spec), look=look)
+    told = json.loads(spec.request().leader_ends(start_s=arrive_s, silence_s=max(silence_s, 2.0)))
+    if "failed" in told:
+        raise _unpacked(told["failed"])
+    summary: dict[str, Any] = told["summary"]
+    return summary
+
+
+# ---------------------------------------------------------------- by a hub
+
+
+def _who() -> dict[str, Any]:
+    try:
+        found = ranks.detect(env.read())
+        launcher = [found.node, found.nodes, found.local_rank, found.world] if found.launcher != "none" else None
+    except ConfigError:
+        launcher = None
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return {"host": f"{platform.node()} {boot}", "launcher": launcher}
+
+
+def _seats(who: list[dict[str, Any]]) -> list[list[int]]:
+    """Node, nodes and local rank of each rank: the launcher's where all of it agrees, else by the hosts' names."""
+    world = len(who)
+    told = [one["launcher"] for one in who]
+    if all(told) and all(one[3] == world for one in told) and len({one[1] for one in told}) == 1:
+        nodes = told[0][1]
+        leaders = [one[0] for one in told if one[2] == 0]
+        places = {(one[0], one[2]) for one in told}
+        if sorted(leaders) == list(range(nodes)) and len(places) == world:
+            return [[one[0], nodes, one[2]] for one in told]
+    hosts = list(dict.fromkeys(one["host"] for one in who))
+    seen = dict.fromkeys(hosts, 0)
+    seats = []
+    for one in who:
+        seats.append([hosts.index(one["host"]), len(hosts), seen[one["host"]]])
+        seen[one["host"]] += 1
+    return seats
+
+
+def _together(
+    hub: Hub,
+    spec: StageSpec,
+    progress: Callable[[dict[str, Any]], None] | None,
+    *,
+    arrive_s: float,
+    silence_s: float,
+) -> tuple[dict[str, Any], Rank]:
+    seats = _agree(hub, arrive_s)
+    node, nodes, local_rank = seats[hub.rank]
+    # The launch is named by nobody here: other ranks hear of the end through the hub and read no record.
+    rank = Rank(node, nodes, local_rank, hub.rank, hub.world, None, hub.name)
+    leaders = {seat[0]: at for at, seat in enumerate(seats) if seat[2] == 0}
+    watch = _Watch(hub, leaders, silence_s, spec.deadline_s, progress)
+    try:
+        if local_rank == 0:
+            _lead(hub, replace(spec, rank=Rank(node, nodes)), watch)
+        ended = watch.end()
+    finally:
+        hub.close(_LAST_WORDS_S)
+    if "failed" in ended:
+        raise _unpacked(ended["failed"])
+    summary: dict[str, Any] = ended["summaries"][str(node)]
+    return summary, rank
+
+
+def _agree(hub: Hub, arrive_s: float) -> list[list[int]]:
+    until = time.monotonic() + arrive_s
+    hub.up("who", _who())
+    if hub.rank == 0:
+        who: list[Any] = [None] * hub.world
+        while missing := [at for at, one in enumerate(who) if one is None]:
+            for at in missing:
+                who[at] = hub.heard(at, "who")
+            if None in who:
+                if time.monotonic() > until:
+                    late = RankFailed(
+                        f"rank {missing[0]} failed: it did not come to penstock.stage within {arrive_s:.0f} s"
+                        f" ({len(missing):,} of {hub.world:,} ranks did not)",
+                        rank=missing[0],
+                        hint="all ranks have to call penstock.stage, and as often",
+                    )
+                    hub.down("seats", {"failed": _packed(late)})
+                    hub.close(_LAST_WORDS_S)
+                    raise late
+                time.sleep(_LOOK_S / 4)
+        hub.down("seats", {"seats": _seats(who)})
+    while (told := hub.told("seats")) is None:
+        if time.monotonic() > until + _LAST_WORDS_S:
+            raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {arrive_s:.0f} s", rank=0)
+        time.sleep(_LOOK_S)
+    if "failed" in told:
+        raise _unpacked(told["failed"])
+    seats: list[list[int]] = told["seats"]
+    return seats
+
+
+def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
+    """Stages for this node and says how it went; an end that the others came to first stops it."""
+    job: StageJob | None = None
+    try:
+        job = jobs.start(spec)
+        last = 0.0
+
+        def look(now: dict[str, int]) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _BEAT_S:
+                last = time.monotonic()
+                hub.up("now", {**now, "beat": last})
+            if watch.look() is not None:
+                raise _Ended
+
+        hub.up("ended", {"summary": jobs.wait(job, look=look)})
+    except _Ended:
+        assert job is not None
+        job.cancel()
+        with suppress(PenstockError):
+            job.wait(1.0)
+    except BaseException as error:
+        hub.up("ended", {"failed": _packed(error)})
+        if not isinstance(error, PenstockError) or isinstance(error, KeyboardInterrupt):
+            watch.look()  # the first rank passes its own end on
+            raise
+
+
+class _Ended(Exception):
+    pass
+
+
+class _Watch:
+    """What every rank does while it waits: the first rank gathers the leaders' words and tells the end; all look for it."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        leaders: dict[int, int],
+        silence_s: float,
+        deadline_s: float | None,
+        progress: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        self._hub, self._leaders, self._silence_s = hub, leaders, silence_s
+        began = time.monotonic()
+        self._until = None if deadline_s is None else began + deadline_s + _LAST_WORDS_S
+        self._limit_s = deadline_s
+        self._ended: dict[int, Any] = {}
+        self._now: dict[int, dict[str, Any]] = {}
+        self._signs = dict.fromkeys(leaders, (None, began))
+        self._progress = progress
+        self._shown = 0.0
+        self._heard_s = began
+        # Ten looks a second of a few ranks, and not more questions to the first rank for thousands of them.
+        self._every_s = min(_LOOK_S * max(1.0, hub.world / 256), 2.0)
+        self._looked_s = 0.0
+
+    def look(self) -> dict[str, Any] | None:
+        """The end, once there is one. Cheap: it is called ten times a second."""
+        if self._hub.rank == 0:
+            self._gather()
+            if self._hub.told("alive") is None or time.monotonic() - self._heard_s > _BEAT_S:
+                self._heard_s = time.monotonic()
+                self._hub.down("alive", self._heard_s)
+        elif time.monotonic() - self._looked_s < self._every_s:
+            return None
+        self._looked_s = time.monotonic()
+        end: dict[str, Any] | None = self._hub.told("end")
+        return end
+
+    def _gather(self) -> None:
+        hub = self._hub
+        if hub.told("end") is not None:
+            return
+        moment = time.monotonic()
+        for node, leader in self._leaders.items():
+            if node in self._ended:
+                continue
+            if (ended := hub.heard(leader, "ended")) is not None:
+                self._ended[node] = ended
+                if "failed" in ended:
+                    hub.down("end", ended)
+                    return
+                continue
+            if (now := hub.heard(leader, "now")) is not None:
+                self._now[node] = now
+            sign = now and now["beat"]
+            if sign != self._signs[node][0]:
+                self._signs[node] = (sign, moment)
+            elif moment - self._signs[node][1] > self._silence_s:
+                lost = RankFailed(
+                    f"rank {leader} failed: it stages for node {node} and gave no sign for {self._silence_s:.0f} s",
+                    rank=leader,
+                )
+                hub.down("end", {"failed": _packed(lost)})
+                return
+        if len(self._ended) == len(self._leaders):
+            hub.down("end", {"summaries": {str(node): one["summary"] for node, one in self._ended.items()}})
+        elif self._progress is not None and moment - self._shown >= _BEAT_S and self._now:
+            self._shown = moment
+            self._progress(summed(self._now, len(self._leaders)))
+
+    def end(self) -> dict[str, Any]:
+        """Waits for it. No rank waits for a first rank that is gone, nor past the deadline."""
+        sign, since = None, time.monotonic()
+        while (end := self.look()) is None:
+            moment = time.monotonic()
+            if self._hub.rank != 0:
+                alive = self._hub.told("alive")
+                if alive != sign:
+                    sign, since = alive, moment
+                elif moment - since > self._silence_s:
+                    raise RankFailed(f"rank 0 failed: it gave no sign for {self._silence_s:.0f} s", rank=0)
+            if self._until is not None and moment > self._until:
+                raise Deadline(f"the stage did not finish in {self._limit_s:.1f} s", limit_s=self._limit_s)
+            time.sleep(_LOOK_S)
+        return end
+
+
+def _throttled(show: Callable[[dict[str, int]], None]) -> Callable[[dict[str, int]], None]:
+    shown = 0.0
+
+    def look(now: dict[str, int]) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _BEAT_S and now["objects"]:
+            shown = time.monotonic()
+            show(now)
+
+    return look

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX, TensorFlow and torch's trainers: the same order, whole and sharded. Each runs in a process of its own, as its
+library owns devices and threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import dataset, write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+JAX = """
+import sys, json
+import numpy as np
+import jax
+from jax.sharding import NamedSharding, PartitionSpec as P
+import penstock as ps
+from penstock.jax import Loader
+
+assert len(jax.devices()) == 4
+ds = ps.open(sys.argv[1]).fields(x=ps.tensor("int16", (3, 2)), y=ps.tensor("float32", (4,))).shuffle(seed=3)
+want = [batch["y"][:, 0].tolist() for batch in ps.Loader(ds, batch_size=8, tail="drop")]
+
+plain = [np.asarray(batch["y"])[:, 0].tolist() for batch in Loader(ds, batch_size=8, tail="drop")]
+assert plain == want, plain
+
+mesh = jax.make_mesh((4,), ("data",))
+loader = Loader(ds, global_batch=8, sharding=NamedSharding(mesh, P("data")))
+got = list(loader)
+assert [np.asarray(batch["y"])[:, 0].tolist() for batch in got] == want
+first = got[0]["x"]
+assert first.shape == (8, 3, 2) and first.dtype == np.int16
+assert [shard.data.shape for shard in first.addressable_shards] == [(2, 3, 2)] * 4
+assert len({shard.device for shard in first.addressable_shards}) == 4
+total = jax.jit(lambda y: y.sum())(got[1]["y"])
+assert float(total) == 4 * sum(want[1])
+
+two = jax.make_mesh((2, 2), ("data", "model"))
+of_y = ds.fields(y=ps.tensor("float32", (4,)))
+loader = Loader(of_y, global_batch=8, sharding=NamedSharding(two, P("data", "model")))
+batch = next(iter(loader))
+assert np.asarray(batch["y"])[:, 0].tolist() == want[0]
+assert {shard.data.shape for shard in batch["y"].addressable_shards} == {(4, 2)}
+
+state = json.loads(json.dumps(loader.state_dict()))
+other = Loader(ds, global_batch=8, sharding=NamedSharding(mesh, P("data")))
+other.load_state_dict(state)
+assert [np.asarray(batch["y"])[:, 0].tolist() for batch in other] == want[1:]
+for bad in ("ragged",):
+    try:
+        Loader(ds, global_batch=8, sharding=NamedSharding(mesh, P("data")), tail=bad)
+    except ps.errors.ConfigError:
+        print("ok")
+"""
+
+LIGHTNING = """
+import sys, logging, warnings
+warnings.simplefilter("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+import torch
+import lightning.pytorch as pl
+import penstock as ps
+
+ds = ps.open(sys.argv[1]).fields(y=ps.tensor("float32", (4,)))
+train = ps.torch.Loader(ds.shuffle(seed=3), batch_size=4, rank=0, world=1)
+held = ps.torch.Loader(ds.take(6), batch_size=4, rank=0, world=1)
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.seen, self.checked = {}, []
+    def training_step(self, batch, index):
+        self.seen.setdefault(self.current_epoch, []).extend(int(y) for y in batch["y"][:, 0])
+        return self.layer(batch["y"] / 20).mean()
+    def validation_step(self, batch, index):
+        self.checked.append([int(y) for y in batch["y"][:, 0]])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+model = Model()
+options = dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer = pl.Trainer(max_epochs=2, num_sanity_val_steps=1, limit_val_batches=1, **options)
+trainer.fit(model, train, held)
+
+def order(epoch):
+    loader = ps.Loader(ds.shuffle(seed=3), batch_size=4, rank=0, world=1)
+    loader.set_epoch(epoch)
+    return [int(y) for batch in loader for y in batch["y"][:, 0]]
+
+assert model.seen == {0: order(0), 1: order(1)}, model.seen
+assert len(model.checked) == 3 and all(batch == [0, 1, 2, 3] for batch in model.checked), model.checked
+print("ok")
+"""
+
+ACCELERATE = """
+import sys
+import torch
+from accelerate import Accelerator
+import penstock as ps
+
+ds = ps.open(sys.argv[1]).fields(y=ps.tensor("float32", (4,)))
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+loader = torch.utils.data.DataLoader(ps.torch.MapDataset(ds), batch_size=4, shuffle=True, num_workers=2)
+model, optimiser, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+seen = []
+for batch in loader:
+    loss = model(batch["y"] / 20).mean()
+    accelerator.backward(loss)
+    optimiser.step()
+    seen += [int(y) for y in batch["y"][:, 0]]
+assert sorted(seen) == list(range(20)), seen
+
+own = ps.torch.Loader(ds.shuffle(seed=1), batch_size=4, rank=accelerator.process_index, world=accelerator.num_processes)
+accelerator.register_for_checkpointing(own)
+walk = iter(own)
+next(walk)
+accelerator.save_state(sys.argv[2])
+rest = [int(y) for batch in walk for y in batch["y"][:, 0]]
+accelerator.load_state(sys.argv[2])
+assert [int(y) for batch in own for y in batch["y"][:, 0]] == rest
+print("ok")
+"""
+
+STATEFUL = """
+import sys
+from torchdata.stateful_dataloader import StatefulDataLoader
+import penstock as ps
+
+ds = ps.open(sys.argv[1]).fields(y=ps.tensor("float32", (4,))).shuffle(seed=4)
+def loader():
+    return StatefulDataLoader(ps.torch.MapDataset(ds), batch_size=3, num_workers=2)
+def ids(batch):
+    return [int(y) for y in batch["y"][:, 0]]
+whole = [ids(batch) for batch in loader()]
+first = loader()
+walk = iter(first)
+part = [ids(next(walk)) for _ in range(3)]
+state = first.state_dict()
+second = loader()
+second.load_state_dict(state)
+assert part + [ids(batch) for batch in second] == whole
+print("ok")
+"""
+
+
+def run(program: str, folder: Path, *arguments: object, **env: str) -> str:
+    script = folder / "program.py"
+    # Workers are forked from a process with threads here and there; that is torch's business and warns on newer Pythons.
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / '.tools/adapters'}", **env},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.needs_adapters
+def test_jax_loader_gives_sharded_global_arrays(tmp_path):
+    folder = write(tmp_path / "data", [2] * 10)
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    assert run(JAX, tmp_path, folder, **flags) == "ok\n"
+
+
+@pytest.mark.needs_adapters
+def test_lightning_sanity_check_and_limits_do_not_move_the_order(tmp_path):
+    assert run(LIGHTNING, tmp_path, write(tmp_path / "data", [2] * 10)).endswith("ok\n")
+
+
+@pytest.mark.needs_adapters
+def test_accelerate_trains_from_a_map_dataset_and_checkpoints_a_loader(tmp_path):
+    assert run(ACCELERATE, tmp_path, write(tmp_path / "data", [2] * 10), tmp_path / "checkpoint").endswith("ok\n")
+
+
+@pytest.mark.needs_adapters
+def test_stateful_data_loader_resumes_over_a_map_dataset(tmp_path):
+    assert run(STATEFUL, tmp_path, write(tmp_path / "data", [2] * 10)).endswith("ok\n")
+
+
+@pytest.mark.needs_tf
+def test_tf_dataset_gives_the_order_with_its_element_spec(tmp_path):
+    import tensorflow as tf
+
+    import penstock
+    from penstock.tf import dataset as of
+
+    ds = dataset(write(tmp_path / "data", [2] * 10)).shuffle(3)
+    want = [batch["y"][:, 0].tolist() for batch in penstock.Loader(ds, batch_size=8)]
+    made = of(ds, batch=8)
+    assert made.element_spec == {
+        "x": tf.TensorSpec((None, 3, 2), tf.int16),
+        "y": tf.TensorSpec((None, 4), tf.float32),
+    }
+    assert int(made.cardinality()) == 3
+    assert [batch["y"].numpy()[:, 0].tolist() for batch in made] == want
+    assert [batch["y"].numpy()[:, 0].tolist() for batch in made] != want  # the next epoch
+    doubled = of(ds, batch=8).map(lambda batch: batch["y"] * 2)
+    assert [batch.numpy()[:, 0].tolist() for batch in doubled] == [[2 * y for y in ys] for ys in want]
+    with pytest.raises(penstock.errors.ConfigError, match="map"):
+        of(ds.map(print), batch=8)

@@ -69,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         AWS_SHARED_CREDENTIALS_FILE=nowhere,
         AWS_EC2_METADATA_DISABLED="true",
         XDG_CONFIG_HOME=nowhere,
+        PENSTOCK_CACHE="",
     )
     config.stash[_RAN] = 0
 

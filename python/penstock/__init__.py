@@ -11,21 +11,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock import errors, fs, jax, stage, tf, torch
+    from penstock import errors, formats, fs, jax, stage, tf, torch
     from penstock._native import __version__
-    from penstock.feed import Dataset, Loader, mix, open, tensor  # noqa: A004
+    from penstock.feed import Dataset, Loader, Ragged, image, mix, open, ragged, raw, tensor  # noqa: A004
 
-__all__ = ["Dataset", "Loader", "__version__", "errors", "fs", "jax", "mix", "open", "stage", "tensor", "tf", "torch"]
+__all__ = [
+    "Dataset",
+    "Loader",
+    "Ragged",
+    "__version__",
+    "errors",
+    "formats",
+    "fs",
+    "image",
+    "jax",
+    "mix",
+    "open",
+    "ragged",
+    "raw",
+    "stage",
+    "tensor",
+    "tf",
+    "torch",
+]
 
 _HOMES = {
     "Dataset": "penstock.feed",
     "Loader": "penstock.feed",
+    "Ragged": "penstock.feed",
+    "image": "penstock.feed",
     "mix": "penstock.feed",
     "open": "penstock.feed",
+    "ragged": "penstock.feed",
+    "raw": "penstock.feed",
     "tensor": "penstock.feed",
     "__version__": "penstock._native",
 }
-_MODULES = {name: f"penstock.{name}" for name in ("errors", "fs", "jax", "stage", "tf", "torch")}
+_MODULES = {name: f"penstock.{name}" for name in ("errors", "formats", "fs", "jax", "stage", "tf", "torch")}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ __all__ = [
     "Emulator",
     "Feed",
     "Files",
+    "RaggedTensor",
     "Run",
     "Source",
     "StageJob",
@@ -125,15 +126,38 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# A listed dataset: names, sizes, versions. Holds no connection; pickles.
+# A field of a delivered batch whose samples differ in length: row i has values[offsets[i]:offsets[i + 1]].
+@final
+class RaggedTensor:
+    @property
+    def values(self) -> Tensor: ...
+    @property
+    def offsets(self) -> Tensor: ...
+    @property
+    def is_bytes(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+
+# A listed dataset: names, sizes, versions, format. Holds no connection; pickles.
 @final
 class Source:
     @staticmethod
-    def open(url: str, manifest: bytes | None, env: Mapping[str, str]) -> Source: ...
+    def open(url: str, manifest: bytes | None, env: Mapping[str, str], format: str | None = None) -> Source: ...  # noqa: A002
     @staticmethod
-    def restore(manifest: bytes, ignored: int) -> Source: ...
+    def restore(manifest: bytes, ignored: int, format: str) -> Source: ...  # noqa: A002
+    def schema(self, env: Mapping[str, str]) -> tuple[str, list[str]]: ...
+    @property
+    def format(self) -> str: ...
     def manifest(self) -> bytes: ...
-    def count(self, declared: int | None, *, scans: bool, env: Mapping[str, str]) -> Counted | None: ...
+    def count(
+        self,
+        declared: int | None,
+        *,
+        scans: bool,
+        env: Mapping[str, str],
+        cache: str | PathLike[str] | None = None,
+    ) -> Counted | None: ...
     @property
     def url(self) -> str: ...
     @property
@@ -149,7 +173,11 @@ class Source:
 @final
 class Counted:
     @staticmethod
-    def restore(runs: Sequence[tuple[int, int]], rung: str, fingerprint: str) -> Counted: ...
+    def restore(
+        runs: Sequence[tuple[int, int]], rung: str, fingerprint: str, index: str | PathLike[str] | None = None
+    ) -> Counted: ...
+    @property
+    def is_indexed(self) -> bool: ...
     @property
     def samples(self) -> int: ...
     @property
@@ -182,7 +210,7 @@ class Feed:
     def __new__(
         cls,
         course: Course,
-        fields: Sequence[tuple[str, str, Sequence[int]]],
+        fields: str,
         *,
         global_batch: int,
         rank: int,
@@ -194,6 +222,7 @@ class Feed:
         threads: int | None,
         deadline_s: float,
         env: Mapping[str, str],
+        on_error: str = "raise",
     ) -> Feed: ...
     @property
     def threads(self) -> int: ...
@@ -206,9 +235,10 @@ class Feed:
 # One pass over an epoch: (fields, rows, cursor) a batch.
 @final
 class Run:
-    def next(self) -> tuple[dict[str, Tensor], int, int] | None: ...
+    def next(self) -> tuple[dict[str, Tensor | RaggedTensor], int, int] | None: ...
     def is_ready(self) -> bool: ...
     def timing(self) -> dict[str, float]: ...
+    def mended(self) -> tuple[int, int, list[str]]: ...
     def close(self) -> None: ...
 
 # What a URL's store holds below it, as files. Names are bytes; a description is (name, size, version, modified).

@@ -9,6 +9,7 @@
     ├── ServerError (OSError)             the store answered 5xx, or broke the protocol
     ├── Deadline (TimeoutError)           the deadline of the call passed
     ├── Corrupt (ValueError)              bytes that are not what they should be
+    │   └── Mismatch                      a whole record that does not hold what a field asks of it
     ├── Changed (OSError)                 the object is no longer the version that was pinned
     ├── PreconditionFailed (FileExistsError)  a conditional write found its condition untrue
     ├── ConfigError (ValueError)          a setting, flag or argument that cannot be
@@ -42,6 +43,7 @@ __all__ = [
     "Interrupted",
     "KeyRefused",
     "MapFailed",
+    "Mismatch",
     "NoSpace",
     "NotFound",
     "PenstockError",
@@ -140,6 +142,12 @@ class Deadline(PenstockError, TimeoutError):
 
 class Corrupt(PenstockError, ValueError):
     code = "corrupt"
+
+
+class Mismatch(Corrupt):
+    """The bytes are sound; the field asks for something else."""
+
+    code = "mismatch"
 
 
 class Changed(PenstockError, OSError):

@@ -38,6 +38,14 @@ def write(folder: Path, counts: Sequence[int], codec: str = "gzip") -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, which no other can have filled."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("PENSTOCK_CACHE", str(folder))
+    return folder
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., Path]:
     """`made([1, 1, 3], codec="none")`: a folder."""

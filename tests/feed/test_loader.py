@@ -17,7 +17,7 @@ import penstock
 from penstock.errors import BudgetExceeded, ConfigError
 from penstock.feed import TensorSpec
 
-from .conftest import batches, dataset, samples
+from .conftest import SHAPE, batches, dataset, samples
 
 
 @pytest.fixture
@@ -200,10 +200,16 @@ def test_tensor_shape_that_cannot_be_is_refused(shape):
         penstock.tensor("int16", shape)
 
 
-def test_loader_without_fields_says_how_to_give_them(made):
-    with pytest.raises(ConfigError) as caught:
-        penstock.Loader(penstock.open(made([1])), batch_size=1)
-    assert ".fields(" in caught.value.hint
+def test_loader_without_fields_takes_those_of_the_first_record(made):
+    opened = penstock.open(made([2, 2]))
+    assert "schema()" in repr(opened)
+    schema = opened.schema()
+    assert schema["y"] == penstock.tensor("float32", (4,))
+    assert "float_list of 4 values" in str(schema)
+    assert "y float32 [4]" in repr(opened)
+    batch = next(iter(penstock.Loader(opened, batch_size=3)))
+    assert batch["y"].tolist() == [[sample] * 4 for sample in (0.0, 1.0, 2.0)]
+    assert [bytes(value) for value in batch["x"]] == [np.full(SHAPE, sample, "<i2").tobytes() for sample in range(3)]
 
 
 def test_loader_unknown_dtype_is_refused(made):

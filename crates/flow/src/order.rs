@@ -220,6 +220,12 @@ impl Order {
         self.shuffle.map_or(1, |shuffle| shuffle.window)
     }
 
+    /// A key for what is random about the sample at a position of an epoch (an image's crop): of the seed, the epoch and
+    /// the position, and of nothing else.
+    pub fn key_of(&self, epoch: u64, position: u64) -> u64 {
+        mix(key(self.shuffle.map_or(0, |shuffle| shuffle.seed), epoch, u64::MAX) ^ mix(position))
+    }
+
     /// The order of one epoch: O(1), or one pass over the counts where they differ.
     pub fn epoch(&self, epoch: u64) -> EpochOrder {
         let objects = self.counts.objects();

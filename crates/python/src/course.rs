@@ -9,7 +9,7 @@ use penstock_types::Error;
 use pyo3::prelude::*;
 
 use crate::enter::enter;
-use crate::feed::{PyCounted, PySource};
+use crate::feed::{Indexed, PyCounted, PySource};
 
 /// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
 #[pyclass(name = "Course", module = "penstock._native", frozen)]
@@ -17,17 +17,20 @@ pub struct PyCourse {
     pub(crate) course: Course,
     pub(crate) leaves: Vec<Leaf>,
     pub(crate) sources: Vec<Py<PySource>>,
+    /// Of each source, where its records lie.
+    pub(crate) indexes: Vec<Option<Indexed>>,
     /// What neighbouring look-ups share.
     walk: Mutex<Option<Walk>>,
 }
 
 impl PyCourse {
-    fn new(course: Course, leaves: Vec<Leaf>, sources: Vec<Py<PySource>>) -> Self {
-        Self { course, leaves, sources, walk: Mutex::default() }
+    fn new(course: Course, leaves: Vec<Leaf>, sources: Vec<Py<PySource>>, indexes: Vec<Option<Indexed>>) -> Self {
+        Self { course, leaves, sources, indexes, walk: Mutex::default() }
     }
 
     fn with(&self, py: Python<'_>, course: Course) -> Self {
-        Self::new(course, self.leaves.clone(), self.sources.iter().map(|source| source.clone_ref(py)).collect())
+        let sources = self.sources.iter().map(|source| source.clone_ref(py)).collect();
+        Self::new(course, self.leaves.clone(), sources, self.indexes.clone())
     }
 }
 
@@ -47,7 +50,7 @@ impl PyCourse {
         let shuffle = seed.map(|seed| Shuffle { seed, window });
         let select = select.map(|(first, end)| first..end);
         let leaf = enter(py, || Leaf::new(counted.counts().clone(), select, shuffle))?;
-        Ok(Self::new(Course::leaf(&leaf), vec![leaf], vec![source]))
+        Ok(Self::new(Course::leaf(&leaf), vec![leaf], vec![source], vec![counted.index()]))
     }
 
     /// Positions `start` to `stop` of each epoch.
@@ -68,7 +71,9 @@ impl PyCourse {
         let mixed = enter(py, || Course::mix(steps, &weights, samples))?;
         let leaves = courses.iter().flat_map(|course| course.get().leaves.clone()).collect();
         let sources = courses.iter().flat_map(|course| course.get().sources.iter());
-        Ok(Self::new(mixed, leaves, sources.map(|source| source.clone_ref(py)).collect()))
+        let sources = sources.map(|source| source.clone_ref(py)).collect();
+        let indexes = courses.iter().flat_map(|course| course.get().indexes.clone()).collect();
+        Ok(Self::new(mixed, leaves, sources, indexes))
     }
 
     /// Samples in an epoch.

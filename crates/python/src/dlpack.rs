@@ -66,8 +66,9 @@ struct Owner<M> {
 fn described(tensor: &Tensor, shape: &mut [i64], strides: &mut [i64]) -> DlTensor {
     let code = match tensor.dtype {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
-        DType::U8 | DType::U16 => 1,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
         DType::F16 | DType::F32 | DType::F64 => 2,
+        DType::Bool => 6,
     };
     DlTensor {
         data: tensor.start().as_ptr().cast(),

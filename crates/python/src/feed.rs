@@ -6,17 +6,18 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Counted, Feed, FeedSettings, Field, Next, Run, Rung, Source, Steps, Tensor, Wanted, count, glob_matches, scan,
-    split_glob,
+    Column, Counted, Feed, FeedSettings, Field, FormatSpec, Next, RecordIndex, Run, Rung, Source, Steps, Tensor,
+    Wanted, count, glob_matches, scan, schema, split_glob,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, index};
-use penstock_store::{StoreSettings, open};
-use penstock_types::{DType, Deadline, Error, Metric, Metrics, Result, TensorSpec, Unit, Url};
+use penstock_store::{ObjectRef, StoreSettings, open, read_whole};
+use penstock_types::{DType, Deadline, Error, Metric, Metrics, Result, Unit, Url};
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -30,11 +31,14 @@ use crate::raise::raise;
 /// By when a listing, or the counting of records, must have ended.
 const LISTING: Duration = Duration::from_secs(3600);
 
+/// An index that a dataset carries is read whole; 10^6 shards of MDS take half of this.
+const MOST_TOLD: u64 = 1 << 30;
+
 /// What `__reduce__` gives: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
-/// Runs of equal counts (records, times), the rung and the fingerprint.
-type PickledCounts = (Vec<(u64, usize)>, String, String);
+/// Runs of equal counts (records, times), the rung, the fingerprint, and where the index lies.
+type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
 /// A value that only the process that made it may use or drop.
 struct Own<T> {
@@ -65,11 +69,46 @@ impl<T> Drop for Own<T> {
     }
 }
 
-fn opened(manifest: &Manifest, env: &HashMap<String, String>) -> Result<(Source, Arc<Metrics>)> {
+/// The store of a listing, and the listing in its format: the one that is said, or the one that its names say.
+fn opened(
+    manifest: &Manifest,
+    format: Option<&FormatSpec>,
+    env: &HashMap<String, String>,
+) -> Result<(Source, Arc<Metrics>)> {
     let metrics = Arc::<Metrics>::default();
     let url: Url = manifest.url.parse()?;
     let opened = open(&url, &StoreSettings::from_env(env)?, metrics.clone())?;
-    Ok((Source::new(opened.store, opened.prefix, manifest.clone(), metrics.clone())?, metrics))
+    let (store, prefix, manifest) = (opened.store, opened.prefix, manifest.clone());
+    let source = match format {
+        Some(format) => Source::of_format(store, prefix, manifest, metrics.clone(), format.clone())?,
+        None => Source::new(store, prefix, manifest, metrics.clone())?,
+    };
+    Ok((source, metrics))
+}
+
+/// The format of a listing, with what an object of the dataset must tell of it.
+fn told(
+    py: Python<'_>,
+    manifest: &Manifest,
+    format: Option<FormatSpec>,
+    env: &HashMap<String, String>,
+) -> PyResult<FormatSpec> {
+    let format = enter(py, || format.map_or_else(|| FormatSpec::of_names(manifest), Ok))?;
+    let Some(key) = format.asks_for() else { return Ok(format) };
+    let url = enter(py, || manifest.url.parse::<Url>())?;
+    let settings = enter(py, || StoreSettings::from_env(env))?;
+    let found = enter(py, || open(&url, &settings, Arc::<Metrics>::default()))?;
+    let place = format!("{}{key}", manifest.url);
+    let content = enter_async(py, async move {
+        let object = ObjectRef::current(found.prefix.join(key.as_bytes()));
+        let size = found.store.head(&object.key, Deadline::within(LISTING)).await?.size;
+        if size > MOST_TOLD {
+            let problem = format!("has {size} bytes, more than any index of a dataset");
+            return Err(Error::corrupt(found.prefix.to_string(), problem));
+        }
+        Ok(read_whole(&*found.store, &object, None, Deadline::within(LISTING)).await?.1)
+    })?;
+    enter(py, || format.told(&content, &place))
 }
 
 /// One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
@@ -143,11 +182,14 @@ impl PyTensor {
             strides: strides.iter().map(|&stride| stride as isize * size).collect(),
         });
         let format = match tensor.dtype {
+            DType::Bool => c"?",
             DType::U8 => c"B",
             DType::I8 => c"b",
             DType::U16 => c"H",
             DType::I16 => c"h",
+            DType::U32 => c"I",
             DType::I32 => c"i",
+            DType::U64 => c"Q",
             DType::I64 => c"q",
             DType::F16 => c"e",
             DType::F32 => c"f",
@@ -181,19 +223,65 @@ impl PyTensor {
     }
 }
 
-/// A listed dataset: names, sizes, versions. Holds no connection.
+/// A field of a delivered batch whose samples differ in length.
+#[pyclass(name = "RaggedTensor", module = "penstock._native", frozen)]
+pub struct PyRagged {
+    values: Tensor,
+    offsets: Tensor,
+    #[pyo3(get)]
+    is_bytes: bool,
+}
+
+#[pymethods]
+impl PyRagged {
+    #[getter]
+    fn values(&self) -> PyTensor {
+        PyTensor(self.values.clone())
+    }
+
+    #[getter]
+    fn offsets(&self) -> PyTensor {
+        PyTensor(self.offsets.clone())
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.values.size_bytes() + self.offsets.size_bytes()
+    }
+
+    fn __len__(&self) -> usize {
+        self.offsets.shape[0] - 1
+    }
+}
+
+fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<()> {
+    match column {
+        Column::Tensor(tensor) => dict.set_item(name, PyTensor(tensor)),
+        Column::Ragged { values, offsets, is_bytes } => dict.set_item(name, PyRagged { values, offsets, is_bytes }),
+    }
+}
+
+/// A listed dataset: names, sizes, versions, format. Holds no connection.
 #[pyclass(name = "Source", module = "penstock._native", frozen)]
 pub struct PySource {
     pub(crate) manifest: Manifest,
     ignored: usize,
+    format: FormatSpec,
 }
 
 #[pymethods]
 impl PySource {
     /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON.
     #[staticmethod]
-    #[pyo3(signature = (url, manifest, env))]
-    fn open(py: Python<'_>, url: &str, manifest: Option<Vec<u8>>, env: HashMap<String, String>) -> PyResult<Self> {
+    #[pyo3(signature = (url, manifest, env, format=None))]
+    fn open(
+        py: Python<'_>,
+        url: &str,
+        manifest: Option<Vec<u8>>,
+        env: HashMap<String, String>,
+        format: Option<&str>,
+    ) -> PyResult<Self> {
+        let format = enter(py, || format.map(FormatSpec::from_json).transpose())?;
         let url: Url = enter(py, || url.parse())?;
         // `exp[1]` may be a folder's name: what is there under the very name is meant.
         let pattern = split_glob(&url).filter(|_| !url.to_path().is_some_and(|path| path.exists()));
@@ -221,18 +309,37 @@ impl PySource {
                 return Err(raise(py, Error::NotFound { place: format!("any object that fits {url}") }));
             }
         }
-        let (source, _) = enter(py, || opened(&listed, &env))?;
-        Ok(Self { manifest: source.manifest().clone(), ignored: source.ignored() })
+        let format = told(py, &listed, format, &env)?;
+        let (source, _) = enter(py, || opened(&listed, Some(&format), &env))?;
+        let (manifest, format) = (source.manifest().clone(), source.format().clone());
+        Ok(Self { manifest, ignored: source.ignored(), format })
     }
 
     /// Rebuilds a source that was pickled.
     #[staticmethod]
-    fn restore(py: Python<'_>, manifest: Vec<u8>, ignored: usize) -> PyResult<Self> {
-        enter(py, || Ok(Self { manifest: Manifest::from_json(&manifest, "a pickled dataset")?, ignored }))
+    fn restore(py: Python<'_>, manifest: Vec<u8>, ignored: usize, format: &str) -> PyResult<Self> {
+        enter(py, || {
+            let manifest = Manifest::from_json(&manifest, "a pickled dataset")?;
+            Ok(Self { manifest, ignored, format: FormatSpec::from_json(format)? })
+        })
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, (Bound<'py, PyBytes>, usize)>> {
-        Ok((py.get_type::<Self>().getattr("restore")?, (self.manifest(py)?, self.ignored)))
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, (Bound<'py, PyBytes>, usize, String)>> {
+        Ok((py.get_type::<Self>().getattr("restore")?, (self.manifest(py)?, self.ignored, self.format(py)?)))
+    }
+
+    /// The format as JSON.
+    #[getter]
+    fn format(&self, py: Python<'_>) -> PyResult<String> {
+        enter(py, || self.format.to_json())
+    }
+
+    /// The first record's parts: fields as JSON, and for each what the record holds.
+    fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<(String, Vec<String>)> {
+        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env))?;
+        let seen = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
+        let (fields, holds): (Vec<Field>, Vec<String>) = seen.into_iter().map(|seen| (seen.field, seen.holds)).unzip();
+        Ok((enter(py, || Field::to_json(&fields))?, holds))
     }
 
     /// The listing as JSON.
@@ -276,34 +383,63 @@ impl PySource {
     }
 
     /// The record counts: by the cheap rungs, or (`scans`) by reading everything. None when only a scan can tell.
-    #[pyo3(signature = (declared, *, scans, env))]
+    #[pyo3(signature = (declared, *, scans, env, cache=None))]
     fn count(
         &self,
         py: Python<'_>,
         declared: Option<u64>,
         scans: bool,
         env: HashMap<String, String>,
+        cache: Option<PathBuf>,
     ) -> PyResult<Option<PyCounted>> {
-        let (source, _) = enter(py, || opened(&self.manifest, &env))?;
+        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env))?;
+        let source = Arc::new(source);
         let counted = enter_async(py, async move {
             let deadline = Deadline::within(LISTING);
             if scans {
-                scan(&Arc::new(source), deadline).await.map(Some)
+                scan(&source, cache.as_deref(), deadline).await.map(Some)
             } else {
-                count(&source, declared, deadline).await
+                count(&source, declared, cache.as_deref(), deadline).await
             }
         })?;
-        Ok(counted.map(PyCounted))
+        Ok(counted.map(PyCounted::new))
     }
 }
 
 /// How many records each object holds, how that was found, and the dataset's fingerprint.
 #[pyclass(name = "Counted", module = "penstock._native", frozen)]
-pub struct PyCounted(Counted);
+pub struct PyCounted {
+    counted: Counted,
+    /// Where the index lies, for a process that has not opened it yet.
+    index: Option<PathBuf>,
+}
+
+/// An index of records: open, or where it lies.
+#[derive(Clone)]
+pub(crate) struct Indexed {
+    open: Option<Arc<RecordIndex>>,
+    path: PathBuf,
+}
+
+impl Indexed {
+    /// The index; one that is on another machine is as if there were none.
+    fn open(&self, manifest: &Manifest) -> Option<Arc<RecordIndex>> {
+        self.open.clone().or_else(|| RecordIndex::open(&self.path, &manifest.objects).map(Arc::new))
+    }
+}
 
 impl PyCounted {
+    fn new(counted: Counted) -> Self {
+        let index = counted.index.as_ref().map(|index| index.path().to_owned());
+        Self { counted, index }
+    }
+
+    pub(crate) fn index(&self) -> Option<Indexed> {
+        Some(Indexed { open: self.counted.index.clone(), path: self.index.clone()? })
+    }
+
     pub(crate) fn counts(&self) -> &Counts {
-        &self.0.counts
+        &self.counted.counts
     }
 }
 
@@ -311,45 +447,60 @@ impl PyCounted {
 impl PyCounted {
     /// Rebuilds counts that were pickled: (records, times) runs.
     #[staticmethod]
-    fn restore(py: Python<'_>, runs: Vec<(u64, usize)>, rung: &str, fingerprint: &str) -> PyResult<Self> {
+    #[pyo3(signature = (runs, rung, fingerprint, index=None))]
+    fn restore(
+        py: Python<'_>,
+        runs: Vec<(u64, usize)>,
+        rung: &str,
+        fingerprint: &str,
+        index: Option<PathBuf>,
+    ) -> PyResult<Self> {
         enter(py, || {
             let bad = || Error::bug("pickled counts do not read");
-            let rungs = [Rung::Declared, Rung::Manifest, Rung::Sizes, Rung::Scan];
+            let rungs = [Rung::Declared, Rung::Manifest, Rung::Index, Rung::Format, Rung::Sizes, Rung::Scan];
             let rung = rungs.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
             let records: Vec<u64> =
                 runs.iter().flat_map(|&(records, times)| std::iter::repeat_n(records, times)).collect();
             let fingerprint = u128::from_str_radix(fingerprint, 16).map_err(|_| bad())?;
-            Ok(Self(Counted { counts: Counts::of(&records), rung, fingerprint }))
+            let counted = Counted { counts: Counts::of(&records), rung, fingerprint, index: None };
+            Ok(Self { counted, index })
         })
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, PickledCounts>> {
-        let runs = match &self.0.counts {
+        let runs = match &self.counted.counts {
             Counts::Equal { objects, each } => vec![(*each, *objects as usize)],
             Counts::Each(counts) => counts.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect(),
         };
-        Ok((py.get_type::<Self>().getattr("restore")?, (runs, self.rung().to_owned(), self.fingerprint())))
+        let index = self.index.as_ref().map(|path| path.display().to_string());
+        Ok((py.get_type::<Self>().getattr("restore")?, (runs, self.rung().to_owned(), self.fingerprint(), index)))
     }
 
     #[getter]
     fn samples(&self) -> u64 {
-        self.0.counts.samples()
+        self.counted.counts.samples()
     }
 
     #[getter]
     fn rung(&self) -> &'static str {
-        self.0.rung.name()
+        self.counted.rung.name()
     }
 
     #[getter]
     fn fingerprint(&self) -> String {
-        format!("{:032x}", self.0.fingerprint)
+        format!("{:032x}", self.counted.fingerprint)
+    }
+
+    /// True when single records can be read where objects are stored as they are.
+    #[getter]
+    fn is_indexed(&self) -> bool {
+        self.index.is_some()
     }
 
     /// The shuffle window when none is given.
     #[getter]
     fn window(&self) -> u64 {
-        default_window(&self.0.counts)
+        default_window(&self.counted.counts)
     }
 }
 
@@ -371,12 +522,12 @@ impl PyFeed {
     #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
     #[pyo3(signature = (
         course, fields, *, global_batch, rank, world, tail, memory_bytes, max_in_flight, read_ahead, threads,
-        deadline_s, env
+        deadline_s, env, on_error="raise"
     ))]
     fn new(
         py: Python<'_>,
         course: &PyCourse,
-        fields: Vec<(String, String, Vec<usize>)>,
+        fields: &str,
         global_batch: u64,
         rank: u64,
         world: u64,
@@ -387,22 +538,26 @@ impl PyFeed {
         threads: Option<usize>,
         deadline_s: f64,
         env: HashMap<String, String>,
+        on_error: &str,
     ) -> PyResult<Self> {
         enter(py, || {
-            let fields = fields
-                .into_iter()
-                .map(|(name, dtype, shape)| Ok(Field { name, spec: TensorSpec { dtype: dtype.parse()?, shape } }))
-                .collect::<Result<Vec<_>>>()?;
+            let fields = Field::from_json(fields)?;
             let samples = course.course.samples();
             let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
-            let opened: Result<Vec<_>> =
-                course.sources.iter().map(|source| opened(&source.get().manifest, &env)).collect();
-            let (sources, metrics) = opened?.into_iter().map(|(source, metrics)| (Arc::new(source), metrics)).unzip();
+            let open = |(source, index): (&Py<PySource>, &Option<Indexed>)| {
+                let source = source.get();
+                let index = index.as_ref().and_then(|index| index.open(&source.manifest));
+                let (opened, metrics) = opened(&source.manifest, Some(&source.format), &env)?;
+                Ok((Arc::new(opened.with_index(index)), metrics))
+            };
+            let opened: Result<Vec<_>> = course.sources.iter().zip(&course.indexes).map(open).collect();
+            let (sources, metrics) = opened?.into_iter().unzip();
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             let deadline = Duration::try_from_secs_f64(deadline_s)
                 .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
-            let settings =
-                FeedSettings { memory_bytes, max_in_flight, read_ahead, threads: threads.unwrap_or(cores), deadline };
+            let threads = threads.unwrap_or(cores);
+            let on_error = on_error.parse()?;
+            let settings = FeedSettings { memory_bytes, max_in_flight, read_ahead, threads, deadline, on_error };
             let feed = Feed::new(sources, course.leaves.clone(), course.course.clone(), fields, steps, &settings)?;
             Ok(Self {
                 threads: feed.threads(),
@@ -430,8 +585,8 @@ impl PyFeed {
         let feed = enter(py, || self.feed.get("dataset").cloned())?;
         let tensors = enter_async(py, feed.clone().gather(wanted))?;
         let dict = PyDict::new(py);
-        for (field, tensor) in feed.fields().iter().zip(tensors) {
-            dict.set_item(&field.name, PyTensor(tensor))?;
+        for (field, column) in feed.fields().iter().zip(tensors) {
+            set_column(&dict, &field.name, column)?;
         }
         Ok(dict)
     }
@@ -485,8 +640,8 @@ impl PyRun {
                 Next::Waiting => py.check_signals()?,
                 Next::Batch(batch) => {
                     let dict = PyDict::new(py);
-                    for (name, tensor) in self.names.iter().zip(batch.tensors) {
-                        dict.set_item(name, PyTensor(tensor))?;
+                    for (name, column) in self.names.iter().zip(batch.columns) {
+                        set_column(&dict, name, column)?;
                     }
                     return Ok(Some((dict, batch.rows, batch.cursor)));
                 }
@@ -520,6 +675,12 @@ impl PyRun {
         Ok(dict)
     }
 
+    /// Samples left out, samples that others took the place of, and the first few errors.
+    fn mended(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
+        let mended = enter(py, || self.run(Run::mended))?;
+        Ok((mended.skipped, mended.substituted, mended.errors))
+    }
+
     /// Ends its threads and requests.
     fn close(&self, py: Python<'_>) {
         // In a forked child the lock may be held for ever, and there is nothing to end.
@@ -533,6 +694,7 @@ impl PyRun {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ORDER_VERSION", ORDER_VERSION)?;
     module.add_class::<PyTensor>()?;
+    module.add_class::<PyRagged>()?;
     module.add_class::<PySource>()?;
     module.add_class::<PyCounted>()?;
     module.add_class::<PyCourse>()?;

@@ -15,6 +15,7 @@ import_exception!(penstock.errors, Deadline);
 import_exception!(penstock.errors, Denied);
 import_exception!(penstock.errors, Interrupted);
 import_exception!(penstock.errors, KeyRefused);
+import_exception!(penstock.errors, Mismatch);
 import_exception!(penstock.errors, NoSpace);
 import_exception!(penstock.errors, NotFound);
 import_exception!(penstock.errors, PreconditionFailed);
@@ -55,6 +56,7 @@ fn build(py: Python<'_>, error: Error, text: String, hint: Option<String>) -> Py
         Error::Server { place, status, reason: _ } => made!(ServerError, "where" = place, "status" = status),
         Error::Deadline { what: _, limit } => made!(Deadline, "limit_s" = limit.as_secs_f64()),
         Error::Corrupt { place, problem: _ } => made!(Corrupt, "where" = place),
+        Error::Mismatch { place, problem: _ } => made!(Mismatch, "where" = place),
         Error::Changed { place, want, have } => made!(Changed, "where" = place, "want" = want, "have" = have),
         Error::Precondition { place, reason: _ } => made!(PreconditionFailed, "where" = place),
         Error::Config { what, problem: _ } => made!(ConfigError, "where" = what),

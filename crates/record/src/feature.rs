@@ -81,8 +81,9 @@ impl<'a> Feature<'a> {
     }
 
     /// Writes the values into `out`, which is `spec`'s size, as `spec`'s elements: one byte string is taken as they lie
-    /// in memory, floats become float32 or float64, integers any integer that holds them.
-    pub(crate) fn write(&self, spec: &TensorSpec, out: &mut [u8]) -> Result<(), String> {
+    /// in memory, floats become float32 or float64, integers any integer that holds them. Errs with what is wrong, to
+    /// stand behind the field's name.
+    pub fn write(&self, spec: &TensorSpec, out: &mut [u8]) -> Result<(), String> {
         let want = || format!("want {} {:?}", spec.dtype, spec.shape);
         let elements = out.len() / spec.dtype.size();
         let counted = |what: &str| match self.len() {
@@ -119,16 +120,30 @@ impl<'a> Feature<'a> {
             (Self::Ints(values), dtype) => {
                 counted("integers")?;
                 match dtype {
+                    DType::Bool => values.convert(out, |one: Bit| [one.0]),
                     DType::U8 => values.convert(out, u8::to_le_bytes),
                     DType::I8 => values.convert(out, i8::to_le_bytes),
                     DType::U16 => values.convert(out, u16::to_le_bytes),
                     DType::I16 => values.convert(out, i16::to_le_bytes),
+                    DType::U32 => values.convert(out, u32::to_le_bytes),
                     DType::I32 => values.convert(out, i32::to_le_bytes),
+                    DType::U64 => values.convert(out, u64::to_le_bytes),
                     DType::I64 | DType::F16 | DType::F32 | DType::F64 => values.convert(out, i64::to_le_bytes),
                 }
                 .map_err(|value| format!("holds {value}, which is no {dtype}"))
             }
         }
+    }
+}
+
+/// 0 or 1.
+struct Bit(u8);
+
+impl TryFrom<i64> for Bit {
+    type Error = ();
+
+    fn try_from(value: i64) -> Result<Self, ()> {
+        u8::try_from(value).ok().filter(|&bit| bit < 2).map(Self).ok_or(())
     }
 }
 

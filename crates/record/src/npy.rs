@@ -2,8 +2,7 @@
 //! NumPy's `.npy`: what the header says of the array behind it (versions 1 to 3), and the array into a slot.
 //!
 //! Big-endian elements are swapped on the way. Booleans are uint8, bfloat16 is unknown to NumPy. Refused with a reason:
-//! structured elements, strings, objects (a pickle), complex numbers and unsigned 32- and 64-bit integers, which
-//! tensors here have no type for, and Fortran order beyond one dimension unless it is read as its transpose.
+//! structured elements, strings, objects (a pickle) and complex numbers, and Fortran order beyond one dimension unless it is read as its transpose.
 
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
@@ -104,7 +103,9 @@ pub(crate) fn element_type(descr: &str) -> Option<(DType, bool)> {
         "i1" => DType::I8,
         "u2" => DType::U16,
         "i2" => DType::I16,
+        "u4" => DType::U32,
         "i4" => DType::I32,
+        "u8" => DType::U64,
         "i8" => DType::I64,
         "f2" => DType::F16,
         "f4" => DType::F32,

@@ -76,6 +76,14 @@ pub enum Error {
         /// What is wrong, with the numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
         problem: String,
     },
+    /// A record that is whole, but does not hold what a field asks of it.
+    #[error("{place}: {problem}")]
+    Mismatch {
+        /// URL or path, with the record.
+        place: String,
+        /// Which field, what it asks for, and what the record holds.
+        problem: String,
+    },
     /// The object is no longer the version that was pinned.
     #[error("{place} was replaced while it was read (version {want} pinned, {have} found)")]
     Changed {
@@ -185,6 +193,7 @@ impl Error {
             Self::Server { .. } => "server",
             Self::Deadline { .. } => "deadline",
             Self::Corrupt { .. } => "corrupt",
+            Self::Mismatch { .. } => "mismatch",
             Self::Changed { .. } => "changed",
             Self::Precondition { .. } => "precondition",
             Self::Config { .. } => "config",
@@ -238,6 +247,9 @@ impl Error {
             Self::Server { .. } => "the store is at fault; try again later",
             Self::Deadline { .. } => "raise --deadline, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
+            Self::Mismatch { .. } => {
+                "say the fields as the records hold them; `penstock.open(url).schema()` shows the first record's"
+            }
             Self::Changed { .. } => "run `penstock index` again: the dataset is being written to",
             Self::Precondition { place, .. } if !place.contains("://") => {
                 "choose another folder, or say --overwrite to replace what stands there"
@@ -263,6 +275,11 @@ impl Error {
     /// A [`Error::Corrupt`].
     pub fn corrupt(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Corrupt { place: place.into(), problem: problem.into() }
+    }
+
+    /// A [`Error::Mismatch`].
+    pub fn mismatch(place: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Mismatch { place: place.into(), problem: problem.into() }
     }
 
     /// A [`Error::Bug`].

@@ -9,6 +9,8 @@ use crate::{Error, Result};
 /// Element type of a tensor, little-endian in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
+    /// One byte, 0 or 1.
+    Bool,
     /// 8-bit unsigned.
     U8,
     /// 8-bit signed.
@@ -17,8 +19,12 @@ pub enum DType {
     U16,
     /// 16-bit signed.
     I16,
+    /// 32-bit unsigned.
+    U32,
     /// 32-bit signed.
     I32,
+    /// 64-bit unsigned.
+    U64,
     /// 64-bit signed.
     I64,
     /// 16-bit float.
@@ -31,17 +37,32 @@ pub enum DType {
 
 impl DType {
     /// Every element type.
-    pub const ALL: [Self; 9] =
-        [Self::U8, Self::I8, Self::U16, Self::I16, Self::I32, Self::I64, Self::F16, Self::F32, Self::F64];
+    pub const ALL: [Self; 12] = [
+        Self::Bool,
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::U64,
+        Self::I64,
+        Self::F16,
+        Self::F32,
+        Self::F64,
+    ];
 
     /// NumPy's name for it.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Bool => "bool",
             Self::U8 => "uint8",
             Self::I8 => "int8",
             Self::U16 => "uint16",
             Self::I16 => "int16",
+            Self::U32 => "uint32",
             Self::I32 => "int32",
+            Self::U64 => "uint64",
             Self::I64 => "int64",
             Self::F16 => "float16",
             Self::F32 => "float32",
@@ -52,10 +73,10 @@ impl DType {
     /// Bytes an element takes.
     pub fn size(self) -> usize {
         match self {
-            Self::U8 | Self::I8 => 1,
+            Self::Bool | Self::U8 | Self::I8 => 1,
             Self::U16 | Self::I16 | Self::F16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 => 8,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
         }
     }
 }

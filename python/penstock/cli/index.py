@@ -26,6 +26,7 @@ __all__ = ["command"]
     help="How to write it; else as FILE is called, else Parquet from 100,000 objects on.",
 )
 @patterns
+@click.option("--records", is_flag=True, help="Read every object once and keep where its records lie.")
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
 @click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line of facts.")
@@ -35,6 +36,7 @@ def command(
     written_as: str | None,
     select: tuple[str, ...],
     exclude: tuple[str, ...],
+    records: bool,
     deadline: float | None,
     give_up_after: float | None,
     as_json: bool,
@@ -45,8 +47,15 @@ def command(
     s3://bucket/train/*.gz (quote it). No object is opened:
     codec and record format are what names say. With -o the list becomes a manifest, which `penstock stage --manifest`
     and `penstock.open(url, manifest=...)` read instead of listing again, pinned to the versions it saw.
+
+    With --records, every object that no index holds yet is read once; where its records lie is kept in PENSTOCK_CACHE,
+    and loaders read single records by it.
     """
     from penstock import stage
+    from penstock.errors import ConfigError
+
+    if records and (select or exclude):
+        raise ConfigError("--records: indexes all of URL; it does not go with --select or --exclude", where="--records")
 
     facts = stage.index(
         url,
@@ -57,6 +66,11 @@ def command(
         exclude=exclude,
         written_as=written_as,
     )
+    if records:
+        import penstock
+
+        counted = penstock.open(url).index()
+        facts |= {"records": counted.samples, "records_indexed": counted.is_indexed}
     click.echo(json.dumps(facts) if as_json else _readable(facts))
     return 0
 
@@ -73,6 +87,9 @@ def _readable(facts: dict[str, Any]) -> str:
         f"  formats  {counted(facts['formats'])}",
         f"  dataset  {facts['fingerprint']}",
     ]
+    if "records" in facts:
+        kept = "indexed" if facts["records_indexed"] else "counted, but the cache could not be written"
+        lines.append(f"  records  {facts['records']:,}, {kept}")
     if facts["manifest"]:
         lines.append(f"  manifest {facts['manifest']} ({facts['format']})")
     return "\n".join(lines)

@@ -5,9 +5,29 @@
 from `penstock.feed.torch`). Adapters are imported when they are used.
 """
 
-from penstock.feed.dataset import Dataset, TensorSpec, open, tensor  # noqa: A004 - the verb is the API
+from penstock.feed.columns import Ragged
+from penstock.feed.dataset import Dataset, Schema, open  # noqa: A004 - the verb is the API
+from penstock.feed.fields import FieldSpec, ImageSpec, RaggedSpec, RawSpec, TensorSpec, image, ragged, raw, tensor
 from penstock.feed.loader import Loader
 from penstock.feed.mixture import Mixture, mix
 from penstock.feed.report import Report
 
-__all__ = ["Dataset", "Loader", "Mixture", "Report", "TensorSpec", "mix", "open", "tensor"]
+__all__ = [
+    "Dataset",
+    "FieldSpec",
+    "ImageSpec",
+    "Loader",
+    "Mixture",
+    "Ragged",
+    "RaggedSpec",
+    "RawSpec",
+    "Report",
+    "Schema",
+    "TensorSpec",
+    "image",
+    "mix",
+    "open",
+    "ragged",
+    "raw",
+    "tensor",
+]

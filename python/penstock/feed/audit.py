@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.dataset import tensor
+from penstock.feed.fields import tensor
 from penstock.feed.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.feed.dataset import Dataset, TensorSpec
+    from penstock.feed.dataset import Dataset
+    from penstock.feed.fields import TensorSpec
     from penstock.feed.shape import Shaped
 
 __all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields"]

@@ -3,48 +3,43 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import operator
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
+from penstock.feed import caches, formats
+from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from penstock.feed.fields import FieldSpec
+    from penstock.feed.formats import Format
 
-__all__ = ["Dataset", "TensorSpec", "open", "tensor"]
+__all__ = ["Dataset", "Schema", "open"]
 
 _LOG = logging.getLogger("penstock.feed")
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Element type (NumPy's name) and shape of one field of one sample, C order."""
+class Schema:
+    """What the first record holds, and the fields that follow from it. Printed, a table."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    specs: tuple[tuple[str, FieldSpec], ...]
+    holds: tuple[str, ...]
 
+    def __str__(self) -> str:
+        rows = [(name, str(spec), held) for (name, spec), held in zip(self.specs, self.holds, strict=True)]
+        first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
+        return "\n".join(f"{name:<{first}}  {spec:<{second}}  {held}" for name, spec, held in rows)
 
-def tensor(dtype: object, shape: Sequence[SupportsIndex]) -> TensorSpec:
-    """A field: `tensor("int16", (128, 128, 128, 4))`. NumPy's and torch's own dtypes are taken too.
-
-    Raises:
-        ConfigError: A side that is no whole number of at least 0. An unknown dtype is refused by the loader.
-    """
-    try:
-        sides = tuple(operator.index(side) for side in shape)
-    except TypeError:
-        sides = (-1,)
-    if any(side < 0 for side in sides):
-        raise ConfigError(f"shape: {shape!r} is no row of whole numbers (one side: `(4,)`)", where="shape")
-    # `numpy.int16` is a class of that name, `torch.int16` prints as itself: neither library is imported here.
-    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
-    return TensorSpec(name, sides)
+    def __getitem__(self, name: str) -> FieldSpec:
+        return dict(self.specs)[name]
 
 
 @dataclass(slots=True)
@@ -52,6 +47,7 @@ class _Counts:
     """Found once and shared by everything derived from one `open`."""
 
     found: _native.Counted | None = None
+    schema: Schema | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -59,17 +55,22 @@ class Dataset(Shaped):
     """A listed dataset. Immutable; `fields` and `shuffle` give new ones. Pickles without connections or credentials."""
 
     source: _native.Source
-    specs: tuple[tuple[str, TensorSpec], ...] = ()
+    specs: tuple[tuple[str, FieldSpec], ...] = ()
     seed: int | None = None
     asked_window: int | None = None
     records_per_object: int | None = None
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
-    def fields(self, **specs: TensorSpec) -> Dataset:
-        """The same dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`. Names are the records'."""
+    def fields(self, **specs: FieldSpec) -> Dataset:
+        """The same dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
+
+        Names are those of the records' parts, unless a field says `.of("part")`. Without fields, those of `schema()` hold.
+        """
         for name, spec in specs.items():
-            if not isinstance(spec, TensorSpec):
-                raise ConfigError(f"fields: {name} is no penstock.tensor(dtype, shape)", where="fields")
+            if not isinstance(spec, kinds.FieldSpec):
+                raise ConfigError(
+                    f"fields: {name} is no penstock.tensor(dtype, shape), nor any other kind of field", where="fields"
+                )
         return replace(self, specs=tuple(specs.items()))
 
     def shuffle(self, seed: int, window: int | None = None) -> Dataset:
@@ -106,9 +107,11 @@ class Dataset(Shaped):
         return replace(self, seed=seed, asked_window=window, steps=steps)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name} {spec.dtype} {list(spec.shape)}" for name, spec in self.specs)
-        parts = [self.url, f"{self.source.objects:,} objects"]
-        parts += [f"fields {fields}"] if fields else []
+        seen = self._counts.schema
+        specs = self.specs or (seen.specs if seen is not None else ())
+        fields = ", ".join(f"{name} {spec}" for name, spec in specs)
+        parts = [self.url, f"{self.source.objects:,} objects of {self.format}"]
+        parts += [f"fields {fields}"] if fields else ["fields as schema() finds them"]
         parts += [f"seed {self.seed}"] if self.seed is not None else []
         return f"Dataset({', '.join(parts)}{self._told_steps()})"
 
@@ -117,24 +120,53 @@ class Dataset(Shaped):
         """The folder that was listed."""
         return self.source.url
 
+    @property
+    def format(self) -> str:
+        """The name of the format that the objects are in."""
+        return str(json.loads(self.source.format)["name"])
+
+    def schema(self) -> Schema:
+        """What the first record holds, and the fields that hold when none are said. Reads one object, or its start.
+
+        Lengths are the first record's: where others differ, say `ragged` or `raw` fields.
+        """
+        if self._counts.schema is None:
+            text, holds = self.source.schema(dict(env.read()))
+            self._counts.schema = Schema(kinds.from_json(text), tuple(holds))
+        return self._counts.schema
+
+    def fields_said(self) -> dict[str, Any]:
+        """The fields of a batch: those that were said, else those of `schema()`."""
+        return dict(self.specs or self.schema().specs)
+
     def counted(self) -> _native.Counted:
         """Record counts by the ladder (declared, manifest, sizes, scan), found once. A scan is announced first."""
         if self._counts.found is None:
             variables = dict(env.read())
-            found = self.source.count(self.records_per_object, scans=False, env=variables)
+            cache = caches.records(variables)
+            found = self.source.count(self.records_per_object, scans=False, env=variables, cache=cache)
             if found is None:
                 _LOG.warning(
-                    "%s: its objects differ in size, so their records are counted by reading all of them once: "
-                    "%d objects, %s bytes. Say records_per_object=N, or give a manifest with counts, to spare that.",
+                    "%s: its objects do not say how many records they hold, so all are read once and indexed: %d objects, "
+                    "%s bytes. Say records_per_object=N, or give a manifest with counts, to spare that.",
                     self.url,
                     self.source.objects,
                     f"{self.source.size_bytes:,}",
                 )
-                found = self.source.count(None, scans=True, env=variables)
+                found = self.source.count(None, scans=True, env=variables, cache=cache)
             if found is None:
                 raise AssertionError("a scan always finds counts or raises")
             self._counts.found = found
         return self._counts.found
+
+    def index(self) -> _native.Counted:
+        """Reads all objects that no index has yet, once, and keeps where their records lie in the cache.
+
+        With it, single records of objects that are stored uncompressed are read by range.
+        """
+        variables = dict(env.read())
+        self._counts.found = self.source.count(None, scans=True, env=variables, cache=caches.records(variables))
+        return self.counted()
 
     @property
     def rung(self) -> str:
@@ -171,6 +203,7 @@ def open(  # noqa: A001 - the verb is the API
     url: str | os.PathLike[str],
     manifest: str | os.PathLike[str] | None = None,
     *,
+    format: str | Format | None = None,  # noqa: A002 - the argument's name is the API
     records_per_object: int | None = None,
 ) -> Dataset:
     """Lists a dataset: one listing, no object opened.
@@ -178,6 +211,7 @@ def open(  # noqa: A001 - the verb is the API
     Args:
         url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`); a plain path is a local one.
         manifest: A file of `penstock index`, instead of the listing; reads are then pinned to its versions.
+        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default what the objects' names say.
         records_per_object: Records in every object, where that is known; else the ladder finds out.
     Raises:
         NotFound: Nothing is there.
@@ -193,9 +227,11 @@ def open(  # noqa: A001 - the verb is the API
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(f"records_per_object: {records_per_object} is less than 1", where="records_per_object")
     listed = None if manifest is None else _read(Path(manifest))
-    source = _native.Source.open(text, listed, dict(env.read()))
+    said = formats.named(format)
+    source = _native.Source.open(text, listed, dict(env.read()), None if said is None else said.to_json())
     if source.ignored:
-        _LOG.warning("%s: %d objects are no .tfrecord by name and are left aside", source.url, source.ignored)
+        kind = json.loads(source.format)["name"]
+        _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)
     return Dataset(source, records_per_object=records_per_object)
 
 

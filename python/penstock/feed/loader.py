@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock import _native, env, ranks
 from penstock.errors import ConfigError, Unsupported
+from penstock.feed import columns, fields
 from penstock.feed import report as reporting
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ __all__ = ["BaseLoader", "Loader"]
 STATE_VERSION = 1
 
 _TAILS = ("ragged", "drop", "pad")
+
+_ON_ERROR = ("raise", "skip", "substitute")
 
 Batch = TypeVar("Batch")
 
@@ -79,6 +82,7 @@ class BaseLoader(Generic[Batch]):
         read_ahead: int | None = None,
         threads: int | None = None,
         deadline_s: float = 600.0,
+        on_error: str = "raise",
     ) -> None:
         """A loader of one rank.
 
@@ -96,18 +100,29 @@ class BaseLoader(Generic[Batch]):
             read_ahead: Batches under way besides the next; by default enough to keep `max_in_flight` requests busy.
             threads: Decoding threads; by default one a core.
             deadline_s: By when one object must have come, retries and back-off included.
+            on_error: What to do with a sample whose bytes are damaged or hold something else than the fields say: `raise`
+                at its batch, `skip` (its row is left out; with `tail="pad"` it stays, zeros of weight 0; refused with
+                `tail="drop"`) or `substitute` (the object's next record, or the next object's). Counted in the report.
         Raises:
             ConfigError: Arguments that cannot be.
             BudgetExceeded: `memory_bytes` cannot hold what must be held at once (at the first iteration).
         """
-        if not dataset.specs:
-            raise ConfigError(
-                "fields: none is given",
-                where="fields",
-                hint='say what to read: .fields(x=penstock.tensor("int16", (32, 32, 32, 4)))',
-            )
         if tail not in _TAILS:
             raise ConfigError(f"tail: `{tail}` is none of {', '.join(_TAILS)}", where="tail")
+        if on_error not in _ON_ERROR:
+            raise ConfigError(f"on_error: `{on_error}` is none of {', '.join(_ON_ERROR)}", where="on_error")
+        if on_error == "skip" and tail == "drop":
+            raise ConfigError(
+                'on_error: skip makes a batch smaller, and tail="drop" promises equal ones',
+                where="on_error",
+                hint='say substitute, or tail="pad"',
+            )
+        if on_error == "skip" and dataset.mappings:
+            raise ConfigError(
+                "on_error: map() seeds its functions by the row's position, which skip would move",
+                where="on_error",
+                hint="say substitute",
+            )
         batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
         memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
         if (rank is None) != (world is None):
@@ -131,6 +146,7 @@ class BaseLoader(Generic[Batch]):
             "read_ahead": read_ahead,
             "threads": threads,
             "deadline_s": deadline_s,
+            "on_error": on_error,
         }
         self._epoch = 0
         self._cursor = 0
@@ -174,7 +190,7 @@ class BaseLoader(Generic[Batch]):
         if self._feed is None or self._feed[0] != os.getpid():
             made = _native.Feed(
                 self.dataset.course(),
-                [(name, spec.dtype, list(spec.shape)) for name, spec in self.dataset.specs],
+                fields.to_json(self.dataset.fields_said().items()),
                 global_batch=self.global_batch,
                 rank=self.rank,
                 world=self.world,
@@ -394,6 +410,7 @@ class _Epoch(Generic[Batch]):
         """Brings the native side's times and counters into the measured pass."""
         if self._run is not None and self._pid == os.getpid():
             self._measured.timing = self._run.timing()
+            self._measured.mended = self._run.mended()
             after = self._feed.metrics()
             self._measured.counters = {name: after[name] - self._before[name] for name in after}
 
@@ -431,5 +448,4 @@ class Loader(BaseLoader[dict[str, Any]]):
         self._array = array
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        batch = {name: tensor if isinstance(tensor, list) else self._array(tensor) for name, tensor in tensors.items()}
-        return batch, 0.0
+        return columns.adapt(tensors, self._array), 0.0

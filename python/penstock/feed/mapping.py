@@ -394,6 +394,10 @@ class MapRun:
         """The native run's, and what was waited for functions."""
         return {**self._run.timing(), "wait_map_s": self._pass.wait_s}
 
+    def mended(self) -> tuple[int, int, list[str]]:
+        """The native run's."""
+        return self._run.mended()
+
     def is_ready(self) -> bool:
         """True when `next` would answer at once."""
         return False

@@ -43,6 +43,10 @@ class Mixture(Shaped):
         """The fields, which all parts share."""
         return self.parts[0][0].specs
 
+    def fields_said(self) -> dict[str, Any]:
+        """The fields, which all parts share: the first one's where none were said."""
+        return self.parts[0][0].fields_said()
+
     @property
     def weights(self) -> tuple[float, ...]:
         """Each part's share of the samples."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock.feed.columns import adapt, rows
 from penstock.feed.loader import Loader
 from penstock.feed.mapping import run_here
 
@@ -78,8 +79,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
                 {name: _tensor(value) for name, value in sample.items()}
                 for sample in run_here(self.dataset, columns, self.epoch, positions)
             ]
-        tensors = {name: torch.from_dlpack(column) for name, column in columns.items()}
-        return [{name: tensor[row] for name, tensor in tensors.items()} for row in range(len(positions))]
+        return rows(adapt(columns, torch.from_dlpack), len(positions))
 
 
 def _tensor(value: Any) -> Any:

@@ -54,6 +54,7 @@ class Measured:
     complete: bool = False
     timing: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
+    mended: tuple[int, int, list[str]] = (0, 0, [])
 
 
 class Report(Mapping[str, Any]):
@@ -95,6 +96,11 @@ class Report(Mapping[str, Any]):
             f"  window {self['window']:,} objects: {self['expected_gets_per_batch']:.1f} object reads expected for a batch of"
             f" {self['global_batch']:,} over {self['world']:,} ranks"
         )
+        if self["skipped"] or self["substituted"]:
+            lines.append(
+                f"  {self['skipped']:,} bad samples left out, {self['substituted']:,} replaced by others; "
+                f"the first: {self['bad_samples'][0]}"
+            )
         lines.append(f"  limited by {self['limiting'].removesuffix('_s').replace('_', ' ')}: {self['reason']}")
         return "\n".join(lines)
 
@@ -147,6 +153,9 @@ def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
             "throttles": int(counters.get("throttles", 0)),
             "retries": int(counters.get("retries", 0)),
             "errors": int(counters.get("errors", 0)),
+            "skipped": measured.mended[0],
+            "substituted": measured.mended[1],
+            "bad_samples": measured.mended[2],
             "limiting": limiting,
             "reason": reason,
             **facts,

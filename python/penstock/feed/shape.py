@@ -134,6 +134,10 @@ class Shaped:
         """Names of the fields, and what they are."""
         raise NotImplementedError
 
+    def fields_said(self) -> dict[str, Any]:
+        """The fields of a batch: those that were said, or those that hold where none were."""
+        return dict(self.specs)
+
     @property
     def seed(self) -> int | None:
         """Names the order."""

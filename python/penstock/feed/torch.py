@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock.feed import columns
 from penstock.feed.loader import BaseLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.feed.dataset import Dataset
 
 __all__ = ["Loader"]
@@ -42,21 +41,19 @@ class Loader(BaseLoader[dict[str, Any]]):
         return super()._place()
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        batch: dict[str, Any] = {
-            name: tensor if isinstance(tensor, list) else torch.from_dlpack(tensor) for name, tensor in tensors.items()
-        }
+        batch = columns.adapt(tensors, torch.from_dlpack)
         if self.device is None or self.device.type == "cpu":
             return batch, 0.0
         began = time.perf_counter()
-        if self.device.type == "cuda":
+        return {name: self._moved(column) for name, column in batch.items()}, time.perf_counter() - began
+
+    def _moved(self, column: Any) -> Any:
+        """A column on the device; lists of bytes stay where they are."""
+        if isinstance(column, columns.Ragged):
+            return columns.Ragged(self._moved(column.values), self._moved(column.offsets))
+        if not isinstance(column, torch.Tensor):
+            return column
+        if self.device is not None and self.device.type == "cuda":
             # torch's pinned memory is held until the copy is done; ours would be used again before that.
-            batch = {name: _if_tensor(tensor, torch.Tensor.pin_memory) for name, tensor in batch.items()}
-        moved = {
-            name: _if_tensor(tensor, lambda found: found.to(self.device, non_blocking=True))
-            for name, tensor in batch.items()
-        }
-        return moved, time.perf_counter() - began
-
-
-def _if_tensor(value: Any, work: Callable[[Any], Any]) -> Any:
-    return work(value) if isinstance(value, torch.Tensor) else value
+            column = column.pin_memory()
+        return column.to(self.device, non_blocking=True)

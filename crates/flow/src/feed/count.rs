@@ -3,13 +3,15 @@
 //!
 //! The cheap rungs may be wrong about a strange dataset; the feed counts what it reads and says so then.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::{Codec, gzip_size_hint, inflate_into};
-use penstock_record::tfrecord::Frames;
-use penstock_types::{Deadline, Error, Result};
+use penstock_types::{Deadline, Error, Result, grouped};
 
+use super::format::Span;
+use super::index::{IndexWriter, RecordIndex, stamp};
 use super::source::Source;
 use crate::order::Counts;
 
@@ -22,6 +24,12 @@ const TRAILERS_IN_FLIGHT: usize = 64;
 /// Objects under way at a time in a scan, each held whole.
 const SCANS_IN_FLIGHT: usize = 4;
 
+/// An object above this is scanned in stretches of this size.
+const STRETCH: u64 = 256 << 20;
+
+/// A record (a tar's sample, with the next one's beginning) must lie within so much.
+const MOST_STRETCH: u64 = 4 << 30;
+
 /// How the counts were found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rung {
@@ -29,6 +37,10 @@ pub enum Rung {
     Declared,
     /// The manifest knows.
     Manifest,
+    /// An index of the records was there.
+    Index,
+    /// The format makes it arithmetic over stored sizes, or one record an object.
+    Format,
     /// The first object was read, and all others inflate to the same size.
     Sizes,
     /// Every object was read.
@@ -41,6 +53,8 @@ impl Rung {
         match self {
             Self::Declared => "declared",
             Self::Manifest => "manifest",
+            Self::Index => "index",
+            Self::Format => "format",
             Self::Sizes => "sizes",
             Self::Scan => "scan",
         }
@@ -56,24 +70,68 @@ pub struct Counted {
     pub rung: Rung,
     /// The dataset's identity, whatever path it is read by.
     pub fingerprint: u128,
+    /// Where the records lie, where that is known.
+    pub index: Option<Arc<RecordIndex>>,
 }
 
 impl Counted {
-    fn new(source: &Source, records: &[u64], rung: Rung) -> Self {
+    fn new(source: &Source, records: &[u64], rung: Rung, index: Option<Arc<RecordIndex>>) -> Self {
         let fingerprint = source.manifest().fingerprint(records);
-        Self { counts: Counts::of(records), rung, fingerprint }
+        Self { counts: Counts::of(records), rung, fingerprint, index }
     }
 }
 
 /// The counts by the rungs that cost little: at most one object and four bytes of each other. `None` when only a scan
 /// can tell.
-pub async fn count(source: &Source, declared: Option<u64>, deadline: Deadline) -> Result<Option<Counted>> {
+pub async fn count(
+    source: &Arc<Source>,
+    declared: Option<u64>,
+    cache: Option<&Path>,
+    deadline: Deadline,
+) -> Result<Option<Counted>> {
     let objects = &source.manifest().objects;
+    let index = cached(source, cache)?.filter(RecordIndex::is_complete).map(Arc::new);
+    let counted = |records: &[u64], rung| Some(Counted::new(source, records, rung, index.clone()));
     if let Some(each) = declared {
-        return Ok(Some(Counted::new(source, &vec![each; objects.len()], Rung::Declared)));
+        return Ok(counted(&vec![each; objects.len()], Rung::Declared));
     }
     if let Some(records) = objects.iter().map(|entry| entry.records).collect::<Option<Vec<u64>>>() {
-        return Ok(Some(Counted::new(source, &records, Rung::Manifest)));
+        return Ok(counted(&records, Rung::Manifest));
+    }
+    if let Some(index) = &index {
+        let records: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| index.count(object)).collect();
+        if let Some(records) = records {
+            return Ok(counted(&records, Rung::Index));
+        }
+    }
+    let framing = source.framing();
+    let told: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| framing.count_of_object(object)).collect();
+    if let Some(records) = told {
+        return Ok(counted(&records, Rung::Format));
+    }
+    let by_size = |object: u64| match source.codec(object) {
+        Codec::None => framing.count_of_size(source.entry(object).size, &source.place(object)),
+        _ => None,
+    };
+    if let Some(records) = (0..objects.len() as u64).map(by_size).collect::<Option<Result<Vec<u64>>>>() {
+        return Ok(counted(&records?, Rung::Format));
+    }
+    if let Some(most) = framing.head_for_count()
+        && (0..objects.len() as u64).all(|object| source.codec(object) == Codec::None)
+    {
+        let records: Vec<u64> = stream::iter(0..objects.len() as u64)
+            .map(|object| async move {
+                let head = source.head(object, most, deadline).await?;
+                source.framing().count_of_head(&head, source.entry(object).size, &source.place(object))
+            })
+            .buffered(TRAILERS_IN_FLIGHT)
+            .try_collect()
+            .await?;
+        return Ok(counted(&records, Rung::Format));
+    }
+    // Where records do not say where they end, equal sizes of objects would not mean equal counts either.
+    if !framing.checks_itself() {
+        return Ok(None);
     }
     let codecs: Vec<Codec> = (0..objects.len() as u64).map(|object| source.codec(object)).collect();
     if codecs.iter().any(|codec| !matches!(codec, Codec::None | Codec::Gzip)) {
@@ -87,10 +145,11 @@ pub async fn count(source: &Source, declared: Option<u64>, deadline: Deadline) -
         return Ok(None);
     }
     let found = source.fetch(0, deadline).await?.bytes;
-    let (place, codec) = (source.place(0), codecs[0]);
-    let (size, lengths) = tokio::task::spawn_blocking(move || walk(codec, &found, &place)).await.map_err(joined)??;
+    let first = source.clone();
+    let walked = tokio::task::spawn_blocking(move || walk(&first, 0, &found)).await;
+    let (size, spans) = walked.map_err(joined)??;
     // With records of several lengths, equal sizes would not mean equal counts.
-    if lengths.windows(2).any(|pair| pair[0] != pair[1]) || plain_size.is_some_and(|plain| plain != size) {
+    if spans.windows(2).any(|pair| pair[0].len != pair[1].len) || plain_size.is_some_and(|plain| plain != size) {
         return Ok(None);
     }
     let same = stream::iter((0..objects.len() as u64).filter(|&object| codecs[object as usize] == Codec::Gzip))
@@ -98,50 +157,137 @@ pub async fn count(source: &Source, declared: Option<u64>, deadline: Deadline) -
         .buffer_unordered(TRAILERS_IN_FLIGHT)
         .try_all(|hint| std::future::ready(hint == size & u64::from(u32::MAX)))
         .await?;
-    let each = lengths.len() as u64;
-    Ok(same.then(|| Counted::new(source, &vec![each; objects.len()], Rung::Sizes)))
+    let each = spans.len() as u64;
+    Ok(if same { counted(&vec![each; objects.len()], Rung::Sizes) } else { None })
 }
 
-/// The counts by reading everything once.
-pub async fn scan(source: &Arc<Source>, deadline: Deadline) -> Result<Counted> {
-    let records: Vec<u64> = stream::iter(0..source.manifest().objects.len() as u64)
+/// The index of a dataset that a cache has, if any.
+fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> {
+    let Some(cache) = cache else { return Ok(None) };
+    let path = cache.join(format!("{}.idx", source.cache_name()?));
+    Ok(RecordIndex::open(&path, &source.manifest().objects))
+}
+
+/// The counts by reading everything once; where there is a cache, where the records lie is kept in it. Objects that an
+/// older index has as they are now are not read again.
+pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline) -> Result<Counted> {
+    let objects = &source.manifest().objects;
+    let before = cached(source, cache)?;
+    let path = cache.map(|cache| source.cache_name().map(|name| cache.join(format!("{name}.idx")))).transpose()?;
+    // A cache that cannot be written costs another scan next time, not this one.
+    let mut writer = path.as_ref().and_then(|path| IndexWriter::create(path, objects.len()).ok());
+    let known = |object: u64| -> Option<Vec<Span>> {
+        let index = before.as_ref()?;
+        let count = index.count(object)?;
+        (0..count).map(|record| index.span(object, record)).collect()
+    };
+    let mut found = stream::iter(0..objects.len() as u64)
         .map(|object| {
-            let source = source.clone();
+            let (source, known) = (source.clone(), known(object));
             async move {
-                let found = source.fetch(object, deadline).await?.bytes;
-                let (place, codec) = (source.place(object), source.codec(object));
-                let walked = tokio::task::spawn_blocking(move || walk(codec, &found, &place)).await;
-                Ok::<u64, Error>(walked.map_err(joined)??.1.len() as u64)
+                match known {
+                    Some(spans) => Ok(spans),
+                    None => spans_of(&source, object, deadline).await,
+                }
             }
         })
-        .buffered(SCANS_IN_FLIGHT)
-        .try_collect()
-        .await?;
-    Ok(Counted::new(source, &records, Rung::Scan))
+        .buffered(SCANS_IN_FLIGHT);
+    let mut records = Vec::with_capacity(objects.len());
+    while let Some(spans) = found.next().await {
+        let spans = spans?;
+        let stamp = stamp(&objects[records.len()]);
+        records.push(spans.len() as u64);
+        if writer.as_mut().is_some_and(|writer| writer.push(stamp, spans).is_err()) {
+            writer = None;
+        }
+    }
+    let written = writer.is_some_and(|writer| writer.finish().is_ok());
+    let index = if written { cached(source, cache)?.map(Arc::new) } else { None };
+    Ok(Counted::new(source, &records, Rung::Scan, index))
 }
 
 fn joined(error: tokio::task::JoinError) -> Error {
     Error::bug(format!("counting records: {error}"))
 }
 
-/// Inflated size and the length of every record. Errs with `Corrupt` for what holds none.
-fn walk(codec: Codec, bytes: &[u8], place: &str) -> Result<(u64, Vec<u64>)> {
+/// Where the records of one object lie. Large objects that are stored as they are pass by in stretches.
+async fn spans_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Vec<Span>> {
+    let size = source.entry(object).size;
+    let place = source.place(object);
+    if source.codec(object) != Codec::None || size <= STRETCH {
+        let found = source.fetch(object, deadline).await?.bytes;
+        let source = source.clone();
+        return Ok(tokio::task::spawn_blocking(move || walk(&source, object, &found)).await.map_err(joined)??.1);
+    }
+    let (mut at, mut stretch, mut spans) = (0, STRETCH, Vec::new());
+    while at < size {
+        let len = stretch.min(size - at);
+        let bytes = source.stretch(object, at, len, deadline).await?;
+        let is_last = at + len == size;
+        let (framed, place) = (source.clone(), place.clone());
+        let walked = tokio::task::spawn_blocking(move || {
+            let mut spans = Vec::new();
+            let walked = framed.framing().spans(&bytes, &place, &mut spans);
+            (walked, spans)
+        });
+        let (walked, mut found) = walked.await.map_err(joined)?;
+        if is_last {
+            walked.map_err(|error| behind(error, at))?;
+        } else {
+            // What the stretch ends in may go on behind it: the last record is looked at again.
+            let next = found.pop().map_or(0, |last| last.offset);
+            if next == 0 {
+                if stretch >= MOST_STRETCH {
+                    let error = walked.err().unwrap_or_else(|| too_long(&source.place(object), at));
+                    return Err(behind(error, at));
+                }
+                stretch *= 2;
+                continue;
+            }
+            found.iter_mut().for_each(|span| span.offset += at);
+            spans.append(&mut found);
+            (at, stretch) = (at + next, STRETCH);
+            continue;
+        }
+        found.iter_mut().for_each(|span| span.offset += at);
+        spans.append(&mut found);
+        at = size;
+    }
+    if spans.is_empty() { Err(Error::corrupt(place, "holds no record")) } else { Ok(spans) }
+}
+
+fn too_long(place: &str, at: u64) -> Error {
+    Error::corrupt(place, format!("holds no whole record in {} bytes from byte {}", grouped(MOST_STRETCH), grouped(at)))
+}
+
+/// Says that the offsets of a message count from byte `at`.
+fn behind(error: Error, at: u64) -> Error {
+    match error {
+        Error::Corrupt { place, problem } if at > 0 => {
+            Error::Corrupt { place, problem: format!("{problem}, counted from byte {}", grouped(at)) }
+        }
+        other => other,
+    }
+}
+
+/// Inflated size and where every record lies. Errs with `Corrupt` for what holds none.
+fn walk(source: &Source, object: u64, bytes: &[u8]) -> Result<(u64, Vec<Span>)> {
+    let place = source.place(object);
     if bytes.is_empty() {
         return Err(Error::corrupt(place, "is empty (0 bytes) where records were expected"));
     }
     let mut inflated = Vec::new();
-    let content = match codec {
+    let content = match source.codec(object) {
         Codec::None => bytes,
-        _ => {
-            inflate_into(codec, bytes, &mut inflated, LIMIT, place)?;
+        codec => {
+            inflate_into(codec, bytes, &mut inflated, LIMIT, &place)?;
             inflated.as_slice()
         }
     };
-    let lengths: Vec<u64> = Frames::new(content, place, false)
-        .map(|frame| frame.map(|frame| frame.payload.len() as u64))
-        .collect::<Result<_>>()?;
-    if lengths.is_empty() {
+    let mut spans = Vec::new();
+    source.framing().spans(content, &place, &mut spans)?;
+    if spans.is_empty() {
         return Err(Error::corrupt(place, "holds no record"));
     }
-    Ok((content.len() as u64, lengths))
+    Ok((content.len() as u64, spans))
 }

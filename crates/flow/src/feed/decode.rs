@@ -1,83 +1,229 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the stored bytes of an object to rows of batches: inflate, frame, check, copy once.
+//! From the stored bytes of a block to rows of batches: inflate, frame, check, copy once.
 
 use std::time::Instant;
 
 use penstock_codec::{Codec, GzipCheck, inflate_into_checked};
-use penstock_record::example::read_feature_into;
-use penstock_record::tfrecord::Frames;
 use penstock_types::{Error, Result, grouped, now};
 
+use super::field::Field;
+use super::format::{Record, RecordId, Span};
 use super::plan::Want;
-use super::slot::{Field, Slot};
+use super::reads::{Content, known_span};
+use super::rows::{Row, Rows};
+use super::source::Source;
 
 /// An object to decode.
 pub(crate) struct Object<'a> {
-    pub place: &'a dyn Fn() -> String,
+    pub source: &'a Source,
+    /// How `stored` is compressed; none where it was inflated before.
     pub codec: Codec,
-    pub stored: &'a [u8],
+    pub number: u64,
+    pub place: &'a str,
+    pub stored: &'a Content,
     /// Records that it must hold, by the counts the order was made from.
     pub records: u64,
     /// Bytes that it may inflate to.
     pub limit: u64,
+    /// What random crops of a row follow from.
+    pub key: &'a dyn Fn(&Want) -> u64,
 }
 
-/// Decodes what is wanted of an object into its rows, and says when it was inflated. `slot` gives the slot of a batch;
-/// no other call may write to the same rows at the same time.
-pub(crate) fn decode<'s>(
+/// What became of a block.
+pub(crate) struct Decoded {
+    pub inflated: Instant,
+    /// Wants (by their place in the task) that could not be met, and why.
+    pub bad: Vec<(usize, Error)>,
+}
+
+/// Where the rows of a batch are.
+pub(crate) type RowsOf<'a, 'r> = &'a dyn Fn(u64) -> Option<&'r Rows>;
+
+/// Decodes what is wanted of an object into its rows. `rows` gives the rows of a batch; no other call may write to the
+/// same ones at the same time. Errs where nothing of the object can be read.
+pub(crate) fn decode(
     object: &Object<'_>,
     wants: &[Want],
     fields: &[Field],
-    slot: &dyn Fn(u64) -> Option<&'s Slot>,
+    rows: RowsOf<'_, '_>,
     scratch: &mut Vec<u8>,
-) -> Result<Instant> {
-    let place = (object.place)();
-    if object.stored.is_empty() {
+) -> Result<Decoded> {
+    let stored = match object.stored {
+        Content::Whole(stored) => stored,
+        Content::Ranges(_) => {
+            let cut = Cut { view: View::Ranges(object.stored), spans: Vec::new(), walked: Ok(()) };
+            return Ok(Decoded { inflated: now(), bad: cut.each(object, wants, fields, rows) });
+        }
+    };
+    let (place, framing) = (object.place, object.source.framing());
+    if stored.is_empty() {
         return Err(Error::corrupt(place, "is empty (0 bytes) where records were expected"));
     }
     let content = match object.codec {
-        Codec::None => object.stored,
-        // Every record's CRC-32C is checked below: gzip's CRC-32 of the same bytes would be one pass too many.
+        Codec::None => stored.as_ref(),
+        // Where every record's own checksum is looked at, gzip's CRC-32 of the same bytes would be one pass too many.
         codec => {
-            inflate_into_checked(codec, object.stored, scratch, object.limit, GzipCheck::SizeOnly, &place)?;
+            let check = if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full };
+            inflate_into_checked(codec, stored, scratch, object.limit, check, place)?;
             scratch.as_slice()
         }
     };
     let inflated = now();
-    let mut sorted: Vec<&Want> = wants.iter().collect();
-    sorted.sort_unstable_by_key(|want| want.record);
-    let mut sorted = sorted.into_iter().peekable();
-    let mut found = 0u64;
-    for frame in Frames::new(content, &place, true) {
-        let frame = frame?;
-        while let Some(want) = sorted.next_if(|want| want.record == found) {
-            let slot = slot(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no slot", want.batch)))?;
-            for (seat, field) in fields.iter().enumerate() {
-                // SAFETY: the plan names each row of each batch once, and batches are delivered after their last row.
-                let row = unsafe { slot.row(seat, want.row as usize) };
-                read_feature_into(frame.payload, &field.name, &field.spec, row, &place)
-                    .map_err(|error| in_record(error, found))?;
+    let mut spans = Vec::new();
+    let walked = if known_span(object.source, object.number, 0).is_some() {
+        match framing.count_of_size(content.len() as u64, place).transpose()? {
+            Some(count) if count != object.records => return Err(miscounted(place, count, object.records)),
+            _ => Ok(()),
+        }
+    } else {
+        let walked = framing.spans(content, place, &mut spans);
+        if walked.is_ok() && spans.len() as u64 != object.records {
+            return Err(miscounted(place, spans.len() as u64, object.records));
+        }
+        walked
+    };
+    let cut = Cut { view: View::Whole(content), spans, walked };
+    Ok(Decoded { inflated, bad: cut.each(object, wants, fields, rows) })
+}
+
+fn miscounted(place: &str, found: u64, counted: u64) -> Error {
+    let (found, counted) = (grouped(found), grouped(counted));
+    let problem = format!(
+        "holds {found} records where its count says {counted}: the dataset's objects differ, or changed since they were counted"
+    );
+    Error::corrupt(place, problem)
+}
+
+/// What spans are cut from.
+enum View<'a> {
+    /// The whole inflated content.
+    Whole(&'a [u8]),
+    /// What was read of an object that is stored as it is.
+    Ranges(&'a Content),
+}
+
+/// An object's content, and where its records lie.
+struct Cut<'a> {
+    view: View<'a>,
+    /// As they were found in the content itself; empty where they were known before.
+    spans: Vec<Span>,
+    /// What stopped the search for them.
+    walked: Result<()>,
+}
+
+impl Cut<'_> {
+    fn slice(&self, span: &Span) -> Option<&[u8]> {
+        match &self.view {
+            View::Whole(content) => content.get(span.offset as usize..usize::try_from(span.range().end).ok()?),
+            View::Ranges(content) => content.slice(span),
+        }
+    }
+
+    fn span(&self, object: &Object<'_>, record: u64) -> Result<Span> {
+        if let Some(span) = self.spans.get(record as usize) {
+            return Ok(*span);
+        }
+        self.walked.clone()?;
+        known_span(object.source, object.number, record)
+            .ok_or_else(|| Error::bug(format!("{} has no record {record}", object.place)))
+    }
+
+    /// Reads every want into its row; those that could not be.
+    fn each(&self, object: &Object<'_>, wants: &[Want], fields: &[Field], rows: RowsOf<'_, '_>) -> Vec<(usize, Error)> {
+        let head = match self.span(object, 0) {
+            Ok(first) => self.slice(&Span { offset: 0, len: first.offset, crc: 0 }).unwrap_or_default(),
+            Err(_) => &[],
+        };
+        // In the order of the bytes, which the cache likes.
+        let mut sorted: Vec<usize> = (0..wants.len()).collect();
+        sorted.sort_unstable_by_key(|&at| wants[at].record);
+        let read = |at: usize| {
+            let want = &wants[at];
+            let rows = rows(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no rows", want.batch)))?;
+            self.read(object, head, want, fields, rows)
+        };
+        sorted.into_iter().filter_map(|at| read(at).err().map(|error| (at, error))).collect()
+    }
+
+    /// Reads one record into its row.
+    fn read(&self, object: &Object<'_>, head: &[u8], want: &Want, fields: &[Field], rows: &Rows) -> Result<()> {
+        let (place, framing) = (object.place, object.source.framing());
+        let span = self.span(object, want.record)?;
+        let Some(bytes) = self.slice(&span) else {
+            return Err(Error::corrupt(place, format!("ends inside record {}", want.record)));
+        };
+        // What an index says of the record is as good as a checksum of its own.
+        if self.spans.is_empty() && span.crc != 0 && !framing.checks_itself() && framing.crc(bytes) != span.crc {
+            let (at, is, want_crc) = (grouped(span.offset), framing.crc(bytes), span.crc);
+            let problem = format!(
+                "has a damaged record {} (byte {at}: checksum is {is:#010x}, want {want_crc:#010x})",
+                want.record
+            );
+            return Err(Error::corrupt(place, problem));
+        }
+        let id = RecordId { place, object: object.number, record: want.record, offset: span.offset };
+        let key = (object.key)(want);
+        framing.read(bytes, head, id, &mut |record| fill(record, &id, want.row, key, fields, rows))
+    }
+}
+
+/// Writes every field of a record into its row.
+fn fill(record: &dyn Record, id: &RecordId<'_>, number: u32, key: u64, fields: &[Field], rows: &Rows) -> Result<()> {
+    let place = || format!("{} record {}", id.place, id.record);
+    for (seat, field) in fields.iter().enumerate() {
+        let mut found = None;
+        for name in field.parts() {
+            found = record.part(name).map_err(|error| in_record(error, id))?;
+            if found.is_some() {
+                break;
             }
         }
-        found += 1;
+        let Some(part) = found else {
+            return Err(Error::mismatch(place(), missing(field, record)));
+        };
+        let written = {
+            let row = Row { number, key, place: id.place };
+            // SAFETY: the plan names each row of each batch once, and batches are delivered after their last row.
+            unsafe { rows.write(seat, row, field, &part) }
+        };
+        written.map_err(|error| in_record(error, id))?;
     }
-    if found != object.records {
-        return Err(Error::corrupt(
-            place,
-            format!(
-                "holds {} records where its count says {}: the dataset's objects differ, or changed since they were counted",
-                grouped(found),
-                grouped(object.records)
-            ),
-        ));
-    }
-    Ok(inflated)
+    Ok(())
+}
+
+/// Names that a message lists when the one asked for is not there.
+const NAMES_SHOWN: usize = 12;
+
+fn missing(field: &Field, record: &dyn Record) -> String {
+    let names = record.names();
+    let shown: Vec<String> = names
+        .iter()
+        .take(NAMES_SHOWN)
+        .map(|name| {
+            let part = record.part(name).ok().flatten();
+            let what = part.map_or_else(|| "which does not read".to_owned(), |part| part.describe());
+            format!("`{}` ({what})", name.chars().take(64).collect::<String>().escape_debug())
+        })
+        .collect();
+    let more = names.len() - shown.len();
+    let holds = match (shown.is_empty(), more) {
+        (true, _) => "nothing".to_owned(),
+        (false, 0) => shown.join(", "),
+        (false, more) => format!("{} and {more} more", shown.join(", ")),
+    };
+    let asked = field.parts().join("`, `");
+    format!("field `{}` is read from `{asked}`, and the record holds {holds}", field.name)
 }
 
 /// Says which record an error is in.
-fn in_record(error: Error, record: u64) -> Error {
+fn in_record(error: Error, id: &RecordId<'_>) -> Error {
     match error {
-        Error::Corrupt { place, problem } => Error::Corrupt { place: format!("{place} record {record}"), problem },
+        Error::Corrupt { place: _, problem } => {
+            Error::Corrupt { place: format!("{} record {}", id.place, id.record), problem }
+        }
+        Error::Mismatch { place: _, problem } => {
+            Error::Mismatch { place: format!("{} record {}", id.place, id.record), problem }
+        }
         other => other,
     }
 }

@@ -15,7 +15,9 @@ use penstock_types::{Deadline, Error, Result};
 use super::Feed;
 use super::decode::{Object, decode};
 use super::plan::Want;
-use super::slot::{Layout, Slot, Tensor};
+use super::reads::{Content, Reads};
+use super::rows::{Column, Rows};
+use super::slot::Layout;
 
 /// Share of the memory budget that inflated objects may keep between calls.
 const CACHED: u64 = 4;
@@ -61,9 +63,9 @@ pub type Wanted = (usize, u64, u64);
 
 impl Feed {
     /// The fields of these records, a row each in the order given. Objects that several rows need are read once.
-    pub async fn gather(self: Arc<Self>, wanted: Vec<Wanted>) -> Result<Vec<Tensor>> {
+    pub async fn gather(self: Arc<Self>, wanted: Vec<Wanted>) -> Result<Vec<Column>> {
         let layout = Arc::new(Layout::new(&self.fields, wanted.len())?);
-        let slot = Arc::new(self.pool.take(&layout)?);
+        let rows = Arc::new(Rows::new(self.pool.take(&layout)?, &self.fields, wanted.len()));
         let mut tasks: BTreeMap<(usize, u64), Vec<Want>> = BTreeMap::new();
         for (row, &(leaf, object, record)) in wanted.iter().enumerate() {
             let known = self.leaves.get(leaf).filter(|leaf| object < leaf.counts().objects());
@@ -74,37 +76,52 @@ impl Feed {
             tasks.entry((leaf, object)).or_default().push(Want { record, batch: 0, row: row as u32 });
         }
         stream::iter(tasks)
-            .map(|((leaf, object), wants)| self.clone().gather_object(leaf, object, wants, slot.clone()))
+            .map(|((leaf, object), wants)| self.clone().gather_object(leaf, object, wants, rows.clone()))
             .buffer_unordered(self.max_in_flight)
             .try_collect::<()>()
             .await?;
-        let rows = wanted.len();
-        let fields = self.fields.iter().enumerate();
-        Ok(fields.map(|(seat, field)| Tensor::new(slot.clone(), seat, &field.spec, rows)).collect())
+        rows.columns(&self.fields, wanted.len(), &self.loose)
     }
 
-    async fn gather_object(self: Arc<Self>, leaf: usize, object: u64, wants: Vec<Want>, slot: Arc<Slot>) -> Result<()> {
+    async fn gather_object(self: Arc<Self>, leaf: usize, object: u64, wants: Vec<Want>, rows: Arc<Rows>) -> Result<()> {
         let source = self.sources[leaf].clone();
+        let deadline = Deadline::within(self.deadline);
         let (fetched, cached) = match self.gathered.get((leaf, object)) {
-            Some(content) => (content, true),
-            None => (source.fetch(object, Deadline::within(self.deadline)).await?.bytes, false),
+            Some(content) => (Content::Whole(content), true),
+            None => {
+                let reads = Reads::of(&source, object, &wants);
+                (source.fetch_reads(object, &reads, deadline).await?.content, false)
+            }
         };
         // Inflating takes milliseconds: not on a thread that others' sockets wait for.
         let decoding = tokio::task::spawn_blocking(move || {
-            let place = || source.place(object);
-            let content = match source.codec(object) {
-                codec if cached || codec == Codec::None => fetched,
-                codec => {
+            let place = source.place(object);
+            let content = match (fetched, source.codec(object)) {
+                (Content::Whole(stored), codec) if !cached && codec != Codec::None => {
+                    let check = if source.framing().checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full };
                     let mut inflated = Vec::new();
-                    inflate_into_checked(codec, &fetched, &mut inflated, self.limit, GzipCheck::SizeOnly, &place())?;
-                    Bytes::from(inflated)
+                    inflate_into_checked(codec, &stored, &mut inflated, self.limit, check, &place)?;
+                    Content::Whole(Bytes::from(inflated))
                 }
+                (content, _) => content,
             };
-            let records = self.leaves[leaf].counts().records(object);
-            let described = Object { place: &place, codec: Codec::None, stored: &content, records, limit: self.limit };
-            let fields = self.record_fields();
-            decode(&described, &wants, fields, &|_| Some(&*slot), &mut Vec::new())?;
-            if !cached {
+            let order = self.leaves[leaf].order();
+            let described = Object {
+                source: &source,
+                codec: Codec::None,
+                number: object,
+                place: &place,
+                stored: &content,
+                records: self.leaves[leaf].counts().records(object),
+                limit: self.limit,
+                // There is no epoch and no position here: the place stands for them.
+                key: &|want| order.key_of(object, want.record),
+            };
+            let decoded = decode(&described, &wants, self.record_fields(), &|_| Some(&*rows), &mut Vec::new())?;
+            if let Some((_, error)) = decoded.bad.into_iter().min_by_key(|(at, _)| *at) {
+                return Err(error);
+            }
+            if let (Content::Whole(content), false) = (content, cached) {
                 self.gathered.put((leaf, object), content, self.limit / CACHED);
             }
             Ok(())

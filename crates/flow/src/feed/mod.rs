@@ -6,10 +6,18 @@
 
 mod count;
 mod decode;
+mod field;
+mod format;
 mod gather;
 mod glob;
+mod index;
+mod mend;
+mod part;
 mod plan;
+mod reads;
+mod rows;
 mod run;
+mod schema;
 mod slot;
 mod source;
 mod timing;
@@ -18,16 +26,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_codec::Codec;
-use penstock_types::{DType, Error, Result, TensorSpec};
+use penstock_types::{DType, Error, Result};
 use tokio::runtime::Handle;
 
 pub use count::{Counted, Rung, count, scan};
+pub use field::{Field, Kind};
+pub use format::{Column as FixedColumn, FormatSpec};
 pub use gather::Wanted;
 pub(crate) use glob::Glob;
 pub use glob::{glob_matches, split_glob};
+pub use index::RecordIndex;
+pub use mend::{Mended, OnError};
 pub use plan::{Steps, Tail};
+pub use rows::Column;
 pub use run::{Delivered, Next, Run};
-pub use slot::{Field, Tensor};
+pub use schema::{Seen, schema};
+pub use slot::Tensor;
 pub use source::Source;
 pub use timing::{Busy, Waits};
 
@@ -44,6 +58,12 @@ const DEFAULT_MEMORY: u64 = 1 << 30;
 /// Spare slots kept for the next batches; with more, memory that no batch uses would be held for nothing.
 const SPARE_SLOTS: u64 = 4;
 
+/// Of an object whose single records can be read, at most this much is read at a time, and a quarter of the budget.
+const PART_OF_OBJECT: u64 = 64 << 20;
+
+/// What stored bytes are taken to inflate to where fields do not tell; text and integers do not do better by much.
+const LIKELY_RATIO: u64 = 4;
+
 /// What bounds a feed.
 #[derive(Debug, Clone)]
 pub struct FeedSettings {
@@ -58,6 +78,8 @@ pub struct FeedSettings {
     pub threads: usize,
     /// By when an object must have come, retries and back-off included.
     pub deadline: Duration,
+    /// What to do with a sample that cannot be read.
+    pub on_error: OnError,
 }
 
 /// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
@@ -72,6 +94,13 @@ pub struct Feed {
     weighted: bool,
     layout: Arc<Layout>,
     pool: Arc<Pool>,
+    /// Memory for fields whose samples differ in length.
+    loose: Arc<Pool>,
+    /// What a batch takes of the budget: its slot, and what such fields are likely to add.
+    batch_bytes: u64,
+    /// Of an object whose single records can be read, at most so much is read at a time.
+    part: u64,
+    on_error: OnError,
     budget: Budget,
     scratches: Mutex<Vec<Vec<u8>>>,
     threads: usize,
@@ -112,11 +141,20 @@ impl Feed {
             if fields.iter().any(|field| field.name == WEIGHT) {
                 return Err(Error::config("fields", "`weight` is the name of the field that tail=\"pad\" adds"));
             }
-            fields.push(Field { name: WEIGHT.to_owned(), spec: TensorSpec { dtype: DType::F32, shape: Vec::new() } });
+            fields.push(Field::tensor(WEIGHT, DType::F32, &[]));
         }
         let layout = Arc::new(Layout::new(&fields, rows)?);
 
-        let slot = layout.bytes as u64;
+        if settings.on_error == OnError::Skip && steps.tail == Tail::Drop {
+            return Err(Error::config(
+                "on_error",
+                "skip makes a batch smaller, and tail=\"drop\" promises equal ones; say substitute, or tail=\"pad\"",
+            ));
+        }
+        let has_loose = fields.iter().any(|field| field.fixed().is_none());
+        let loose_bytes = sources.iter().zip(&leaves).map(|(source, leaf)| source.stored_a_sample(leaf.counts())).max();
+        let slot = layout.bytes as u64 + if has_loose { rows as u64 * loose_bytes.unwrap_or(0) } else { 0 };
+        let part = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4).min(PART_OF_OBJECT);
         let (mut stored, mut scratch) = (0, 0);
         for (source, leaf) in sources.iter().zip(&leaves) {
             let objects = &source.manifest().objects;
@@ -124,7 +162,9 @@ impl Feed {
             let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
             // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
             let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
-            stored = stored.max(largest);
+            let inflated = if has_loose { inflated.max(largest.saturating_mul(LIKELY_RATIO)) } else { inflated };
+            // Of objects whose single records can be read, no more than so much is read at a time.
+            stored = stored.max(if reads::is_partial(source) { largest.min(part) } else { largest });
             scratch = scratch.max(if compressed { inflated } else { 0 });
         }
         // A window that begins at a batch's last sample keeps that batch and all that follow in it open.
@@ -134,7 +174,11 @@ impl Feed {
         // batches than that, objects are read again instead.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
-        let horizon = if course.is_mixed() { span.min(fits) } else { u64::MAX };
+        let horizon = if course.is_mixed() || sources.iter().all(|source| reads::is_partial(source)) {
+            span.min(fits)
+        } else {
+            u64::MAX
+        };
         let spanned = batches(span.min(horizon));
         let pages = 4096 * (spanned + 2); // reservations are whole pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
@@ -164,6 +208,10 @@ impl Feed {
             weighted,
             layout,
             pool: Pool::new(spare as usize),
+            loose: Pool::new(if has_loose { SPARE_SLOTS as usize } else { 0 }),
+            batch_bytes: slot,
+            part,
+            on_error: settings.on_error,
             budget,
             scratches: Mutex::default(),
             threads: 1 + more_threads as usize,

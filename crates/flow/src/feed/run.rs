@@ -17,18 +17,24 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::decode::{Object, decode};
-use super::plan::{Steps, Task, Tasks, Want};
-use super::slot::{Slot, Tensor};
+use super::decode::{Decoded, Object, decode};
+use super::mend::{MOST_TRIES, Mended, Mending, OnError, is_about_data, substitute};
+use super::plan::{Steps, Tail, Task, Tasks, Want};
+use super::reads::{Content, Reads, is_partial};
+use super::rows::{Column, Rows};
 use super::timing::{Busy, Trace, Waits};
 use super::{Feed, WEIGHT};
 use crate::budget::Reservation;
 
 /// A batch under way.
 struct Batch {
-    slot: Arc<Slot>,
+    rows: Rows,
+    /// Rows of this rank.
+    count: usize,
     /// Rows still missing.
     left: AtomicUsize,
+    /// True once the columns are there, or the error is.
+    is_ready: AtomicBool,
     /// Its bytes of the budget, until it is delivered.
     reserved: Mutex<Option<Reservation>>,
     outcome: Mutex<Outcome>,
@@ -40,6 +46,10 @@ struct Outcome {
     error: Option<(u32, Error)>,
     /// When the last rows came about.
     last: Option<Trace>,
+    /// Rows that no sample took.
+    dead: Vec<u32>,
+    /// Rows that are left, and the columns.
+    done: Option<(usize, Vec<Column>)>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -61,6 +71,9 @@ struct Shared {
     wake: Condvar,
     closed: AtomicBool,
     busy: Busy,
+    mending: Mending,
+    runtime: Handle,
+    epoch: u64,
 }
 
 impl Shared {
@@ -69,21 +82,28 @@ impl Shared {
         self.wake.notify_all();
     }
 
-    /// Notes the end of a task in every batch that waits for it.
-    fn settle(&self, job_batches: &HashMap<u64, Arc<Batch>>, wants: &[Want], trace: Trace, error: Option<&Error>) {
+    /// Notes that these wants have ended, in every batch that waits for them; `bad` are those (by their place) that no
+    /// sample will take.
+    fn settle(&self, batches: &Batches, wants: &[Want], trace: Trace, bad: &[(usize, Error)]) {
+        for (at, error) in bad {
+            let (want, skips) = (wants[*at], self.feed.on_error == OnError::Skip && is_about_data(error));
+            let Some(batch) = batches.get(&want.batch) else { continue };
+            let mut outcome = locked(&batch.outcome);
+            if skips {
+                self.mending.skipped(error);
+                outcome.dead.push(want.row);
+            } else if outcome.error.as_ref().is_none_or(|(row, _)| want.row < *row) {
+                outcome.error = Some((want.row, error.clone()));
+            }
+        }
         let mut complete = false;
         for group in wants.chunk_by(|a, b| a.batch == b.batch) {
-            let Some(batch) = job_batches.get(&group[0].batch) else { continue };
-            {
-                let mut outcome = locked(&batch.outcome);
-                if let Some(error) = error
-                    && outcome.error.as_ref().is_none_or(|(row, _)| group[0].row < *row)
-                {
-                    outcome.error = Some((group[0].row, error.clone()));
-                }
-                outcome.last = Some(trace);
+            let Some(batch) = batches.get(&group[0].batch) else { continue };
+            locked(&batch.outcome).last = Some(trace);
+            if batch.left.fetch_sub(group.len(), Ordering::AcqRel) == group.len() {
+                self.finish(batch);
+                complete = true;
             }
-            complete |= batch.left.fetch_sub(group.len(), Ordering::AcqRel) == group.len();
         }
         if complete {
             // Taken and let go, so that a consumer between its look and its wait does not miss the call.
@@ -91,15 +111,47 @@ impl Shared {
             self.wake.notify_all();
         }
     }
+
+    /// Makes the columns of a batch whose last row has come.
+    fn finish(&self, batch: &Batch) {
+        let mut outcome = locked(&batch.outcome);
+        if outcome.error.is_none() {
+            let mut rows = batch.count;
+            outcome.dead.sort_unstable();
+            if !outcome.dead.is_empty() {
+                if self.steps.tail == Tail::Pad {
+                    // Frameworks that want full batches get one; what stands in the row is worth nothing.
+                    // SAFETY: the last row is in, and the batch is not delivered yet.
+                    unsafe { batch.rows.clear(&outcome.dead) };
+                } else {
+                    // SAFETY: as above.
+                    rows = unsafe { batch.rows.remove(&outcome.dead, rows) };
+                }
+            }
+            match batch.rows.columns(&self.feed.fields, rows, &self.feed.loose) {
+                Ok(columns) => outcome.done = Some((rows, columns)),
+                Err(error) => outcome.error = Some((0, error)),
+            }
+        }
+        drop(outcome);
+        batch.is_ready.store(true, Ordering::Release);
+    }
 }
+
+/// The batches that a task writes to, by number.
+type Batches = HashMap<u64, Arc<Batch>>;
 
 /// An object on its way to the decoding threads.
 struct Job {
     task: Task,
-    batches: HashMap<u64, Arc<Batch>>,
-    bytes: Result<Bytes>,
+    batches: Arc<Batches>,
+    content: Result<Content>,
     trace: Trace,
-    reserved: Reservation,
+    reserved: Arc<Reservation>,
+    /// Samples tried before these in the same rows.
+    tries: u32,
+    /// The queue that it came by, for those that are tried next.
+    queue: Sender<Job>,
 }
 
 /// A batch, delivered. Its memory is the holder's.
@@ -110,7 +162,7 @@ pub struct Delivered {
     /// Rows of this rank.
     pub rows: usize,
     /// The fields, in order; with a padded tail, last, the weights.
-    pub tensors: Vec<Tensor>,
+    pub columns: Vec<Column>,
     /// The epoch's cursor once it is delivered: the same on every rank.
     pub cursor: u64,
 }
@@ -132,6 +184,7 @@ pub struct Run {
     pid: u32,
     /// The times of a pass that has been closed.
     timing: (Waits, Busy),
+    mended: Mended,
 }
 
 impl std::fmt::Debug for Run {
@@ -163,6 +216,9 @@ impl Run {
             wake: Condvar::new(),
             closed: AtomicBool::new(false),
             busy: Busy::default(),
+            mending: Mending::default(),
+            runtime: runtime.clone(),
+            epoch,
         });
         let threads = (0..feed.threads)
             .map(|number| {
@@ -183,7 +239,7 @@ impl Run {
         });
         let feeder = feeder.abort_handle();
         let inner = Inner { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
-        Ok(Self { inner: Some(inner), pid: std::process::id(), timing: Default::default() })
+        Ok(Self { inner: Some(inner), pid: std::process::id(), timing: Default::default(), mended: Mended::default() })
     }
 
     fn inner(&mut self) -> Result<Option<&mut Inner>> {
@@ -232,6 +288,14 @@ impl Run {
         Ok((self.timing.0, self.timing.1.snapshot()))
     }
 
+    /// What was done about samples that could not be read.
+    pub fn mended(&mut self) -> Result<Mended> {
+        if let Some(inner) = self.inner()? {
+            self.mended = inner.shared.mending.snapshot();
+        }
+        Ok(self.mended.clone())
+    }
+
     /// Ends threads and requests; waits for the threads, each at most one object's decode from its end.
     pub fn close(&mut self) {
         let Some(inner) = self.inner.take() else { return };
@@ -248,6 +312,7 @@ impl Run {
             let _ = thread.join();
         }
         self.timing = (inner.waits, inner.shared.busy.snapshot());
+        self.mended = inner.shared.mending.snapshot();
     }
 }
 
@@ -266,9 +331,11 @@ impl Inner {
         let began = *self.waiting.get_or_insert_with(now);
         let slice = steps.slice(self.next);
         let rows = (slice.end - slice.start) as usize;
-        let (slot, trace) = if rows == 0 {
+        let feed = &self.shared.feed;
+        let (rows, columns, trace) = if rows == 0 {
             // Other ranks have the samples; all ranks make the same steps.
-            (Arc::new(self.shared.feed.pool.take(&self.shared.feed.layout)?), None)
+            let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0);
+            (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
         } else {
             let Some(batch) = self.wait(patience)? else { return Ok(Next::Waiting) };
             let mut outcome = locked(&batch.outcome);
@@ -276,16 +343,15 @@ impl Inner {
                 return Err(error);
             }
             locked(&batch.reserved).take();
-            (batch.slot.clone(), outcome.last)
+            let (rows, columns) = outcome.done.take().ok_or_else(|| Error::bug("a ready batch has no columns"))?;
+            (rows, columns, outcome.last)
         };
         self.waits.attribute(began, now(), trace.as_ref());
         self.waiting = None;
         let number = self.next;
         self.next += 1;
         self.consumed.send_replace(self.next);
-        let fields = self.shared.feed.fields.iter().enumerate();
-        let tensors = fields.map(|(seat, field)| Tensor::new(slot.clone(), seat, &field.spec, rows)).collect();
-        Ok(Next::Batch(Delivered { number, rows, tensors, cursor: steps.cursor_after(number) }))
+        Ok(Next::Batch(Delivered { number, rows, columns, cursor: steps.cursor_after(number) }))
     }
 
     /// The next batch once it is complete, taken from the open ones; `None` when the time is up.
@@ -293,7 +359,7 @@ impl Inner {
         let until = now() + patience;
         let mut state = locked(&self.shared.state);
         loop {
-            if state.open.get(&self.next).is_some_and(|batch| batch.left.load(Ordering::Acquire) == 0) {
+            if state.open.get(&self.next).is_some_and(|batch| batch.is_ready.load(Ordering::Acquire)) {
                 return Ok(state.open.remove(&self.next));
             }
             if let Some(error) = &state.failed {
@@ -311,7 +377,7 @@ impl Inner {
 /// Starts fetches in the order of need, within the budget, the requests' limit and the read-ahead.
 async fn run_ahead(
     shared: &Arc<Shared>,
-    tasks: Tasks,
+    mut tasks: Tasks,
     jobs: Sender<Job>,
     mut consumed: watch::Receiver<u64>,
 ) -> Result<()> {
@@ -319,7 +385,17 @@ async fn run_ahead(
     let requests = Arc::new(Semaphore::new(feed.max_in_flight));
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
     let mut fetches = JoinSet::new();
-    for task in tasks {
+    let mut parts: Vec<Task> = Vec::new();
+    while let Some(task) = parts.pop().or_else(|| tasks.next()) {
+        let reads = Reads::of(&feed.sources[task.leaf], task.object, &task.wants);
+        // A shard may be larger than the budget: what is wanted of it comes in pieces then, in the order of need.
+        if reads.bytes > feed.part && task.wants.len() > 1 && is_partial(&feed.sources[task.leaf]) {
+            let Task { leaf, object, mut wants } = task;
+            let later = wants.split_off(wants.len() / 2);
+            parts.push(Task { leaf, object, wants: later });
+            parts.push(Task { leaf, object, wants });
+            continue;
+        }
         let first = task.first_batch();
         if consumed.wait_for(|&next| first <= next + feed.read_ahead).await.is_err() {
             return Ok(()); // the consumer has gone
@@ -340,22 +416,18 @@ async fn run_ahead(
             batches.insert(number, batch);
         }
         let permit = requests.clone().acquire_owned().await.map_err(|_| Error::bug("the semaphore is never closed"))?;
-        let size = feed.sources[task.leaf].entry(task.object).size;
-        let reserved = feed.budget.reserve("an object", size).await?;
+        let reserved = feed.budget.reserve("an object", reads.bytes).await?;
         while let Some(done) = fetches.try_join_next() {
             joined(done)?;
         }
-        let (feed, jobs) = (feed.clone(), jobs.clone());
+        let (feed, queue, batches) = (feed.clone(), jobs.clone(), Arc::new(batches));
         fetches.spawn(async move {
-            let sent = now();
-            let found = feed.sources[task.leaf].fetch(task.object, Deadline::within(feed.deadline)).await;
+            let (content, trace) = fetch(&feed, task.leaf, task.object, &reads).await;
             drop(permit);
-            let (bytes, trace) = match found {
-                Ok(found) => (Ok(found.bytes), Trace::fetched(found.sent, found.first_byte, found.done)),
-                Err(error) => (Err(error), Trace::fetched(sent, now(), now())),
-            };
+            let job =
+                Job { task, batches, content, trace, reserved: Arc::new(reserved), tries: 0, queue: queue.clone() };
             // Refused only when the threads are gone, and then nobody waits.
-            let _ = jobs.send(Job { task, batches, bytes, trace, reserved });
+            let _ = queue.send(job);
         });
     }
     while let Some(done) = fetches.join_next().await {
@@ -364,14 +436,22 @@ async fn run_ahead(
     Ok(())
 }
 
+async fn fetch(feed: &Feed, leaf: usize, object: u64, reads: &Reads) -> (Result<Content>, Trace) {
+    let sent = now();
+    match feed.sources[leaf].fetch_reads(object, reads, Deadline::within(feed.deadline)).await {
+        Ok(found) => (Ok(found.content), Trace::fetched(found.sent, found.first_byte, found.done)),
+        Err(error) => (Err(error), Trace::fetched(sent, now(), now())),
+    }
+}
+
 fn joined(done: std::result::Result<(), tokio::task::JoinError>) -> Result<()> {
     done.map_err(|error| Error::bug(format!("a fetch: {error}")))
 }
 
 async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
     let (feed, steps) = (&shared.feed, &shared.steps);
-    let reserved = feed.budget.reserve("a batch", feed.layout.bytes as u64).await?;
-    let slot = Arc::new(feed.pool.take(&feed.layout)?);
+    let reserved = feed.budget.reserve("a batch", feed.batch_bytes).await?;
+    let slot = feed.pool.take(&feed.layout)?;
     let slice = steps.slice(number);
     let rows = (slice.end - slice.start) as usize;
     if let Some(seat) = feed.fields.iter().position(|field| field.name == WEIGHT && feed.weighted) {
@@ -382,7 +462,9 @@ async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
         }
     }
     Ok(Arc::new(Batch {
-        slot,
+        rows: Rows::new(slot, &feed.fields, rows),
+        count: rows,
+        is_ready: AtomicBool::new(false),
         left: AtomicUsize::new(rows),
         reserved: Mutex::new(Some(reserved)),
         outcome: Mutex::default(),
@@ -390,7 +472,7 @@ async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
 }
 
 /// A decoding thread.
-fn work(shared: &Shared, queue: &Receiver<Job>) {
+fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
     let feed = &shared.feed;
     let mut scratch = feed.scratch();
     while let Ok(mut job) = queue.recv() {
@@ -398,23 +480,86 @@ fn work(shared: &Shared, queue: &Receiver<Job>) {
             break;
         }
         job.trace.began = now();
-        let object = job.task.object;
-        let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
-        let decoded = std::mem::replace(&mut job.bytes, Ok(Bytes::new())).and_then(|bytes| {
-            let place = || source.place(object);
-            let records = leaf.counts().records(object);
-            let described =
-                Object { place: &place, codec: source.codec(object), stored: &bytes, records, limit: feed.limit };
-            let slot = |number: u64| job.batches.get(&number).map(|batch| &*batch.slot);
-            let run = || decode(&described, &job.task.wants, feed.record_fields(), &slot, &mut scratch);
+        let content = std::mem::replace(&mut job.content, Ok(Content::Whole(Bytes::new())));
+        let decoded = content.and_then(|content| {
+            let run = || decode_job(shared, &job, &content, &mut scratch);
+            let place = || feed.sources[job.task.leaf].place(job.task.object);
             catch_unwind(AssertUnwindSafe(run))
-                .unwrap_or_else(|_| Err(Error::bug(format!("decoding {} panicked", source.place(object)))))
+                .unwrap_or_else(|_| Err(Error::bug(format!("decoding {} panicked", place()))))
         });
         job.trace.done = now();
-        job.trace.inflated = decoded.as_ref().copied().unwrap_or(job.trace.done);
+        job.trace.inflated = decoded.as_ref().map_or(job.trace.done, |decoded| decoded.inflated);
         shared.busy.add(&job.trace);
-        drop(job.reserved);
-        shared.settle(&job.batches, &job.task.wants, job.trace, decoded.as_ref().err());
+        let (bad, whole) = match decoded {
+            Ok(decoded) => (decoded.bad, false),
+            Err(error) => ((0..job.task.wants.len()).map(|at| (at, error.clone())).collect(), true),
+        };
+        let (retried, bad) = if feed.on_error == OnError::Substitute && job.tries < MOST_TRIES {
+            bad.into_iter().partition(|(_, error)| is_about_data(error))
+        } else {
+            (Vec::new(), bad)
+        };
+        if retried.is_empty() {
+            drop(job.reserved);
+            shared.settle(&job.batches, &job.task.wants, job.trace, &bad);
+        } else {
+            mend(shared, job, retried, &bad, whole);
+        }
     }
     feed.give_scratch(scratch);
+}
+
+fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u8>) -> Result<Decoded> {
+    let (number, feed) = (job.task.object, &shared.feed);
+    let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
+    let place = source.place(number);
+    let position = |want: &Want| shared.steps.slice(want.batch).start + u64::from(want.row);
+    let object = Object {
+        source,
+        codec: source.codec(number),
+        number,
+        place: &place,
+        stored: content,
+        records: leaf.counts().records(number),
+        limit: feed.limit,
+        // Of the position, so that it is the same on any world size and the repeats of a padded tail differ.
+        key: &|want| leaf.order().key_of(shared.epoch, position(want)),
+    };
+    let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
+    decode(&object, &job.task.wants, feed.record_fields(), &rows, scratch)
+}
+
+/// Fetches the samples that take the place of those of `retried`, and settles the rest of the task.
+fn mend(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(usize, Error)], whole: bool) {
+    let Job { task, batches, trace, reserved, tries, queue, .. } = job;
+    let mut tasks: Vec<Task> = Vec::new();
+    for (at, error) in &retried {
+        if tries == 0 {
+            shared.mending.substituted(error);
+        }
+        let (object, want) =
+            substitute(task.object, &task.wants[*at], shared.feed.leaves[task.leaf].counts(), whole, tries);
+        match tasks.iter_mut().find(|task| task.object == object) {
+            Some(task) => task.wants.push(want),
+            None => tasks.push(Task { leaf: task.leaf, object, wants: vec![want] }),
+        }
+    }
+    for mut task in tasks {
+        // Substitutes are fetched beyond the requests' limit and on the budget of what they replace: bad samples are few,
+        // and waiting for either here could lock up.
+        task.wants.sort_unstable_by_key(|want| (want.batch, want.row));
+        let (shared, batches, reserved, queue) = (shared.clone(), batches.clone(), reserved.clone(), queue.clone());
+        shared.runtime.clone().spawn(async move {
+            let reads = Reads::of(&shared.feed.sources[task.leaf], task.object, &task.wants);
+            let (content, trace) = fetch(&shared.feed, task.leaf, task.object, &reads).await;
+            let job = Job { task, batches, content, trace, reserved, tries: tries + 1, queue: queue.clone() };
+            let _ = queue.send(job);
+        });
+    }
+    let gone: Vec<usize> = retried.iter().map(|(at, _)| *at).collect();
+    let kept: Vec<usize> = (0..task.wants.len()).filter(|at| !gone.contains(at)).collect();
+    let wants: Vec<Want> = kept.iter().map(|&at| task.wants[at]).collect();
+    let place = |at: usize| kept.iter().position(|&kept| kept == at);
+    let bad: Vec<(usize, Error)> = bad.iter().filter_map(|(at, error)| Some((place(*at)?, error.clone()))).collect();
+    shared.settle(&batches, &wants, trace, &bad);
 }

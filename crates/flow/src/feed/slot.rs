@@ -11,20 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
+use super::field::Field;
+
 /// Alignment of every field in a slot.
 const ALIGN: usize = 256;
 
 /// From here on a slot asks for huge pages: a page fault per 4 KiB would cost as much as the copy into it.
 const HUGE: usize = 2 << 20;
-
-/// A field of a sample: its name in the records, and what it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Field {
-    /// Name of the feature.
-    pub name: String,
-    /// Element type and shape of one sample.
-    pub spec: TensorSpec,
-}
 
 /// Where the fields of a batch of up to `rows` samples lie in a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,22 +32,28 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of `rows` samples of these fields.
+    /// The layout of `rows` samples of these fields; those whose samples differ in length take no room in it.
     pub fn new(fields: &[Field], rows: usize) -> Result<Self> {
+        let stride = |field: &Field| field.fixed().map_or(Ok(0), |spec| spec.size_bytes());
+        let strides = fields.iter().map(|field| Ok((stride(field)?, rows))).collect::<Result<Vec<_>>>()?;
+        Self::of(&strides)
+    }
+
+    /// The layout of columns of (bytes a row, rows).
+    pub fn of(columns: &[(usize, usize)]) -> Result<Self> {
+        let rows = columns.iter().map(|&(_, rows)| rows).max().unwrap_or(0);
         let too_large = || Error::config("batch", format!("{rows} samples have more bytes than memory has addresses"));
-        let (mut strides, mut offsets, mut bytes) = (Vec::new(), Vec::new(), 0usize);
-        for field in fields {
-            let stride = field.spec.size_bytes()?;
+        let (mut offsets, mut bytes) = (Vec::new(), 0usize);
+        for &(stride, rows) in columns {
             offsets.push(bytes);
-            strides.push(stride);
-            let field_bytes = stride.checked_mul(rows).ok_or_else(too_large)?;
+            let column = stride.checked_mul(rows).ok_or_else(too_large)?;
             bytes = bytes
-                .checked_add(field_bytes)
+                .checked_add(column)
                 .and_then(|end| end.checked_next_multiple_of(ALIGN))
                 .filter(|&end| end <= isize::MAX as usize)
                 .ok_or_else(too_large)?;
         }
-        Ok(Self { strides, offsets, bytes, rows })
+        Ok(Self { strides: columns.iter().map(|&(stride, _)| stride).collect(), offsets, bytes, rows })
     }
 }
 
@@ -191,6 +190,19 @@ impl Slot {
         // SAFETY: inside the field by the assertion above; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.field(field).as_ptr().add(row * stride), stride) }
     }
+
+    /// `len` bytes from byte `at` of a field.
+    ///
+    /// # Safety
+    /// As [`Slot::row`], for these bytes.
+    #[expect(clippy::mut_from_ref, reason = "bytes are disjoint; see Safety")]
+    pub unsafe fn bytes(&self, field: usize, at: usize, len: usize) -> &mut [u8] {
+        let room =
+            self.layout.offsets.get(field + 1).copied().unwrap_or(self.layout.bytes) - self.layout.offsets[field];
+        assert!(at <= room && len <= room - at, "{len} bytes at {at} of {room}");
+        // SAFETY: inside the field by the assertion above; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.field(field).as_ptr().add(at), len) }
+    }
 }
 
 impl Drop for Slot {
@@ -241,11 +253,7 @@ mod tests {
     use super::*;
 
     fn fields() -> Vec<Field> {
-        let spec = |dtype, shape: &[usize]| TensorSpec { dtype, shape: shape.to_vec() };
-        vec![
-            Field { name: "x".into(), spec: spec(DType::I16, &[3, 5]) },
-            Field { name: "y".into(), spec: spec(DType::F32, &[4]) },
-        ]
+        vec![Field::tensor("x", DType::I16, &[3, 5]), Field::tensor("y", DType::F32, &[4])]
     }
 
     #[test]
@@ -270,7 +278,10 @@ mod tests {
         let layout = Arc::new(Layout::new(&fields, 2).unwrap());
         let slot = Arc::new(pool.take(&layout).unwrap());
         let first = slot.start();
-        let (x, y) = (Tensor::new(slot.clone(), 0, &fields[0].spec, 2), Tensor::new(slot, 1, &fields[1].spec, 2));
+        let (x, y) = (
+            Tensor::new(slot.clone(), 0, &fields[0].fixed().unwrap(), 2),
+            Tensor::new(slot, 1, &fields[1].fixed().unwrap(), 2),
+        );
         drop(x);
         let other = pool.take(&layout).unwrap();
         assert_ne!(other.start(), first);
@@ -282,12 +293,11 @@ mod tests {
     fn slot_of_no_rows_still_has_an_address() {
         let layout = Arc::new(Layout::new(&fields(), 0).unwrap());
         let slot = Arc::new(Pool::new(0).take(&layout).unwrap());
-        assert_eq!(Tensor::new(slot, 1, &fields()[1].spec, 0).size_bytes(), 0);
+        assert_eq!(Tensor::new(slot, 1, &fields()[1].fixed().unwrap(), 0).size_bytes(), 0);
     }
 
     #[test]
     fn layout_refuses_what_no_memory_holds() {
-        let spec = TensorSpec { dtype: DType::F64, shape: vec![1 << 40] };
-        assert!(Layout::new(&[Field { name: "x".into(), spec }], 1 << 40).is_err());
+        assert!(Layout::new(&[Field::tensor("x", DType::F64, &[1 << 40])], 1 << 40).is_err());
     }
 }

@@ -10,7 +10,11 @@ use penstock_store::{ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, grouped, now};
 use std::time::Instant;
 
-use crate::manifest::{Entry, Manifest, RecordFormat};
+use super::format::{FormatSpec, Framing, framing};
+use super::index::RecordIndex;
+use super::reads::{Content, Reads};
+use crate::manifest::{Entry, Manifest};
+use crate::order::Counts;
 
 /// An object above twice this is read in parts of this size, several at a time: one connection gives 50 to 90 MB/s on
 /// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.
@@ -27,6 +31,9 @@ pub struct Source {
     manifest: Manifest,
     metrics: Arc<Metrics>,
     ignored: usize,
+    format: FormatSpec,
+    framing: Box<dyn Framing>,
+    index: Option<Arc<RecordIndex>>,
 }
 
 /// Bytes of an object, and when they came.
@@ -38,19 +45,34 @@ pub(crate) struct Fetched {
     pub done: Instant,
 }
 
+/// What was read of an object, and when it came.
+#[derive(Debug)]
+pub(crate) struct FetchedReads {
+    pub content: Content,
+    pub sent: Instant,
+    pub first_byte: Instant,
+    pub done: Instant,
+}
+
 impl Source {
-    /// The record-holding objects of `manifest`, whose keys are below `base` in `store`. Where some names say that they
-    /// hold records (`.tfrecord`), the others are left aside; where none does, all are taken for TFRecords.
-    pub fn new(store: Arc<dyn Store>, base: Key, mut manifest: Manifest, metrics: Arc<Metrics>) -> Result<Self> {
+    /// The record-holding objects of `manifest`, whose keys are below `base` in `store`, in the format that their names
+    /// say. Where some names say that they hold records (`.tfrecord`), the others are left aside; where none does, all
+    /// are taken for TFRecords.
+    pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest, metrics: Arc<Metrics>) -> Result<Self> {
+        let format = FormatSpec::of_names(&manifest)?;
+        Self::of_format(store, base, manifest, metrics, format)
+    }
+
+    /// The record-holding objects of `manifest` in a format that is known.
+    pub fn of_format(
+        store: Arc<dyn Store>,
+        base: Key,
+        mut manifest: Manifest,
+        metrics: Arc<Metrics>,
+        format: FormatSpec,
+    ) -> Result<Self> {
         let all = manifest.objects.len();
-        if manifest.objects.iter().any(|entry| entry.format == RecordFormat::TfRecord) {
-            manifest.objects.retain(|entry| entry.format == RecordFormat::TfRecord);
-        } else if let Some(entry) = manifest.objects.iter().find(|entry| entry.format != RecordFormat::Raw) {
-            return Err(Error::Unsupported {
-                what: format!("reading {} objects ({})", entry.format.name(), entry.key),
-                by: "this version's feed, which reads TFRecords".to_owned(),
-            });
-        }
+        format.retain(&mut manifest);
         if manifest.objects.is_empty() {
             return Err(Error::NotFound { place: format!("any object under {}", manifest.url) });
         }
@@ -65,7 +87,34 @@ impl Source {
             ));
         }
         let ignored = all - manifest.objects.len();
-        Ok(Self { store, base, manifest, metrics, ignored })
+        let framing = framing(&format, &manifest)?;
+        Ok(Self { store, base, manifest, metrics, ignored, format, framing, index: None })
+    }
+
+    /// The format.
+    pub fn format(&self) -> &FormatSpec {
+        &self.format
+    }
+
+    /// The same source with an index of its records.
+    pub fn with_index(self, index: Option<Arc<RecordIndex>>) -> Self {
+        Self { index, ..self }
+    }
+
+    pub(crate) fn index(&self) -> Option<&RecordIndex> {
+        self.index.as_deref()
+    }
+
+    /// A name that is this dataset's and nobody else's among the files of a cache: of where it lies and what format it
+    /// is read in.
+    pub fn cache_name(&self) -> Result<String> {
+        let place = self.store.root().with_key(self.base.clone()).to_string();
+        let text = format!("{place}\n{}\n{}", self.manifest.url, self.format.to_json()?);
+        Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes())))
+    }
+
+    pub(crate) fn framing(&self) -> &dyn Framing {
+        &*self.framing
     }
 
     /// The objects, by logical name.
@@ -104,8 +153,18 @@ impl Source {
         let entry = self.entry(object);
         match (entry.codec, entry.encoding.as_deref()) {
             (Codec::None, Some("gzip")) => Codec::Gzip,
+            (Codec::None, _) if entry.key.as_bytes().to_ascii_lowercase().ends_with(b".tgz") => Codec::Gzip,
+            (Codec::None, _) if entry.key.as_bytes().ends_with(b".mds.zstd") => Codec::Zstd,
             (codec, _) => codec,
         }
+    }
+
+    /// Bytes that a sample's fields of no fixed size are likely to take: what it takes stored, four times over where it is
+    /// compressed.
+    pub(crate) fn stored_a_sample(&self, counts: &Counts) -> u64 {
+        let ratio =
+            if (0..self.manifest.objects.len() as u64).any(|object| self.codec(object) != Codec::None) { 4 } else { 1 };
+        self.manifest.bytes().saturating_mul(ratio) / counts.samples().max(1)
     }
 
     fn reference(&self, object: u64) -> ObjectRef {
@@ -133,6 +192,37 @@ impl Source {
         let mut whole = BytesMut::with_capacity(size as usize);
         parts.iter().for_each(|part| whole.extend_from_slice(&part.0));
         Ok(Fetched { bytes: whole.freeze(), sent, first_byte, done: now() })
+    }
+
+    /// What `reads` says of an object.
+    pub(crate) async fn fetch_reads(&self, object: u64, reads: &Reads, deadline: Deadline) -> Result<FetchedReads> {
+        let Some(ranges) = &reads.ranges else {
+            let Fetched { bytes, sent, first_byte, done } = self.fetch(object, deadline).await?;
+            return Ok(FetchedReads { content: Content::Whole(bytes), sent, first_byte, done });
+        };
+        let sent = now();
+        let parts: Vec<(u64, (Bytes, Instant))> = stream::iter(ranges.clone())
+            .map(|range| async move { Ok((range.start, self.range(object, range, range.len, deadline).await?)) })
+            .buffered(PARTS_IN_FLIGHT)
+            .try_collect()
+            .await?;
+        let first_byte = parts.iter().map(|(_, part)| part.1).min().unwrap_or(sent);
+        let content = Content::Ranges(parts.into_iter().map(|(start, part)| (start, part.0)).collect());
+        Ok(FetchedReads { content, sent, first_byte, done: now() })
+    }
+
+    /// A stretch of an object.
+    pub(crate) async fn stretch(&self, object: u64, start: u64, len: u64, deadline: Deadline) -> Result<Bytes> {
+        Ok(self.range(object, ByteRange::new(start, len), len, deadline).await?.0)
+    }
+
+    /// The first bytes of an object, at most `most`.
+    pub(crate) async fn head(&self, object: u64, most: u64, deadline: Deadline) -> Result<Bytes> {
+        let len = self.entry(object).size.min(most);
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        Ok(self.range(object, ByteRange::new(0, len), len, deadline).await?.0)
     }
 
     /// The last four bytes: where gzip says how much it holds.

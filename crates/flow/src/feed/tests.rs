@@ -65,16 +65,15 @@ impl World {
     }
 
     fn count(&self, source: &Arc<Source>) -> Result<Counted> {
-        match self.runtime.block_on(count(source, None, Deadline::NEVER))? {
+        match self.runtime.block_on(count(source, None, None, Deadline::NEVER))? {
             Some(counted) => Ok(counted),
-            None => self.runtime.block_on(scan(source, Deadline::NEVER)),
+            None => self.runtime.block_on(scan(source, None, Deadline::NEVER)),
         }
     }
 }
 
 fn fields() -> Vec<Field> {
-    let field = |name: &str, dtype, shape| Field { name: name.to_owned(), spec: TensorSpec { dtype, shape } };
-    vec![field("x", DType::I16, vec![SIDE]), field("y", DType::F32, vec![1])]
+    vec![Field::tensor("x", DType::I16, &[SIDE]), Field::tensor("y", DType::F32, &[1])]
 }
 
 fn settings() -> FeedSettings {
@@ -84,6 +83,7 @@ fn settings() -> FeedSettings {
         read_ahead: None,
         threads: 2,
         deadline: Duration::from_secs(20),
+        on_error: OnError::Raise,
     }
 }
 
@@ -98,7 +98,8 @@ fn feed(source: Arc<Source>, order: Order, fields: Vec<Field>, steps: Steps, set
     Feed::new(vec![source], vec![leaf], course, fields, steps, set)
 }
 
-fn values(tensor: &Tensor) -> Vec<f32> {
+fn values(column: &Column) -> Vec<f32> {
+    let tensor = column.tensor().unwrap();
     let elements = tensor.shape.iter().product();
     // SAFETY: a delivered tensor is nobody else's, and f32 is what the caller asks for.
     unsafe { std::slice::from_raw_parts(tensor.start().as_ptr().cast::<f32>(), elements) }.to_vec()
@@ -119,11 +120,15 @@ fn next(run: &mut Run) -> Result<Option<Delivered>> {
 fn ids(run: &mut Run) -> Result<Vec<Vec<u64>>> {
     let mut batches = Vec::new();
     while let Some(batch) = next(run)? {
-        assert_eq!(batch.tensors[0].shape, [batch.rows, SIDE]);
-        let found = values(&batch.tensors[1]);
+        assert_eq!(batch.columns[0].tensor().unwrap().shape, [batch.rows, SIDE]);
+        let found = values(&batch.columns[1]);
         // SAFETY: as in `values`; x is int16.
-        let x =
-            unsafe { std::slice::from_raw_parts(batch.tensors[0].start().as_ptr().cast::<i16>(), batch.rows * SIDE) };
+        let x = unsafe {
+            std::slice::from_raw_parts(
+                batch.columns[0].tensor().unwrap().start().as_ptr().cast::<i16>(),
+                batch.rows * SIDE,
+            )
+        };
         assert!(x.chunks(SIDE).zip(&found).all(|(row, &id)| row.iter().all(|&value| f32::from(value) == id)));
         batches.push(found.into_iter().map(|id| id as u64).collect());
     }
@@ -191,7 +196,7 @@ fn a_count_that_is_not_true_is_found_out() {
     let case = World::new("feed-lie");
     case.fill(&[2, 2], true);
     let source = case.source(case.list().unwrap());
-    let counted = case.runtime.block_on(count(&source, Some(1), Deadline::NEVER)).unwrap().unwrap();
+    let counted = case.runtime.block_on(count(&source, Some(1), None, Deadline::NEVER)).unwrap().unwrap();
     let steps = steps(2, 1, 0, 1, Tail::Ragged);
     let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
     let error = next(&mut feed.start(case.runtime.handle(), 0, steps).unwrap()).unwrap_err();
@@ -206,9 +211,9 @@ fn padding_repeats_the_start_with_no_weight() {
     let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
     let first = next(&mut run).unwrap().unwrap();
     let last = next(&mut run).unwrap().unwrap();
-    assert_eq!(values(&first.tensors[2]), [1.0; 5]);
-    assert_eq!(values(&last.tensors[2]), [1.0, 1.0, 0.0, 0.0, 0.0]);
-    assert_eq!(values(&last.tensors[1])[2..], values(&first.tensors[1])[..3]);
+    assert_eq!(values(&first.columns[2]), [1.0; 5]);
+    assert_eq!(values(&last.columns[2]), [1.0, 1.0, 0.0, 0.0, 0.0]);
+    assert_eq!(values(&last.columns[1])[2..], values(&first.columns[1])[..3]);
     assert_eq!((last.cursor, next(&mut run).unwrap().is_none()), (7, true));
 }
 
@@ -221,12 +226,12 @@ fn kept_batches_stay_what_they_were() {
     for epoch in 0..3 {
         let mut run = feed.start(case.runtime.handle(), epoch, steps).unwrap();
         while let Some(batch) = next(&mut run).unwrap() {
-            let was = values(&batch.tensors[1]);
+            let was = values(&batch.columns[1]);
             kept.push((batch, was));
         }
     }
     assert_eq!(kept.len(), 48);
-    assert!(kept.iter().all(|(batch, was)| values(&batch.tensors[1]) == *was));
+    assert!(kept.iter().all(|(batch, was)| values(&batch.columns[1]) == *was));
 }
 
 #[test]
@@ -253,7 +258,7 @@ fn a_bad_object_errs_at_its_batch_and_ends_the_pass() {
         damage(&mut bytes);
         case.put("o005.tfrecord", bytes);
         let source = case.source(case.list().unwrap());
-        let counted = case.runtime.block_on(count(&source, Some(1), Deadline::NEVER)).unwrap().unwrap();
+        let counted = case.runtime.block_on(count(&source, Some(1), None, Deadline::NEVER)).unwrap().unwrap();
         let steps = steps(8, 2, 0, 1, Tail::Ragged);
         let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
         let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
@@ -325,7 +330,7 @@ fn dropping_a_pass_gives_everything_back() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!((feed.budget.free(), values(&kept.tensors[1]).len()), (whole, 4));
+    assert_eq!((feed.budget.free(), values(&kept.columns[1]).len()), (whole, 4));
 }
 
 #[test]
@@ -354,8 +359,7 @@ fn a_budget_not_given_holds_what_must_be_held() {
     let steps = steps(8, 4, 0, 1, Tail::Ragged);
     let none = FeedSettings { memory_bytes: None, ..settings() };
     let budget = |side: usize| {
-        let spec = TensorSpec { dtype: DType::U8, shape: vec![side] };
-        let field = vec![Field { name: "x".to_owned(), spec }];
+        let field = vec![Field::tensor("x", DType::U8, &[side])];
         let order = Order::new(counted.counts.clone(), Some(Shuffle { seed: 1, window: 4 }));
         feed(source.clone(), order, field, steps, &none).unwrap().memory_bytes()
     };

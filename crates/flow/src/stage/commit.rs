@@ -113,6 +113,7 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
         | Error::Denied { .. }
         | Error::Server { .. }
         | Error::Corrupt { .. }
+        | Error::Mismatch { .. }
         | Error::Changed { .. }
         | Error::Precondition { .. }
         | Error::KeyRefused { .. } => false,

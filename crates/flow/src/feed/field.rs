@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a batch holds: fields by name, each read from a part of a record and of one kind.
+//!
+//! Owns the document in which Python says them. Reads nothing itself.
+
+use penstock_record::image::{Crop, ImageSpec, Layout};
+use penstock_types::{DType, Error, Result, TensorSpec};
+use serde::{Deserialize, Serialize};
+
+/// A field of a sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Field {
+    /// Its name in batches.
+    pub name: String,
+    /// The record's parts that it is read from: the first that is there. Empty: the part of its own name.
+    pub of: Vec<String>,
+    /// What becomes of it.
+    pub kind: Kind,
+}
+
+/// What becomes of a part.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Kind {
+    /// Elements of a type and shape that are the same in every sample.
+    Tensor(TensorSpec),
+    /// Any number of items a sample, each of this type and shape: values and offsets.
+    Ragged(TensorSpec),
+    /// The bytes as they are stored.
+    Bytes,
+    /// A picture, decoded, cropped and resized.
+    Image(ImageSpec),
+}
+
+/// A field as Python says it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Said {
+    name: String,
+    kind: String,
+    #[serde(default)]
+    of: Vec<String>,
+    #[serde(default)]
+    dtype: Option<String>,
+    #[serde(default)]
+    shape: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    image: Option<SaidImage>,
+}
+
+/// A picture's specification as Python says it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SaidImage {
+    height: u32,
+    width: u32,
+    crop: String,
+    resize: u32,
+    area: (f64, f64),
+    ratio: (f64, f64),
+    flip: f64,
+    layout: String,
+    mean: [f32; 3],
+    std: [f32; 3],
+    orient: bool,
+    most_pixels: u64,
+}
+
+impl SaidImage {
+    fn spec(&self, dtype: DType) -> Result<ImageSpec> {
+        let crop = match self.crop.as_str() {
+            "none" => Crop::None,
+            "center" => Crop::Center { resize: self.resize },
+            "random" => Crop::Random { area: self.area, ratio: self.ratio },
+            other => return Err(Error::config("image", format!("crop `{other}` is none of random, center, none"))),
+        };
+        let layout = match self.layout.as_str() {
+            "HWC" => Layout::Hwc,
+            "CHW" => Layout::Chw,
+            other => return Err(Error::config("image", format!("layout `{other}` is neither HWC nor CHW"))),
+        };
+        let spec = ImageSpec {
+            height: self.height,
+            width: self.width,
+            crop,
+            flip: self.flip,
+            dtype,
+            layout,
+            mean: self.mean,
+            std: self.std,
+            orient: self.orient,
+            most_pixels: self.most_pixels,
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+
+    fn of(spec: &ImageSpec) -> Self {
+        let (crop, resize, area, ratio) = match spec.crop {
+            Crop::None => ("none", 0, (0.0, 0.0), (0.0, 0.0)),
+            Crop::Center { resize } => ("center", resize, (0.0, 0.0), (0.0, 0.0)),
+            Crop::Random { area, ratio } => ("random", 0, area, ratio),
+        };
+        Self {
+            height: spec.height,
+            width: spec.width,
+            crop: crop.to_owned(),
+            resize,
+            area,
+            ratio,
+            flip: spec.flip,
+            layout: if spec.layout == Layout::Chw { "CHW" } else { "HWC" }.to_owned(),
+            mean: spec.mean,
+            std: spec.std,
+            orient: spec.orient,
+            most_pixels: spec.most_pixels,
+        }
+    }
+}
+
+impl Field {
+    /// A field of fixed tensors, read from the part of its own name.
+    pub fn tensor(name: &str, dtype: DType, shape: &[usize]) -> Self {
+        let kind = Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
+        Self { name: name.to_owned(), of: Vec::new(), kind }
+    }
+
+    /// Type and shape, where they are the same in every sample.
+    pub fn fixed(&self) -> Option<TensorSpec> {
+        match &self.kind {
+            Kind::Tensor(spec) => Some(spec.clone()),
+            Kind::Image(spec) => Some(spec.tensor()),
+            Kind::Ragged(_) | Kind::Bytes => None,
+        }
+    }
+
+    /// The item of a field whose samples differ in length.
+    pub fn item(&self) -> Option<TensorSpec> {
+        match &self.kind {
+            Kind::Tensor(_) | Kind::Image(_) => None,
+            Kind::Ragged(spec) => Some(spec.clone()),
+            Kind::Bytes => Some(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
+        }
+    }
+
+    /// The names of the parts that it may be read from.
+    pub fn parts(&self) -> &[String] {
+        if self.of.is_empty() { std::slice::from_ref(&self.name) } else { &self.of }
+    }
+
+    /// Reads the fields that Python says, as JSON.
+    pub fn from_json(json: &str) -> Result<Vec<Self>> {
+        let said: Vec<Said> =
+            serde_json::from_str(json).map_err(|error| Error::config("fields", format!("do not read: {error}")))?;
+        said.into_iter().map(Self::of_said).collect()
+    }
+
+    fn of_said(said: Said) -> Result<Self> {
+        let dtype = said.dtype.as_deref().map(str::parse::<DType>).transpose()?;
+        let spec = || {
+            let dtype = dtype.ok_or_else(|| Error::config("fields", format!("{} has no dtype", said.name)))?;
+            let spec = TensorSpec { dtype, shape: said.shape.clone() };
+            spec.size_bytes()?;
+            Ok::<_, Error>(spec)
+        };
+        let kind = match said.kind.as_str() {
+            "tensor" => Kind::Tensor(spec()?),
+            "ragged" => Kind::Ragged(spec()?),
+            "bytes" => Kind::Bytes,
+            "image" => {
+                let image = said.image.as_ref();
+                let image = image.ok_or_else(|| Error::config("fields", format!("{} has no image", said.name)))?;
+                Kind::Image(image.spec(dtype.unwrap_or(DType::U8))?)
+            }
+            other => return Err(Error::config("fields", format!("{} is of no kind `{other}`", said.name))),
+        };
+        Ok(Self { name: said.name, of: said.of, kind })
+    }
+
+    /// Fields as the JSON that [`Field::from_json`] reads.
+    pub fn to_json(fields: &[Self]) -> Result<String> {
+        let said: Vec<Said> = fields.iter().map(Self::said).collect();
+        serde_json::to_string(&said).map_err(|error| Error::bug(format!("fields do not serialise: {error}")))
+    }
+
+    fn said(&self) -> Said {
+        let (kind, spec, image) = match &self.kind {
+            Kind::Tensor(spec) => ("tensor", Some(spec.clone()), None),
+            Kind::Ragged(spec) => ("ragged", Some(spec.clone()), None),
+            Kind::Bytes => ("bytes", None, None),
+            Kind::Image(image) => ("image", Some(image.tensor()), Some(SaidImage::of(image))),
+        };
+        Said {
+            name: self.name.clone(),
+            kind: kind.to_owned(),
+            of: self.of.clone(),
+            dtype: spec.as_ref().map(|spec| spec.dtype.name().to_owned()),
+            shape: spec.map(|spec| spec.shape).unwrap_or_default(),
+            image,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_round_trip_and_refuse_what_they_do_not_know() {
+        let fields = vec![
+            Field::tensor("x", DType::I16, &[3, 2]),
+            Field {
+                name: "tokens".into(),
+                of: vec!["ids".into(), "input_ids".into()],
+                kind: Kind::Ragged(TensorSpec { dtype: DType::I64, shape: vec![] }),
+            },
+            Field { name: "raw".into(), of: vec![], kind: Kind::Bytes },
+            Field {
+                name: "image".into(),
+                of: vec!["jpg".into()],
+                kind: Kind::Image(ImageSpec { crop: Crop::RANDOM, flip: 0.5, ..ImageSpec::new(224, 224) }),
+            },
+        ];
+        assert_eq!(Field::from_json(&Field::to_json(&fields).unwrap()).unwrap(), fields);
+        assert_eq!((fields[0].parts(), fields[1].parts().len()), (&["x".to_owned()][..], 2));
+        for bad in ["[{\"name\":\"x\",\"kind\":\"tensor\"}]", "[{\"name\":\"x\",\"kind\":\"sound\"}]", "{}"] {
+            assert_eq!(Field::from_json(bad).unwrap_err().code(), "config");
+        }
+    }
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Formats: how the bytes of a dataset become records (framing) and a record its named parts (payload).
+//!
+//! Owns which format a dataset is in and the document that says it. A format works on bytes in memory: what is fetched,
+//! how it is inflated and where its parts go is the business of others.
+
+mod files;
+mod fixed;
+mod mds;
+mod npy;
+mod tar;
+mod tfrecord;
+
+use std::fmt;
+use std::ops::Range;
+
+use penstock_types::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+pub use fixed::Column;
+
+use super::part::Part;
+use crate::manifest::Manifest;
+
+/// A format and its facts, as Python says them and a pickled dataset keeps them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
+pub enum FormatSpec {
+    /// TFRecords of tf.Example or tf.SequenceExample.
+    TfRecord {},
+    /// Records of one size, their columns end to end.
+    Fixed {
+        /// Bytes before the first record.
+        #[serde(default)]
+        header_bytes: u64,
+        /// The columns, in order.
+        columns: Vec<Column>,
+    },
+    /// A flat file of tokens, read as windows.
+    Tokens {
+        /// Bytes before the first token.
+        #[serde(default)]
+        header_bytes: u64,
+        /// Element type of a token.
+        dtype: String,
+        /// Tokens in a window.
+        length: u64,
+        /// Tokens from one window's start to the next's.
+        stride: u64,
+    },
+    /// NumPy arrays, one an object.
+    Npy {
+        /// The rows of each array are the records.
+        #[serde(default)]
+        rows: bool,
+    },
+    /// NumPy archives: one record of several arrays an object.
+    Npz {},
+    /// WebDataset: tar archives whose members of one key are a record.
+    Tar {},
+    /// MosaicML's MDS shards.
+    Mds {
+        /// The text of their `index.json`; read when the dataset is opened.
+        #[serde(default)]
+        index: Option<String>,
+    },
+    /// Files, one record each: JPEG and PNG images in class folders.
+    Images {},
+}
+
+impl FormatSpec {
+    /// Reads what Python says.
+    pub fn from_json(json: &str) -> Result<Self> {
+        serde_json::from_str(json).map_err(|error| Error::config("format", format!("does not read: {error}")))
+    }
+
+    /// The document.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::bug(format!("a format does not serialise: {error}")))
+    }
+
+    /// Its name in messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::TfRecord {} => "tfrecord",
+            Self::Fixed { .. } => "fixed",
+            Self::Tokens { .. } => "tokens",
+            Self::Npy { .. } => "npy",
+            Self::Npz {} => "npz",
+            Self::Tar {} => "tar",
+            Self::Images {} => "images",
+            Self::Mds { .. } => "mds",
+        }
+    }
+
+    /// Whether an object of that (logical) name holds records of this format; `None` where names do not tell.
+    fn claims(&self, name: &[u8]) -> Option<bool> {
+        let ends = |suffixes: &[&[u8]]| Some(suffixes.iter().any(|suffix| name.to_ascii_lowercase().ends_with(suffix)));
+        match self {
+            Self::TfRecord {} => Some(is_tfrecord(name)),
+            Self::Npy { .. } => ends(&[b".npy"]),
+            Self::Npz {} => ends(&[b".npz"]),
+            // `.tgz` is a suffix of its own, which no codec takes off.
+            Self::Tar {} => ends(&[b".tar", b".tgz"]),
+            Self::Images {} => ends(&[b".jpg", b".jpeg", b".png"]),
+            Self::Mds { .. } => ends(&[b".mds", b".mds.zstd"]),
+            Self::Fixed { .. } | Self::Tokens { .. } => None,
+        }
+    }
+
+    /// The format that the names of a listing say, TFRecord where they say none: the first of a stated row that some name
+    /// claims. A tar beside an image is an archive of them more likely than not.
+    pub fn of_names(manifest: &Manifest) -> Result<Self> {
+        let mds = Self::Mds { index: None };
+        let known = [Self::TfRecord {}, Self::Tar {}, mds, Self::Npy { rows: false }, Self::Npz {}, Self::Images {}];
+        let claimed =
+            |format: &Self| manifest.objects.iter().any(|entry| format.claims(entry.logical_name()) == Some(true));
+        Ok(known.into_iter().find(claimed).unwrap_or(Self::TfRecord {}))
+    }
+
+    /// The key of an object that tells the rest of what the format must know; see [`FormatSpec::told`].
+    pub fn asks_for(&self) -> Option<&'static str> {
+        matches!(self, Self::Mds { index: None }).then_some(mds::INDEX)
+    }
+
+    /// The format once that object is read.
+    pub fn told(self, content: &[u8], place: &str) -> Result<Self> {
+        match self {
+            Self::Mds { .. } => {
+                let index = std::str::from_utf8(content).map_err(|_| Error::corrupt(place, "is no UTF-8"))?;
+                mds::names(index)?;
+                Ok(Self::Mds { index: Some(index.to_owned()) })
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// Leaves the objects that hold records: where some names say that they do, the others are put aside.
+    pub fn retain(&self, manifest: &mut Manifest) {
+        if let Self::Mds { index: Some(index) } = self {
+            // The index says which objects there are; `retain` is asked of a listing that holds more.
+            let names = mds::names(index).unwrap_or_default();
+            manifest.objects.retain(|entry| names.iter().any(|name| name.as_bytes() == entry.key.as_bytes()));
+            return;
+        }
+        let claims: Vec<Option<bool>> =
+            manifest.objects.iter().map(|entry| self.claims(entry.logical_name())).collect();
+        if claims.contains(&Some(true)) {
+            let mut claims = claims.into_iter();
+            manifest.objects.retain(|_| claims.next().flatten() == Some(true));
+        }
+    }
+}
+
+/// True for the names that TFRecords go by: `a.tfrecord`, `a.tfrecords`, `a.tfrec`, `train.tfrecord-00001-of-00100`.
+fn is_tfrecord(name: &[u8]) -> bool {
+    let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_ascii_lowercase();
+    [&b".tfrecord"[..], b".tfrecords", b".tfrec"].iter().any(|suffix| last.ends_with(suffix))
+        || last.windows(10).any(|part| part == b".tfrecord-")
+}
+
+/// Where a record lies in the inflated bytes of its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What the record's bytes are held against; what it is of is the format's choice.
+    pub crc: u32,
+}
+
+impl Span {
+    /// The bytes it covers.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.len)
+    }
+}
+
+/// Which record is read, for names and messages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RecordId<'a> {
+    /// The object's URL.
+    pub place: &'a str,
+    /// Its number in the dataset.
+    pub object: u64,
+    /// Which of its records.
+    pub record: u64,
+    /// Where the record begins.
+    pub offset: u64,
+}
+
+/// A record, its parts not read yet.
+pub(crate) trait Record {
+    /// The part of that name. Errs with `Corrupt`.
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>>;
+    /// The names of its parts.
+    fn names(&self) -> Vec<String>;
+}
+
+/// What is done with a record.
+pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
+
+/// A format whose objects hold their records one after another.
+pub(crate) trait Framing: Send + Sync + fmt::Debug {
+    /// Appends where the records of an object lie. On an error, those before it stand.
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
+
+    /// How many records an object of that many bytes holds, where that alone tells.
+    fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {
+        None
+    }
+
+    /// How many records an object holds, where the format's own index says so.
+    fn count_of_object(&self, _object: u64) -> Option<u64> {
+        None
+    }
+
+    /// How many of an object's first bytes tell how many records it holds, where they do.
+    fn head_for_count(&self) -> Option<u64> {
+        None
+    }
+
+    /// How many records an object of that many bytes holds, told by its first bytes.
+    fn count_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<u64> {
+        Err(Error::bug(format!("the head of {place} tells no count")))
+    }
+
+    /// Where a record lies, where that is arithmetic.
+    fn span_of(&self, _record: u64) -> Option<Span> {
+        None
+    }
+
+    /// The checksum that an index keeps of a record, given its bytes.
+    fn crc(&self, bytes: &[u8]) -> u32 {
+        penstock_codec::checksum::crc32c(bytes)
+    }
+
+    /// True where records carry checksums of their own, which `read` holds them against.
+    fn checks_itself(&self) -> bool {
+        false
+    }
+
+    /// Reads a record, given the bytes of its span, and the object's bytes before its first record.
+    fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()>;
+
+    /// True where records cannot be read without the object's bytes before the first.
+    fn needs_head(&self) -> bool {
+        false
+    }
+
+    /// What a part is proposed to become when no fields are said; by default what it looks like.
+    fn proposes(&self, _name: &str, _part: &Part<'_>) -> Option<super::field::Kind> {
+        None
+    }
+}
+
+/// The format of `spec` over these objects.
+pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn Framing>> {
+    Ok(match spec {
+        FormatSpec::TfRecord {} => Box::new(tfrecord::TfRecord),
+        FormatSpec::Fixed { header_bytes, columns } => Box::new(fixed::Fixed::new(*header_bytes, columns)?),
+        FormatSpec::Tokens { header_bytes, dtype, length, stride } => {
+            Box::new(fixed::Tokens::new(*header_bytes, dtype, *length, *stride)?)
+        }
+        FormatSpec::Npy { rows } => Box::new(npy::Npy { rows: *rows }),
+        FormatSpec::Npz {} => Box::new(npy::Npz),
+        FormatSpec::Tar {} => Box::new(tar::Tar),
+        FormatSpec::Mds { index } => Box::new(mds::Mds::new(index.as_deref().unwrap_or_default(), manifest)?),
+        FormatSpec::Images {} => Box::new(files::Files::new(manifest)),
+    })
+}

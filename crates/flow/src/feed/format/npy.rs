@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NumPy's files: a `.npy` is one record (its array), or its rows are; an `.npz` is one record of several arrays.
+
+use std::borrow::Cow;
+
+use penstock_record::npy::{self, Header};
+use penstock_record::npz::Directory;
+use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+
+use super::{Each, Framing, Record, RecordId, Span};
+use crate::feed::part::{Array, Part};
+
+/// The part that a `.npy` holds.
+const ARRAY: &str = "array";
+
+/// Of each object this much is read to see how many rows it has; NumPy's headers end long before.
+pub(super) const HEAD: u64 = 4096;
+
+/// The elements behind a header, little-endian and in C order.
+pub(super) fn elements<'a>(header: &Header, data: &'a [u8], place: &str) -> Result<Array<'a>> {
+    let spec = typed(header, place)?;
+    let want = spec.size_bytes()?;
+    let Some(bytes) = data.get(..want).filter(|_| data.len() == want) else {
+        let (want, have) = (grouped(want as u64), grouped(data.len() as u64));
+        let problem = format!("has {have} bytes of elements where its header says {want}");
+        return Err(Error::corrupt(place, problem));
+    };
+    Ok(Array { dtype: spec.dtype, bytes: swapped(header, bytes), shape: spec.shape })
+}
+
+fn typed(header: &Header, place: &str) -> Result<TensorSpec> {
+    if header.fortran_order {
+        let what = format!("Fortran order of {place} (shape {:?} from behind)", header.spec.shape);
+        return Err(Error::Unsupported { what, by: "the .npy reader".to_owned() });
+    }
+    let dtype = if header.boolean { DType::Bool } else { header.spec.dtype };
+    Ok(TensorSpec { dtype, shape: header.spec.shape.clone() })
+}
+
+fn swapped<'a>(header: &Header, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+    if !header.big_endian {
+        return Cow::Borrowed(bytes);
+    }
+    let mut bytes = bytes.to_vec();
+    bytes.chunks_exact_mut(header.spec.dtype.size()).for_each(<[u8]>::reverse);
+    Cow::Owned(bytes)
+}
+
+/// `.npy` files.
+#[derive(Debug)]
+pub(super) struct Npy {
+    pub rows: bool,
+}
+
+/// Rows of an array, and the bytes of each.
+fn rows(header: &Header, place: &str) -> Result<(u64, u64)> {
+    let spec = typed(header, place)?;
+    let Some((&count, rest)) = spec.shape.split_first() else {
+        return Err(Error::corrupt(place, "holds one number, which has no rows"));
+    };
+    let row = TensorSpec { dtype: spec.dtype, shape: rest.to_vec() }.size_bytes()?;
+    Ok((count as u64, row as u64))
+}
+
+impl Framing for Npy {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        if !self.rows {
+            spans.push(Span { offset: 0, len: content.len() as u64, crc: self.crc(content) });
+            return Ok(());
+        }
+        let header = npy::parse(content, place)?;
+        let (count, row) = rows(&header, place)?;
+        let start = header.data_offset as u64;
+        for number in 0..count {
+            let span = Span { offset: start + number * row, len: row, crc: 0 };
+            let Some(bytes) = content.get(span.offset as usize..span.range().end as usize) else {
+                return Err(Error::corrupt(place, format!("ends inside row {number} of {}", grouped(count))));
+            };
+            spans.push(Span { crc: self.crc(bytes), ..span });
+        }
+        Ok(())
+    }
+
+    fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {
+        (!self.rows).then_some(Ok(1))
+    }
+
+    fn head_for_count(&self) -> Option<u64> {
+        self.rows.then_some(HEAD)
+    }
+
+    fn count_of_head(&self, head: &[u8], size: u64, place: &str) -> Result<u64> {
+        let header = npy::parse(head, place)?;
+        let (count, row) = rows(&header, place)?;
+        let want = header.data_offset as u64 + count * row;
+        if want != size {
+            let (want, have) = (grouped(want), grouped(size));
+            return Err(Error::corrupt(place, format!("has {have} bytes where its header says {want}")));
+        }
+        Ok(count)
+    }
+
+    fn needs_head(&self) -> bool {
+        self.rows
+    }
+
+    fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        let array = if self.rows {
+            let header = npy::parse(head, id.place)?;
+            let spec = typed(&header, id.place)?;
+            let shape = spec.shape.get(1..).unwrap_or_default().to_vec();
+            if (TensorSpec { dtype: spec.dtype, shape: shape.clone() }).size_bytes()? != bytes.len() {
+                return Err(Error::corrupt(id.place, "has a header of another array"));
+            }
+            Array { dtype: spec.dtype, shape, bytes: swapped(&header, bytes) }
+        } else {
+            super::tar::array(bytes, id.place)?
+        };
+        each(&One(array))
+    }
+}
+
+struct One<'a>(Array<'a>);
+
+impl Record for One<'_> {
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        let array = || Array { dtype: self.0.dtype, shape: self.0.shape.clone(), bytes: Cow::Borrowed(&*self.0.bytes) };
+        Ok((name == ARRAY).then(|| Part::Array(array())))
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![ARRAY.to_owned()]
+    }
+}
+
+/// `.npz` files.
+#[derive(Debug)]
+pub(super) struct Npz;
+
+impl Framing for Npz {
+    fn spans(&self, content: &[u8], _place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        spans.push(Span { offset: 0, len: content.len() as u64, crc: self.crc(content) });
+        Ok(())
+    }
+
+    fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {
+        Some(Ok(1))
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        each(&Arrays(Directory::parse(bytes, id.place)?))
+    }
+}
+
+struct Arrays<'a>(Directory<'a>);
+
+impl Record for Arrays<'_> {
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        let Some(entry) = self.0.get(name) else { return Ok(None) };
+        let (place, mut room) = (self.0.member(entry), Vec::new());
+        let array = super::tar::array(self.0.read(entry, &mut room)?, &place)?;
+        let bytes = Cow::Owned(array.bytes.into_owned());
+        Ok(Some(Part::Array(Array { dtype: array.dtype, shape: array.shape, bytes })))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let stem = |name: &[u8]| String::from_utf8_lossy(name.strip_suffix(b".npy").unwrap_or(name)).into_owned();
+        self.0.entries().iter().map(|entry| stem(entry.name)).collect()
+    }
+}

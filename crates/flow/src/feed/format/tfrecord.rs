@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TFRecords: a record is a frame, its parts are the features of its tf.Example.
+
+use penstock_codec::checksum::crc32c_masked;
+use penstock_record::example::{Example, find_feature};
+use penstock_record::sequence::{feature_list_names, find_feature_list};
+use penstock_record::tfrecord::{FOOTER_LEN, Frames, HEADER_LEN, frame_len};
+use penstock_types::{Error, Result, grouped};
+
+use super::{Each, Framing, Record, RecordId, Span};
+use crate::feed::part::Part;
+
+#[derive(Debug)]
+pub(super) struct TfRecord;
+
+impl Framing for TfRecord {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        for frame in Frames::new(content, place, false) {
+            let frame = frame?;
+            let len = frame_len(frame.payload.len() as u64);
+            let end = (frame.offset + len) as usize;
+            spans.push(Span { offset: frame.offset, len, crc: self.crc(&content[frame.offset as usize..end]) });
+        }
+        Ok(())
+    }
+
+    /// The checksum that the frame itself states, which costs nothing to know.
+    fn crc(&self, bytes: &[u8]) -> u32 {
+        bytes.last_chunk::<FOOTER_LEN>().map_or(0, |footer| u32::from_le_bytes(*footer))
+    }
+
+    fn checks_itself(&self) -> bool {
+        true
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        let payload = bytes.get(HEADER_LEN..bytes.len().saturating_sub(FOOTER_LEN)).unwrap_or_default();
+        let stated = bytes.first_chunk::<8>().map_or(0, |length| u64::from_le_bytes(*length));
+        if frame_len(stated) != bytes.len() as u64 {
+            return Err(Error::corrupt(
+                id.place,
+                format!(
+                    "has no record {} of {} bytes at byte {}: the index is of another object",
+                    id.record,
+                    grouped(bytes.len() as u64),
+                    grouped(id.offset)
+                ),
+            ));
+        }
+        let (want, is) = (self.crc(bytes), crc32c_masked(payload));
+        if want != is {
+            return Err(Error::corrupt(
+                id.place,
+                format!(
+                    "has a damaged record {} (byte {}, payload of {} bytes: checksum is {is:#010x}, want {want:#010x})",
+                    id.record,
+                    grouped(id.offset),
+                    grouped(payload.len() as u64)
+                ),
+            ));
+        }
+        each(&Features { payload, place: id.place })
+    }
+}
+
+/// A tf.Example, or a tf.SequenceExample, whose context lies where an example's features do.
+struct Features<'a> {
+    payload: &'a [u8],
+    place: &'a str,
+}
+
+impl Record for Features<'_> {
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        if let Some(feature) = find_feature(self.payload, name)? {
+            return Ok(Some(Part::Feature(feature)));
+        }
+        Ok(find_feature_list(self.payload, name, self.place)?.map(Part::Steps))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let parsed = Example::parse(self.payload, self.place);
+        let mut names: Vec<String> = parsed
+            .map(|example| example.features().iter().map(|(name, _)| (*name).to_owned()).collect())
+            .unwrap_or_default();
+        let lists = feature_list_names(self.payload, self.place).unwrap_or_default();
+        names.extend(lists.into_iter().map(|name| String::from_utf8_lossy(name).into_owned()));
+        names
+    }
+}

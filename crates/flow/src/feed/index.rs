@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The record index: where every record of a dataset lies (offset, length, checksum), 16 bytes each, in one file that is
+//! mapped, not read. It gives counts without a scan and single records without their objects.
+//!
+//! Owns the file. It is a cache: every object stands in it with a stamp of its key, size and version, an object whose
+//! stamp differs is as if it were not there, and a file that does not read is as if there were none. What it says is
+//! never trusted beyond its object's size.
+
+use std::fs::File;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use penstock_types::{Error, Result};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use super::format::Span;
+use crate::manifest::Entry;
+
+const MAGIC: &[u8; 8] = b"PENSTIX1";
+const HEADER: usize = 32;
+/// A row of the table of objects (stamp, first record) and a record (offset 48 bits, length 48 bits, checksum 32 bits).
+const ROW: usize = 16;
+const WIDE: u64 = 1 << 48;
+
+/// What pins an object's place in an index: its key, size and version.
+pub(crate) fn stamp(entry: &Entry) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&(entry.key.as_bytes().len() as u64).to_le_bytes());
+    hash.update(entry.key.as_bytes());
+    hash.update(&entry.size.to_le_bytes());
+    hash.update(entry.version.as_ref().map_or("", |version| version.0.as_str()).as_bytes());
+    hash.digest()
+}
+
+/// A file's bytes, mapped.
+struct Map {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is read-only and owned by this value.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    fn of(file: &File, place: &str) -> Result<Self> {
+        use std::os::fd::AsRawFd;
+        let io = |error: std::io::Error| Error::from_io(place, &error);
+        let len = usize::try_from(file.metadata().map_err(io)?.len()).unwrap_or(usize::MAX).max(1);
+        // SAFETY: a new mapping of a file touches no memory of ours. Files of this cache are replaced by renaming, never
+        // written in place, so the bytes stay what they are.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io(std::io::Error::last_os_error()));
+        }
+        Ok(Self { start: NonNull::new(start.cast()).ok_or_else(|| Error::bug("a mapping at address 0"))?, len })
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: this value owns exactly this mapping.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+enum Bytes {
+    Mapped(Map),
+    Held(Vec<u8>),
+}
+
+impl Bytes {
+    fn get(&self) -> &[u8] {
+        match self {
+            // SAFETY: the mapping lives as long as the borrow.
+            Self::Mapped(map) => unsafe { std::slice::from_raw_parts(map.start.as_ptr(), map.len) },
+            Self::Held(bytes) => bytes,
+        }
+    }
+}
+
+/// An index that reads.
+pub struct RecordIndex {
+    bytes: Bytes,
+    objects: usize,
+    path: PathBuf,
+    /// Objects of the dataset whose stamps are not the file's.
+    stale: Vec<u64>,
+}
+
+impl std::fmt::Debug for RecordIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecordIndex").field("path", &self.path).field("objects", &self.objects).finish_non_exhaustive()
+    }
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+fn packed(span: &Span) -> u128 {
+    u128::from(span.offset) | u128::from(span.len) << 48 | u128::from(span.crc) << 96
+}
+
+fn unpacked(bits: u128) -> Span {
+    Span { offset: bits as u64 % WIDE, len: (bits >> 48) as u64 % WIDE, crc: (bits >> 96) as u32 }
+}
+
+impl RecordIndex {
+    /// Reads the index at `path`; `None` where there is none that reads.
+    pub fn open(path: &Path, entries: &[Entry]) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        let map = Map::of(&file, &path.display().to_string()).ok()?;
+        Self::of(Bytes::Mapped(map), path, entries)
+    }
+
+    /// An index in memory; for tests and the fuzzer.
+    #[doc(hidden)]
+    pub fn parse(bytes: Vec<u8>, entries: &[Entry]) -> Option<Self> {
+        Self::of(Bytes::Held(bytes), Path::new(""), entries)
+    }
+
+    fn of(bytes: Bytes, path: &Path, entries: &[Entry]) -> Option<Self> {
+        let file = bytes.get();
+        let objects = usize::try_from(u64_at(file, 8)).ok()?;
+        let records = usize::try_from(u64_at(file, 16)).ok()?;
+        let table = objects.checked_add(1)?.checked_mul(ROW)?;
+        let whole = HEADER.checked_add(table)?.checked_add(records.checked_mul(ROW)?)?;
+        if file.get(..8)? != MAGIC || whole != file.len() || objects != entries.len() {
+            return None;
+        }
+        let table = file.get(HEADER..HEADER + table)?;
+        if u64_at(file, 24) != xxh3_64(table) {
+            return None;
+        }
+        let first = |object: usize| u64_at(table, object * ROW + 8);
+        let ascends = first(0) == 0 && (0..objects).all(|object| first(object) <= first(object + 1));
+        if !ascends || first(objects) != records as u64 {
+            return None;
+        }
+        let stale = (0..objects).filter(|&object| u64_at(table, object * ROW) != stamp(&entries[object]));
+        let stale = stale.map(|object| object as u64).collect();
+        Some(Self { bytes, objects, path: path.to_owned(), stale })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// True when it holds every object of the dataset as it is now.
+    pub fn is_complete(&self) -> bool {
+        self.stale.is_empty()
+    }
+
+    fn range(&self, object: u64) -> Option<std::ops::Range<u64>> {
+        if object >= self.objects as u64 || self.stale.binary_search(&object).is_ok() {
+            return None;
+        }
+        let at = HEADER + object as usize * ROW + 8;
+        Some(u64_at(self.bytes.get(), at)..u64_at(self.bytes.get(), at + ROW))
+    }
+
+    /// How many records an object holds; `None` where it is not as it was indexed.
+    pub fn count(&self, object: u64) -> Option<u64> {
+        self.range(object).map(|range| range.end - range.start)
+    }
+
+    /// Where a record lies.
+    pub fn span(&self, object: u64, record: u64) -> Option<Span> {
+        let range = self.range(object)?;
+        let number = range.start.checked_add(record).filter(|number| *number < range.end)?;
+        let at = HEADER + (self.objects + 1) * ROW + number as usize * ROW;
+        let bits = self.bytes.get().get(at..)?.first_chunk::<16>()?;
+        Some(unpacked(u128::from_le_bytes(*bits)))
+    }
+}
+
+/// Writes an index, object by object, under a temporary name.
+pub(crate) struct IndexWriter {
+    file: BufWriter<File>,
+    temporary: PathBuf,
+    path: PathBuf,
+    table: Vec<u8>,
+    objects: usize,
+    records: u64,
+}
+
+impl IndexWriter {
+    /// An index of `objects` objects that will stand at `path`.
+    pub fn create(path: &Path, objects: usize) -> Result<Self> {
+        let place = path.display().to_string();
+        let io = |error: std::io::Error| Error::from_io(&place, &error);
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(io)?;
+        }
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        let mut file = BufWriter::new(File::create(&temporary).map_err(io)?);
+        file.seek(SeekFrom::Start((HEADER + (objects + 1) * ROW) as u64)).map_err(io)?;
+        Ok(Self { file, temporary, path: path.to_owned(), table: Vec::new(), objects, records: 0 })
+    }
+
+    /// Adds the next object.
+    pub fn push(&mut self, stamp: u64, spans: impl IntoIterator<Item = Span>) -> Result<()> {
+        self.row(stamp);
+        for span in spans {
+            if span.offset >= WIDE || span.len >= WIDE {
+                return Err(Error::Unsupported {
+                    what: "a record beyond 2^48 bytes".to_owned(),
+                    by: "the record index".to_owned(),
+                });
+            }
+            let write = self.file.write_all(&packed(&span).to_le_bytes());
+            write.map_err(|error| Error::from_io(self.temporary.display().to_string(), &error))?;
+            self.records += 1;
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, stamp: u64) {
+        self.table.extend_from_slice(&stamp.to_le_bytes());
+        self.table.extend_from_slice(&self.records.to_le_bytes());
+    }
+
+    /// Puts it where it belongs.
+    pub fn finish(mut self) -> Result<()> {
+        self.row(0);
+        if self.table.len() != (self.objects + 1) * ROW {
+            return Err(Error::bug("an index was finished before its last object"));
+        }
+        let place = self.path.display().to_string();
+        let write = || -> std::io::Result<()> {
+            self.file.seek(SeekFrom::Start(0))?;
+            self.file.write_all(MAGIC)?;
+            self.file.write_all(&(self.objects as u64).to_le_bytes())?;
+            self.file.write_all(&self.records.to_le_bytes())?;
+            self.file.write_all(&xxh3_64(&self.table).to_le_bytes())?;
+            self.file.write_all(&self.table)?;
+            self.file.flush()?;
+            self.file.get_ref().sync_all()?;
+            std::fs::rename(&self.temporary, &self.path)
+        };
+        let mut write = write;
+        write().map_err(|error| Error::from_io(place, &error))
+    }
+}
+
+impl Drop for IndexWriter {
+    fn drop(&mut self) {
+        // Gone already where it was finished.
+        let _ = std::fs::remove_file(&self.temporary);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_types::Key;
+    use proptest::prelude::*;
+
+    fn entries(sizes: &[u64]) -> Vec<Entry> {
+        let named = |(at, &size): (usize, &u64)| Entry::new(Key::from(&*format!("o{at:03}.tar")), size);
+        sizes.iter().enumerate().map(named).collect()
+    }
+
+    fn spans() -> impl Strategy<Value = Vec<Vec<Span>>> {
+        let span = (0..WIDE, 0..WIDE, any::<u32>()).prop_map(|(offset, len, crc)| Span { offset, len, crc });
+        prop::collection::vec(prop::collection::vec(span, 0..5), 0..6)
+    }
+
+    proptest! {
+        #[test]
+        fn prop_index_gives_back_what_was_written(objects in spans(), cut in 0usize..400, flip in 0usize..400) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("deep/a.idx");
+            let entries = entries(&vec![7; objects.len()]);
+            let mut writer = IndexWriter::create(&path, objects.len()).unwrap();
+            for (entry, spans) in entries.iter().zip(&objects) {
+                writer.push(stamp(entry), spans.iter().copied()).unwrap();
+            }
+            writer.finish().unwrap();
+            let index = RecordIndex::open(&path, &entries).unwrap();
+            prop_assert!(index.is_complete());
+            for (object, spans) in objects.iter().enumerate() {
+                prop_assert_eq!(index.count(object as u64), Some(spans.len() as u64));
+                let read: Vec<Span> = (0..).map_while(|record| index.span(object as u64, record)).collect();
+                prop_assert_eq!(&read, spans);
+            }
+            // Damage is found, or harmless to walk over.
+            let mut bytes = std::fs::read(&path).unwrap();
+            let cut = cut.min(bytes.len());
+            if cut < bytes.len() {
+                prop_assert!(RecordIndex::parse(bytes[..cut].to_vec(), &entries).is_none());
+            }
+            let at = flip % bytes.len();
+            bytes[at] ^= 1;
+            if let Some(index) = RecordIndex::parse(bytes, &entries) {
+                (0..objects.len() as u64).for_each(|object| assert!(index.span(object, u64::MAX).is_none()));
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_that_changed_is_as_if_it_were_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.idx");
+        let before = entries(&[10, 20, 30]);
+        let mut writer = IndexWriter::create(&path, 3).unwrap();
+        for entry in &before {
+            writer.push(stamp(entry), [Span { offset: 0, len: entry.size, crc: 1 }]).unwrap();
+        }
+        writer.finish().unwrap();
+        let index = RecordIndex::open(&path, &entries(&[10, 21, 30])).unwrap();
+        assert_eq!((index.is_complete(), index.count(1), index.span(1, 0)), (false, None, None));
+        assert_eq!(index.span(2, 0), Some(Span { offset: 0, len: 30, crc: 1 }));
+        assert!(RecordIndex::open(&path, &entries(&[10, 20])).is_none());
+        assert!(RecordIndex::open(&folder.path().join("none"), &before).is_none());
+    }
+
+    #[test]
+    fn a_writer_that_stops_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(IndexWriter::create(&folder.path().join("a.idx"), 3).unwrap());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens to a sample that cannot be read: the pass ends, the sample is left out, or another takes its place.
+//!
+//! Which sample takes its place is a function of the data alone, so that every rank, world size and path puts the same
+//! one there; and leaving one out shortens the batch of the rank that has it, never the number of batches.
+
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+
+use penstock_types::{Error, Result};
+
+use super::plan::Want;
+use crate::order::Counts;
+
+/// What to do with a sample that cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnError {
+    /// The pass ends with the error, at the batch that the sample belongs to.
+    #[default]
+    Raise,
+    /// Its row is left out of the batch; with a padded tail, it stays as zeros of weight 0.
+    Skip,
+    /// Another sample takes its row: the object's next record, or where the object itself is unreadable, the next object's.
+    Substitute,
+}
+
+impl FromStr for OnError {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "raise" => Ok(Self::Raise),
+            "skip" => Ok(Self::Skip),
+            "substitute" => Ok(Self::Substitute),
+            other => Err(Error::config("on_error", format!("`{other}` is none of raise, skip, substitute"))),
+        }
+    }
+}
+
+/// True for errors that are about a sample's bytes; all others (a store that refuses, a changed object) always raise.
+pub(crate) fn is_about_data(error: &Error) -> bool {
+    matches!(error, Error::Corrupt { .. } | Error::Mismatch { .. })
+}
+
+/// Samples tried in the place of one before the error is raised after all: with that many bad ones in a row, the fields
+/// or the dataset are wrong.
+pub(crate) const MOST_TRIES: u32 = 16;
+
+/// Of these, how many stay in the same object.
+const TRIES_INSIDE: u32 = 8;
+
+/// The (object, want) that takes the place of one that cannot be read, after `tries` others.
+pub(crate) fn substitute(object: u64, want: &Want, counts: &Counts, whole: bool, tries: u32) -> (u64, Want) {
+    let records = counts.records(object);
+    if !whole && tries < TRIES_INSIDE && records > 1 {
+        return (object, Want { record: (want.record + 1) % records, ..*want });
+    }
+    let objects = counts.objects();
+    let next = (1..=objects).map(|step| (object + step) % objects).find(|&next| counts.records(next) > 0);
+    let next = next.unwrap_or(object);
+    (next, Want { record: want.record % counts.records(next).max(1), ..*want })
+}
+
+/// Messages that a pass keeps for its report.
+const KEPT: usize = 8;
+
+/// What a pass had to do about bad samples.
+#[derive(Debug, Clone, Default)]
+pub struct Mended {
+    /// Rows left out.
+    pub skipped: u64,
+    /// Rows that another sample took.
+    pub substituted: u64,
+    /// The first few errors.
+    pub errors: Vec<String>,
+}
+
+/// [`Mended`], as several threads count it.
+#[derive(Debug, Default)]
+pub(crate) struct Mending(Mutex<Mended>);
+
+impl Mending {
+    pub fn skipped(&self, error: &Error) {
+        self.note(error, |mended| mended.skipped += 1);
+    }
+
+    pub fn substituted(&self, error: &Error) {
+        self.note(error, |mended| mended.substituted += 1);
+    }
+
+    fn note(&self, error: &Error, count: impl FnOnce(&mut Mended)) {
+        let mut mended = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        count(&mut mended);
+        if mended.errors.len() < KEPT {
+            mended.errors.push(error.to_string());
+        }
+    }
+
+    pub fn snapshot(&self) -> Mended {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn substitutes_are_the_next_records_then_the_next_objects() {
+        let counts = Counts::of(&[3, 0, 2]);
+        let want = Want { record: 2, batch: 5, row: 1 };
+        assert_eq!(substitute(0, &want, &counts, false, 0), (0, Want { record: 0, ..want }));
+        assert_eq!(substitute(0, &want, &counts, true, 0), (2, Want { record: 0, ..want }));
+        assert_eq!(substitute(2, &want, &counts, false, TRIES_INSIDE), (0, want));
+        let single = Counts::of(&[1, 1]);
+        assert_eq!(substitute(1, &Want { record: 0, ..want }, &single, false, 0).0, 0);
+    }
+}

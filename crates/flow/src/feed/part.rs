@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A named part of a record, as its format gives it, and how it becomes what a field asks for.
+//!
+//! Owns the conversions and the words of what does not fit: what is wanted, and what the record really holds. Nothing is
+//! rounded or cut silently: integers become any integer that holds them, floats another float, and that is all.
+
+use std::borrow::Cow;
+
+use penstock_record::example::Feature;
+use penstock_record::sequence::FeatureList;
+use penstock_types::{DType, TensorSpec, grouped};
+
+/// What a record holds under a name.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Part<'a> {
+    /// Bytes of no known meaning: a file of an archive, say.
+    Bytes(Cow<'a, [u8]>),
+    /// A number as text (`.cls` of a tar).
+    Digits(&'a [u8]),
+    /// A feature of a tf.Example.
+    Feature(Feature<'a>),
+    /// A feature list of a tf.SequenceExample: one feature a step, none of no kind.
+    Steps(FeatureList<'a>),
+    /// Elements of a known type and shape, C order, little-endian.
+    Array(Array<'a>),
+    /// An integer that the format or the name gives: a label.
+    Int(i64),
+}
+
+/// Elements of a known type and shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array<'a> {
+    /// Element type.
+    pub dtype: DType,
+    /// Shape, C order.
+    pub shape: Vec<usize>,
+    /// The elements.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+fn shown(shape: &[usize]) -> String {
+    format!("{shape:?}")
+}
+
+impl Part<'_> {
+    /// What it is, in words with numbers.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Bytes(bytes) => format!("{} bytes", grouped(bytes.len() as u64)),
+            Self::Digits(text) => {
+                format!("the text `{}`", String::from_utf8_lossy(&text[..text.len().min(32)]).escape_default())
+            }
+            Self::Feature(feature) => describe_feature(feature),
+            Self::Steps(steps) => match steps.steps().iter().flatten().next() {
+                Some(first) => {
+                    format!("a feature_list of {} steps, the first a {}", steps.len(), describe_feature(first))
+                }
+                None => "a feature_list of no step".to_owned(),
+            },
+            Self::Array(array) => format!("{} {}", array.dtype, shown(&array.shape)),
+            Self::Int(value) => format!("the integer {value}"),
+        }
+    }
+
+    /// Writes it into `out`, which is `spec`'s size. Errs with what it holds instead.
+    pub fn write(&self, spec: &TensorSpec, out: &mut [u8]) -> Result<(), String> {
+        match self {
+            Self::Bytes(bytes) if bytes.len() == out.len() => {
+                out.copy_from_slice(bytes);
+                Ok(())
+            }
+            Self::Feature(feature) => feature.write(spec, out),
+            Self::Array(array) => {
+                let squeezed = |shape: &[usize]| shape.iter().copied().filter(|&side| side != 1).collect::<Vec<_>>();
+                if squeezed(&array.shape) != squeezed(&spec.shape) {
+                    return Err(self.unlike(&wanted(spec)));
+                }
+                convert(array.dtype, &array.bytes, spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
+            }
+            Self::Digits(_) | Self::Int(_) if out.len() == spec.dtype.size() => {
+                self.scalar(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
+            }
+            Self::Steps(_) => {
+                let flat = self.gather(&TensorSpec { dtype: spec.dtype, shape: Vec::new() })?;
+                if flat.len() != out.len() {
+                    return Err(self.unlike(&wanted(spec)));
+                }
+                out.copy_from_slice(&flat);
+                Ok(())
+            }
+            _ => Err(self.unlike(&wanted(spec))),
+        }
+    }
+
+    /// All its elements as whole items of `item` (element type and shape of one), however many there are.
+    pub fn gather(&self, item: &TensorSpec) -> Result<Vec<u8>, String> {
+        let size = item.dtype.size();
+        let want = || format!("any number of {} {}", item.dtype, shown(&item.shape));
+        let found = match self {
+            Self::Bytes(bytes) => bytes.to_vec(),
+            Self::Feature(Feature::Bytes(values)) => values.concat(),
+            Self::Feature(feature) => {
+                let spec = TensorSpec { dtype: item.dtype, shape: vec![feature.len()] };
+                let mut out = vec![0; feature.len() * size];
+                feature.write(&spec, &mut out)?;
+                out
+            }
+            Self::Steps(steps) => {
+                let mut out = Vec::new();
+                for step in steps.steps().iter().flatten() {
+                    out.extend(Part::Feature(step.clone()).gather(item)?);
+                }
+                out
+            }
+            Self::Array(array) => {
+                let elements = array.bytes.len() / array.dtype.size();
+                let mut out = vec![0; elements * size];
+                convert(array.dtype, &array.bytes, item.dtype, &mut out)
+                    .map_err(|why| self.unlike_why(&want(), &why))?;
+                out
+            }
+            Self::Digits(_) | Self::Int(_) => {
+                let mut out = vec![0; size];
+                self.scalar(item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;
+                out
+            }
+        };
+        let whole = item.shape.iter().product::<usize>() * size;
+        if whole == 0 || !found.len().is_multiple_of(whole) { Err(self.unlike(&want())) } else { Ok(found) }
+    }
+
+    /// Its bytes as they lie.
+    pub fn bytes(&self) -> Result<Cow<'_, [u8]>, String> {
+        match self {
+            Self::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
+            Self::Digits(text) => Ok(Cow::Borrowed(text)),
+            Self::Array(array) => Ok(Cow::Borrowed(&array.bytes)),
+            Self::Feature(Feature::Bytes(values)) if values.len() == 1 => Ok(Cow::Borrowed(values[0])),
+            _ => Err(self.unlike("bytes")),
+        }
+    }
+
+    fn unlike(&self, want: &str) -> String {
+        format!("wants {want}, and the record holds {}", self.describe())
+    }
+
+    fn unlike_why(&self, want: &str, why: &str) -> String {
+        format!("{}: {why}", self.unlike(want))
+    }
+
+    fn unlike_because(&self, spec: &TensorSpec, why: &str) -> String {
+        self.unlike_why(&wanted(spec), why)
+    }
+
+    fn scalar(&self, dtype: DType, out: &mut [u8]) -> Result<(), String> {
+        let (int, float) = match self {
+            Self::Int(value) => (Some(i128::from(*value)), Some(*value as f64)),
+            Self::Digits(text) => {
+                let text = std::str::from_utf8(text).map_err(|_| "it is no UTF-8".to_owned())?.trim();
+                (text.parse::<i128>().ok(), text.parse::<f64>().ok())
+            }
+            _ => (None, None),
+        };
+        let done = match (dtype, int, float) {
+            (DType::F32, _, Some(value)) => {
+                out.copy_from_slice(&(value as f32).to_le_bytes());
+                true
+            }
+            (DType::F64, _, Some(value)) => {
+                out.copy_from_slice(&value.to_le_bytes());
+                true
+            }
+            (_, Some(value), _) => put_int(dtype, value, out),
+            _ => false,
+        };
+        if done { Ok(()) } else { Err(format!("it is no {dtype}")) }
+    }
+}
+
+/// A specification in words, with its bytes.
+fn wanted(spec: &TensorSpec) -> String {
+    let bytes = spec.size_bytes().unwrap_or(usize::MAX) as u64;
+    format!("{} {} ({} bytes)", spec.dtype, shown(&spec.shape), grouped(bytes))
+}
+
+fn describe_feature(feature: &Feature<'_>) -> String {
+    match feature {
+        Feature::Bytes(values) if values.len() == 1 => {
+            format!("bytes_list of 1 value of {} bytes", grouped(values[0].len() as u64))
+        }
+        other => format!("{} of {} values", other.kind(), grouped(other.len() as u64)),
+    }
+}
+
+fn is_int(dtype: DType) -> bool {
+    !matches!(dtype, DType::F16 | DType::F32 | DType::F64)
+}
+
+fn get_int(dtype: DType, bytes: &[u8]) -> i128 {
+    let mut wide = [0u8; 8];
+    wide[..bytes.len()].copy_from_slice(bytes);
+    let value = u64::from_le_bytes(wide);
+    match dtype {
+        DType::I8 => i128::from(value as u8 as i8),
+        DType::I16 => i128::from(value as u16 as i16),
+        DType::I32 => i128::from(value as u32 as i32),
+        DType::I64 => i128::from(value as i64),
+        _ => i128::from(value),
+    }
+}
+
+/// Writes an integer as `dtype`; false where it does not hold it.
+fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
+    let (least, most) = match dtype {
+        DType::Bool => (0, 1),
+        DType::U8 => (0, i128::from(u8::MAX)),
+        DType::I8 => (i128::from(i8::MIN), i128::from(i8::MAX)),
+        DType::U16 => (0, i128::from(u16::MAX)),
+        DType::I16 => (i128::from(i16::MIN), i128::from(i16::MAX)),
+        DType::U32 => (0, i128::from(u32::MAX)),
+        DType::I32 => (i128::from(i32::MIN), i128::from(i32::MAX)),
+        DType::U64 => (0, i128::from(u64::MAX)),
+        DType::I64 => (i128::from(i64::MIN), i128::from(i64::MAX)),
+        DType::F16 | DType::F32 | DType::F64 => return false,
+    };
+    if !(least..=most).contains(&value) {
+        return false;
+    }
+    out.copy_from_slice(&value.to_le_bytes()[..out.len()]);
+    true
+}
+
+/// Elements of one type as another: the same, an integer that holds each, float32 and float64 as each other.
+pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), String> {
+    if from == to {
+        if bytes.len() != out.len() {
+            return Err(format!("it has {} bytes, not {}", grouped(bytes.len() as u64), grouped(out.len() as u64)));
+        }
+        out.copy_from_slice(bytes);
+        return Ok(());
+    }
+    let pairs = bytes.chunks_exact(from.size()).zip(out.chunks_exact_mut(to.size()));
+    match (from, to) {
+        // Tokens are stored narrow and wanted wide: the one conversion that is worth a loop of its own.
+        (DType::U16, DType::I64) => {
+            for (slot, value) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *slot = i64::from(u16::from_le_bytes(*value)).to_le_bytes();
+            }
+            Ok(())
+        }
+        (DType::F32, DType::F64) => {
+            for (slot, value) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *slot = f64::from(f32::from_le_bytes(*value)).to_le_bytes();
+            }
+            Ok(())
+        }
+        (DType::F64, DType::F32) => {
+            for (slot, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                *slot = (f64::from_le_bytes(*value) as f32).to_le_bytes();
+            }
+            Ok(())
+        }
+        (from, to) if is_int(from) && is_int(to) => {
+            for (value, slot) in pairs {
+                let value = get_int(from, value);
+                if !put_int(to, value, slot) {
+                    return Err(format!("{value} is no {to}"));
+                }
+            }
+            Ok(())
+        }
+        (from, to) => Err(format!("{from} is not made {to} here")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(dtype: DType, shape: &[usize]) -> TensorSpec {
+        TensorSpec { dtype, shape: shape.to_vec() }
+    }
+
+    #[test]
+    fn what_does_not_fit_says_both_sides() {
+        let array = Part::Array(Array { dtype: DType::I16, shape: vec![3, 2], bytes: Cow::Owned(vec![0; 12]) });
+        let mut out = vec![0; 18];
+        assert_eq!(
+            array.write(&spec(DType::I16, &[3, 3]), &mut out).unwrap_err(),
+            "wants int16 [3, 3] (18 bytes), and the record holds int16 [3, 2]"
+        );
+        let digits = Part::Digits(b"12x");
+        assert_eq!(
+            digits.write(&spec(DType::I64, &[]), &mut out[..8]).unwrap_err(),
+            "wants int64 [] (8 bytes), and the record holds the text `12x`: it is no int64"
+        );
+        assert_eq!(
+            Part::Bytes(Cow::Borrowed(b"abc")).gather(&spec(DType::I16, &[])).unwrap_err(),
+            "wants any number of int16 [], and the record holds 3 bytes"
+        );
+    }
+
+    #[test]
+    fn integers_become_integers_that_hold_them_and_no_others() {
+        let bytes = [255u8, 255, 3, 0];
+        let mut out = vec![0; 16];
+        convert(DType::U16, &bytes, DType::I64, &mut out).unwrap();
+        assert_eq!(out[..8], 65535i64.to_le_bytes());
+        assert_eq!(convert(DType::U16, &bytes, DType::I16, &mut out[..4]).unwrap_err(), "65535 is no int16");
+        convert(DType::I16, &bytes, DType::I32, &mut out[..8]).unwrap();
+        assert_eq!(out[..8], [255, 255, 255, 255, 3, 0, 0, 0]);
+        assert!(convert(DType::I16, &bytes, DType::F32, &mut out[..8]).is_err());
+        let mut scalar = [0; 4];
+        Part::Digits(b" 7\n").write(&spec(DType::I32, &[]), &mut scalar).unwrap();
+        assert_eq!(scalar, 7i32.to_le_bytes());
+        Part::Int(2).write(&spec(DType::F32, &[1]), &mut scalar).unwrap();
+        assert_eq!(scalar, 2f32.to_le_bytes());
+    }
+}

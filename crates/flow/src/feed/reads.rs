@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is read of an object for the records that are wanted of it: all of it, or ranges.
+//!
+//! Ranges need to know where records lie (an index, or arithmetic) and an object that is stored as it is. Neighbours are
+//! read together where the gap between them costs less than another request would.
+
+use bytes::Bytes;
+use penstock_codec::Codec;
+use penstock_types::ByteRange;
+
+use super::format::Span;
+use super::plan::Want;
+use super::source::Source;
+
+/// A gap that is read and thrown away: at 90 MB/s a connection, 20 ms of a request's latency are 1.8 MB; half of that
+/// keeps what is read for nothing below what is wanted on the usual mix.
+const GAP: u64 = 512 << 10;
+
+/// From this share of an object on, in percent, all of it is read: one request, or parts side by side.
+const WHOLE_FROM: u64 = 75;
+
+/// What to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reads {
+    /// Ascending ranges that do not touch; `None` for the whole object.
+    pub ranges: Option<Vec<ByteRange>>,
+    /// Bytes in all.
+    pub bytes: u64,
+}
+
+/// What came.
+#[derive(Debug, Clone)]
+pub(crate) enum Content {
+    /// The whole object, as stored.
+    Whole(Bytes),
+    /// Ranges by where they begin, ascending.
+    Ranges(Vec<(u64, Bytes)>),
+}
+
+impl Content {
+    /// The bytes of a span of the content as it is stored.
+    pub fn slice(&self, span: &Span) -> Option<&[u8]> {
+        let (start, bytes) = match self {
+            Self::Whole(bytes) => (0, bytes),
+            Self::Ranges(ranges) => {
+                let at = ranges.partition_point(|(start, _)| *start <= span.offset).checked_sub(1)?;
+                (ranges[at].0, &ranges[at].1)
+            }
+        };
+        let from = usize::try_from(span.offset - start).ok()?;
+        bytes.get(from..from.checked_add(usize::try_from(span.len).ok()?)?)
+    }
+}
+
+/// Where a record lies, where that is known before the object is read.
+pub(crate) fn known_span(source: &Source, object: u64, record: u64) -> Option<Span> {
+    let indexed = source.index().and_then(|index| index.span(object, record));
+    let span = indexed.or_else(|| source.framing().span_of(record))?;
+    // A cache may lie: what it says is held against the object's size.
+    let end = span.offset.checked_add(span.len)?;
+    (source.codec(object) != Codec::None || end <= source.entry(object).size).then_some(span)
+}
+
+/// True when single records of every object can be read.
+pub(crate) fn is_partial(source: &Source) -> bool {
+    (0..source.manifest().objects.len() as u64)
+        .all(|object| source.codec(object) == Codec::None && known_span(source, object, 0).is_some())
+}
+
+impl Reads {
+    /// The whole of an object.
+    pub fn whole(source: &Source, object: u64) -> Self {
+        Self { ranges: None, bytes: source.entry(object).size }
+    }
+
+    /// What these records of an object need.
+    pub fn of(source: &Source, object: u64, wants: &[Want]) -> Self {
+        let whole = Self::whole(source, object);
+        if source.codec(object) != Codec::None {
+            return whole;
+        }
+        let Some(mut spans) =
+            wants.iter().map(|want| known_span(source, object, want.record)).collect::<Option<Vec<Span>>>()
+        else {
+            return whole;
+        };
+        if source.framing().needs_head() {
+            let Some(first) = known_span(source, object, 0) else { return whole };
+            spans.push(Span { offset: 0, len: first.offset, crc: 0 });
+        }
+        spans.sort_unstable_by_key(|span| span.offset);
+        let mut ranges: Vec<ByteRange> = Vec::new();
+        for span in spans.iter().filter(|span| span.len > 0) {
+            match ranges.last_mut() {
+                Some(last) if span.offset <= last.start + last.len + GAP => {
+                    last.len = last.len.max(span.offset + span.len - last.start);
+                }
+                _ => ranges.push(ByteRange::new(span.offset, span.len)),
+            }
+        }
+        let bytes: u64 = ranges.iter().map(|range| range.len).sum();
+        if bytes * 100 >= whole.bytes * WHOLE_FROM { whole } else { Self { ranges: Some(ranges), bytes } }
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rows of a batch while they are filled, and its columns once they are: fixed tensors lie in the slot from the
+//! start, fields whose samples differ in length are gathered into values and offsets when the last row is in.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_record::image::decode_into;
+use penstock_types::{DType, Error, Result, TensorSpec};
+
+use super::field::{Field, Kind};
+use super::part::Part;
+use super::slot::{Layout, Pool, Slot, Tensor};
+
+/// Values whose samples differ in length, row by row.
+type Loose = Mutex<Vec<Vec<u8>>>;
+
+/// A batch's memory.
+pub(crate) struct Rows {
+    slot: Arc<Slot>,
+    /// One for each field whose samples differ in length.
+    loose: Vec<Option<Loose>>,
+}
+
+/// The row that a record goes to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row<'a> {
+    /// Its number in the batch.
+    pub number: u32,
+    /// What random crops follow from.
+    pub key: u64,
+    /// What messages call the record.
+    pub place: &'a str,
+}
+
+/// A field of a delivered batch.
+#[derive(Debug, Clone)]
+pub enum Column {
+    /// The same type and shape in every row.
+    Tensor(Tensor),
+    /// Row i has `values[offsets[i]..offsets[i + 1]]`.
+    Ragged {
+        /// The items of all rows, one after another.
+        values: Tensor,
+        /// int64, one more than there are rows.
+        offsets: Tensor,
+        /// True where the rows are byte strings rather than numbers.
+        is_bytes: bool,
+    },
+}
+
+impl Column {
+    /// The tensor of a field that is one.
+    pub fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Self::Tensor(tensor) => Some(tensor),
+            Self::Ragged { .. } => None,
+        }
+    }
+
+    /// Bytes of all rows.
+    pub fn size_bytes(&self) -> usize {
+        match self {
+            Self::Tensor(tensor) => tensor.size_bytes(),
+            Self::Ragged { values, offsets, .. } => values.size_bytes() + offsets.size_bytes(),
+        }
+    }
+}
+
+impl Rows {
+    /// Memory for `rows` rows of these fields, in `slot`.
+    pub fn new(slot: Slot, fields: &[Field], rows: usize) -> Self {
+        let loose = fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![Vec::new(); rows]))).collect();
+        Self { slot: Arc::new(slot), loose }
+    }
+
+    /// Writes what `part` holds into row `to` of a field.
+    ///
+    /// # Safety
+    /// As [`Slot::row`]: nothing else touches that row meanwhile.
+    pub unsafe fn write(&self, seat: usize, to: Row<'_>, field: &Field, part: &Part<'_>) -> Result<()> {
+        let row = to.number as usize;
+        let mismatch = |problem: String| Error::mismatch(to.place, format!("field `{}` {problem}", field.name));
+        let put = |bytes: Vec<u8>| {
+            if let Some(loose) = &self.loose[seat] {
+                loose.lock().unwrap_or_else(PoisonError::into_inner)[row] = bytes;
+            }
+        };
+        match &field.kind {
+            // SAFETY: the caller's promise.
+            Kind::Tensor(spec) => part.write(spec, unsafe { self.slot.row(seat, row) }).map_err(mismatch),
+            Kind::Ragged(item) => part.gather(item).map(put).map_err(mismatch),
+            Kind::Bytes => part.bytes().map(|bytes| put(bytes.into_owned())).map_err(mismatch),
+            Kind::Image(spec) => {
+                let bytes = part.bytes().map_err(mismatch)?;
+                // SAFETY: as above.
+                decode_into(&bytes, spec, to.key, unsafe { self.slot.row(seat, row) }, to.place)
+            }
+        }
+    }
+
+    /// Takes the rows `dead` (ascending) out of `rows`, closing the gaps; the number that is left.
+    ///
+    /// # Safety
+    /// Nothing else touches the batch any more.
+    pub unsafe fn remove(&self, dead: &[u32], rows: usize) -> usize {
+        let mut kept = 0;
+        let mut gone = dead.iter().copied().peekable();
+        for row in 0..rows {
+            if gone.next_if_eq(&(row as u32)).is_some() {
+                continue;
+            }
+            if kept != row {
+                for seat in 0..self.loose.len() {
+                    match &self.loose[seat] {
+                        Some(loose) => loose.lock().unwrap_or_else(PoisonError::into_inner).swap(kept, row),
+                        // SAFETY: the caller's promise; the two rows differ.
+                        None => unsafe { self.slot.row(seat, kept).copy_from_slice(self.slot.row(seat, row)) },
+                    }
+                }
+            }
+            kept += 1;
+        }
+        kept
+    }
+
+    /// Makes the rows `dead` zero, their weights included.
+    ///
+    /// # Safety
+    /// Nothing else touches the batch any more.
+    pub unsafe fn clear(&self, dead: &[u32]) {
+        for (seat, loose) in self.loose.iter().enumerate() {
+            for &row in dead {
+                match loose {
+                    Some(loose) => loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize].clear(),
+                    // SAFETY: the caller's promise.
+                    None => unsafe { self.slot.row(seat, row as usize) }.fill(0),
+                }
+            }
+        }
+    }
+
+    /// The columns of the first `rows` rows.
+    pub fn columns(&self, fields: &[Field], rows: usize, spare: &Arc<Pool>) -> Result<Vec<Column>> {
+        let mut columns = Vec::with_capacity(fields.len());
+        for (seat, field) in fields.iter().enumerate() {
+            columns.push(match (field.fixed(), field.item()) {
+                (Some(spec), _) => Column::Tensor(Tensor::new(self.slot.clone(), seat, &spec, rows)),
+                (None, Some(item)) => self.gathered(seat, &item, field.kind == Kind::Bytes, rows, spare)?,
+                (None, None) => return Err(Error::bug(format!("field {} is neither fixed nor loose", field.name))),
+            });
+        }
+        Ok(columns)
+    }
+
+    fn gathered(
+        &self,
+        seat: usize,
+        item: &TensorSpec,
+        is_bytes: bool,
+        rows: usize,
+        spare: &Arc<Pool>,
+    ) -> Result<Column> {
+        let Some(loose) = &self.loose[seat] else { return Err(Error::bug("a loose field has no rows")) };
+        let loose = std::mem::take(&mut *loose.lock().unwrap_or_else(PoisonError::into_inner));
+        let size = item.size_bytes()?.max(1);
+        let total: usize = loose.iter().take(rows).map(Vec::len).sum();
+        let count = TensorSpec { dtype: DType::I64, shape: Vec::new() };
+        let layout = Arc::new(Layout::of(&[(size, total / size), (8, rows + 1)])?);
+        let slot = spare.take(&layout)?;
+        let (mut at, mut bytes) = (0, 0);
+        for row in 0..=rows {
+            // SAFETY: the slot is not shared yet.
+            unsafe { slot.row(1, row) }.copy_from_slice(&((bytes / size) as i64).to_le_bytes());
+            if let Some(value) = loose.get(row).filter(|_| row < rows) {
+                // SAFETY: the slot is not shared yet, and the layout has room for all values.
+                unsafe { slot.bytes(0, at, value.len()) }.copy_from_slice(value);
+                at += value.len();
+                bytes += value.len();
+            }
+        }
+        let slot = Arc::new(slot);
+        Ok(Column::Ragged {
+            values: Tensor::new(slot.clone(), 0, item, total / size),
+            offsets: Tensor::new(slot, 1, &count, rows + 1),
+            is_bytes,
+        })
+    }
+}

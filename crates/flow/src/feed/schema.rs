@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the first record of a dataset holds, and the fields that follow from it when none are said.
+
+use std::sync::Arc;
+
+use penstock_codec::{Codec, inflate_into};
+use penstock_record::example::Feature;
+use penstock_types::{DType, Deadline, Error, Result, TensorSpec};
+
+use super::field::{Field, Kind};
+use super::format::RecordId;
+use super::part::Part;
+use super::source::Source;
+
+/// Of an uncompressed object no more than this is read to see its first record.
+const HEAD: u64 = 16 << 20;
+
+/// What a compressed first object may inflate to while it is looked at.
+const LIMIT: u64 = 8 << 30;
+
+/// A part of the first record.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// What it holds, in words with numbers.
+    pub holds: String,
+    /// The field that it becomes when none are said.
+    pub field: Field,
+}
+
+/// Looks at the first record.
+pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<Seen>> {
+    let codec = source.codec(0);
+    let bytes = match codec {
+        Codec::None => source.head(0, HEAD, deadline).await?,
+        _ => source.fetch(0, deadline).await?.bytes,
+    };
+    let source = source.clone();
+    tokio::task::spawn_blocking(move || look(&source, codec, &bytes))
+        .await
+        .map_err(|error| Error::bug(format!("looking at a record: {error}")))?
+}
+
+fn look(source: &Source, codec: Codec, bytes: &[u8]) -> Result<Vec<Seen>> {
+    let place = source.place(0);
+    let mut inflated = Vec::new();
+    let content = match codec {
+        Codec::None => bytes,
+        codec => {
+            inflate_into(codec, bytes, &mut inflated, LIMIT, &place)?;
+            inflated.as_slice()
+        }
+    };
+    let framing = source.framing();
+    let mut spans = Vec::new();
+    // Cut behind the first record it errs, and has told where that one lies.
+    let walked = framing.spans(content, &place, &mut spans);
+    let first = match (spans.first(), walked) {
+        (Some(first), _) => *first,
+        (None, Err(error)) => return Err(error),
+        (None, Ok(())) => return Err(Error::corrupt(place, "holds no record")),
+    };
+    let slice = |range: std::ops::Range<u64>| {
+        content
+            .get(range.start as usize..range.end as usize)
+            .ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))
+    };
+    let (head, record) = (slice(0..first.offset)?, slice(first.range())?);
+    let id = RecordId { place: &place, object: 0, record: 0, offset: first.offset };
+    let mut seen = Vec::new();
+    framing.read(record, head, id, &mut |record| {
+        for name in record.names() {
+            if let Some(part) = record.part(&name)? {
+                let kind = framing.proposes(&name, &part).unwrap_or_else(|| proposed(&part));
+                seen.push(Seen { holds: part.describe(), field: Field { name, of: Vec::new(), kind } });
+            }
+        }
+        Ok(())
+    })?;
+    Ok(seen)
+}
+
+/// What a part becomes when nobody says: the first record's lengths are taken for all records'.
+fn proposed(part: &Part<'_>) -> Kind {
+    let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
+    let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };
+    match part {
+        Part::Bytes(_) => Kind::Bytes,
+        Part::Digits(_) | Part::Int(_) => spec(DType::I64, &[]),
+        Part::Array(array) => spec(array.dtype, &array.shape),
+        Part::Feature(Feature::Bytes(values)) if values.len() == 1 => Kind::Bytes,
+        Part::Feature(Feature::Bytes(_)) => Kind::Ragged(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
+        Part::Feature(Feature::Floats(values)) => row(DType::F32, values.len()),
+        Part::Feature(Feature::Ints(values)) => row(DType::I64, values.len()),
+        Part::Steps(steps) => {
+            let dtype = match steps.steps().iter().flatten().next() {
+                Some(Feature::Floats(_)) => DType::F32,
+                Some(Feature::Ints(_)) => DType::I64,
+                Some(Feature::Bytes(_)) | None => DType::U8,
+            };
+            Kind::Ragged(TensorSpec { dtype, shape: Vec::new() })
+        }
+    }
+}

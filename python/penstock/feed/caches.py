@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the feed keeps what it would otherwise find out again. A cache: anything in it may be deleted at any time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["records"]
+
+
+def records(variables: Mapping[str, str]) -> str | None:
+    """The folder of record indexes: `PENSTOCK_CACHE`, or `penstock` below `XDG_CACHE_HOME` or `~/.cache`.
+
+    None where `PENSTOCK_CACHE` is empty: nothing is kept then.
+    """
+    said = variables.get("PENSTOCK_CACHE")
+    if said is not None:
+        return str(Path(said) / "records") if said else None
+    home = variables.get("XDG_CACHE_HOME")
+    if home:
+        return str(Path(home) / "penstock/records")
+    home = variables.get("HOME")
+    return str(Path(home) / ".cache/penstock/records") if home else None

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch's columns in a framework's terms: arrays for fixed fields, `Ragged` and lists of bytes-likes for the others."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from penstock import _native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Ragged", "adapt", "rows"]
+
+
+class Ragged(NamedTuple):
+    """A field whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`."""
+
+    values: Any
+    offsets: Any
+
+
+def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:
+    """Columns with `array` as the framework's view of a native tensor; all share the batch's memory."""
+    return {name: _column(column, array) for name, column in columns.items()}
+
+
+def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
+    if isinstance(column, list):  # what a function gave
+        return column
+    if not isinstance(column, _native.RaggedTensor):
+        return array(column)
+    if not column.is_bytes:
+        return Ragged(array(column.values), array(column.offsets))
+    # Tensors have the buffer protocol, which type checkers know of from Python 3.12 on.
+    values = memoryview(cast("Any", column.values))
+    offsets = memoryview(cast("Any", column.offsets)).tolist()
+    return [values[start:end] for start, end in pairwise(offsets)]
+
+
+def rows(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """What `adapt` gave, sample by sample."""
+
+    def row(column: Any, at: int) -> Any:
+        if isinstance(column, Ragged):
+            return column.values[int(column.offsets[at]) : int(column.offsets[at + 1])]
+        return column[at]
+
+    return [{name: row(column, at) for name, column in batch.items()} for at in range(count)]

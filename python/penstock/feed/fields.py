@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a record's parts: the kinds of field that a batch can hold. Plain data; reads nothing."""
+
+from __future__ import annotations
+
+import json
+import operator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "FieldSpec",
+    "ImageSpec",
+    "RaggedSpec",
+    "RawSpec",
+    "TensorSpec",
+    "from_json",
+    "image",
+    "ragged",
+    "raw",
+    "tensor",
+    "to_json",
+]
+
+MOST_PIXELS = 100_000_000
+"""Pixels that an image may have unless more are said: Pillow warns a little below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """What all kinds of field share: the names of the parts that one may be read from."""
+
+    def of(self, names: str) -> Self:
+        """The same field, read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
+
+        Without it, a field is read from the part of its own name.
+        """
+        parts = tuple(name for name in names.split(";") if name)
+        if not parts:
+            raise ConfigError(f"of: {names!r} names no part", where="fields")
+        return replace(self, parts=parts)  # type: ignore[call-arg]
+
+    def said(self) -> dict[str, Any]:
+        """As the core reads it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec(FieldSpec):
+    """Element type (NumPy's name) and shape of one field of one sample, C order; the same in every sample."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[str, ...] = ()
+
+    def said(self) -> dict[str, Any]:
+        return {"kind": "tensor", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedSpec(FieldSpec):
+    """Any number of items a sample, each of this element type and shape."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    def said(self) -> dict[str, Any]:
+        return {"kind": "ragged", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+
+    def __str__(self) -> str:
+        return f"ragged {self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RawSpec(FieldSpec):
+    """The bytes as they are stored."""
+
+    parts: tuple[str, ...] = ()
+
+    def said(self) -> dict[str, Any]:
+        return {"kind": "bytes", "of": list(self.parts)}
+
+    def __str__(self) -> str:
+        return "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec(FieldSpec):
+    """A picture, decoded, cropped, resized, flipped and normalised. Made by `penstock.image`."""
+
+    height: int
+    width: int
+    crop: str = "center"
+    resize: int = 0
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0
+    dtype: str = "uint8"
+    layout: str = "HWC"
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    orient: bool = False
+    most_pixels: int = MOST_PIXELS
+    parts: tuple[str, ...] = ()
+
+    def said(self) -> dict[str, Any]:
+        names = (
+            *("height", "width", "crop", "resize", "area", "ratio", "flip"),
+            *("layout", "mean", "std", "orient", "most_pixels"),
+        )
+        said = {name: getattr(self, name) for name in names}
+        return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": said}
+
+    def __str__(self) -> str:
+        return f"image {self.dtype} {self.height}x{self.width} {self.layout}"
+
+
+def _dtype(dtype: object) -> str:
+    # `numpy.int16` is a class of that name, `torch.int16` prints as itself: neither library is imported here.
+    return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+
+
+def _shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        sides = tuple(operator.index(side) for side in shape)
+    except TypeError:
+        sides = (-1,)
+    if any(side < 0 for side in sides):
+        raise ConfigError(f"shape: {shape!r} is no row of whole numbers (one side: `(4,)`)", where="shape")
+    return sides
+
+
+def tensor(dtype: object, shape: Sequence[SupportsIndex]) -> TensorSpec:
+    """A field: `tensor("int16", (128, 128, 128, 4))`. NumPy's and torch's own dtypes are taken too.
+
+    Raises:
+        ConfigError: A side that is no whole number of at least 0. An unknown dtype is refused by the loader.
+    """
+    return TensorSpec(_dtype(dtype), _shape(shape))
+
+
+def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
+    """A field of any number of items a sample, each of this type and shape; in batches a `Ragged(values, offsets)`.
+
+    Raises:
+        ConfigError: A side that is no whole number of at least 1.
+    """
+    sides = _shape(shape)
+    if 0 in sides:
+        raise ConfigError(f"shape: items of shape {shape!r} have no bytes", where="shape")
+    return RaggedSpec(_dtype(dtype), sides)
+
+
+def raw() -> RawSpec:
+    """A field of bytes as they are stored; in batches a list of bytes-likes."""
+    return RawSpec()
+
+
+def image(
+    height: int,
+    width: int | None = None,
+    *,
+    crop: str = "center",
+    resize: int | None = None,
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: bool | float = False,
+    dtype: object = "uint8",
+    layout: str = "HWC",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    orient: bool = False,
+    most_pixels: int = MOST_PIXELS,
+) -> ImageSpec:
+    """A field of pictures (JPEG, PNG), decoded in the feed's threads straight into the batch.
+
+    What is random is a pure function of the seed, the epoch and the sample's position: the same on any number of ranks.
+
+    Args:
+        height, width: Of the sample; `width` is `height` unless said.
+        crop: `random` (RandomResizedCrop of `area` and `ratio`), `center` (Resize so that the shorter side is `resize`,
+            by default 256/224 of the larger side wanted, then CenterCrop) or `none` (the whole image, resized).
+        flip: How often a sample is mirrored left to right; True is half of the time.
+        dtype: `uint8`, or `float32` of (value / 255 - mean) / std.
+        layout: `HWC` or `CHW`.
+        mean, std: Of the three channels; for float32.
+        orient: Turn images as their EXIF orientation says (torchvision and Pillow do not unless told).
+        most_pixels: Larger images are refused as `Corrupt`.
+    Raises:
+        ConfigError: No three channels in mean or std. What else cannot be is refused by the loader.
+    """
+    width = height if width is None else width
+    channels = {"mean": (0.0, 0.0, 0.0) if mean is None else mean, "std": (1.0, 1.0, 1.0) if std is None else std}
+    found: dict[str, tuple[float, ...]] = {}
+    for name, values in channels.items():
+        found[name] = tuple(float(value) for value in values)
+        if len(found[name]) != 3:
+            raise ConfigError(f"image: {name} has {len(found[name])} values, and there are 3 channels", where="image")
+    shorter = -(-max(height, width) * 256 // 224) if resize is None else resize
+    return ImageSpec(
+        height=operator.index(height),
+        width=operator.index(width),
+        crop=crop,
+        resize=shorter if crop == "center" else 0,
+        area=(float(area[0]), float(area[1])),
+        ratio=(float(ratio[0]), float(ratio[1])),
+        flip=(0.5 if flip else 0.0) if isinstance(flip, bool) else float(flip),
+        dtype=_dtype(dtype),
+        layout=layout,
+        mean=found["mean"],
+        std=found["std"],
+        orient=orient,
+        most_pixels=most_pixels,
+    )
+
+
+def to_json(specs: Iterable[tuple[str, FieldSpec]]) -> str:
+    """Fields as the core reads them."""
+    return json.dumps([{"name": name, **spec.said()} for name, spec in specs])
+
+
+def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
+    """Fields as the core says them."""
+
+    def spec(said: dict[str, Any]) -> FieldSpec:
+        parts = tuple(said["of"])
+        match said["kind"]:
+            case "tensor":
+                return TensorSpec(said["dtype"], tuple(said["shape"]), parts)
+            case "ragged":
+                return RaggedSpec(said["dtype"], tuple(said["shape"]), parts)
+            case _:
+                return RawSpec(parts)
+
+    return tuple((said["name"], spec(said)) for said in json.loads(text))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formats that `penstock.open(url, format=...)` takes, for what names and contents do not say by themselves.
+
+Each function gives a `Format`; its name as a string is the same without arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.feed.fields import TensorSpec
+
+__all__ = ["Format", "fixed", "images", "mds", "named", "npy", "npz", "tar", "tfrecord", "tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format and its facts."""
+
+    name: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """As the core reads it."""
+        return json.dumps({"name": self.name, **self.facts})
+
+
+def tfrecord() -> Format:
+    """TFRecords of tf.Example or tf.SequenceExample; parts are the features."""
+    return Format("tfrecord")
+
+
+def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
+    """Records of one size: these columns, end to end, behind a header.
+
+    CIFAR-10's binary version is `fixed(label=tensor("uint8", ()), image=tensor("uint8", (3, 32, 32)))`.
+
+    Args:
+        header_bytes: Bytes of each object before its first record.
+    Raises:
+        ConfigError: No columns, or something else than `penstock.tensor(dtype, shape)`.
+    """
+    if not columns:
+        raise ConfigError("format: a fixed record has at least one column", where="format")
+    for name, spec in columns.items():
+        if not isinstance(spec, TensorSpec):
+            raise ConfigError(f"format: {name} is no penstock.tensor(dtype, shape)", where="format")
+    said = [{"name": name, "dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in columns.items()]
+    return Format("fixed", {"header_bytes": _bytes(header_bytes), "columns": said})
+
+
+def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, header_bytes: int = 0) -> Format:
+    """A flat file of tokens (nanoGPT's and Megatron's `.bin`), read as windows; one part, `tokens`.
+
+    Args:
+        length: Tokens in a window. For targets that are the inputs moved by one, say one more than the context, and
+            `stride` the context.
+        dtype: As stored.
+        stride: From one window's start to the next's; by default `length`, so that windows do not overlap.
+        header_bytes: Bytes before the first token.
+    """
+    step = length if stride is None else stride
+    if length < 1 or step < 1:
+        raise ConfigError(f"format: windows of {length} tokens, {step} apart, cannot be", where="format")
+    return Format(
+        "tokens", {"length": length, "stride": step, "dtype": str(dtype), "header_bytes": _bytes(header_bytes)}
+    )
+
+
+def tar() -> Format:
+    """WebDataset: tar archives whose consecutive members of one key are a record; parts are the members by extension.
+
+    `.cls`, `.index` and their like are numbers as text, `.npy` is an array, all else bytes; `__key__` is the key.
+    """
+    return Format("tar")
+
+
+def mds() -> Format:
+    """MosaicML's MDS: shards that an `index.json` beside them describes; parts are the columns."""
+    return Format("mds")
+
+
+def npy(*, rows: bool = False) -> Format:
+    """NumPy arrays, one an object; one part, `array`.
+
+    Args:
+        rows: The rows of each array (along its first axis) are the records, not the array itself.
+    """
+    return Format("npy", {"rows": bool(rows)})
+
+
+def npz() -> Format:
+    """NumPy archives: each is one record, its parts are its arrays by name."""
+    return Format("npz")
+
+
+def images() -> Format:
+    """Files, one record each: JPEG and PNG images. Parts are `image`, `label` (the class folder's number, classes in the
+    order of their names, where every file lies in a folder) and `__key__`.
+    """
+    return Format("images")
+
+
+def _bytes(count: int) -> int:
+    if count < 0:
+        raise ConfigError(f"format: a header of {count} bytes cannot be", where="format")
+    return count
+
+
+_PLAIN = {"tfrecord": tfrecord, "tar": tar, "npy": npy, "npz": npz, "images": images, "mds": mds}
+
+
+def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the argument's name is the API
+    """The format that an argument says; None where names shall tell."""
+    if format is None or isinstance(format, Format):
+        return format
+    made = _PLAIN.get(format)
+    if made is None:
+        known = ", ".join(sorted(name for name in __all__ if name not in ("Format", "named")))
+        raise ConfigError(
+            f"format: `{format}` is none that needs no facts ({', '.join(sorted(_PLAIN))})",
+            where="format",
+            hint=f"penstock.formats has {known}",
+        )
+    return made()

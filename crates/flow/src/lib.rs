@@ -4,6 +4,7 @@
 //! Knows stores, codecs and records; knows no Python.
 
 mod budget;
+pub mod cache;
 pub mod course;
 mod diff;
 pub mod feed;

@@ -107,6 +107,33 @@ impl Permutation {
     }
 }
 
+impl Permutation {
+    /// What goes to `value`, which must be below `len()`: the inverse of [`Self::at`], as cheap.
+    pub fn index_of(&self, value: u64) -> u64 {
+        debug_assert!(value < self.n, "{value} is not below {}", self.n);
+        match &self.kind {
+            Kind::Identity => value,
+            Kind::Table(table) => {
+                table[..self.n as usize].iter().position(|&to| u64::from(to) == value).unwrap_or(0) as u64
+            }
+            Kind::Feistel { half, keys } => {
+                let mask = (1u64 << half) - 1;
+                let mut index = value;
+                loop {
+                    let (mut left, mut right) = (index >> half, index & mask);
+                    for key in keys.iter().rev() {
+                        (left, right) = (right ^ (mix(left ^ key) & mask), left);
+                    }
+                    index = (left << half) | right;
+                    if index < self.n {
+                        return index;
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// How many records each object holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counts {
@@ -300,6 +327,13 @@ impl EpochOrder {
         let block = self.block(offset);
         Place { object: self.blocks.at(block), record: offset - self.start(block) }
     }
+
+    /// The position of the sample that is stored at `place`, which must hold one: the inverse of [`Self::locate`].
+    pub fn position(&self, place: Place) -> u64 {
+        let offset = self.start(self.blocks.index_of(place.object)) + place.record;
+        let window = self.window(offset);
+        window.start + window.samples.index_of(offset - window.start)
+    }
 }
 
 /// A run of positions whose samples all lie in the same few objects.
@@ -347,6 +381,14 @@ mod tests {
             let seen: HashSet<u64> = (0..n).map(|index| permutation.at(index)).collect();
             prop_assert_eq!(seen.len() as u64, n);
             prop_assert!(seen.iter().all(|&value| value < n));
+            prop_assert!((0..n).all(|index| permutation.index_of(permutation.at(index)) == index));
+        }
+
+        #[test]
+        fn prop_position_is_the_inverse_of_locate(counts in prop::collection::vec(0u64..9, 1..40), seed: u64, window in 1u64..50, epoch: u64) {
+            let order = order(&counts, seed, window);
+            let epoch = order.epoch(epoch);
+            prop_assert!((0..order.samples()).all(|position| epoch.position(epoch.locate(position)) == position));
         }
 
         #[test]

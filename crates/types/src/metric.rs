@@ -69,6 +69,20 @@ metrics! {
     FirstByteWait = ("first_byte_s", Nanoseconds),
     /// Time from the first body byte to the last, summed over requests.
     Transfer = ("transfer_s", Nanoseconds),
+    /// Reads answered from the node's cache.
+    CacheHits = ("cache_hits", Count),
+    /// Objects fetched into the node's cache.
+    CacheMisses = ("cache_misses", Count),
+    /// Reads past the node's cache, where nothing in it is needed later than what is read.
+    CacheBypasses = ("cache_bypasses", Count),
+    /// Bytes answered from the node's cache.
+    CacheBytes = ("cache_bytes", Bytes),
+    /// Entries of the node's cache that gave way to others.
+    CacheEvictions = ("cache_evictions", Count),
+    /// Entries of the node's cache that were not what was written there, and were fetched again.
+    CacheBroken = ("cache_broken", Count),
+    /// Reads and writes of the node's cache that its disk refused.
+    CacheFailures = ("cache_failures", Count),
 }
 
 /// A set of counters that any thread may add to.

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The file of one cached object: its bytes as stored, then a CRC-32C for each block of them, then what the store said
+//! of it, then a footer of fixed size. Owns that form; knows no folder, lock or limit.
+//!
+//! Nothing is believed that does not agree: a file that a crash or a bad disk has left is `None`, never an error.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::FileExt;
+
+use bytes::Bytes;
+use penstock_codec::checksum::crc32c;
+use penstock_store::{Meta, ObjectRef, Version};
+use penstock_types::{ByteRange, Digest, Key, Url};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes under one checksum: a range read checks no more than this beyond its ends.
+pub(super) const BLOCK: u64 = 1 << 20;
+
+const MAGIC: [u8; 8] = *b"penstch1";
+const FOOTER: u64 = 32;
+
+/// What stands behind the blocks is small; a footer that claims more is none of ours.
+const MAX_HEAD: u64 = 64 << 10;
+
+/// What a cached object is known by: where it is, its key and the version that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Name(pub u128);
+
+impl Name {
+    /// `None` for an object without a version: what cannot be pinned cannot be told from what replaced it.
+    pub fn of(root: &Url, object: &ObjectRef) -> Option<Self> {
+        let version = object.version.as_ref()?;
+        let mut hash = Xxh3::new();
+        for part in [root.to_string().as_bytes(), object.key.as_bytes(), version.0.as_bytes()] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        Some(Self(hash.digest128()))
+    }
+
+    pub fn hex(self) -> String {
+        format!("{:032x}", self.0)
+    }
+
+    pub fn from_hex(text: &str) -> Option<Self> {
+        (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok()).flatten().map(Self)
+    }
+}
+
+/// What the store said of the object, and whose it is: two names that collide are told apart by it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    root: String,
+    key: Vec<u8>,
+    version: Version,
+    digests: Vec<Digest>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    encoding: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    modified_s: Option<f64>,
+}
+
+/// Writes an entry block by block.
+#[derive(Debug)]
+pub(super) struct Writer<'a> {
+    file: &'a File,
+    crcs: Vec<u32>,
+    size: u64,
+}
+
+impl<'a> Writer<'a> {
+    /// For an object of `size` bytes; `file` is empty.
+    pub fn new(file: &'a File, size: u64) -> Self {
+        Self::resumed(file, size, Vec::new())
+    }
+
+    /// The same, going on from the checksums of what has been written already.
+    pub fn resumed(file: &'a File, size: u64, mut crcs: Vec<u32>) -> Self {
+        crcs.resize(size.div_ceil(BLOCK) as usize, 0);
+        Self { file, crcs, size }
+    }
+
+    /// The checksums so far.
+    pub fn into_crcs(self) -> Vec<u32> {
+        self.crcs
+    }
+
+    /// Bytes of the object from `offset` on, which is a multiple of [`BLOCK`]; so is their end, or it is the object's.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let end = offset + bytes.len() as u64;
+        if offset % BLOCK != 0 || end > self.size || (end % BLOCK != 0 && end != self.size) {
+            return Err(Error::new(ErrorKind::InvalidInput, "not whole blocks of the object"));
+        }
+        for (crc, block) in self.crcs[(offset / BLOCK) as usize..].iter_mut().zip(bytes.chunks(BLOCK as usize)) {
+            *crc = crc32c(block);
+        }
+        self.file.write_all_at(bytes, offset)
+    }
+
+    /// Closes the entry. Not synced: what a power cut loses is found out by its checksums, and fetched again.
+    pub fn finish(self, root: &Url, meta: &Meta) -> Result<()> {
+        let version = meta.version.clone().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no version"))?;
+        let head = serde_json::to_vec(&Head {
+            root: root.to_string(),
+            key: meta.key.as_bytes().to_vec(),
+            version,
+            digests: meta.digests.clone(),
+            encoding: meta.encoding.clone(),
+            modified_s: meta.modified_s,
+        })?;
+        let mut tail: Vec<u8> = self.crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect();
+        tail.extend_from_slice(&head);
+        let check = crc32c(&tail);
+        tail.extend_from_slice(&MAGIC);
+        tail.extend_from_slice(&self.size.to_le_bytes());
+        tail.extend_from_slice(&(head.len() as u64).to_le_bytes());
+        tail.extend_from_slice(&check.to_le_bytes());
+        tail.extend_from_slice(&[0; 4]);
+        self.file.write_all_at(&tail, self.size)
+    }
+}
+
+/// Bytes on disk of an object of `size` bytes.
+pub(super) fn disk_bytes(size: u64) -> u64 {
+    size + size.div_ceil(BLOCK) * 4 + FOOTER + 512
+}
+
+/// An entry that is whole, open for reading.
+#[derive(Debug)]
+pub(super) struct Entry {
+    file: File,
+    crcs: Vec<u32>,
+    pub meta: Meta,
+}
+
+impl Entry {
+    /// The entry in `file`, if it is `object`'s and its own description agrees with itself.
+    pub fn open(file: File, root: &Url, object: &ObjectRef) -> Option<Self> {
+        let len = file.metadata().ok()?.len();
+        let mut footer = [0; FOOTER as usize];
+        file.read_exact_at(&mut footer, len.checked_sub(FOOTER)?).ok()?;
+        let number = |at: usize| footer[at..at + 8].try_into().ok().map(u64::from_le_bytes);
+        let (size, head) = (number(8)?, number(16)?);
+        let table = size.div_ceil(BLOCK).checked_mul(4)?;
+        if footer[..8] != MAGIC
+            || head > MAX_HEAD
+            || size.checked_add(table)?.checked_add(head)?.checked_add(FOOTER)? != len
+        {
+            return None;
+        }
+        let mut tail = vec![0; usize::try_from(table + head).ok()?];
+        file.read_exact_at(&mut tail, size).ok()?;
+        if crc32c(&tail).to_le_bytes() != footer[24..28] {
+            return None;
+        }
+        let (table, head) = tail.split_at(table as usize);
+        let head: Head = serde_json::from_slice(head).ok()?;
+        if head.root != root.to_string()
+            || head.key != object.key.as_bytes()
+            || Some(&head.version) != object.version.as_ref()
+        {
+            return None;
+        }
+        let crcs = table.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect();
+        let meta = Meta {
+            key: Key::new(head.key),
+            size,
+            version: Some(head.version),
+            digests: head.digests,
+            encoding: head.encoding,
+            modified_s: head.modified_s,
+        };
+        Some(Self { file, crcs, meta })
+    }
+
+    /// The bytes of a range, cut at the object's end; `None` where a block is not what was written.
+    pub fn read(&self, range: ByteRange) -> Option<Bytes> {
+        let size = self.meta.size;
+        let (start, end) = if range.is_whole() { (0, size) } else { (range.start.min(size), range.end(size)) };
+        if start >= end {
+            return Some(Bytes::new());
+        }
+        let from = start / BLOCK * BLOCK;
+        let to = end.div_ceil(BLOCK).checked_mul(BLOCK)?.min(size);
+        let mut bytes = vec![0; usize::try_from(to - from).ok()?];
+        self.file.read_exact_at(&mut bytes, from).ok()?;
+        let crcs = &self.crcs[(from / BLOCK) as usize..];
+        let sound = bytes.chunks(BLOCK as usize).zip(crcs).all(|(block, crc)| crc32c(block) == *crc);
+        sound.then(|| Bytes::from(bytes).slice((start - from) as usize..(end - from) as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn root() -> Url {
+        "memory://b/".parse().unwrap()
+    }
+
+    fn object(version: &str) -> ObjectRef {
+        ObjectRef { key: Key::new(&b"a/\xff"[..]), version: Some(Version(version.into())) }
+    }
+
+    fn written(bytes: &[u8]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        let mut writer = Writer::new(&file, bytes.len() as u64);
+        for (at, part) in bytes.chunks(2 * BLOCK as usize).enumerate() {
+            writer.write(at as u64 * 2 * BLOCK, part).unwrap();
+        }
+        let meta = Meta {
+            key: object("1").key,
+            size: bytes.len() as u64,
+            version: object("1").version,
+            digests: vec![],
+            encoding: Some("gzip".into()),
+            modified_s: Some(1.5),
+        };
+        writer.finish(&root(), &meta).unwrap();
+        file
+    }
+
+    fn noise(len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    }
+
+    #[test]
+    fn entry_gives_back_what_was_written() {
+        let bytes = noise(5 * BLOCK as usize / 2);
+        let entry = Entry::open(written(&bytes), &root(), &object("1")).unwrap();
+        assert_eq!(entry.read(ByteRange::WHOLE).unwrap(), bytes);
+        assert_eq!((entry.meta.encoding.as_deref(), entry.meta.modified_s), (Some("gzip"), Some(1.5)));
+        assert_eq!(entry.read(ByteRange::new(BLOCK - 3, 7)).unwrap(), bytes[BLOCK as usize - 3..][..7]);
+        assert_eq!(entry.read(ByteRange::new(bytes.len() as u64 - 2, 99)).unwrap(), bytes[bytes.len() - 2..]);
+    }
+
+    #[test]
+    fn entry_of_no_bytes_is_an_entry() {
+        let entry = Entry::open(written(&[]), &root(), &object("1")).unwrap();
+        assert_eq!(entry.read(ByteRange::WHOLE).unwrap(), Bytes::new());
+    }
+
+    #[test]
+    fn entry_of_another_version_or_root_is_none() {
+        let bytes = noise(10);
+        assert!(Entry::open(written(&bytes), &root(), &object("2")).is_none());
+        assert!(Entry::open(written(&bytes), &"memory://c/".parse().unwrap(), &object("1")).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn prop_a_flipped_bit_anywhere_is_never_served(at in 0usize..5000, bit in 0u8..8) {
+            let bytes = noise(4000);
+            let file = written(&bytes);
+            let len = file.metadata().unwrap().len() as usize;
+            let at = at % len;
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at as u64).unwrap();
+            file.write_all_at(&[byte[0] ^ (1 << bit)], at as u64).unwrap();
+            let read = Entry::open(file, &root(), &object("1")).and_then(|entry| entry.read(ByteRange::WHOLE));
+            // The four bytes that pad the footer say nothing.
+            prop_assert!(read.is_none() || (at >= len - 4 && read.unwrap() == bytes));
+        }
+
+        #[test]
+        fn prop_a_cut_or_longer_file_is_none(change in -40i64..40) {
+            let file = written(&noise(300));
+            let len = file.metadata().unwrap().len() as i64;
+            file.set_len((len + change) as u64).unwrap();
+            prop_assert_eq!(Entry::open(file, &root(), &object("1")).is_some(), change == 0);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The node cache over a store in memory, with a future that each test writes.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use penstock_store::{Count, Memory, Version, read_whole, suite};
+
+use super::*;
+
+/// A future that the test writes: what is not in the list is read never again.
+#[derive(Debug, Default)]
+struct Told {
+    next: Mutex<HashMap<Key, u64>>,
+    sizes: Mutex<HashMap<Key, (u64, Option<Version>)>>,
+    now: AtomicU64,
+}
+
+impl Future for Told {
+    fn now(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    fn next_use(&self, key: &Key) -> u64 {
+        self.next.lock().unwrap().get(key).copied().unwrap_or(u64::MAX)
+    }
+
+    fn size(&self, key: &Key) -> Option<u64> {
+        self.sizes.lock().unwrap().get(key).map(|known| known.0)
+    }
+
+    fn objects(&self) -> Box<dyn Iterator<Item = ObjectRef> + '_> {
+        let known = self.sizes.lock().unwrap().clone();
+        Box::new(known.into_iter().map(|(key, (_, version))| ObjectRef { key, version }))
+    }
+}
+
+struct Rig {
+    store: Arc<dyn Store>,
+    told: Arc<Told>,
+    requests: Arc<Metrics>,
+    dir: tempfile::TempDir,
+}
+
+fn rig() -> Rig {
+    let requests = Arc::new(Metrics::default());
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Memory::named(&dir.path().to_string_lossy());
+    Rig { store: Arc::new(Count::new(Arc::new(memory), requests.clone())), told: Arc::default(), requests, dir }
+}
+
+impl Rig {
+    fn cache(&self, limit: u64) -> (NodeCache, Arc<Metrics>) {
+        let metrics = Arc::new(Metrics::default());
+        let cache = NodeCache::new(self.store.clone(), self.dir.path(), limit, self.told.clone(), metrics.clone());
+        (cache.unwrap(), metrics)
+    }
+
+    async fn put(&self, key: &str, bytes: Vec<u8>) -> ObjectRef {
+        let key = Key::new(key.as_bytes().to_vec());
+        let size = bytes.len() as u64;
+        let meta = self.store.put(&key, vec![bytes.into()], &PutOptions::default(), soon()).await.unwrap();
+        self.told.sizes.lock().unwrap().insert(key.clone(), (size, meta.version.clone()));
+        ObjectRef { key, version: meta.version }
+    }
+
+    fn gets(&self) -> u64 {
+        self.requests.get(Metric::Gets)
+    }
+}
+
+fn soon() -> Deadline {
+    Deadline::within(Duration::from_secs(30))
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
+}
+
+async fn whole(cache: &NodeCache, object: &ObjectRef) -> Bytes {
+    read_whole(cache, object, None, soon()).await.unwrap().1
+}
+
+#[tokio::test]
+async fn cache_asks_the_store_once_for_each_object() {
+    let rig = rig();
+    let bytes = noise(300_000);
+    let object = rig.put("a", bytes.clone()).await;
+    let (cache, metrics) = rig.cache(1 << 20);
+    for _ in 0..3 {
+        assert_eq!(whole(&cache, &object).await, bytes);
+    }
+    // Another process, as it were: a cache of its own over the same folder.
+    assert_eq!(whole(&rig.cache(1 << 20).0, &object).await, bytes);
+    assert_eq!((rig.gets(), metrics.get(Metric::CacheHits), metrics.get(Metric::CacheMisses)), (1, 2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_many_readers_at_once_make_one_request() {
+    let rig = rig();
+    let object = rig.put("a", noise(100_000)).await;
+    let caches: Vec<Arc<NodeCache>> = (0..4).map(|_| Arc::new(rig.cache(1 << 20).0)).collect();
+    let readers = (0..32).map(|at| {
+        let (cache, object) = (caches[at % 4].clone(), object.clone());
+        tokio::spawn(async move { whole(&cache, &object).await })
+    });
+    for reader in readers.collect::<Vec<_>>() {
+        assert_eq!(reader.await.unwrap(), noise(100_000));
+    }
+    assert_eq!(rig.gets(), 1);
+}
+
+#[tokio::test]
+async fn cache_range_of_a_large_object_fetches_it_whole_in_parts() {
+    let rig = rig();
+    let bytes = noise(2 * PART as usize + 5);
+    let object = rig.put("a", bytes.clone()).await;
+    let (cache, metrics) = rig.cache(64 << 20);
+    let asked = [ByteRange::new(PART - 2, 4), ByteRange::new(2 * PART, 100)];
+    for _ in 0..2 {
+        let chunks: Vec<Chunk> =
+            cache.get_ranges(&object, &asked, soon()).await.unwrap().chunks.try_collect().await.unwrap();
+        assert_eq!(chunks[0].bytes, bytes[PART as usize - 2..][..4]);
+        assert_eq!((chunks[1].bytes.len(), chunks[1].offset), (5, 2 * PART));
+    }
+    assert_eq!((rig.gets(), metrics.get(Metric::CacheFailures)), (3, 0));
+}
+
+#[tokio::test]
+async fn cache_evicts_what_is_needed_last_and_keeps_its_limit() {
+    let rig = rig();
+    let mut objects = Vec::new();
+    for (at, next) in [30, 10, 20, 5].into_iter().enumerate() {
+        let object = rig.put(&format!("k{at}"), noise(50_000)).await;
+        rig.told.next.lock().unwrap().insert(object.key.clone(), next);
+        objects.push(object);
+    }
+    let limit = 2 * disk_bytes(50_000) + 10;
+    let (cache, metrics) = rig.cache(limit);
+    whole(&cache, &objects[0]).await; // needed at 30
+    whole(&cache, &objects[1]).await; // at 10
+    whole(&cache, &objects[2]).await; // at 20: the first gives way
+    assert_eq!((rig.gets(), metrics.get(Metric::CacheEvictions)), (3, 1));
+    whole(&cache, &objects[0]).await; // needed later than both: passed by
+    assert_eq!((rig.gets(), metrics.get(Metric::CacheBypasses)), (4, 1));
+    whole(&cache, &objects[1]).await;
+    whole(&cache, &objects[2]).await;
+    assert_eq!(rig.gets(), 4);
+    // Time goes on: another process has read what was to come at 10, and needs it again at 99.
+    rig.told.now.store(11, Ordering::Relaxed);
+    rig.told.next.lock().unwrap().insert(objects[1].key.clone(), 99);
+    whole(&cache, &objects[3]).await;
+    whole(&cache, &objects[2]).await;
+    assert_eq!((rig.gets(), metrics.get(Metric::CacheEvictions)), (5, 2));
+    assert!(cache.folder.used().unwrap() <= limit);
+}
+
+#[tokio::test]
+async fn cache_of_another_dataset_gives_way_first() {
+    let rig = rig();
+    let old = rig.put("old", noise(50_000)).await;
+    whole(&rig.cache(1 << 20).0, &old).await;
+    rig.told.sizes.lock().unwrap().remove(&old.key);
+    let new = rig.put("new", noise(50_000)).await;
+    rig.told.next.lock().unwrap().insert(new.key.clone(), 7);
+    let (cache, metrics) = rig.cache(disk_bytes(50_000) + 10);
+    whole(&cache, &new).await;
+    whole(&cache, &new).await;
+    assert_eq!((rig.gets(), metrics.get(Metric::CacheEvictions)), (2, 1));
+}
+
+#[tokio::test]
+async fn cache_entry_that_is_damaged_is_fetched_again() {
+    let rig = rig();
+    let bytes = noise(200_000);
+    let object = rig.put("a", bytes.clone()).await;
+    let (cache, metrics) = rig.cache(1 << 20);
+    whole(&cache, &object).await;
+    let name = Name::of(cache.root(), &object).unwrap();
+    let path = cache.place().join("objects").join(&name.hex()[..2]).join(name.hex());
+    for damage in 0..3 {
+        match damage {
+            0 => std::fs::write(&path, b"").unwrap(),
+            1 => std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(100_000).unwrap(),
+            _ => {
+                let mut stored = std::fs::read(&path).unwrap();
+                stored[150_000] ^= 1;
+                std::fs::write(&path, stored).unwrap();
+            }
+        }
+        assert_eq!(whole(&cache, &object).await, bytes);
+        assert_eq!((rig.gets(), metrics.get(Metric::CacheBroken)), (damage + 2, damage + 1));
+    }
+}
+
+#[tokio::test]
+async fn cache_folder_that_vanishes_costs_requests_and_no_data() {
+    let rig = rig();
+    let object = rig.put("a", noise(1000)).await;
+    let (cache, metrics) = rig.cache(1 << 20);
+    std::fs::remove_dir_all(cache.place()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(whole(&cache, &object).await, noise(1000));
+    }
+    assert_eq!(rig.gets(), 2);
+    assert!(metrics.get(Metric::CacheFailures) > 0);
+}
+
+#[tokio::test]
+async fn cache_object_that_changed_is_the_stores_error_and_is_not_kept() {
+    let rig = rig();
+    let object = rig.put("a", noise(1000)).await;
+    let (cache, _) = rig.cache(1 << 20);
+    rig.put("a", noise(500)).await;
+    let error = cache.get_ranges(&object, &[ByteRange::WHOLE], soon()).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.code(), "changed");
+    assert_eq!(cache.folder.used().unwrap(), 0);
+    assert_eq!(std::fs::read_dir(cache.place().join("objects")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn cache_read_that_is_given_up_leaves_nothing_counted() {
+    let rig = rig();
+    let object = rig.put("a", noise(1000)).await;
+    let (cache, _) = rig.cache(1 << 20);
+    let waiting = AtomicU64::new(0);
+    {
+        let read = cache.get_ranges(&object, &[ByteRange::WHOLE], soon());
+        futures::pin_mut!(read);
+        // Dropped at its first wait.
+        waiting.fetch_add(u64::from(futures::poll!(&mut read).is_pending()), Ordering::Relaxed);
+    }
+    assert_eq!(waiting.into_inner(), 1);
+    assert_eq!(whole(&cache, &object).await, noise(1000));
+    assert_eq!(whole(&cache, &object).await, noise(1000));
+    assert!(cache.folder.used().unwrap() <= disk_bytes(1000));
+}
+
+/// Sizes as the store has them, so that the suite's objects are kept.
+#[derive(Debug)]
+struct Asks(Arc<Memory>);
+
+impl Future for Asks {
+    fn now(&self) -> u64 {
+        0
+    }
+
+    fn next_use(&self, _: &Key) -> u64 {
+        0
+    }
+
+    fn size(&self, key: &Key) -> Option<u64> {
+        futures::executor::block_on(self.0.head(key, soon())).ok().map(|meta| meta.size)
+    }
+
+    fn objects(&self) -> Box<dyn Iterator<Item = ObjectRef> + '_> {
+        Box::new(std::iter::empty())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_stands_the_store_suite() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Arc::new(Memory::named("cache-suite"));
+    let metrics = Arc::new(Metrics::default());
+    let cache = NodeCache::new(memory.clone(), dir.path(), 1 << 30, Arc::new(Asks(memory)), metrics.clone());
+    suite::run(Arc::new(cache.unwrap())).await;
+    assert!(metrics.get(Metric::CacheHits) + metrics.get(Metric::CacheMisses) > 0);
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which entry gives way: the one that is needed last. With the order known this is the choice that costs the fewest
+//! requests (Belady, IBM Systems Journal 5(2), 1966), an entry that is needed later than all others not being kept at all.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_types::{Key, Url};
+
+use super::Future;
+use super::entry::Name;
+use super::folder::Folder;
+
+/// What lies in the folder, by when it is needed next. Built when room is first needed, and followed from then on.
+#[derive(Debug)]
+pub(super) struct Victims {
+    folder: Arc<Folder>,
+    root: Url,
+    future: Arc<dyn Future>,
+    kept: Mutex<Option<Kept>>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    by_next_use: BTreeSet<(u64, Name)>,
+    known: HashMap<Name, (u64, Option<Key>)>,
+}
+
+impl Kept {
+    fn set(&mut self, name: Name, next_use: u64, key: Option<Key>) {
+        if let Some((before, _)) = self.known.insert(name, (next_use, key)) {
+            self.by_next_use.remove(&(before, name));
+        }
+        self.by_next_use.insert((next_use, name));
+    }
+
+    /// Entries whose time has passed were read by other processes of the node, and are needed at another time now.
+    fn catch_up(&mut self, future: &dyn Future) {
+        let now = future.now();
+        let passed: Vec<Name> = self.by_next_use.range(..(now, Name(0))).map(|entry| entry.1).collect();
+        for name in passed {
+            if let Some((_, Some(key))) = self.known.get(&name).cloned() {
+                self.set(name, future.next_use(&key), Some(key));
+            }
+        }
+    }
+}
+
+impl Victims {
+    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>) -> Self {
+        Self { folder, root, future, kept: Mutex::default() }
+    }
+
+    pub fn future(&self) -> &dyn Future {
+        &*self.future
+    }
+
+    /// An entry was read or written: it is needed at another time now.
+    pub fn note(&self, name: Name, key: &Key) {
+        if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner) {
+            kept.set(name, self.future.next_use(key), Some(key.clone()));
+        }
+    }
+
+    /// The entry that is needed last, if that is later than `key` is; it is no longer followed.
+    pub fn later_than(&self, key: &Key) -> Option<Name> {
+        let wanted = self.future.next_use(key);
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = kept.get_or_insert_with(|| self.stock());
+        kept.catch_up(self.future());
+        let &(last, name) = kept.by_next_use.last().filter(|last| last.0 > wanted)?;
+        kept.by_next_use.remove(&(last, name));
+        kept.known.remove(&name);
+        Some(name)
+    }
+
+    /// All that lies in the folder now.
+    fn stock(&self) -> Kept {
+        let (mut kept, mut found) = (Kept::default(), HashSet::new());
+        // A folder that cannot be listed has nothing that could give way.
+        let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
+        for object in self.future.objects() {
+            if let Some(name) = Name::of(&self.root, &object).filter(|name| found.remove(name)) {
+                kept.set(name, self.future.next_use(&object.key), Some(object.key));
+            }
+        }
+        // What no run of this dataset reads gives way first.
+        found.into_iter().for_each(|name| kept.set(name, u64::MAX, None));
+        kept
+    }
+}

@@ -223,6 +223,8 @@ class Feed:
         deadline_s: float,
         env: Mapping[str, str],
         on_error: str = "raise",
+        caches: Sequence[tuple[str, int] | None] | None = None,
+        node: tuple[int, int] | None = None,
     ) -> Feed: ...
     @property
     def threads(self) -> int: ...

@@ -62,6 +62,11 @@ impl Leaf {
         order.window().saturating_mul(order.counts().most()).clamp(1, order.samples().max(1))
     }
 
+    /// The number of a stored object among those that the selection touches; `None` outside of it.
+    pub fn selected(&self, object: u64) -> Option<u64> {
+        object.checked_sub(self.first.object).filter(|&number| number < self.order.counts().objects())
+    }
+
     fn stored(&self, place: Place) -> Place {
         let record = if place.object == 0 { place.record + self.first.record } else { place.record };
         Place { object: place.object + self.first.object, record }
@@ -157,6 +162,11 @@ impl Course {
     /// How many leaves it has.
     pub fn leaves(&self) -> usize {
         self.leaves
+    }
+
+    /// True when the positions are those of one dataset's order.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.step, Step::Leaf(_))
     }
 
     /// True when samples of several datasets alternate.

@@ -522,7 +522,7 @@ impl PyFeed {
     #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
     #[pyo3(signature = (
         course, fields, *, global_batch, rank, world, tail, memory_bytes, max_in_flight, read_ahead, threads,
-        deadline_s, env, on_error="raise"
+        deadline_s, env, on_error="raise", caches=None, node=None
     ))]
     fn new(
         py: Python<'_>,
@@ -539,18 +539,30 @@ impl PyFeed {
         deadline_s: f64,
         env: HashMap<String, String>,
         on_error: &str,
+        caches: Option<Vec<Option<(PathBuf, u64)>>>,
+        node: Option<(u64, u64)>,
     ) -> PyResult<Self> {
         enter(py, || {
             let fields = Field::from_json(fields)?;
             let samples = course.course.samples();
             let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
-            let open = |(source, index): (&Py<PySource>, &Option<Indexed>)| {
+            let caches = caches.unwrap_or_else(|| vec![None; course.sources.len()]);
+            if caches.len() != course.sources.len() {
+                return Err(Error::bug(format!("{} datasets have {} caches", course.sources.len(), caches.len())));
+            }
+            let node =
+                node.map_or(0..world, |(first, end)| first.min(world - 1)..end.clamp(first + 1, world.max(first + 1)));
+            let known = course.course.is_plain().then_some(steps);
+            let open = |(at, (source, index)): (usize, (&Py<PySource>, &Option<Indexed>))| {
                 let source = source.get();
                 let index = index.as_ref().and_then(|index| index.open(&source.manifest));
-                let (opened, metrics) = opened(&source.manifest, Some(&source.format), &env)?;
+                let (mut opened, metrics) = opened(&source.manifest, Some(&source.format), &env)?;
+                if let Some((folder, limit)) = &caches[at] {
+                    opened = opened.cached(folder, *limit, &course.leaves[at], known, node.clone())?;
+                }
                 Ok((Arc::new(opened.with_index(index)), metrics))
             };
-            let opened: Result<Vec<_>> = course.sources.iter().zip(&course.indexes).map(open).collect();
+            let opened: Result<Vec<_>> = course.sources.iter().zip(&course.indexes).enumerate().map(open).collect();
             let (sources, metrics) = opened?.into_iter().unzip();
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             let deadline = Duration::try_from_secs_f64(deadline_s)

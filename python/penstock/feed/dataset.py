@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.feed import caches, formats
+from penstock.feed import caches, formats, node_cache
 from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
@@ -59,6 +59,7 @@ class Dataset(Shaped):
     seed: int | None = None
     asked_window: int | None = None
     records_per_object: int | None = None
+    asked_cache: node_cache.Asked = node_cache.AS_FOUND
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
     def fields(self, **specs: FieldSpec) -> Dataset:
@@ -105,6 +106,27 @@ class Dataset(Shaped):
         if steps and "shuffle" not in names:
             steps = (*steps, ("shuffle", 0, 0))
         return replace(self, seed=seed, asked_window=window, steps=steps)
+
+    def cache(
+        self,
+        folder: str | os.PathLike[str] | bool | None = None,  # noqa: FBT001 - False is off
+        *,
+        limit_bytes: int | None = None,
+    ) -> Dataset:
+        """The same dataset, its objects kept on the node's own disk as they are stored; `cache(False)`: not kept.
+
+        All ranks of a node share one copy, and each object is fetched once. What is needed last gives way when the limit
+        is reached. Without this call, a remote dataset is kept where a scratch folder is found and all of it fits.
+
+        Args:
+            folder: Below it a folder of our own is made; by default the scratch folder that is found.
+            limit_bytes: By default 9/10 of what is free.
+        """
+        return replace(self, asked_cache=node_cache.asked(folder, limit_bytes))
+
+    def caches(self) -> list[node_cache.NodeCache | None]:
+        """Where each dataset of it is kept on this node."""
+        return [node_cache.place(self.asked_cache, self.url, self.source.size_bytes, env.read())]
 
     def __repr__(self) -> str:
         seen = self._counts.schema

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock import _native, env, ranks
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.feed.mapping import Crew, MapRun
+    from penstock.feed.node_cache import NodeCache
     from penstock.feed.report import Report
     from penstock.feed.shape import Shaped
 
@@ -125,10 +127,15 @@ class BaseLoader(Generic[Batch]):
             )
         batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
         memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
+        # Which ranks share this node's disk; None where nobody says.
+        self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):
             raise ConfigError("rank: rank and world come together", where="rank")
         if rank is None or world is None:
             rank, world = self._place()
+            found = ranks.detect(env.read())
+            if (found.rank, found.world) == (rank, world):
+                self._node = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
         if world < 1 or not 0 <= rank < world:
             raise ConfigError(f"rank: {rank} is not one of {world} ranks (0 to N - 1)", where="rank")
         self.dataset = dataset
@@ -196,10 +203,17 @@ class BaseLoader(Generic[Batch]):
                 world=self.world,
                 tail=self.tail,
                 env=dict(env.read()),
+                caches=[(cache.folder, cache.limit_bytes) if cache is not None else None for cache in self.caches],
+                node=self._node,
                 **self._bounds,
             )
             self._feed = (os.getpid(), made)
         return self._feed[1]
+
+    @cached_property
+    def caches(self) -> list[NodeCache | None]:
+        """Where this node keeps the objects of each dataset; None where it does not."""
+        return self.dataset.caches()
 
     def crew(self) -> Crew | None:
         """The processes that run the dataset's functions, started when first needed and kept; None without workers."""
@@ -313,6 +327,7 @@ class BaseLoader(Generic[Batch]):
         facts = {
             "counts": self.dataset.rung,
             "window": self.dataset.window,
+            "caches": [cache and {"folder": cache.folder, "limit_bytes": cache.limit_bytes} for cache in self.caches],
             "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world),
             "threads": feed.threads if feed is not None else 0,
             "max_in_flight": self._bounds["max_in_flight"],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.feed.dataset import Dataset
+    from penstock.feed.node_cache import NodeCache
 
 __all__ = ["Mixture", "mix"]
 
@@ -73,6 +74,10 @@ class Mixture(Shaped):
         """Of the parts' identities and their weights."""
         parts = [[part.identity(), weight] for part, weight in self.parts]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def caches(self) -> list[NodeCache | None]:
+        """Where each dataset of it is kept on this node."""
+        return [cache for part, _ in self.parts for cache in part.caches()]
 
     def _base(self) -> _native.Course:
         samples = sum(part.samples for part, _ in self.parts) if self.asked_samples is None else self.asked_samples

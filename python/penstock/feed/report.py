@@ -96,6 +96,11 @@ class Report(Mapping[str, Any]):
             f"  window {self['window']:,} objects: {self['expected_gets_per_batch']:.1f} object reads expected for a batch of"
             f" {self['global_batch']:,} over {self['world']:,} ranks"
         )
+        if any(self["caches"]):
+            lines.append(
+                f"  node cache: {self['cache_hits']:,} reads from it ({self['cache_bytes'] / 1e9:.3f} GB), "
+                f"{self['cache_misses']:,} objects fetched into it, {self['cache_evictions']:,} gave way"
+            )
         if self["skipped"] or self["substituted"]:
             lines.append(
                 f"  {self['skipped']:,} bad samples left out, {self['substituted']:,} replaced by others; "
@@ -153,6 +158,13 @@ def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
             "throttles": int(counters.get("throttles", 0)),
             "retries": int(counters.get("retries", 0)),
             "errors": int(counters.get("errors", 0)),
+            "cache_hits": int(counters.get("cache_hits", 0)),
+            "cache_misses": int(counters.get("cache_misses", 0)),
+            "cache_bypasses": int(counters.get("cache_bypasses", 0)),
+            "cache_evictions": int(counters.get("cache_evictions", 0)),
+            "cache_broken": int(counters.get("cache_broken", 0)),
+            "cache_failures": int(counters.get("cache_failures", 0)),
+            "cache_bytes": int(counters.get("cache_bytes", 0)),
             "skipped": measured.mended[0],
             "substituted": measured.mended[1],
             "bad_samples": measured.mended[2],

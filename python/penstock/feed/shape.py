@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock.feed.mapping import Mapping
+    from penstock.feed.node_cache import NodeCache
 
 __all__ = ["Shaped", "expected_reads"]
 
@@ -137,6 +138,10 @@ class Shaped:
     def fields_said(self) -> dict[str, Any]:
         """The fields of a batch: those that were said, or those that hold where none were."""
         return dict(self.specs)
+
+    def caches(self) -> list[NodeCache | None]:
+        """Where each dataset of it is kept on this node."""
+        raise NotImplementedError
 
     @property
     def seed(self) -> int | None:

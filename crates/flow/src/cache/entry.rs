@@ -90,7 +90,8 @@ impl<'a> Writer<'a> {
     /// Bytes of the object from `offset` on, which is a multiple of [`BLOCK`]; so is their end, or it is the object's.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset + bytes.len() as u64;
-        if offset % BLOCK != 0 || end > self.size || (end % BLOCK != 0 && end != self.size) {
+        let is_cut = !end.is_multiple_of(BLOCK) && end != self.size;
+        if !offset.is_multiple_of(BLOCK) || end > self.size || is_cut {
             return Err(Error::new(ErrorKind::InvalidInput, "not whole blocks of the object"));
         }
         for (crc, block) in self.crcs[(offset / BLOCK) as usize..].iter_mut().zip(bytes.chunks(BLOCK as usize)) {

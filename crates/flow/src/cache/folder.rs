@@ -160,6 +160,7 @@ impl Folder {
     }
 
     /// Bytes that lie here, entries under way included.
+    #[cfg(test)]
     pub fn used(&self) -> Result<u64> {
         self.change(|used| (used, used))
     }

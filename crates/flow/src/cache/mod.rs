@@ -17,7 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_store::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store};
+use penstock_store::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url};
 
 use entry::{Entry, Name, Writer, disk_bytes};
@@ -363,6 +363,10 @@ impl Store for NodeCache {
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
         self.inner.delete(keys, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.inner.uploads()
     }
 }
 

@@ -17,6 +17,7 @@ mod plan;
 mod reads;
 mod rows;
 mod run;
+mod schedule;
 mod schema;
 mod slot;
 mod source;

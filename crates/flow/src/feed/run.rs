@@ -397,6 +397,10 @@ async fn run_ahead(
             continue;
         }
         let first = task.first_batch();
+        let steps = shared.steps;
+        let position = (steps.slice(first).start + u64::from(task.wants[0].row)) % steps.samples;
+        let (leaf, epoch, position) = feed.course.locate(shared.epoch, position);
+        feed.sources[leaf].reached(epoch, position);
         if consumed.wait_for(|&next| first <= next + feed.read_ahead).await.is_err() {
             return Ok(()); // the consumer has gone
         }

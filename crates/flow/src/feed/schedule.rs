@@ -7,13 +7,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use penstock_codec::strip_suffix;
 use penstock_store::ObjectRef;
 use penstock_types::Key;
 
 use super::plan::Steps;
-use super::source::Source;
 use crate::cache::Future;
-use crate::order::{EpochOrder, Order, Place};
+use crate::course::Leaf;
+use crate::manifest::{Entry, Manifest};
+use crate::order::{EpochOrder, Place};
 
 /// Epochs looked ahead: in a job of many nodes the next reader of an object may be another node for a while.
 const EPOCHS_AHEAD: u64 = 4;
@@ -21,12 +23,15 @@ const EPOCHS_AHEAD: u64 = 4;
 /// Records of an object that are looked up one by one. With more, some rank of every node reads it in its window.
 const FEW_RECORDS: u64 = 16;
 
-/// The times of one node's reads, as positions counted over all epochs.
+/// The times of one node's reads of one dataset, as positions counted over all epochs.
 #[derive(Debug)]
-pub struct Schedule {
-    source: Arc<Source>,
-    order: Order,
-    steps: Steps,
+pub(super) struct Schedule {
+    manifest: Arc<Manifest>,
+    /// What the manifest's keys are below.
+    base: Key,
+    leaf: Leaf,
+    /// Which rank reads what; `None` where a mixture or a selection of positions stands between.
+    steps: Option<Steps>,
     /// The ranks of this node.
     node: Range<u64>,
     epoch: AtomicU64,
@@ -37,9 +42,18 @@ pub struct Schedule {
 
 impl Schedule {
     /// For the ranks `node` of the job that `steps` describes (whose cursor and rank do not matter here).
-    pub fn new(source: Arc<Source>, order: Order, steps: Steps, node: Range<u64>) -> Self {
+    pub fn new(manifest: Arc<Manifest>, base: Key, leaf: Leaf, steps: Option<Steps>, node: Range<u64>) -> Self {
+        let steps = steps.map(|steps| Steps { cursor: 0, ..steps });
         let (epoch, front, orders) = Default::default();
-        Self { source, order, steps: Steps { cursor: 0, ..steps }, node, epoch, front, orders }
+        Self { manifest, base, leaf, steps, node, epoch, front, orders }
+    }
+
+    fn entry(&self, key: &Key) -> Option<(u64, &Entry)> {
+        let key = key.as_bytes().strip_prefix(self.base.as_bytes())?;
+        let of =
+            |entry: &Entry| (strip_suffix(entry.key.as_bytes()), entry.key.as_bytes()).cmp(&(strip_suffix(key), key));
+        let found = self.manifest.objects.binary_search_by(of).ok()?;
+        Some((found as u64, &self.manifest.objects[found]))
     }
 
     /// A pass over `epoch` begins, or has come to read what stands at `front`.
@@ -56,55 +70,70 @@ impl Schedule {
         }
         let current = self.epoch.load(Ordering::Relaxed);
         orders.retain(|(number, _)| (current..=current + EPOCHS_AHEAD).contains(number));
-        let order = Arc::new(self.order.epoch(epoch));
+        let order = Arc::new(self.leaf.order().epoch(epoch));
         orders.push((epoch, order.clone()));
         order
     }
 
-    /// The object's first position behind `front` that is of this node.
+    /// The first position of an object behind `front` that is read by this node.
     fn position(&self, epoch: u64, object: u64, front: Option<u64>) -> Option<u64> {
-        let (order, records) = (self.epoch_order(epoch), self.order.counts().records(object));
+        let records = self.leaf.order().counts().records(object);
+        if records == 0 {
+            return None;
+        }
+        let order = self.epoch_order(epoch);
         let is_behind = |position: &u64| front.is_none_or(|front| *position > front);
         if records > FEW_RECORDS {
-            return Some(order.window(order.position(Place { object, record: 0 })).start).filter(is_behind);
+            let window = order.window(order.position(Place { object, record: 0 })).start;
+            return Some(window).filter(is_behind);
         }
         let positions = (0..records).map(|record| order.position(Place { object, record })).filter(is_behind);
         positions.filter(|&position| self.is_ours(position)).min()
     }
 
     fn is_ours(&self, position: u64) -> bool {
-        let batch = position / self.steps.global_batch;
-        if batch >= self.steps.count() {
+        let Some(steps) = self.steps else { return true };
+        let batch = position / steps.global_batch;
+        if batch >= steps.count() {
             return false; // the tail is dropped
         }
-        let first = Steps { rank: self.node.start, ..self.steps }.slice(batch).start;
-        let last = Steps { rank: self.node.end - 1, ..self.steps }.slice(batch).end;
+        let first = Steps { rank: self.node.start, ..steps }.slice(batch).start;
+        let last = Steps { rank: self.node.end - 1, ..steps }.slice(batch).end;
         (first..last).contains(&position)
+    }
+
+    fn samples(&self) -> u64 {
+        self.leaf.order().samples()
     }
 }
 
 impl Future for Schedule {
     fn now(&self) -> u64 {
         let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
-        epoch.saturating_mul(self.order.samples()).saturating_add(front)
+        epoch.saturating_mul(self.samples()).saturating_add(front)
     }
 
     fn next_use(&self, key: &Key) -> u64 {
-        let Some(object) = self.source.object_of(key) else { return u64::MAX };
+        let Some(object) = self.entry(key).and_then(|(object, _)| self.leaf.selected(object)) else { return u64::MAX };
         let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
         (epoch..epoch.saturating_add(EPOCHS_AHEAD))
             .find_map(|at| {
                 let position = self.position(at, object, (at == epoch).then_some(front))?;
-                at.checked_mul(self.order.samples())?.checked_add(position)
+                at.checked_mul(self.samples())?.checked_add(position)
             })
             .unwrap_or(u64::MAX - 1)
     }
 
     fn size(&self, key: &Key) -> Option<u64> {
-        self.source.object_of(key).map(|object| self.source.entry(object).size)
+        self.entry(key).map(|(_, entry)| entry.size)
     }
 
     fn objects(&self) -> Box<dyn Iterator<Item = ObjectRef> + '_> {
-        Box::new((0..self.source.manifest().objects.len() as u64).map(|object| self.source.reference(object)))
+        Box::new(
+            self.manifest
+                .objects
+                .iter()
+                .map(|entry| ObjectRef { key: self.base.join(entry.key.as_bytes()), version: entry.version.clone() }),
+        )
     }
 }

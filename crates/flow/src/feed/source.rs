@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A dataset as the feed sees it: the objects of a manifest that hold records, and the store that has them.
 
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -12,7 +14,11 @@ use std::time::Instant;
 
 use super::format::{FormatSpec, Framing, framing};
 use super::index::RecordIndex;
+use super::plan::Steps;
 use super::reads::{Content, Reads};
+use super::schedule::Schedule;
+use crate::cache::NodeCache;
+use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
 use crate::order::Counts;
 
@@ -28,12 +34,13 @@ const PARTS_IN_FLIGHT: usize = 8;
 pub struct Source {
     store: Arc<dyn Store>,
     base: Key,
-    manifest: Manifest,
+    manifest: Arc<Manifest>,
     metrics: Arc<Metrics>,
     ignored: usize,
     format: FormatSpec,
     framing: Box<dyn Framing>,
     index: Option<Arc<RecordIndex>>,
+    schedule: Option<Arc<Schedule>>,
 }
 
 /// Bytes of an object, and when they came.
@@ -88,7 +95,8 @@ impl Source {
         }
         let ignored = all - manifest.objects.len();
         let framing = framing(&format, &manifest)?;
-        Ok(Self { store, base, manifest, metrics, ignored, format, framing, index: None })
+        let manifest = Arc::new(manifest);
+        Ok(Self { store, base, manifest, metrics, ignored, format, framing, index: None, schedule: None })
     }
 
     /// The format.
@@ -99,6 +107,29 @@ impl Source {
     /// The same source with an index of its records.
     pub fn with_index(self, index: Option<Arc<RecordIndex>>) -> Self {
         Self { index, ..self }
+    }
+
+    /// The same source behind the node's cache: at most `limit_bytes` below `folder`, shared by the ranks `node` of a job
+    /// that reads `leaf`. `steps` says which rank reads what, where positions of the epoch are the leaf's own.
+    pub fn cached(
+        self,
+        folder: &Path,
+        limit_bytes: u64,
+        leaf: &Leaf,
+        steps: Option<Steps>,
+        node: Range<u64>,
+    ) -> Result<Self> {
+        let schedule = Arc::new(Schedule::new(self.manifest.clone(), self.base.clone(), leaf.clone(), steps, node));
+        let metrics = self.metrics.clone();
+        let store = Arc::new(NodeCache::new(self.store, folder, limit_bytes, schedule.clone(), metrics)?);
+        Ok(Self { store, schedule: Some(schedule), ..self })
+    }
+
+    /// Tells the cache how far a pass has come: `position` of `epoch`, as the leaf counts them.
+    pub(crate) fn reached(&self, epoch: u64, position: u64) {
+        if let Some(schedule) = &self.schedule {
+            schedule.reached(epoch, position);
+        }
     }
 
     pub(crate) fn index(&self) -> Option<&RecordIndex> {

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a node keeps the objects it has fetched: said with `Dataset.cache`, or found. What is kept is the core's choice."""
+
+from __future__ import annotations
+
+import operator
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["AS_FOUND", "Asked", "NodeCache", "asked", "place"]
+
+_SCRATCH_VARIABLES = ("PENSTOCK_SCRATCH", "SLURM_TMPDIR", "PBS_JOBFS", "JOB_SCRATCH_DIR")
+"""What sites and schedulers call a job's folder on the node's own disk; ours first."""
+
+_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
+"""File systems of a local disk; a cache on a shared one would cost what it should save, and tmpfs is memory."""
+
+_REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://")
+
+_SHARE = 0.9
+"""Of what is free, the most that is taken: a full disk hurts whoever else writes there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `Dataset.cache` was told; `is_on` None leaves it to what is found."""
+
+    is_on: bool | None = None
+    folder: str | None = None
+    limit_bytes: int | None = None
+
+
+AS_FOUND = Asked()
+"""Nothing was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCache:
+    """A folder, and the most that may lie there in bytes."""
+
+    folder: str
+    limit_bytes: int
+
+
+def asked(folder: str | os.PathLike[str] | bool | None, limit_bytes: int | None) -> Asked:  # noqa: FBT001 - False is off
+    """The arguments of `Dataset.cache`, checked.
+
+    Raises:
+        ConfigError: A limit that is no number of bytes, or one with `cache(False)`.
+    """
+    limit = None if limit_bytes is None else operator.index(limit_bytes)
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit_bytes: {limit} bytes hold nothing", where="limit_bytes")
+    if isinstance(folder, bool) or folder is None:
+        if folder is False and limit is not None:
+            raise ConfigError("cache: it is off, and has a limit", where="cache")
+        return Asked(is_on=folder is not False, limit_bytes=limit)
+    return Asked(is_on=True, folder=str(Path(folder).absolute()), limit_bytes=limit)
+
+
+def place(said: Asked, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
+    """Where a dataset of `size_bytes` is kept, or None.
+
+    Unless it was said, only objects of a remote store are kept, in a scratch folder that a variable names or that
+    `/proc/mounts` shows (`/scratch`, `/local_scratch`, `/mnt/nvme`...), and only where all of them fit.
+
+    Raises:
+        NotFound: A cache was asked for, and no scratch folder was found.
+    """
+    if said.is_on is False:
+        return None
+    folder = said.folder or _scratch(variables)
+    if said.is_on:
+        if folder is None:
+            raise NotFound(
+                "no scratch folder was found for the cache",
+                where="cache",
+                hint="name one: .cache('/mnt/nvme/me'), or PENSTOCK_SCRATCH",
+            )
+        return NodeCache(folder, said.limit_bytes or _room(Path(folder)))
+    if folder is None or not url.startswith(_REMOTE):
+        return None
+    room = _room(Path(folder))
+    # Checksums and descriptions are 5 parts in 10^6 and half a KiB an object.
+    return NodeCache(folder, room) if size_bytes * 1.01 < room else None
+
+
+def _room(folder: Path) -> int:
+    """Bytes that may lie there, with what a cache of ours holds already."""
+    ours = folder / "penstock-cache-1" / "ledger"
+    try:
+        held = int.from_bytes(ours.read_bytes()[:8], "little")
+    except OSError:
+        held = 0
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return int(_SHARE * (shutil.disk_usage(folder).free + held))
+
+
+def _scratch(variables: Mapping[str, str]) -> str | None:
+    for name in _SCRATCH_VARIABLES:
+        folder = variables.get(name)
+        if folder and os.access(folder, os.W_OK):
+            return folder
+    try:
+        mounts = Path("/proc/mounts").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    return _mounted(mounts)
+
+
+def _mounted(mounts: str) -> str | None:
+    """The first mount of a local file system whose name says that it is a node's scratch."""
+    for line in mounts.splitlines():
+        _, point, kind, *_ = [*line.split(), "", "", ""]
+        name = point.rpartition("/")[2]
+        says = name.startswith(("scratch", "local_scratch", "localscratch", "nvme", "resource")) or name == "local_ssd"
+        if kind in _LOCAL and says and os.access(point, os.W_OK):
+            return point
+    return None

@@ -130,7 +130,7 @@ proptest! {
     #[test]
     fn prop_manifest_unsealed_parquet_is_survived(at in 28usize..6000, byte: u8, more in 28usize..6000, other: u8) {
         let mut bytes = small().to_parquet().unwrap();
-        bytes[4] = b'?';
+        bytes[4..12].fill(b'?');
         let len = bytes.len();
         bytes[28 + at % (len - 28)] = byte;
         bytes[28 + more % (len - 28)] = other;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -59,3 +60,28 @@ def test_report_names_what_limits():
     assert limiting(wait_first_byte_s=5.0) == "first_byte_s"
     assert limiting(wait_first_byte_s=5.0, throttled=9.0) == "throttle_s"
     assert limiting(wait_queue_s=5.0, busy_inflate_s=3.0, busy_decode_s=1.0) == "inflate_s"
+
+
+def test_report_line_says_how_far_and_what_it_waits_for(made):
+    loader = penstock.Loader(dataset(made([1] * 20)).shuffle(1), batch_size=4)
+    assert loader.report().line().startswith("epoch 0 · 0 samples")
+    for _ in loader:
+        line = loader.report().line()
+        assert len(line) <= 80
+    assert line.startswith("epoch 0 · 20 samples")
+    assert "waits" in line
+
+
+def test_report_for_prometheus_is_its_text_format_and_sums_to_the_wall(made):
+    loader = penstock.Loader(dataset(made([1] * 20)).shuffle(1), batch_size=4)
+    for _ in loader:
+        pass
+    report = loader.report()
+    told = report.prometheus()
+    values = dict(re.findall(r"^(penstock_feed_\w+\{[^}]*\}) (\S+)$", told, re.MULTILINE))
+    assert len(values) == sum(not line.startswith("#") for line in told.splitlines())
+    seconds = [float(value) for name, value in values.items() if name.startswith("penstock_feed_seconds")]
+    assert sum(seconds) == pytest.approx(report["wall_s"], rel=0.01)
+    assert values['penstock_feed_samples{rank="0",epoch="0"}'] == "20"
+    named = {name.partition("{")[0] for name in values}
+    assert named == set(re.findall(r"^# TYPE (\w+) gauge$", told, re.MULTILINE))

@@ -75,6 +75,22 @@ class Report(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Report({self._rows!r})"
 
+    def line(self) -> str:
+        """One line for a meter: how far, how fast, and what it waits for."""
+        waits = f"waits {100 * self['wait_share']:.1f} %"
+        if self["limiting"] != "compute_s":
+            waits += f" ({self['limiting'].removesuffix('_s').replace('_', ' ')})"
+        wall = max(self["wall_s"], 1e-9)
+        return (
+            f"epoch {self['epoch']} · {self['samples']:,} samples · {self['samples_per_s']:,.1f}/s · "
+            f"{self['bytes_in'] / wall / 1e6:,.1f} MB/s in · {waits}"
+            + (f" · {self['throttles']:,} throttled" if self["throttles"] else "")
+        )
+
+    def prometheus(self) -> str:
+        """The numbers in Prometheus' text format, for whoever serves it or writes it to a collector's folder."""
+        return _exposition(self)
+
     def __str__(self) -> str:
         wall = max(self["wall_s"], 1e-9)
         first = self["first_batch_s"]
@@ -108,6 +124,47 @@ class Report(Mapping[str, Any]):
             )
         lines.append(f"  limited by {self['limiting'].removesuffix('_s').replace('_', ' ')}: {self['reason']}")
         return "\n".join(lines)
+
+
+_COUNTS = {
+    "samples": "Samples delivered",
+    "batches": "Batches delivered",
+    "bytes_in": "Bytes that came from the store",
+    "bytes_out": "Bytes of the batches delivered",
+    "requests": "Requests sent to the store",
+    "throttles": "Requests that the store refused for rate",
+    "retries": "Requests sent again",
+    "errors": "Other errors that the store answered",
+    "skipped": "Bad samples left out",
+    "substituted": "Bad samples replaced by others",
+    "cache_hits": "Reads answered from the node's cache",
+    "cache_misses": "Objects fetched into the node's cache",
+    "cache_evictions": "Objects that gave way in the node's cache",
+}
+"""What a pass counts, as Prometheus is told it."""
+
+
+def _exposition(rows: Mapping[str, Any]) -> str:
+    """The text format of https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
+
+    A pass begins at nought, as a process that restarts does: every number is a gauge, labelled with rank and epoch.
+    """
+    where = f'rank="{rows["rank"]}",epoch="{rows["epoch"]}"'
+    lines = [
+        "# HELP penstock_feed_seconds Where the wall time of the epoch's pass went; the classes sum to it",
+        "# TYPE penstock_feed_seconds gauge",
+        *(
+            f'penstock_feed_seconds{{{where},class="{name.removesuffix("_s")}"}} {float(rows[name])!r}'
+            for name in CLASSES
+        ),
+    ]
+    for name, says in _COUNTS.items():
+        lines += [
+            f"# HELP penstock_feed_{name} {says}",
+            f"# TYPE penstock_feed_{name} gauge",
+            f"penstock_feed_{name}{{{where}}} {rows[name]}",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def make(measured: Measured, facts: Mapping[str, Any]) -> Report:

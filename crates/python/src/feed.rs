@@ -16,8 +16,8 @@ use penstock_flow::feed::{
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, index};
-use penstock_store::{ObjectRef, StoreSettings, open, read_whole};
-use penstock_types::{DType, Deadline, Error, Metric, Metrics, Result, Unit, Url};
+use penstock_store::{Govern, Governor, ObjectRef, Rates, StoreSettings, open, read_whole};
+use penstock_types::{DType, Deadline, Error, Metric, Metrics, Result, Scheme, Unit, Url};
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -69,16 +69,22 @@ impl<T> Drop for Own<T> {
     }
 }
 
-/// The store of a listing, and the listing in its format: the one that is said, or the one that its names say.
+/// The store of a listing, and the listing in its format: the one that is said, or the one that its names say. Of a store
+/// behind a network at most `in_flight` requests are asked at a time, as many as it bears.
 fn opened(
     manifest: &Manifest,
     format: Option<&FormatSpec>,
     env: &HashMap<String, String>,
+    in_flight: usize,
 ) -> Result<(Source, Arc<Metrics>)> {
     let metrics = Arc::<Metrics>::default();
     let url: Url = manifest.url.parse()?;
     let opened = open(&url, &StoreSettings::from_env(env)?, metrics.clone())?;
-    let (store, prefix, manifest) = (opened.store, opened.prefix, manifest.clone());
+    let (mut store, prefix, manifest) = (opened.store, opened.prefix, manifest.clone());
+    if !matches!(url.scheme, Scheme::File | Scheme::Memory) {
+        let rates = Rates { in_flight, ..Rates::default() };
+        store = Arc::new(Govern::new(store, Governor::new(rates, metrics.clone())));
+    }
     let source = match format {
         Some(format) => Source::of_format(store, prefix, manifest, metrics.clone(), format.clone())?,
         None => Source::new(store, prefix, manifest, metrics.clone())?,
@@ -310,7 +316,7 @@ impl PySource {
             }
         }
         let format = told(py, &listed, format, &env)?;
-        let (source, _) = enter(py, || opened(&listed, Some(&format), &env))?;
+        let (source, _) = enter(py, || opened(&listed, Some(&format), &env, Rates::default().in_flight))?;
         let (manifest, format) = (source.manifest().clone(), source.format().clone());
         Ok(Self { manifest, ignored: source.ignored(), format })
     }
@@ -336,7 +342,7 @@ impl PySource {
 
     /// The first record's parts: fields as JSON, and for each what the record holds.
     fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<(String, Vec<String>)> {
-        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env))?;
+        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env, Rates::default().in_flight))?;
         let seen = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
         let (fields, holds): (Vec<Field>, Vec<String>) = seen.into_iter().map(|seen| (seen.field, seen.holds)).unzip();
         Ok((enter(py, || Field::to_json(&fields))?, holds))
@@ -392,7 +398,7 @@ impl PySource {
         env: HashMap<String, String>,
         cache: Option<PathBuf>,
     ) -> PyResult<Option<PyCounted>> {
-        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env))?;
+        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env, Rates::default().in_flight))?;
         let source = Arc::new(source);
         let counted = enter_async(py, async move {
             let deadline = Deadline::within(LISTING);
@@ -556,7 +562,7 @@ impl PyFeed {
             let open = |(at, (source, index)): (usize, (&Py<PySource>, &Option<Indexed>))| {
                 let source = source.get();
                 let index = index.as_ref().and_then(|index| index.open(&source.manifest));
-                let (mut opened, metrics) = opened(&source.manifest, Some(&source.format), &env)?;
+                let (mut opened, metrics) = opened(&source.manifest, Some(&source.format), &env, max_in_flight)?;
                 if let Some((folder, limit)) = &caches[at] {
                     opened = opened.cached(folder, *limit, &course.leaves[at], known, node.clone())?;
                 }

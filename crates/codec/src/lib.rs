@@ -15,6 +15,7 @@ mod inflate;
 mod inflater;
 mod libdeflate;
 mod lz4;
+mod pack;
 mod zstandard;
 
 pub use blocks::{Stretch, StretchSize, take_apart};
@@ -24,3 +25,4 @@ pub use exact::{Packing, crc32, inflate_exact};
 pub use gzip::{GzipCheck, gzip_size_hint};
 pub use inflate::{inflate_apart, inflate_into, inflate_into_checked};
 pub use inflater::{Inflated, Inflater};
+pub use pack::{Packed, Packer, Tail};

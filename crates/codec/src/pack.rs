@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Compression of one large object in blocks, on as many threads as the caller has; the bytes do not depend on how many.
+//!
+//! gzip: one member. Blocks end at a byte and begin with the 32 KiB before them as their window (as pigz does it), so
+//! that decoders which know one member alone read all of it, and little is lost. zstd: a frame a block, which every
+//! decoder reads on. Knows no thread: who calls it has them.
+
+use flate2::{Compress, Compression, FlushCompress, Status};
+use penstock_types::{Error, Result};
+
+use crate::{Codec, deflate};
+
+/// What a gzip block sees of the one before it: DEFLATE's window.
+const WINDOW: usize = 32 << 10;
+/// Deflate's overhead of what does not compress, and the marker of a block's end.
+const SLACK: usize = 1 << 10;
+
+/// One block, compressed.
+#[derive(Debug)]
+pub struct Packed {
+    /// Its bytes in the object.
+    pub bytes: Vec<u8>,
+    /// Bytes that it was made of.
+    pub len: u64,
+    /// CRC-32 of those, where the codec's end wants it.
+    crc: u32,
+}
+
+/// What the blocks of one object share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packer {
+    codec: Codec,
+    level: i32,
+}
+
+/// The end of an object in the making.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tail {
+    crc: u64,
+    len: u64,
+}
+
+impl Tail {
+    /// Takes in the next block, in order.
+    pub fn take(&mut self, block: &Packed) {
+        let iso = crc_fast::CrcAlgorithm::Crc32IsoHdlc;
+        self.crc = match self.len {
+            0 => u64::from(block.crc),
+            _ => crc_fast::checksum_combine(iso, self.crc, u64::from(block.crc), block.len),
+        };
+        self.len += block.len;
+    }
+}
+
+impl Packer {
+    /// Blocks of gzip or zstd at that level; errs with `Config` for a level that the codec has not.
+    pub fn new(codec: Codec, level: i32) -> Result<Self> {
+        match codec {
+            Codec::Gzip | Codec::Zstd => {}
+            Codec::None | Codec::Lz4 => {
+                return Err(Error::config("--deflate", format!("`{codec}` is neither gzip nor zstd")));
+            }
+        }
+        deflate(codec, b"", level)?;
+        Ok(Self { codec, level })
+    }
+
+    /// Bytes of a block, the last apart.
+    pub fn block_bytes(self) -> usize {
+        match self.codec {
+            Codec::Zstd => 8 << 20,
+            Codec::None | Codec::Gzip | Codec::Lz4 => 1 << 20,
+        }
+    }
+
+    /// Bytes before a block that compressing it wants.
+    pub fn window(self) -> usize {
+        match self.codec {
+            Codec::Gzip => WINDOW,
+            Codec::None | Codec::Zstd | Codec::Lz4 => 0,
+        }
+    }
+
+    /// What the object begins with. No name and no time: the same content gives the same bytes.
+    pub fn head(self) -> Vec<u8> {
+        match self.codec {
+            Codec::Gzip => vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255],
+            Codec::None | Codec::Zstd | Codec::Lz4 => Vec::new(),
+        }
+    }
+
+    /// Compresses a block; `before` is what stands before it, at least its last [`Packer::window`] bytes.
+    pub fn pack(self, before: &[u8], block: &[u8], is_last: bool) -> Result<Packed> {
+        let len = block.len() as u64;
+        if self.codec == Codec::Zstd {
+            return Ok(Packed { bytes: deflate(Codec::Zstd, block, self.level)?, len, crc: 0 });
+        }
+        let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, block) as u32;
+        let failed = |what: String| Error::bug(format!("gzip: {what}"));
+        // libdeflate's 0 to 12, whose blocks cannot be joined, to zlib's 0 to 9: 1 and 0 are what they say.
+        let level = Compression::new(self.level.clamp(0, 9) as u32);
+        let mut stream = Compress::new(level, false);
+        let window = &before[before.len().saturating_sub(WINDOW)..];
+        if !window.is_empty() {
+            stream.set_dictionary(window).map_err(|error| failed(error.to_string()))?;
+        }
+        let flush = if is_last { FlushCompress::Finish } else { FlushCompress::Sync };
+        let mut bytes = Vec::with_capacity(block.len() / 2 + SLACK);
+        loop {
+            let used = stream.total_in() as usize;
+            let status = stream.compress_vec(&block[used..], &mut bytes, flush);
+            match status.map_err(|error| failed(error.to_string()))? {
+                Status::StreamEnd => break,
+                // All is out once there was room to spare.
+                Status::Ok | Status::BufError
+                    if !is_last && stream.total_in() == len && bytes.len() < bytes.capacity() =>
+                {
+                    break;
+                }
+                Status::Ok | Status::BufError => bytes.reserve(block.len() / 4 + SLACK),
+            }
+        }
+        Ok(Packed { bytes, len, crc })
+    }
+
+    /// What the object ends with.
+    pub fn end(self, tail: Tail) -> Vec<u8> {
+        match self.codec {
+            Codec::Gzip => [(tail.crc as u32).to_le_bytes(), (tail.len as u32).to_le_bytes()].concat(),
+            Codec::None | Codec::Zstd | Codec::Lz4 => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Inflater;
+
+    fn whole(blocks: Packer, content: &[u8], block: usize) -> Vec<u8> {
+        let (mut out, mut tail, mut at) = (blocks.head(), Tail::default(), 0);
+        loop {
+            let end = (at + block).min(content.len());
+            let packed = blocks.pack(&content[..at], &content[at..end], end == content.len()).unwrap();
+            tail.take(&packed);
+            out.extend(packed.bytes);
+            at = end;
+            if at == content.len() {
+                out.extend(blocks.end(tail));
+                return out;
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        /// Whatever the content and wherever it is cut, all of it comes back, and gzip's is one member.
+        #[test]
+        fn prop_blocks_inflate_to_what_they_were_made_of(seed: u64, len in 0usize..300_000, block in 20_000usize..90_000, level in 0i32..10, is_zstd: bool) {
+            let mut state = seed | 1;
+            let content: Vec<u8> = (0..len).map(|at| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+                if at % 5 < 3 { (at / 64) as u8 } else { (state >> 61) as u8 }
+            }).collect();
+            let codec = if is_zstd { Codec::Zstd } else { Codec::Gzip };
+            let stored = whole(Packer::new(codec, level.max(i32::from(is_zstd))).unwrap(), &content, block);
+            let mut got = Vec::new();
+            let mut inflater = Inflater::new(codec, u64::MAX, "here");
+            inflater.push(&stored, &mut |piece| { got.extend_from_slice(piece); Ok(()) }).unwrap();
+            inflater.finish().unwrap();
+            prop_assert!(got == content);
+            if !is_zstd {
+                // A decoder that stops behind the first member.
+                let mut one = Vec::new();
+                flate2::read::GzDecoder::new(&stored[..]).read_to_end(&mut one).unwrap();
+                prop_assert!(one == content);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_a_level_or_a_codec_that_cannot_be_are_refused() {
+        for (codec, level) in
+            [(Codec::Gzip, 13), (Codec::Gzip, -1), (Codec::Zstd, 23), (Codec::Lz4, 1), (Codec::None, 0)]
+        {
+            assert_eq!(Packer::new(codec, level).unwrap_err().code(), "config");
+        }
+    }
+}

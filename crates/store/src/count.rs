@@ -28,6 +28,16 @@ impl Count {
         Self { inner, metrics }
     }
 
+    pub(crate) fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    /// One request of an upload in parts.
+    pub(crate) fn uploaded(&self, bytes: u64) {
+        self.sent(Metric::Puts);
+        self.metrics.add(Metric::BytesSent, bytes);
+    }
+
     fn sent(&self, kind: Metric) {
         self.metrics.count(Metric::Requests);
         self.metrics.count(kind);
@@ -125,7 +135,7 @@ impl Store for Count {
     }
 
     fn uploads(&self) -> Option<&dyn Uploads> {
-        None
+        self.inner().uploads().map(|_| self as &dyn Uploads)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

@@ -96,11 +96,16 @@ struct State {
     doubling: bool,
     last_cut: Option<Instant>,
     throttles_seen: u64,
-    retries_seen: u64,
     round: Round,
     best: Option<f64>,
+}
+
+/// What has been spent of the rates.
+#[derive(Debug)]
+struct Spent {
     requests: Bucket,
     bytes: Bucket,
+    retries_seen: u64,
     part: f64,
 }
 
@@ -117,6 +122,7 @@ struct Round {
 pub struct Governor {
     rates: Rates,
     metrics: Arc<Metrics>,
+    spent: Arc<Mutex<Spent>>,
     state: Mutex<State>,
     freed: Notify,
 }
@@ -124,6 +130,18 @@ pub struct Governor {
 impl Governor {
     /// A governor that learns of refusals and of requests sent again from the metrics of the stores that it governs.
     pub fn new(rates: Rates, metrics: Arc<Metrics>) -> Arc<Self> {
+        let retries_seen = metrics.get(Metric::Retries);
+        let spent = Spent { requests: Bucket::default(), bytes: Bucket::default(), retries_seen, part: 1.0 };
+        Self::spending(rates, metrics, Arc::new(Mutex::new(spent)))
+    }
+
+    /// One more for another store of the same job: the rates are common to both, requests in flight are not, so that
+    /// calls to the one may wait for calls to the other.
+    pub fn beside(&self) -> Arc<Self> {
+        Self::spending(self.rates, self.metrics.clone(), self.spent.clone())
+    }
+
+    fn spending(rates: Rates, metrics: Arc<Metrics>, spent: Arc<Mutex<Spent>>) -> Arc<Self> {
         let most = rates.in_flight.max(1);
         let state = State {
             limit: START.min(most),
@@ -131,20 +149,16 @@ impl Governor {
             doubling: true,
             last_cut: None,
             throttles_seen: metrics.get(Metric::Throttles),
-            retries_seen: metrics.get(Metric::Retries),
             round: Round::default(),
             best: None,
-            requests: Bucket::default(),
-            bytes: Bucket::default(),
-            part: 1.0,
         };
         let rates = Rates { in_flight: most, ..rates };
-        Arc::new(Self { rates, metrics, state: Mutex::new(state), freed: Notify::new() })
+        Arc::new(Self { rates, metrics, spent, state: Mutex::new(state), freed: Notify::new() })
     }
 
     /// This process takes this part of the job's rates, from 0 to 1.
     pub fn take_part(&self, part: f64) {
-        self.state().part = if part.is_finite() { part.clamp(1e-9, 1.0) } else { 1.0 };
+        self.spent().part = if part.is_finite() { part.clamp(1e-9, 1.0) } else { 1.0 };
     }
 
     /// Requests that may be in flight now.
@@ -156,19 +170,23 @@ impl Governor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn spent(&self) -> std::sync::MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until `count` more requests may be sent.
     async fn rate(&self, count: u64) {
         let Some(rate) = self.rates.requests_per_s else { return };
         let wait = {
-            let mut state = self.state();
+            let mut spent = self.spent();
             let retries = self.metrics.get(Metric::Retries);
-            let again = retries.saturating_sub(state.retries_seen);
-            state.retries_seen = retries;
-            let rate = rate * state.part;
+            let again = retries.saturating_sub(spent.retries_seen);
+            spent.retries_seen = retries;
+            let rate = rate * spent.part;
             if again > 0 {
-                state.requests.take(again as f64, rate);
+                spent.requests.take(again as f64, rate);
             }
-            state.requests.take(count as f64, rate).0
+            spent.requests.take(count as f64, rate).0
         };
         if wait > Duration::ZERO {
             tokio::time::sleep(wait).await;
@@ -179,9 +197,9 @@ impl Governor {
     async fn passed(&self, bytes: u64) {
         let Some(rate) = self.rates.bytes_per_s else { return };
         let wait = {
-            let mut state = self.state();
-            let rate = rate * state.part;
-            state.bytes.take(bytes as f64, rate).1
+            let mut spent = self.spent();
+            let rate = rate * spent.part;
+            spent.bytes.take(bytes as f64, rate).1
         };
         if wait > Duration::ZERO {
             tokio::time::sleep(wait).await;

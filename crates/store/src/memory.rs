@@ -11,9 +11,8 @@ use bytes::Bytes;
 use futures::{StreamExt, stream};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Result, Scheme, Url, unix_now};
 
-use crate::{
-    Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Uploads, Version,
-};
+use crate::upload::{Part, PartAt, Terms, UploadId, Uploads};
+use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version};
 
 type Objects = Arc<Mutex<BTreeMap<Key, Stored>>>;
 
@@ -150,7 +149,7 @@ impl Store for Memory {
     }
 
     fn uploads(&self) -> Option<&dyn Uploads> {
-        None
+        Some(self)
     }
 
     async fn delete(&self, keys: &[Key], _deadline: Deadline) -> Result<()> {
@@ -158,6 +157,81 @@ impl Store for Memory {
         keys.iter().for_each(|key| {
             objects.remove(key);
         });
+        Ok(())
+    }
+}
+
+/// Parts of uploads that are open, by id; shared by all stores of this process, as objects are.
+type Open = BTreeMap<String, BTreeMap<u32, (Part, Vec<Bytes>)>>;
+static OPEN: LazyLock<Mutex<Open>> = LazyLock::new(Mutex::default);
+
+fn open_uploads() -> std::sync::MutexGuard<'static, Open> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[async_trait]
+impl Uploads for Memory {
+    fn terms(&self) -> Terms {
+        Terms { least: 1, multiple: 1, most_parts: 10_000, is_ordered: false, whole: Algorithm::Crc32c }
+    }
+
+    async fn begin(&self, _key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
+        let id = format!("{:032x}", rand::random::<u128>());
+        open_uploads().insert(id.clone(), BTreeMap::new());
+        Ok(UploadId(id))
+    }
+
+    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
+        let open = open_uploads();
+        let held = open.get(&id.0).ok_or_else(|| Error::NotFound { place: self.place(key) })?;
+        let is_held = |part: &&Part| held.get(&part.number).is_some_and(|(have, _)| have == *part);
+        Ok(parts.iter().filter(is_held).cloned().collect())
+    }
+
+    async fn part(
+        &self,
+        key: &Key,
+        id: &UploadId,
+        at: &PartAt,
+        bytes: Vec<Bytes>,
+        _deadline: Deadline,
+    ) -> Result<Part> {
+        let size = bytes.iter().map(|bytes| bytes.len() as u64).sum();
+        let crc32c = crate::checksum::crc32c_of(&bytes);
+        let part = Part { number: at.number, offset: at.offset, size, crc32c, tag: format!("{crc32c:08x}") };
+        let mut open = open_uploads();
+        let held = open.get_mut(&id.0).ok_or_else(|| Error::NotFound { place: self.place(key) })?;
+        held.insert(at.number, (part.clone(), bytes));
+        Ok(part)
+    }
+
+    async fn finish(
+        &self,
+        key: &Key,
+        id: &UploadId,
+        parts: &[Part],
+        whole: &[Digest],
+        options: &PutOptions,
+        deadline: Deadline,
+    ) -> Result<Meta> {
+        let gone = || Error::NotFound { place: self.place(key) };
+        let bytes = {
+            let open = open_uploads();
+            let held = open.get(&id.0).ok_or_else(gone)?;
+            let bytes: Option<Vec<_>> = parts
+                .iter()
+                .map(|part| held.get(&part.number).filter(|(have, _)| have == part).map(|(_, bytes)| bytes.clone()))
+                .collect();
+            bytes.ok_or_else(gone)?.concat()
+        };
+        let checksum = whole.iter().find(|digest| digest.algorithm == Algorithm::Crc32c).cloned();
+        let meta = self.put(key, bytes, &PutOptions { checksum, ..options.clone() }, deadline).await?;
+        open_uploads().remove(&id.0);
+        Ok(meta)
+    }
+
+    async fn abort(&self, _key: &Key, id: &UploadId, _deadline: Deadline) -> Result<()> {
+        open_uploads().remove(&id.0);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use penstock_types::{Deadline, Digest, Error, Key, Result};
 use std::time::Duration;
 
 use crate::upload::{Part, PartAt, Terms, UploadId, Uploads};
-use crate::{Fault, Meta, PutOptions, Retry, Shape, Store};
+use crate::{Count, Fault, Meta, PutOptions, Retry, Shape, Store};
 
 /// The inner store's own door: a wrapper gives one only where there is one.
 pub(crate) fn door(inner: &dyn Store) -> Result<&dyn Uploads> {
@@ -165,3 +165,4 @@ macro_rules! through {
 
 through!(Shape, |shape, key, bytes, deadline| shape.pass(key, bytes, deadline).await?);
 through!(Fault, |fault, key, _bytes, _deadline| fault.strike(key).await?);
+through!(Count, |count, _key, bytes, _deadline| count.uploaded(bytes));

@@ -286,6 +286,9 @@ class StageRequest:
         object_deadline_s: float | None = None,
         stall_after_s: float | None = None,
         mirrors: list[tuple[str, dict[str, str]]] = ...,
+        remote: str | None = None,
+        deflate: str | None = None,
+        level: int | None = None,
     ) -> StageRequest: ...
     def start(self) -> StageJob: ...
     def wait_for_leader(self, *, start_s: float = 600.0, silence_s: float = 120.0) -> str: ...
@@ -318,6 +321,8 @@ def verify(
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
     cores: int = 1,
+    remote: str | None = None,
+    quick: bool = False,
 ) -> StageJob: ...
 def diff(
     a: str,

@@ -68,7 +68,11 @@ fn forms<'a>(manifest: &Manifest, entry: &'a Entry) -> Vec<Form<'a>> {
     if let Some(origin) = &entry.origin {
         forms.push(Form {
             place: manifest.source.as_deref().and_then(|source| place(source, &origin.key)),
-            codec: if origin.undone == Codec::None { entry.codec } else { origin.undone },
+            codec: match (origin.undone, origin.packed) {
+                (Codec::None, Codec::None) => entry.codec,
+                (Codec::None, _) => Codec::of_name(origin.key.as_bytes()),
+                (undone, _) => undone,
+            },
             size: origin.size,
             version: origin.version.as_ref(),
             digests: &origin.digests,

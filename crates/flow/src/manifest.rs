@@ -121,6 +121,15 @@ pub struct Origin {
     /// Who said that it was in that codec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undone_by: Option<SaidBy>,
+    /// What it was compressed in on the way, by `--deflate`.
+    #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
+    pub packed: Codec,
+    /// What the stage was asked to do to content: `inflate`, `gzip:6`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
+    /// Its last change there, where it has no version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_s: Option<f64>,
 }
 
 impl Origin {
@@ -135,6 +144,9 @@ impl Origin {
             encoding: entry.encoding.clone(),
             undone: Codec::None,
             undone_by: None,
+            packed: Codec::None,
+            asked: None,
+            modified_s: None,
         }
     }
 }

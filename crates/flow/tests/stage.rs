@@ -39,6 +39,7 @@ impl Bench {
             settings: StoreSettings::default(),
             mirrors: Vec::new(),
             destination: self.folder.path().join("dst"),
+            remote: None,
             manifest: None,
             select: penstock_flow::Select::default(),
             rates: penstock_store::Rates::default(),

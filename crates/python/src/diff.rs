@@ -6,10 +6,10 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use penstock_flow::stage::recorded_manifest;
-use penstock_flow::{Manifest, Select, list};
+use penstock_flow::stage::{recorded_manifest, recorded_remotely};
+use penstock_flow::{Entry, Manifest, Select, list};
 use penstock_store::StoreSettings;
-use penstock_types::{Deadline, Error, Metrics, Result, Url};
+use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 use pyo3::prelude::*;
 
 use crate::enter::enter_async;
@@ -73,8 +73,26 @@ async fn manifest_of(
             return Ok((Manifest::load(&path)?.keep(select), "manifest"));
         }
     }
-    let listed = list(&url, select.clone(), settings, Arc::<Metrics>::default(), deadline).await;
-    Ok((listed?, "listing"))
+    let listed = list(&url, select.clone(), settings, Arc::<Metrics>::default(), deadline).await?;
+    let is_web = matches!(url.scheme, Scheme::Http | Scheme::Https | Scheme::File);
+    if is_web || listed.url != url.as_folder().to_string() {
+        return Ok((listed, "listing"));
+    }
+    match recorded_remotely(&url, settings, Arc::<Metrics>::default(), deadline).await? {
+        Some(recorded) => Ok((standing(recorded, listed), "stage")),
+        None => Ok((listed, "listing")),
+    }
+}
+
+/// What stands in a store now, with what its stage knew of each object that is still the one it wrote.
+fn standing(recorded: Manifest, listed: Manifest) -> Manifest {
+    let known: HashMap<&Key, &Entry> = recorded.objects.iter().map(|entry| (&entry.key, entry)).collect();
+    let objects = listed.objects.into_iter().map(|entry| match known.get(&entry.key) {
+        Some(known) if known.size == entry.size && known.version == entry.version => (*known).clone(),
+        _ => entry,
+    });
+    let objects = objects.collect();
+    Manifest { source: recorded.source.clone(), ..Manifest::new(listed.url, objects) }
 }
 
 fn is_manifest(path: &Path) -> bool {

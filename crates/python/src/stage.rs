@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_flow::stage::{
-    Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, leader_ends,
+    Deflate, Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, leader_ends,
     wait_for_leader,
 };
 use penstock_flow::{Division, Select, ShareBy, Weights};
@@ -62,7 +62,7 @@ impl PyStageRequest {
         max_inflated_bytes=None, allow_case_collisions=false, overwrite=false, manifest=None, dry_run=false, deadline_s=None,
         give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1, select=Vec::new(), exclude=Vec::new(),
         share_by=None, weights=None, max_requests_per_s=None, max_bytes_per_s=None, object_deadline_s=None, stall_after_s=None,
-        mirrors=Vec::new()
+        mirrors=Vec::new(), remote=None, deflate=None, level=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -95,6 +95,9 @@ impl PyStageRequest {
         object_deadline_s: Option<f64>,
         stall_after_s: Option<f64>,
         mirrors: Vec<(String, HashMap<String, String>)>,
+        remote: Option<String>,
+        deflate: Option<String>,
+        level: Option<i32>,
     ) -> PyResult<Self> {
         let request = || {
             let rates =
@@ -113,6 +116,7 @@ impl PyStageRequest {
                     .map(|(url, env)| Ok((url.parse()?, vouching(env, give_up_after_s)?)))
                     .collect::<Result<_>>()?,
                 destination,
+                remote: remote.as_deref().map(str::parse).transpose()?,
                 manifest,
                 select: Select::new(&select, &exclude)?,
                 options: StageOptions {
@@ -130,6 +134,7 @@ impl PyStageRequest {
                     max_inflated: max_inflated_bytes,
                     allow_case_collisions,
                     overwrite,
+                    deflate: deflate.as_deref().map(|codec| Deflate::new(codec.parse()?, level)).transpose()?,
                 },
                 dry_run,
                 deadline: duration("--deadline", deadline_s)?,
@@ -174,7 +179,7 @@ impl PyStageRequest {
 /// Reads a staged folder again; returns the job at once.
 #[pyfunction]
 #[pyo3(signature = (
-    destination, env, *, repair=false, concurrency=64, memory_bytes=1073741824, deadline_s=None, give_up_after_s=None, cores=1
+    destination, env, *, repair=false, concurrency=64, memory_bytes=1073741824, deadline_s=None, give_up_after_s=None, cores=1, remote=None, quick=false
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub fn verify(
@@ -187,10 +192,14 @@ pub fn verify(
     deadline_s: Option<f64>,
     give_up_after_s: Option<f64>,
     cores: usize,
+    remote: Option<String>,
+    quick: bool,
 ) -> PyResult<PyStageJob> {
     let request = || {
         Ok(VerifyRequest {
             destination,
+            remote: remote.as_deref().map(str::parse).transpose()?,
+            quick,
             repair,
             settings: vouching(&env, give_up_after_s)?,
             deadline: duration("--deadline", deadline_s)?,

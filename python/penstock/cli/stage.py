@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock stage`: a dataset, or this node's share of it, into a local folder."""
+"""`penstock stage`: a dataset, or this node's share of it, into a folder or a store."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ _TOLD = 20
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @click.option("--inflate", is_flag=True, help="Inflate .gz, .zst and .lz4 on the way, and drop the suffix.")
+@click.option(
+    "--deflate",
+    type=click.Choice(["gzip", "zstd"]),
+    help="Compress what is not compressed. In a store the name stays and Content-Encoding says it; in a folder it gains .gz or .zst.",
+)
+@click.option("--level", type=int, metavar="N", help="How hard --deflate presses: gzip 0 to 12 [6], zstd 1 to 22 [3].")
 @click.option("--node", type=int, metavar="I", help="This node's number, from 0; with --nodes. Else the launcher says.")
 @click.option("--nodes", type=int, metavar="N", help="Nodes that share the dataset.")
 @click.option(
@@ -71,7 +77,13 @@ _TOLD = 20
 @click.option(
     "--allow-case-collisions", is_flag=True, help="Stage keys that differ only by case; the disk must tell them apart."
 )
-@click.option("--overwrite", is_flag=True, help="Replace files of DST that no stage of SRC has put there.")
+@click.option("--overwrite", is_flag=True, help="Replace files or objects of DST that no stage of SRC has put there.")
+@click.option(
+    "--journal",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Where a stage to a store remembers what it has sent. [~/.local/state/penstock/stage]",
+)
 @click.option(
     "--deadline",
     type=SECONDS,
@@ -121,6 +133,8 @@ def command(
     source: str,
     destination: str,
     inflate: bool,
+    deflate: str | None,
+    level: int | None,
     node: int | None,
     nodes: int | None,
     manifest: str | None,
@@ -136,6 +150,7 @@ def command(
     max_inflated: int | None,
     allow_case_collisions: bool,
     overwrite: bool,
+    journal: str | None,
     deadline: float | None,
     give_up_after: float | None,
     max_requests_per_s: float | None,
@@ -149,9 +164,9 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Bring the objects under SRC to the folder DST, whole and verified.
+    """Bring the objects under SRC to DST, whole and verified: a folder, or s3://, az:// or gs://.
 
-    A file appears under its final name only when it is complete, checked and on disk. A stage that was stopped or
+    A file or object appears under its final name only when it is complete and checked. A stage that was stopped or
     killed goes on where it was; one that has finished moves nothing. Under Slurm, PBS, Flux, MPI, torchrun or Horovod
     each node takes its share: its first rank works, the others wait for it.
 
@@ -193,6 +208,9 @@ def command(
         object_deadline_s=object_deadline,
         stall_after_s=stall_after,
         mirrors=mirrors,
+        deflate=deflate,
+        level=level,
+        journal=journal,
     )
     style = "none" if quiet else style
     with Log(log, rank.node, rank.nodes) as log_file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock verify`: a staged folder, read again from the disk."""
+"""`penstock verify`: a staged copy, read again from the disk or the store."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ _TOLD = 20
 @click.command("verify")
 @click.argument("destination", metavar="DST")
 @click.option("--repair", is_flag=True, help="Fetch what is wrong again from its source, then verify it.")
+@click.option("--quick", is_flag=True, help="Of a copy in a store: believe the store's own size, digest and version.")
+@click.option(
+    "--journal",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="As `penstock stage` has it, for --repair in a store.",
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 4096),
@@ -47,6 +54,8 @@ _TOLD = 20
 def command(
     destination: str,
     repair: bool,
+    quick: bool,
+    journal: str | None,
     concurrency: int,
     memory: int,
     deadline: float | None,
@@ -56,9 +65,9 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Read the files that `penstock stage` put into the folder DST, and hold size and digests against its record.
+    """Read what `penstock stage` put into DST, a folder or a store, and hold size and digests against its record.
 
-    Bytes come from the disk, not from memory that still holds them. Files that no stage recorded are reported and not
+    Bytes come from the disk or the store, not from memory that still holds them. Files that no stage recorded are reported and not
     touched. --repair fetches exactly what is wrong from where it came from, at the version that was staged: a source
     that is gone or was replaced leaves the file as it is.
 
@@ -73,6 +82,8 @@ def command(
         memory_bytes=memory,
         deadline_s=deadline,
         give_up_after_s=give_up_after,
+        quick=quick,
+        journal=journal,
     )
     with Log(log) as log_file:
         log_file.say("start", f"verify {destination}{' --repair' if repair else ''}")
@@ -103,7 +114,7 @@ def _readable(found: dict[str, Any]) -> str:
 
     rate = format_rate(found["bytes"] / max(found["seconds"], 1e-9))
     lines = [
-        f"{found['destination']}: {found['objects']:,} files, {format_bytes(found['bytes'])} read in {format_seconds(found['seconds'])} ({rate})",
+        f"{found['destination']}: {found['objects']:,} objects, {format_bytes(found['bytes'])} read in {format_seconds(found['seconds'])} ({rate})",
         f"  {found['good']:,} right, {len(found['wrong']):,} wrong, {len(found['repaired']):,} repaired",
     ]
     if found["strangers_in_all"]:

@@ -7,7 +7,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.stage.job import absolute, local_path, variables, wait
+from penstock.errors import ConfigError
+from penstock.stage.job import absolute, is_local, local_path, state_folder, variables, wait
 
 if TYPE_CHECKING:
     from penstock._native import StageJob
@@ -23,17 +24,26 @@ def start_verify(
     memory_bytes: int = 1 << 30,
     deadline_s: float | None = None,
     give_up_after_s: float | None = None,
+    quick: bool = False,
+    journal: str | None = None,
 ) -> StageJob:
-    """Start reading a staged folder again and return at once; `stage.wait` gives what `verify` does.
+    """Start reading a staged copy again and return at once; `stage.wait` gives what `verify` does.
+
+    A copy in a store is read from there; `quick` believes what the store says of size, digest and version.
 
     Raises:
-        Unsupported: The destination is no local folder.
+        ConfigError: `quick`, of a folder, which keeps no digests.
     """
     from penstock import _native
 
+    is_folder = is_local(destination)
+    if quick and is_folder:
+        raise ConfigError("--quick: a folder keeps no digests; its files must be read", where="--quick")
     return _native.verify(
-        local_path(destination),
+        local_path(destination) if is_folder else state_folder("verify", destination, journal),
         variables(),
+        remote=None if is_folder else destination,
+        quick=quick,
         repair=repair,
         concurrency=concurrency,
         memory_bytes=memory_bytes,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from contextlib import suppress
@@ -23,8 +24,8 @@ __all__ = ["StageSpec", "index", "is_local", "local_path", "run", "run_as", "sta
 
 # How often a waiting Python thread looks for Ctrl-C.
 _LOOK_S = 0.1
-# An interrupted stage has this long to record what is finished; what is not costs a second read.
-_GRACE_S = 1.0
+# An interrupted stage has this long to record what is finished, and to take back the parts that it left in a store.
+_GRACE_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +55,30 @@ class StageSpec:
     object_deadline_s: float | None = None
     stall_after_s: float | None = None
     mirrors: tuple[str, ...] = ()
+    deflate: str | None = None
+    level: int | None = None
+    journal: str | None = None
 
     def request(self) -> StageRequest:
         """The core's request, with the environment's credentials.
 
         Raises:
             ConfigError: A value that cannot be.
-            Unsupported: The destination is no local folder.
+            Unsupported: The destination takes no writes.
         """
         from penstock import _native
 
+        if self.level is not None and self.deflate is None:
+            raise ConfigError("--level: it says how hard --deflate presses, which is not asked for", where="--level")
         if self.concurrency < 1:
             raise ConfigError(f"--concurrency: {self.concurrency} requests move nothing", where="--concurrency")
         if self.memory_bytes < 32 << 20:
             raise ConfigError(f"--memory: {self.memory_bytes:,} bytes are less than 32 MiB", where="--memory")
         return _native.StageRequest(
             absolute(self.source),
-            local_path(self.destination),
+            local_path(self.destination)
+            if is_local(self.destination)
+            else state_folder(absolute(self.source), self.destination, self.journal),
             variables(),
             inflate=self.inflate,
             node=self.rank.node,
@@ -97,13 +105,36 @@ class StageSpec:
             object_deadline_s=self.object_deadline_s,
             stall_after_s=self.stall_after_s,
             mirrors=[(absolute(url), variables()) for url in self.mirrors],
+            remote=None if is_local(self.destination) else self.destination,
+            deflate=self.deflate,
+            level=self.level,
         )
+
+
+def state_folder(source: str, destination: str, journal: str | None = None) -> str:
+    """The folder on this machine that remembers what a stage to a store has sent: one for a source and a destination.
+
+    Raises:
+        ConfigError: The folder cannot be.
+        Unsupported: The destination takes no writes.
+    """
+    scheme = destination.partition("://")[0]
+    if scheme in ("http", "https"):
+        raise Unsupported(f"{scheme}:// as a destination is not supported by web servers, which take no uploads")
+    found = variables()
+    home = Path(found.get("XDG_STATE_HOME") or Path(found.get("HOME") or ".", ".local/state"))
+    base = Path(journal) if journal else home / "penstock/stage"
+    standing = next((path for path in (base, *base.absolute().parents) if path.exists()), None)
+    if standing is not None and not standing.is_dir():
+        raise ConfigError(f"--journal: {base} can be no folder, since {standing} is a file", where="--journal")
+    names = f"{source}\n{destination.rstrip('/')}"
+    return os.path.abspath(base / hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:24])  # noqa: PTH100 - links are not resolved
 
 
 def variables() -> dict[str, str]:
     # Only what a store may look at, and only text: a variable of other bytes is nobody's credential.
     wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_")
-    exact = ("HOME", "XDG_CONFIG_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
+    exact = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
     return {name: value for name, value in found.items() if value.isascii() or value.isprintable()}
 

@@ -48,6 +48,9 @@ enum Field {
     OriginChecked,
     OriginUndone,
     OriginUndoneBy,
+    OriginPacked,
+    OriginAsked,
+    OriginModified,
 }
 
 #[derive(Debug, Clone)]
@@ -97,6 +100,9 @@ pub(super) fn columns() -> Vec<Column> {
     add("origin_checked", Kind::Text, false, Field::OriginChecked);
     add("origin_undone", Kind::Text, false, Field::OriginUndone);
     add("origin_undone_by", Kind::Text, false, Field::OriginUndoneBy);
+    add("origin_packed", Kind::Text, false, Field::OriginPacked);
+    add("origin_asked", Kind::Text, false, Field::OriginAsked);
+    add("origin_modified_s", Kind::Real, false, Field::OriginModified);
     all
 }
 
@@ -156,6 +162,12 @@ impl Column {
             Field::OriginUndoneBy => {
                 optional(origin.and_then(|origin| origin.undone_by).map(|said| text(said_by_name(said))))
             }
+            Field::OriginPacked => {
+                let packed = origin.map(|origin| origin.packed).filter(|packed| *packed != Codec::None);
+                optional(packed.map(|packed| text(packed.name())))
+            }
+            Field::OriginAsked => optional(origin.and_then(|origin| origin.asked.as_deref()).map(text)),
+            Field::OriginModified => optional(origin.and_then(|origin| origin.modified_s).map(Cell::Real)),
         }
     }
 
@@ -223,6 +235,16 @@ impl Column {
                 let known = [SaidBy::Suffix, SaidBy::Header, SaidBy::Content];
                 let named = known.into_iter().find(|known| said_by_name(*known).as_bytes() == &said[..]);
                 origin.undone_by = Some(named.ok_or_else(|| bad("is none of suffix, header and content"))?);
+            }
+            (Field::OriginPacked, Cell::Bytes(codec)) => {
+                let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
+                origin.packed = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+            }
+            (Field::OriginAsked, Cell::Bytes(asked)) => {
+                entry.origin.as_mut().ok_or_else(no_origin)?.asked = Some(text(&asked)?);
+            }
+            (Field::OriginModified, Cell::Real(modified)) => {
+                entry.origin.as_mut().ok_or_else(no_origin)?.modified_s = Some(modified);
             }
             (_, Cell::Bytes(_) | Cell::Count(_) | Cell::Real(_)) => return Err(bad("is of another type")),
         }

@@ -116,7 +116,10 @@ pub(super) fn write<E: Borrow<Entry>>(
         .set_key_value_metadata(Some(facts));
     for column in &columns {
         // Every one of these is its own: a dictionary would only be built to be given up.
-        if !matches!(column.name.as_str(), "codec" | "format" | "encoding" | "origin_encoding" | "origin_undone") {
+        if !matches!(
+            column.name.as_str(),
+            "codec" | "format" | "encoding" | "origin_encoding" | "origin_undone" | "origin_packed" | "origin_asked"
+        ) {
             properties = properties.set_column_dictionary_enabled(ColumnPath::from(column.name.as_str()), false);
         }
     }

@@ -104,7 +104,12 @@ proptest! {
             entry.version = (at % 2 == 0).then(|| Version(format!("\"v{at}\"")));
             entry.modified_s = (at % 3 == 0).then_some(1.7e9 + at as f64);
             entry.records = (at % 4 == 0).then_some(at as u64);
-            entry.origin = (at % 5 == 0).then(|| Box::new(Origin::of(&Entry::new(Key::new(vec![0xff, 0x2f]), 3))));
+            entry.origin = (at % 5 == 0).then(|| Box::new(Origin {
+                packed: [Codec::None, Codec::Gzip, Codec::Zstd][at % 3],
+                asked: (at % 2 == 0).then(|| "inflate,zstd:3".to_owned()),
+                modified_s: (at % 2 == 1).then_some(1.6e9),
+                ..Origin::of(&Entry::new(Key::new(vec![0xff, 0x2f]), 3))
+            }));
             entry.inflated = (at % 6 == 0).then(|| Box::new(Inflated { size: 9, digests: vec!["crc32c:00c0ffee".parse().unwrap()] }));
             entry
         });

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use penstock_store::Version;
 use penstock_types::{Digest, Error, Key, Result};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -40,6 +41,9 @@ pub(crate) struct Line {
     /// The stage was asked to inflate what is compressed.
     #[serde(default)]
     pub inflate: bool,
+    /// The version that a store gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Version>,
 }
 
 impl Line {
@@ -222,6 +226,7 @@ mod tests {
             origin: Origin::of(&Entry::new(Key::from(format!("{name}.gz").as_str()), 2)),
             modified_s: Some(7.5),
             inflate: false,
+            version: None,
         }
     }
 

@@ -22,6 +22,7 @@ use super::jail::{Jail, open_alone, remove_own, state_of_file};
 use super::journal::Line;
 use super::plan::{Item, PART_BYTES, StageOptions};
 use super::progress::Progress;
+use super::squeeze::{Deflate, Squeeze};
 use crate::manifest::{Entry, Origin};
 
 /// The unit in which memory is handed out; the semaphore counts in u32.
@@ -75,13 +76,7 @@ impl Workshop {
 
     /// What an object may inflate to: what it was told, or what its codec can honestly reach.
     pub fn inflated_limit(&self, codec: Codec, stored: u64) -> u64 {
-        let ratio = match codec {
-            Codec::None => 1,
-            Codec::Gzip => 1_100,  // deflate cannot pass 1,032:1
-            Codec::Lz4 => 300,     // LZ4 cannot pass 255:1
-            Codec::Zstd => 50_000, // a frame of zeros at level 19 reaches about 30,000:1
-        };
-        self.options.max_inflated.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
+        inflated_limit(codec, stored, self.options.max_inflated)
     }
 
     /// Moves one object to a finished temporary file.
@@ -187,9 +182,9 @@ impl Workshop {
             let seen = Seen { digests, checked, encoding: meta.encoding };
             let temporary = temporary_name(&item.target, "tmp");
             let result = shop.write_file(&item, &entry, &temporary, |file| {
-                let mut sink = Sink::new(&shop, &item, file);
+                let mut sink = Sink::new(&shop, &item, file).pressing(shop.deflate_of(&entry));
                 shop.inflate_stored(&item, &entry, &stored, &mut sink)?;
-                Ok(sink.seal)
+                sink.finish()
             });
             drop((stored, core, room)); // syncing needs neither memory nor a core
             let (file, seal) = result?;
@@ -233,6 +228,11 @@ impl Workshop {
             inflater.push(piece, &mut |content| sink.take(content))?;
         }
         inflater.finish().map(|_| ())
+    }
+
+    /// What the file of an object is compressed in, as its name says.
+    pub fn deflate_of(&self, entry: &Entry) -> Option<Deflate> {
+        self.options.deflate_of(entry)
     }
 
     /// What one object may take beside its own core.
@@ -311,11 +311,26 @@ impl Workshop {
                 encoding: stored.encoding.or_else(|| entry.encoding.clone()),
                 undone: item.undo,
                 undone_by: item.said_by,
+                packed: self.deflate_of(entry).map_or(Codec::None, |deflate| deflate.codec),
+                asked: self.options.deflate.and_then(|_| super::remote::wish(&self.options)),
+                ..Origin::of(entry)
             },
             modified_s: entry.modified_s,
             inflate: self.options.inflate,
+            version: None,
         })
     }
+}
+
+/// What an object may inflate to: what the user said, or what its codec can honestly reach.
+pub(crate) fn inflated_limit(codec: Codec, stored: u64, told: Option<u64>) -> u64 {
+    let ratio = match codec {
+        Codec::None => 1,
+        Codec::Gzip => 1_100,  // deflate cannot pass 1,032:1
+        Codec::Lz4 => 300,     // LZ4 cannot pass 255:1
+        Codec::Zstd => 50_000, // a frame of zeros at level 19 reaches about 30,000:1
+    };
+    told.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
 }
 
 /// What the stored bytes of an object turned out to be.
@@ -373,28 +388,60 @@ impl Seal {
 
 /// Where content goes: the file, sealed on the way.
 pub(crate) struct Sink<'a> {
+    out: Out<'a>,
+    press: Option<Squeeze<'a>>,
+    deflate: Option<Deflate>,
+}
+
+/// The file, and what it holds so far.
+struct Out<'a> {
     shop: &'a Workshop,
     item: &'a Item,
     file: &'a mut File,
-    pub seal: Seal,
+    seal: Seal,
 }
 
-impl<'a> Sink<'a> {
-    pub fn new(shop: &'a Workshop, item: &'a Item, file: &'a mut File) -> Self {
-        Self { shop, item, file, seal: Seal::default() }
-    }
-
-    pub fn take(&mut self, content: &[u8]) -> Result<()> {
-        self.seal.update(content);
-        self.file.write_all(content).map_err(|error| self.error(&error, content.len() as u64))
-    }
-
-    fn restart(&mut self) -> Result<()> {
-        self.seal = Seal::default();
-        self.file.set_len(0).and_then(|()| self.file.rewind()).map_err(|error| self.error(&error, 0))
+impl Out<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.seal.update(bytes);
+        self.file.write_all(bytes).map_err(|error| self.error(&error, bytes.len() as u64))
     }
 
     fn error(&self, error: &std::io::Error, need: u64) -> Error {
         self.shop.jail.io_error(self.item.target.as_bytes(), error, need)
+    }
+}
+
+impl<'a> Sink<'a> {
+    pub fn new(shop: &'a Workshop, item: &'a Item, file: &'a mut File) -> Self {
+        Self { out: Out { shop, item, file, seal: Seal::default() }, press: None, deflate: None }
+    }
+
+    /// Content is compressed on its way into the file.
+    pub fn pressing(mut self, deflate: Option<Deflate>) -> Self {
+        self.deflate = deflate;
+        self.press = deflate.map(|deflate| Squeeze::new(deflate, self.out.shop.means()));
+        self
+    }
+
+    pub fn take(&mut self, content: &[u8]) -> Result<()> {
+        match &mut self.press {
+            Some(press) => press.take(content, &mut |bytes| self.out.write(bytes)),
+            None => self.out.write(content),
+        }
+    }
+
+    /// All content has passed: what the file holds.
+    pub fn finish(mut self) -> Result<Seal> {
+        if let Some(press) = self.press.take() {
+            press.finish(&mut |bytes| self.out.write(bytes))?;
+        }
+        Ok(self.out.seal)
+    }
+
+    fn restart(&mut self) -> Result<()> {
+        self.press = self.deflate.map(|deflate| Squeeze::new(deflate, self.out.shop.means()));
+        self.out.seal = Seal::default();
+        self.out.file.set_len(0).and_then(|()| self.out.file.rewind()).map_err(|error| self.out.error(&error, 0))
     }
 }

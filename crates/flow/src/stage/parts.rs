@@ -288,7 +288,8 @@ fn finish(
         encoding: known.encoding.clone(),
     };
     let io = |error: std::io::Error| shop.jail.io_error(item.target.as_bytes(), &error, entry.size);
-    if item.undo == Codec::None {
+    let deflate = shop.deflate_of(entry);
+    if item.undo == Codec::None && deflate.is_none() {
         let done = (|| {
             read_pieces(&partial.data, entry.size, |piece| {
                 stored.update(piece);
@@ -304,7 +305,16 @@ fn finish(
     }
     let temporary = temporary_name(&item.target, "tmp");
     let result = shop.write_file(item, entry, &temporary, |file| {
-        let mut sink = Sink::new(shop, item, file);
+        let mut sink = Sink::new(shop, item, file).pressing(deflate);
+        if item.undo == Codec::None {
+            read_pieces(&partial.data, entry.size, |piece| {
+                stored.update(piece);
+                sink.take(piece)
+            })
+            .map_err(|error| error.unwrap_or_else(io))?;
+            whole(&stored, shop)?;
+            return sink.finish();
+        }
         if entry.size.saturating_add(inflated_hint(item.undo, &partial.data, entry.size).map_err(io)?)
             <= shop.whole_most
         {
@@ -317,7 +327,7 @@ fn finish(
             .map_err(|error| error.unwrap_or_else(io))?;
             whole(&stored, shop)?;
             shop.inflate_stored(item, entry, &bytes, &mut sink)?;
-            return Ok(sink.seal);
+            return sink.finish();
         }
         let limit = shop.inflated_limit(item.undo, entry.size);
         let place = shop.place(entry);
@@ -340,7 +350,7 @@ fn finish(
             Some(error) => return Err(error),
             None => apart.finish(&mut |content| sink.take(content))?,
         };
-        Ok(sink.seal)
+        sink.finish()
     });
     let digests = stored.digests();
     result
@@ -360,14 +370,15 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
 }
 
 /// Our own two digests of stored bytes, and the store's where it is another CRC; its MD5 only where there is no CRC.
-struct Stored {
-    seal: Seal,
+#[derive(Clone)]
+pub(crate) struct Stored {
+    pub seal: Seal,
     other: Vec<(Algorithm, crc_fast::Digest)>,
     md5: Option<md5::Md5>,
 }
 
 impl Stored {
-    fn new(known: &[Digest]) -> Self {
+    pub fn new(known: &[Digest]) -> Self {
         let other = known
             .iter()
             .filter(|digest| digest.algorithm != Algorithm::Crc32c)
@@ -377,7 +388,13 @@ impl Stored {
         Self { seal: Seal::default(), other, md5 }
     }
 
-    fn update(&mut self, bytes: &[u8]) {
+    /// The MD5 too.
+    pub fn with_md5(mut self) -> Self {
+        self.md5.get_or_insert_default();
+        self
+    }
+
+    pub fn update(&mut self, bytes: &[u8]) {
         self.seal.update(bytes);
         self.other.iter_mut().for_each(|(_, crc)| crc.update(bytes));
         if let Some(md5) = &mut self.md5 {
@@ -386,7 +403,7 @@ impl Stored {
     }
 
     /// Ours first.
-    fn digests(&self) -> Vec<Digest> {
+    pub fn digests(&self) -> Vec<Digest> {
         let mut digests = self.seal.digests();
         digests.extend(self.other.iter().map(|(algorithm, crc)| match algorithm {
             Algorithm::Crc64Nvme => Digest { algorithm: *algorithm, value: crc.finalize().to_be_bytes().to_vec() },

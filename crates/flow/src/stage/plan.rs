@@ -2,12 +2,14 @@
 //! What will be moved where, decided before the first byte. Keys are data: one that could leave the destination, or two
 //! that could not stand side by side there, end the plan.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use penstock_codec::{Codec, strip_suffix};
 use penstock_types::{Error, Key, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::squeeze::Deflate;
 use crate::manifest::{Entry, Manifest, OWN_PREFIX, SaidBy};
 use crate::share::{Division, SharePlan};
 
@@ -43,6 +45,16 @@ pub struct StageOptions {
     pub allow_case_collisions: bool,
     /// Replace files that no stage of this source has put there.
     pub overwrite: bool,
+    /// Compress what is not compressed.
+    pub deflate: Option<Deflate>,
+}
+
+impl StageOptions {
+    /// What an object is compressed in where its name must say so: nothing that its name or listing says is compressed.
+    pub(crate) fn deflate_of(&self, entry: &Entry) -> Option<Deflate> {
+        let is_undone = self.inflate && entry.codec != Codec::None;
+        self.deflate.filter(|_| is_undone || !super::squeeze::is_packed(entry))
+    }
 }
 
 impl Default for StageOptions {
@@ -58,6 +70,7 @@ impl Default for StageOptions {
             max_inflated: None,
             allow_case_collisions: false,
             overwrite: false,
+            deflate: None,
         }
     }
 }
@@ -103,11 +116,13 @@ impl StagePlan {
         }
         for entry in &manifest.objects {
             check_key(&entry.key, place)?;
-            let target = target_of(entry, options.inflate);
+            let target = target_of(entry, options);
             // `a/...gz` is a harmless name, and what is left of it without its suffix is not.
-            if target.len() < entry.key.as_bytes().len() && check_name(target).is_err() {
+            if *target != *entry.key.as_bytes() && check_name(&target).is_err() {
+                let how =
+                    if target.len() < entry.key.as_bytes().len() { "without its suffix" } else { "with its suffix" };
                 let target = Key::new(target.to_vec());
-                return Err(refuse(&entry.key, place, format!("without its suffix it would be `{target}`")));
+                return Err(refuse(&entry.key, place, format!("{how} it would be `{target}`")));
             }
         }
         check_collisions(manifest, options, place)?;
@@ -118,7 +133,10 @@ impl StagePlan {
             .into_iter()
             .map(|object| {
                 let entry = &manifest.objects[object];
-                let target = entry.key.head(target_of(entry, options.inflate).len());
+                let target = match target_of(entry, options) {
+                    Cow::Borrowed(name) => entry.key.head(name.len()),
+                    Cow::Owned(name) => Key::new(name),
+                };
                 let undo = if options.inflate { entry.codec } else { Codec::None };
                 Item { object, target, undo, said_by: (undo != Codec::None).then_some(SaidBy::Suffix) }
             })
@@ -137,12 +155,16 @@ impl StagePlan {
     }
 }
 
-/// The file that an object becomes: the beginning of its key.
-fn target_of(entry: &Entry, inflate: bool) -> &[u8] {
-    match entry.codec {
+/// The file that an object becomes: the beginning of its key, or that with the suffix of what it is compressed in.
+fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
+    let kept = match entry.codec {
         Codec::None => entry.key.as_bytes(),
-        _ if inflate => strip_suffix(entry.key.as_bytes()),
+        _ if options.inflate => strip_suffix(entry.key.as_bytes()),
         _ => entry.key.as_bytes(),
+    };
+    match options.deflate_of(entry) {
+        None => Cow::Borrowed(kept),
+        Some(deflate) => Cow::Owned([kept, deflate.codec.suffix().as_bytes()].concat()),
     }
 }
 
@@ -203,14 +225,14 @@ fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
 /// Names by hash, 12 bytes each: a table of the names themselves would be as large as the manifest.
 struct Names<'a> {
     manifest: &'a Manifest,
-    inflate: bool,
+    options: &'a StageOptions,
     folds: bool,
     sorted: Vec<(u64, u32)>,
 }
 
 impl<'a> Names<'a> {
-    fn target(&self, at: usize) -> &'a [u8] {
-        target_of(&self.manifest.objects[at], self.inflate)
+    fn target(&self, at: usize) -> Cow<'a, [u8]> {
+        target_of(&self.manifest.objects[at], self.options)
     }
 
     fn same(&self, a: &[u8], b: &[u8]) -> bool {
@@ -222,17 +244,17 @@ impl<'a> Names<'a> {
     fn find(&self, name: &[u8], hash: u64) -> Option<usize> {
         let from = self.sorted.partition_point(|(known, _)| *known < hash);
         let run = self.sorted[from..].iter().take_while(|(known, _)| *known == hash);
-        run.map(|(_, at)| *at as usize).find(|&at| self.same(self.target(at), name))
+        run.map(|(_, at)| *at as usize).find(|&at| self.same(&self.target(at), name))
     }
 }
 
 fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<()> {
     let objects = &manifest.objects;
-    let (inflate, folds) = (options.inflate, !options.allow_case_collisions);
-    let mut names = Names { manifest, inflate, folds, sorted: Vec::with_capacity(objects.len()) };
+    let folds = !options.allow_case_collisions;
+    let mut names = Names { manifest, options, folds, sorted: Vec::with_capacity(objects.len()) };
     let mut room = Vec::new();
     for at in 0..objects.len() {
-        let hash = xxh3_64(folded(names.target(at), folds, &mut room));
+        let hash = xxh3_64(folded(&names.target(at), folds, &mut room));
         names.sorted.push((hash, at as u32));
     }
     names.sorted.sort_unstable();
@@ -240,7 +262,7 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
         for (later, &(_, at)) in run.iter().enumerate() {
             let at = at as usize;
             let others = run[..later].iter().map(|(_, other)| *other as usize);
-            if let Some(other) = others.into_iter().find(|&other| names.same(names.target(other), names.target(at))) {
+            if let Some(other) = others.into_iter().find(|&other| names.same(&names.target(other), &names.target(at))) {
                 let (key, other_key) = (&objects[at].key, &objects[other].key);
                 let reason = if names.target(other) == names.target(at) {
                     let target = Key::new(names.target(at).to_vec());
@@ -254,11 +276,11 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
             }
         }
     }
-    let mut before: &[u8] = b"";
+    let mut before: Cow<'_, [u8]> = Cow::Borrowed(b"");
     for at in 0..objects.len() {
         let target = names.target(at);
         // Folders that the object before lies in too have been looked at.
-        let shared = target.iter().zip(before).take_while(|(a, b)| a == b).count();
+        let shared = target.iter().zip(before.iter()).take_while(|(a, b)| a == b).count();
         for (cut, _) in target.iter().enumerate().skip(shared).filter(|(_, byte)| **byte == b'/') {
             let hash = xxh3_64(folded(&target[..cut], folds, &mut room));
             if let Some(other) = names.find(&target[..cut], hash) {

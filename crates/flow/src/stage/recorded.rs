@@ -34,14 +34,57 @@ pub(crate) struct Record {
 
 /// One manifest of a destination.
 #[derive(Debug)]
-struct Document {
+pub(crate) struct Document {
+    /// Its file's name below `.penstock`.
     name: String,
-    format: ManifestFormat,
+    pub format: ManifestFormat,
     /// `0-of-4`.
-    node: String,
+    pub node: String,
     /// `of-4`: manifests of one launch share it.
     launch: String,
-    manifest: Manifest,
+    pub manifest: Manifest,
+}
+
+/// A manifest's name below `.penstock`.
+struct Named<'a> {
+    format: ManifestFormat,
+    node: &'a str,
+}
+
+impl<'a> Named<'a> {
+    /// `None` for a name that is no manifest's.
+    fn parse(name: &'a str) -> Option<Self> {
+        let (stem, suffix) = name.rsplit_once('.')?;
+        let format = match suffix {
+            "json" => ManifestFormat::Json,
+            "parquet" => ManifestFormat::Parquet,
+            _ => return None,
+        };
+        let node = match stem.strip_prefix("manifest")? {
+            "" => "0-of-1",
+            node => node.strip_prefix('-')?,
+        };
+        Some(Self { format, node })
+    }
+
+    fn document(&self, name: &str, manifest: Manifest) -> Document {
+        let launch = self.node.split_once('-').map_or("", |(_, nodes)| nodes).to_owned();
+        Document { name: name.to_owned(), format: self.format, node: self.node.to_owned(), launch, manifest }
+    }
+}
+
+/// True for the name of a manifest below `.penstock`.
+pub(crate) fn is_manifest_name(name: &[u8]) -> bool {
+    std::str::from_utf8(name).is_ok_and(|name| Named::parse(name).is_some())
+}
+
+impl Document {
+    /// The manifest of that name below `.penstock`; `None` for a name that is no manifest's.
+    pub fn parse(name: &[u8], bytes: &[u8], place: &str) -> Option<Result<Self>> {
+        let name = std::str::from_utf8(name).ok()?;
+        let named = Named::parse(name)?;
+        Some(Manifest::from_bytes(bytes, place).map(|manifest| named.document(name, manifest)))
+    }
 }
 
 /// Reads all that is recorded, sorted by target; `None` where nothing was ever staged.
@@ -127,21 +170,16 @@ fn documents(jail: &Jail) -> Result<Vec<Document>> {
     let io = |error: std::io::Error| jail.io_error(b".penstock", &error, 0);
     let mut found = Vec::new();
     for name in names_in(&own).map_err(io)? {
-        let format = match name.rsplit_once('.') {
-            Some((_, "json")) => ManifestFormat::Json,
-            Some((_, "parquet")) => ManifestFormat::Parquet,
-            _ => continue,
-        };
-        let node = match name.rsplit_once('.').and_then(|(stem, _)| stem.strip_prefix("manifest")) {
-            Some("") => "0-of-1".to_owned(),
-            Some(node) if node.starts_with('-') => node[1..].to_owned(),
-            _ => continue,
-        };
+        let Some(named) = Named::parse(&name) else { continue };
         let place = jail.place(format!(".penstock/{name}").as_bytes());
         let manifest = Manifest::read(open_to_read(&own, &name).map_err(io)?, &place)?;
-        let launch = node.split_once('-').map_or("", |(_, nodes)| nodes).to_owned();
-        found.push(Document { name, format, node, launch, manifest });
+        found.push(named.document(&name, manifest));
     }
+    Ok(latest(found))
+}
+
+/// Those of the last launch of each source, the latest first: of two that name one file it holds.
+pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     let mut last: HashMap<Option<String>, (f64, String)> = HashMap::new();
     for Document { launch, manifest, .. } in &found {
         let newest = last.entry(manifest.source.clone()).or_insert((f64::MIN, String::new()));
@@ -150,9 +188,8 @@ fn documents(jail: &Jail) -> Result<Vec<Document>> {
         }
     }
     found.retain(|document| last.get(&document.manifest.source).is_some_and(|(_, launch)| *launch == document.launch));
-    // The later of two that name one file is read first, and holds.
     found.sort_by(|a, b| b.manifest.created_s.total_cmp(&a.manifest.created_s));
-    Ok(found)
+    found
 }
 
 /// The last line of each file, of whatever source.
@@ -166,7 +203,7 @@ fn journal_lines(jail: &Jail) -> Result<HashMap<Key, Record>> {
             let holds =
                 records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
             if holds {
-                let Line { target, size, mtime_ns, digests, origin, modified_s, inflate } = line;
+                let Line { target, size, mtime_ns, digests, origin, modified_s, inflate, version: _ } = line;
                 let (source, journal, origin) = (Some(source.to_owned()), name.clone(), Some(origin));
                 let record = Record { target, size, digests, mtime_ns, origin, source, modified_s, inflate, journal };
                 records.insert(record.target.clone(), record);

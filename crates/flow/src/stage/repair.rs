@@ -37,11 +37,11 @@ pub(crate) async fn repair(
     cancelled: &watch::Receiver<bool>,
 ) -> Result<HashMap<usize, String>> {
     let mut why: HashMap<usize, String> = HashMap::new();
-    let mut groups: BTreeMap<(&str, &str, bool), Vec<usize>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, &str, bool, Option<&str>), Vec<usize>> = BTreeMap::new();
     for &at in bad {
         match &records[at] {
-            Record { source: Some(source), origin: Some(_), journal, inflate, .. } => {
-                groups.entry((source, journal, *inflate)).or_default().push(at);
+            Record { source: Some(source), origin: Some(origin), journal, inflate, .. } => {
+                groups.entry((source, journal, *inflate, origin.asked.as_deref())).or_default().push(at);
             }
             _ => {
                 why.insert(at, "nothing records where it came from".to_owned());
@@ -57,14 +57,18 @@ pub(crate) async fn repair(
         })
         .await?
     };
-    for ((source, journal, inflate), group) in groups {
+    for ((source, journal, inflate, asked), group) in groups {
         let own = Arc::new(Progress::default());
-        let options = StageOptions {
+        let mut options = StageOptions {
             inflate,
             concurrency: request.concurrency,
             memory: request.memory,
             ..StageOptions::default()
         };
+        if let Err(error) = options.wish_again(asked) {
+            why.extend(group.iter().map(|&at| (at, error.to_string())));
+            continue;
+        }
         let (cores, settings) = (request.cores, &request.settings);
         let outcome = match Source::again(source, settings, metrics.clone()) {
             Err(error) => Err(error),

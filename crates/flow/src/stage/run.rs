@@ -42,8 +42,10 @@ pub struct StageRequest {
     pub settings: StoreSettings,
     /// Other stores that hold the same objects, and how to reach each; reads are spread over them.
     pub mirrors: Vec<(Url, StoreSettings)>,
-    /// The local folder.
+    /// The local folder. With `remote`: where this stage keeps its journal.
     pub destination: PathBuf,
+    /// The store that objects go to, in place of the folder.
+    pub remote: Option<Url>,
     /// A manifest of the source, in place of a listing.
     pub manifest: Option<PathBuf>,
     /// Which of the objects are meant.
@@ -69,9 +71,11 @@ pub struct StageRequest {
 impl StageRequest {
     pub(crate) fn identity(&self) -> Identity {
         let StageOptions { inflate, node, nodes, division, allow_case_collisions, max_inflated, .. } = &self.options;
+        let to = self.remote.as_ref().map(|url| format!(" to={url}")).unwrap_or_default();
+        let wish = super::remote::wish(&self.options).unwrap_or_default();
         Identity {
             request: format!(
-                "{} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",
+                "{}{to} wish={wish} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",
                 self.source,
                 self.manifest,
                 self.select.text(),
@@ -168,6 +172,9 @@ async fn run(
 ) -> Result<Summary> {
     let clock = Stopwatch::start();
     check_apart(&request)?;
+    if let Some(url) = &request.remote {
+        super::remote::check_apart(&request.source, url)?;
+    }
     let open_leader = |request: &StageRequest| {
         let (path, identity) = (request.destination.clone(), request.identity());
         let handle = Handle::current();
@@ -191,9 +198,15 @@ async fn run(
         listed = list(&request, &governor, &metrics, deadline) => listed,
         _ = stop.wait_for(|stop| *stop) => Err(Error::Interrupted),
     };
-    let place = request.destination.display().to_string();
+    let place = match &request.remote {
+        Some(url) => url.as_folder().to_string(),
+        None => request.destination.display().to_string(),
+    };
     let planned = listed.and_then(|(source, manifest)| {
-        let plan = StagePlan::new(&manifest, &request.options, &place)?;
+        let plan = match &request.remote {
+            Some(url) => super::remote::plan(&manifest, &request.options, url)?,
+            None => StagePlan::new(&manifest, &request.options, &place)?,
+        };
         Progress::add(&progress.objects, plan.items.len() as u64);
         Progress::add(&progress.bytes, plan.bytes);
         let all: u64 = plan.loads.iter().sum();
@@ -231,12 +244,19 @@ async fn run(
                 leader = Some(open_leader(&request).await?);
             }
             mirrors = source.mirrors.clone();
-            match &leader {
-                Some((jail, leader)) => {
+            match (&leader, &request.remote) {
+                (Some((jail, leader)), Some(url)) => {
+                    let site = Site { jail: jail.clone(), folder: leader.folder().clone() };
+                    // What is read waits for what is written, never the other way: each has its own requests in flight.
+                    let to = super::remote::Target::open(url, &request.settings, &metrics, &governor.beside())?;
+                    super::remote::transfer(&request, to, source, manifest, plan, site, &progress, deadline, cancelled)
+                        .await
+                }
+                (Some((jail, leader)), None) => {
                     let site = Site { jail: jail.clone(), folder: leader.folder().clone() };
                     transfer(&request, source, manifest, plan, site, &progress, deadline, cancelled).await
                 }
-                None => Err(Error::bug("a stage without its lock")),
+                (None, _) => Err(Error::bug("a stage without its lock")),
             }
         }
         Err(error) => Err(error),
@@ -321,9 +341,9 @@ async fn list(
 }
 
 /// The destination and the stage's own folder in it.
-struct Site {
-    jail: Arc<Jail>,
-    folder: Arc<OwnedFd>,
+pub(crate) struct Site {
+    pub jail: Arc<Jail>,
+    pub folder: Arc<OwnedFd>,
 }
 
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
@@ -382,7 +402,7 @@ async fn transfer(
 }
 
 /// What could not be staged and why, for whoever has to mend it at the source: one object a line.
-fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
+pub(crate) fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
     let bug = |error: serde_json::Error| Error::bug(error.to_string());
     let mut out =
         format!("{{\"penstock_residue\":1,\"source\":{},\"failed\":[", serde_json::json!(source)).into_bytes();
@@ -531,7 +551,9 @@ fn resume(
     for item in plan.items {
         let entry = &manifest.objects[item.object];
         let known = journal.line(&item.target).filter(|line| line.is_of(entry));
-        let stands = match known.as_ref().filter(|line| is_as_asked(jail, line, options.inflate)) {
+        let wish = options.deflate.and_then(|_| super::remote::wish(options));
+        let is_asked = |line: &&Line| line.origin.asked == wish && is_as_asked(jail, line, options.inflate);
+        let stands = match known.as_ref().filter(is_asked) {
             None => false,
             Some(line) if jail.state(item.target.as_bytes())? == Some(line.state()) => true,
             Some(line) => match ["tmp", "part"].map(|kind| temporary_name(&item.target, kind)) {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_store::StoreSettings;
-use penstock_types::{Deadline, Error, Key, Metric, Metrics, Result, Stopwatch};
+use penstock_types::{Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -34,8 +34,12 @@ const STRANGERS_NAMED: usize = 1_000;
 /// What to verify, parsed once at the edge.
 #[derive(Debug, Clone)]
 pub struct VerifyRequest {
-    /// The staged folder.
+    /// The staged folder. With `remote`: where a repair keeps its journal.
     pub destination: PathBuf,
+    /// The store that holds the staged copy, in place of the folder.
+    pub remote: Option<Url>,
+    /// Believe what a store says of its objects.
+    pub quick: bool,
     /// Fetch again what is wrong.
     pub repair: bool,
     /// How to reach its source.
@@ -109,6 +113,9 @@ async fn run(
     metrics: Arc<Metrics>,
     cancelled: watch::Receiver<bool>,
 ) -> Result<Verified> {
+    if let Some(url) = request.remote.clone() {
+        return super::verify_remote::run(&request, &url, &progress, &metrics, cancelled).await;
+    }
     let clock = Stopwatch::start();
     let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
     let path = request.destination.clone();

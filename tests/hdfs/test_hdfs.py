@@ -132,3 +132,24 @@ def test_stage_goes_on_while_a_datanode_is_lost(hdfs, dataset, tmp_path, node, n
             else:
                 os.kill(pid, signal.SIGCONT)
     assert tree(tmp_path / "d") == dataset
+
+
+def test_stage_to_hdfs_is_whole_and_what_memory_cannot_hold_is_refused(hdfs, run_cli, tmp_path):
+    """HDFS takes an object in one: no parts, names gain the suffix of what they are compressed in."""
+    source = tmp_path / "run"
+    source.mkdir()
+    (source / "small +é.csv").write_bytes(b"1,2\n" * 5000)
+    (source / "large.bin").write_bytes(random.Random(1).randbytes(20_000_000))
+    env = {**hdfs.env, "XDG_STATE_HOME": str(tmp_path / "state")}
+    url = f"{hdfs.url}/up/run"
+    little = run_cli("stage", source, url, "--memory", "32MiB", "--json", env=env)
+    assert (little.code, "large.bin" in little.err, "in one piece" in little.err) == (3, True, True), little.err
+    ran = run_cli("stage", source, url, "--json", env=env)
+    assert ran.code == 0, ran.err
+    assert hdfs.get("/up/run/large.bin") == (source / "large.bin").read_bytes()
+    again = run_cli("stage", source, url, "--json", env=env)
+    assert json.loads(again.out.strip().splitlines()[-1])["bytes_in"] == 0
+    assert run_cli("verify", url, env=env).code == 0
+    packed = run_cli("stage", source, f"{hdfs.url}/up/packed", "--deflate", "gzip", "--json", env=env)
+    assert packed.code == 0, packed.err
+    assert gzip.decompress(hdfs.get("/up/packed/small +é.csv.gz")) == b"1,2\n" * 5000

@@ -480,6 +480,12 @@ impl<'a> Vessel<'a> {
         match &mut self.hold {
             Hold::Nowhere => return Ok(()),
             Hold::Whole(all) => {
+                let budget = self.yard.options.memory;
+                if self.out_bytes > budget / 2 {
+                    let what =
+                        format!("{}, which {} takes in one piece", self.yard.place(self.entry), self.yard.to.url);
+                    return Err(Error::BudgetExceeded { what, need: self.out_bytes.saturating_mul(2), budget });
+                }
                 all.extend(bytes);
                 return Ok(());
             }

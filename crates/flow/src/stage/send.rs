@@ -143,6 +143,10 @@ impl Yard {
                         return Err(error);
                     }
                     last = Some(error);
+                    // Whoever of several stores gave these bytes is left out.
+                    if let Some(mirrors) = &self.from.mirrors {
+                        mirrors.damaged(&self.object_ref(entry).key);
+                    }
                     Progress::add(&self.progress.refetched, 1);
                 }
                 Err(error) => return Err(error),

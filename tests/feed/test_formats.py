@@ -20,6 +20,7 @@ from penstock import _native
 from penstock.errors import Corrupt, Mismatch
 
 from .conftest import record
+from .parquet import parquet_bytes
 
 
 def tar_bytes(samples, **arguments):
@@ -66,6 +67,13 @@ FORMATS = {
         4,
     ),
     "npz": (lambda ids: npz_bytes(ids[0]), "npz", None, {"x": INT}, 1),
+    "parquet": (
+        lambda ids: parquet_bytes(x=tuple(np.full((3, 2), i, "<i2").tobytes() for i in ids), id=ids),
+        "parquet",
+        None,
+        {"x": INT},
+        4,
+    ),
     "fixed": (
         lambda ids: b"".join(np.full((3, 2), i, "<i2").tobytes() for i in ids),
         "bin",
@@ -122,7 +130,7 @@ def test_every_codec_and_world_size_gives_the_one_sequence(tmp_path, kind):
         assert sorted(chain(*reference)) == list(range(samples))
         # An index must change nothing but what is read.
         dataset.index()
-        assert dataset.counted().is_indexed
+        assert dataset.counted().is_indexed == (kind != "parquet")
         assert sequence(dataset, 3) == reference
     assert opened(tmp_path / "none", kind).fingerprint == opened(tmp_path / "gzip", kind).fingerprint
 

@@ -57,6 +57,8 @@ pub struct Values {
     pub strings: Vec<usize>,
     /// Of lists: at which value each row begins, and the end.
     pub rows: Vec<usize>,
+    /// Rows of the file, ascending, that are null or hold a null where none may be; zero stands in their place.
+    pub nulls: Vec<u64>,
 }
 
 /// A file.
@@ -113,8 +115,21 @@ impl Table {
         &self.groups
     }
 
-    /// Values of `column` in `rows`, of at most `limit` bytes in all.
+    /// Values of `column` in `rows`, of at most `limit` bytes in all. Errs where one is null that may not be.
     pub fn read(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
+        let values = self.read_nulls(column, rows, limit)?;
+        match values.nulls.first() {
+            None => Ok(values),
+            Some(row) => {
+                let name = self.columns.get(column).map_or("", |column| column.name.as_str());
+                let place = format!("column `{name}` of {}", self.place);
+                Err(Error::corrupt(place, format!("is null in row {}", grouped(*row))))
+            }
+        }
+    }
+
+    /// As [`Table::read`], but that nulls are named in the answer.
+    pub fn read_nulls(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
         let Some(Column { name, element, list }) = self.columns.get(column) else {
             return Err(Error::bug(format!("{} has no column {column}", self.place)));
         };
@@ -279,11 +294,13 @@ impl Run<'_> {
                     match (self.list, self.element) {
                         (true, _) if !self.is_null_element(&defined, level, most) => {}
                         (false, Element::Bytes) => values.strings.push(values.data.len()),
-                        _ => {
-                            return Err(Error::corrupt(
-                                self.place,
-                                format!("is null in row {}", grouped(self.first + row - 1)),
-                            ));
+                        (_, element) => {
+                            values.nulls.push(self.first + row - 1);
+                            match element {
+                                Element::Bytes => values.strings.push(values.data.len()),
+                                Element::Scalar(dtype) => values.data.resize(values.data.len() + dtype.size(), 0),
+                                Element::Fixed(len) => values.data.resize(values.data.len() + len, 0),
+                            }
                         }
                     }
                     continue;
@@ -318,7 +335,7 @@ impl Run<'_> {
 }
 
 /// A call of the `parquet` crate: its errors, and its panics, are the file's damage.
-fn guarded<T>(place: &str, call: impl FnOnce() -> std::result::Result<T, ParquetError>) -> Result<T> {
+pub(crate) fn guarded<T>(place: &str, call: impl FnOnce() -> std::result::Result<T, ParquetError>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(ParquetError::NYI(what))) => {

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.feed.fields import TensorSpec
 
-__all__ = ["Format", "fixed", "images", "mds", "named", "npy", "npz", "tar", "tfrecord", "tokens"]
+__all__ = ["Format", "fixed", "images", "mds", "named", "npy", "npz", "parquet", "tar", "tfrecord", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,15 @@ def npz() -> Format:
     return Format("npz")
 
 
+def parquet() -> Format:
+    """Parquet: rows are the records, parts are the columns by their paths (`image.bytes`).
+
+    Numbers are tensors, lists ragged (or tensors, where all are as long), strings and binaries raw bytes or pictures. Of a
+    file its columns are decoded that fields name; all of it is fetched.
+    """
+    return Format("parquet")
+
+
 def images() -> Format:
     """Files, one record each: JPEG and PNG images. Parts are `image`, `label` (the class folder's number, classes in the
     order of their names, where every file lies in a folder) and `__key__`.
@@ -110,7 +119,7 @@ def _bytes(count: int) -> int:
     return count
 
 
-_PLAIN = {"tfrecord": tfrecord, "tar": tar, "npy": npy, "npz": npz, "images": images, "mds": mds}
+_PLAIN = {"tfrecord": tfrecord, "tar": tar, "npy": npy, "npz": npz, "images": images, "mds": mds, "parquet": parquet}
 
 
 def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the argument's name is the API

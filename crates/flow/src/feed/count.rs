@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::{Codec, gzip_size_hint, inflate_into};
 use penstock_types::{Deadline, Error, Result, grouped};
 
-use super::format::Span;
+use super::format::{EndTells, Span};
 use super::index::{IndexWriter, RecordIndex, stamp};
 use super::source::Source;
 use crate::order::Counts;
@@ -20,6 +20,9 @@ const LIMIT: u64 = 8 << 30;
 
 /// Requests under way at a time while trailers are read.
 const TRAILERS_IN_FLIGHT: usize = 64;
+
+/// Of a table this much is read at first to see how many rows it has: footers of a few hundred column chunks fit.
+const END: u64 = 64 << 10;
 
 /// Objects under way at a time in a scan, each held whole.
 const SCANS_IN_FLIGHT: usize = 4;
@@ -117,7 +120,7 @@ pub async fn count(
         return Ok(counted(&records?, Rung::Format));
     }
     if let Some(most) = framing.head_for_count()
-        && (0..objects.len() as u64).all(|object| source.codec(object) == Codec::None)
+        && codecs_none(source)
     {
         let records: Vec<u64> = stream::iter(0..objects.len() as u64)
             .map(|object| async move {
@@ -128,6 +131,9 @@ pub async fn count(
             .try_collect()
             .await?;
         return Ok(counted(&records, Rung::Format));
+    }
+    if framing.is_table() && codecs_none(source) {
+        return Ok(counted(&tables(source, deadline).await?, Rung::Format));
     }
     // Where records do not say where they end, equal sizes of objects would not mean equal counts either.
     if !framing.checks_itself() {
@@ -161,6 +167,42 @@ pub async fn count(
     Ok(if same { counted(&vec![each; objects.len()], Rung::Sizes) } else { None })
 }
 
+fn codecs_none(source: &Source) -> bool {
+    (0..source.manifest().objects.len() as u64).all(|object| source.codec(object) == Codec::None)
+}
+
+/// The counts that tables state, each in one request of its end, or two; those of compressed ones in all of it.
+async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
+    let count = |object: u64| async move {
+        let (place, size) = (source.place(object), source.entry(object).size);
+        if source.codec(object) != Codec::None {
+            let bytes = source.fetch(object, deadline).await?.bytes;
+            let source = source.clone();
+            let inflated = tokio::task::spawn_blocking(move || {
+                let mut inflated = Vec::new();
+                inflate_into(source.codec(object), &bytes, &mut inflated, LIMIT, &place)?;
+                source.framing().count_of_end(&inflated, inflated.len() as u64, &place)
+            });
+            return match inflated.await.map_err(joined)?? {
+                EndTells::Count(count) => Ok(count),
+                EndTells::Wants(_) => Err(Error::bug("the whole of a table is not enough of it")),
+            };
+        }
+        let mut most = END;
+        // Once more, with as much as the first says.
+        for _ in 0..2 {
+            let end = source.end(object, most, deadline).await?;
+            match source.framing().count_of_end(&end, size, &place)? {
+                EndTells::Count(count) => return Ok(count),
+                EndTells::Wants(more) => most = more,
+            }
+        }
+        Err(Error::corrupt(place, "changes while its footer is read"))
+    };
+    let in_flight = if codecs_none(source) { TRAILERS_IN_FLIGHT } else { SCANS_IN_FLIGHT };
+    stream::iter(0..source.manifest().objects.len() as u64).map(count).buffered(in_flight).try_collect().await
+}
+
 /// The index of a dataset that a cache has, if any.
 fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> {
     let Some(cache) = cache else { return Ok(None) };
@@ -171,6 +213,10 @@ fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> 
 /// The counts by reading everything once; where there is a cache, where the records lie is kept in it. Objects that an
 /// older index has as they are now are not read again.
 pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline) -> Result<Counted> {
+    // A table is held whole for any row of it: there is nothing to index.
+    if source.framing().is_table() {
+        return Ok(Counted::new(source, &tables(source, deadline).await?, Rung::Scan, None));
+    }
     let objects = &source.manifest().objects;
     let before = cached(source, cache)?;
     let path = cache.map(|cache| source.cache_name().map(|name| cache.join(format!("{name}.idx")))).transpose()?;

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, inflate_into_checked};
 use penstock_types::{Error, Result, grouped, now};
 
@@ -59,6 +60,9 @@ pub(crate) fn decode(
     if stored.is_empty() {
         return Err(Error::corrupt(place, "is empty (0 bytes) where records were expected"));
     }
+    if framing.is_table() {
+        return decode_table(object, stored, wants, fields, rows);
+    }
     let content = match object.codec {
         Codec::None => stored.as_ref(),
         // Where every record's own checksum is looked at, gzip's CRC-32 of the same bytes would be one pass too many.
@@ -84,6 +88,45 @@ pub(crate) fn decode(
     };
     let cut = Cut { view: View::Whole(content), spans, walked };
     Ok(Decoded { inflated, bad: cut.each(object, wants, fields, rows) })
+}
+
+/// Decodes what is wanted of a table.
+fn decode_table(
+    object: &Object<'_>,
+    stored: &Bytes,
+    wants: &[Want],
+    fields: &[Field],
+    rows: RowsOf<'_, '_>,
+) -> Result<Decoded> {
+    let place = object.place;
+    let content = match object.codec {
+        Codec::None => stored.clone(),
+        codec => {
+            let mut inflated = Vec::new();
+            inflate_into_checked(codec, stored, &mut inflated, object.limit, GzipCheck::Full, place)?;
+            inflated.into()
+        }
+    };
+    let inflated = now();
+    let table = object.source.framing().table(content, place)?;
+    if table.records() != object.records {
+        return Err(miscounted(place, table.records(), object.records));
+    }
+    let mut sorted: Vec<usize> = (0..wants.len()).collect();
+    sorted.sort_unstable_by_key(|&at| wants[at].record);
+    let records: Vec<u64> = sorted.iter().map(|&at| wants[at].record).collect();
+    let parts: Vec<&[String]> = fields.iter().map(Field::parts).collect();
+    let mut bad = Vec::new();
+    table.each(&records, &parts, object.limit, &mut |at, record| {
+        let want = &wants[sorted[at]];
+        let id = RecordId { place, object: object.number, record: want.record, offset: 0 };
+        let written = record.and_then(|record| {
+            let rows = rows(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no rows", want.batch)))?;
+            fill(record, &id, want.row, (object.key)(want), fields, rows)
+        });
+        bad.extend(written.err().map(|error| (sorted[at], error)));
+    });
+    Ok(Decoded { inflated, bad })
 }
 
 fn miscounted(place: &str, found: u64, counted: u64) -> Error {

@@ -23,6 +23,8 @@ pub enum Part<'a> {
     Steps(FeatureList<'a>),
     /// Elements of a known type and shape, C order, little-endian.
     Array(Array<'a>),
+    /// Elements of a known type in no shape but their number.
+    List(Array<'a>),
     /// An integer that the format or the name gives: a label.
     Int(i64),
 }
@@ -36,6 +38,12 @@ pub struct Array<'a> {
     pub shape: Vec<usize>,
     /// The elements.
     pub bytes: Cow<'a, [u8]>,
+}
+
+impl Array<'_> {
+    fn elements(&self) -> usize {
+        self.bytes.len() / self.dtype.size()
+    }
 }
 
 fn shown(shape: &[usize]) -> String {
@@ -58,6 +66,7 @@ impl Part<'_> {
                 None => "a feature_list of no step".to_owned(),
             },
             Self::Array(array) => format!("{} {}", array.dtype, shown(&array.shape)),
+            Self::List(array) => format!("a list of {} {}", grouped(array.elements() as u64), array.dtype),
             Self::Int(value) => format!("the integer {value}"),
         }
     }
@@ -75,6 +84,9 @@ impl Part<'_> {
                 if squeezed(&array.shape) != squeezed(&spec.shape) {
                     return Err(self.unlike(&wanted(spec)));
                 }
+                convert(array.dtype, &array.bytes, spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
+            }
+            Self::List(array) if array.elements() == out.len() / spec.dtype.size() => {
                 convert(array.dtype, &array.bytes, spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
             Self::Digits(_) | Self::Int(_) if out.len() == spec.dtype.size() => {
@@ -112,9 +124,8 @@ impl Part<'_> {
                 }
                 out
             }
-            Self::Array(array) => {
-                let elements = array.bytes.len() / array.dtype.size();
-                let mut out = vec![0; elements * size];
+            Self::Array(array) | Self::List(array) => {
+                let mut out = vec![0; array.elements() * size];
                 convert(array.dtype, &array.bytes, item.dtype, &mut out)
                     .map_err(|why| self.unlike_why(&want(), &why))?;
                 out
@@ -134,7 +145,7 @@ impl Part<'_> {
         match self {
             Self::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
             Self::Digits(text) => Ok(Cow::Borrowed(text)),
-            Self::Array(array) => Ok(Cow::Borrowed(&array.bytes)),
+            Self::Array(array) | Self::List(array) => Ok(Cow::Borrowed(&array.bytes)),
             Self::Feature(Feature::Bytes(values)) if values.len() == 1 => Ok(Cow::Borrowed(values[0])),
             _ => Err(self.unlike("bytes")),
         }

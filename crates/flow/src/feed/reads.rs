@@ -54,6 +54,9 @@ impl Content {
 
 /// Where a record lies, where that is known before the object is read.
 pub(crate) fn known_span(source: &Source, object: u64, record: u64) -> Option<Span> {
+    if source.framing().is_table() {
+        return None;
+    }
     let indexed = source.index().and_then(|index| index.span(object, record));
     let span = indexed.or_else(|| source.framing().span_of(record))?;
     // A cache may lie: what it says is held against the object's size.

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use penstock_codec::{Codec, inflate_into};
 use penstock_record::example::Feature;
 use penstock_types::{DType, Deadline, Error, Result, TensorSpec};
 
 use super::field::{Field, Kind};
-use super::format::RecordId;
+use super::format::{Record, RecordId};
 use super::part::Part;
 use super::source::Source;
 
@@ -31,29 +32,53 @@ pub struct Seen {
 pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<Seen>> {
     let codec = source.codec(0);
     let bytes = match codec {
-        Codec::None => source.head(0, HEAD, deadline).await?,
+        Codec::None if !source.framing().is_table() => source.head(0, HEAD, deadline).await?,
         _ => source.fetch(0, deadline).await?.bytes,
     };
     let source = source.clone();
-    tokio::task::spawn_blocking(move || look(&source, codec, &bytes))
+    tokio::task::spawn_blocking(move || look(&source, codec, bytes))
         .await
         .map_err(|error| Error::bug(format!("looking at a record: {error}")))?
 }
 
-fn look(source: &Source, codec: Codec, bytes: &[u8]) -> Result<Vec<Seen>> {
+fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Vec<Seen>> {
     let place = source.place(0);
-    let mut inflated = Vec::new();
     let content = match codec {
         Codec::None => bytes,
         codec => {
-            inflate_into(codec, bytes, &mut inflated, LIMIT, &place)?;
-            inflated.as_slice()
+            let mut inflated = Vec::new();
+            inflate_into(codec, &bytes, &mut inflated, LIMIT, &place)?;
+            inflated.into()
         }
     };
     let framing = source.framing();
+    let mut seen = Vec::new();
+    let mut note = |record: &dyn Record| {
+        for name in record.names() {
+            let part = match record.part(&name) {
+                // What the first record has no value of says nothing of a field.
+                Err(Error::Mismatch { .. }) => None,
+                found => found?,
+            };
+            if let Some(part) = part {
+                let kind = framing.proposes(&name, &part).unwrap_or_else(|| proposed(&part));
+                seen.push(Seen { holds: part.describe(), field: Field { name, of: Vec::new(), kind } });
+            }
+        }
+        Ok(())
+    };
+    if framing.is_table() {
+        let table = framing.table(content, &place)?;
+        if table.records() == 0 {
+            return Err(Error::corrupt(place, "holds no record"));
+        }
+        let mut looked = Ok(());
+        table.each(&[0], &[], LIMIT, &mut |_, record| looked = record.and_then(&mut note));
+        return looked.map(|()| seen);
+    }
     let mut spans = Vec::new();
     // Cut behind the first record it errs, and has told where that one lies.
-    let walked = framing.spans(content, &place, &mut spans);
+    let walked = framing.spans(&content, &place, &mut spans);
     let first = match (spans.first(), walked) {
         (Some(first), _) => *first,
         (None, Err(error)) => return Err(error),
@@ -66,16 +91,7 @@ fn look(source: &Source, codec: Codec, bytes: &[u8]) -> Result<Vec<Seen>> {
     };
     let (head, record) = (slice(0..first.offset)?, slice(first.range())?);
     let id = RecordId { place: &place, object: 0, record: 0, offset: first.offset };
-    let mut seen = Vec::new();
-    framing.read(record, head, id, &mut |record| {
-        for name in record.names() {
-            if let Some(part) = record.part(&name)? {
-                let kind = framing.proposes(&name, &part).unwrap_or_else(|| proposed(&part));
-                seen.push(Seen { holds: part.describe(), field: Field { name, of: Vec::new(), kind } });
-            }
-        }
-        Ok(())
-    })?;
+    framing.read(record, head, id, &mut note)?;
     Ok(seen)
 }
 
@@ -87,6 +103,7 @@ fn proposed(part: &Part<'_>) -> Kind {
         Part::Bytes(_) => Kind::Bytes,
         Part::Digits(_) | Part::Int(_) => spec(DType::I64, &[]),
         Part::Array(array) => spec(array.dtype, &array.shape),
+        Part::List(array) => Kind::Ragged(TensorSpec { dtype: array.dtype, shape: Vec::new() }),
         Part::Feature(Feature::Bytes(values)) if values.len() == 1 => Kind::Bytes,
         Part::Feature(Feature::Bytes(_)) => Kind::Ragged(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
         Part::Feature(Feature::Floats(values)) => row(DType::F32, values.len()),

@@ -256,6 +256,16 @@ impl Source {
         Ok(self.range(object, ByteRange::new(0, len), len, deadline).await?.0)
     }
 
+    /// The last bytes of an object, at most `most`.
+    pub(crate) async fn end(&self, object: u64, most: u64, deadline: Deadline) -> Result<Bytes> {
+        let size = self.entry(object).size;
+        let len = size.min(most);
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        Ok(self.range(object, ByteRange::new(size - len, len), len, deadline).await?.0)
+    }
+
     /// The last four bytes: where gzip says how much it holds.
     pub(crate) async fn last_four(&self, object: u64, deadline: Deadline) -> Result<[u8; 4]> {
         let size = self.entry(object).size;

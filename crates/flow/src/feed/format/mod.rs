@@ -8,15 +8,18 @@ mod files;
 mod fixed;
 mod mds;
 mod npy;
+mod parquet;
 mod tar;
 mod tfrecord;
 
 use std::fmt;
 use std::ops::Range;
 
+use bytes::Bytes;
 use penstock_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+pub use files::{Labels, Values};
 pub use fixed::Column;
 
 use super::part::Part;
@@ -64,8 +67,14 @@ pub enum FormatSpec {
         #[serde(default)]
         index: Option<String>,
     },
+    /// Parquet: the rows are the records, the columns their parts.
+    Parquet {},
     /// Files, one record each: JPEG and PNG images in class folders.
-    Images {},
+    Images {
+        /// A file beside them that says their labels.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        labels: Option<Labels>,
+    },
 }
 
 impl FormatSpec {
@@ -88,7 +97,8 @@ impl FormatSpec {
             Self::Npy { .. } => "npy",
             Self::Npz {} => "npz",
             Self::Tar {} => "tar",
-            Self::Images {} => "images",
+            Self::Images { .. } => "images",
+            Self::Parquet {} => "parquet",
             Self::Mds { .. } => "mds",
         }
     }
@@ -102,7 +112,8 @@ impl FormatSpec {
             Self::Npz {} => ends(&[b".npz"]),
             // `.tgz` is a suffix of its own, which no codec takes off.
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
-            Self::Images {} => ends(&[b".jpg", b".jpeg", b".png"]),
+            Self::Parquet {} => ends(&[b".parquet"]),
+            Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png"]),
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd"]),
             Self::Fixed { .. } | Self::Tokens { .. } => None,
         }
@@ -112,7 +123,8 @@ impl FormatSpec {
     /// claims. A tar beside an image is an archive of them more likely than not.
     pub fn of_names(manifest: &Manifest) -> Result<Self> {
         let mds = Self::Mds { index: None };
-        let known = [Self::TfRecord {}, Self::Tar {}, mds, Self::Npy { rows: false }, Self::Npz {}, Self::Images {}];
+        let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
+        let known = [Self::TfRecord {}, Self::Tar {}, mds, npy, Self::Npz {}, Self::Parquet {}, images];
         let claimed =
             |format: &Self| manifest.objects.iter().any(|entry| format.claims(entry.logical_name()) == Some(true));
         Ok(known.into_iter().find(claimed).unwrap_or(Self::TfRecord {}))
@@ -201,7 +213,30 @@ pub(crate) trait Record {
 /// What is done with a record.
 pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
 
-/// A format whose objects hold their records one after another.
+/// What the end of an object tells of how many records it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndTells {
+    /// So many.
+    Count(u64),
+    /// Nothing yet: this many of the last bytes are needed.
+    Wants(u64),
+}
+
+/// What is done with a record of a table, given its place among those that were asked for.
+pub(crate) type EachRow<'a> = &'a mut dyn FnMut(usize, Result<&dyn Record>);
+
+/// An object in memory whose records do not lie one after another.
+pub(crate) trait Table {
+    /// How many records it holds.
+    fn records(&self) -> u64;
+
+    /// Reads `records`, which ascend, and of which these `parts` (each the first of its names that is there) will be asked
+    /// for. What becomes of a record depends on the object alone, not on which others are asked for. At most `limit`
+    /// bytes are decoded at a time.
+    fn each(&self, records: &[u64], parts: &[&[String]], limit: u64, each: EachRow<'_>);
+}
+
+/// A format whose objects hold their records one after another, or are tables.
 pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// Appends where the records of an object lie. On an error, those before it stand.
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
@@ -249,6 +284,21 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         false
     }
 
+    /// True where objects are tables: whatever is wanted of one, all of it is read, and spans are not asked for.
+    fn is_table(&self) -> bool {
+        false
+    }
+
+    /// The table that an object's (inflated) bytes are.
+    fn table(&self, _content: Bytes, place: &str) -> Result<Box<dyn Table>> {
+        Err(Error::bug(format!("{place} is no table")))
+    }
+
+    /// How many records a table of `size` bytes holds, told by its last bytes.
+    fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<EndTells> {
+        Err(Error::bug(format!("the end of {place} tells no count")))
+    }
+
     /// What a part is proposed to become when no fields are said; by default what it looks like.
     fn proposes(&self, _name: &str, _part: &Part<'_>) -> Option<super::field::Kind> {
         None
@@ -267,6 +317,7 @@ pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn 
         FormatSpec::Npz {} => Box::new(npy::Npz),
         FormatSpec::Tar {} => Box::new(tar::Tar),
         FormatSpec::Mds { index } => Box::new(mds::Mds::new(index.as_deref().unwrap_or_default(), manifest)?),
-        FormatSpec::Images {} => Box::new(files::Files::new(manifest)),
+        FormatSpec::Parquet {} => Box::new(parquet::Parquet),
+        FormatSpec::Images { labels } => Box::new(files::Files::new(manifest, labels.as_ref())?),
     })
 }

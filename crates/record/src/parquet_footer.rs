@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of a Parquet file: how long its footer is, and how many rows that says there are. Reads no page.
+
+use ::parquet::file::metadata::ParquetMetaDataReader;
+use penstock_types::{Error, Result, grouped};
+
+use crate::parquet::guarded;
+
+/// The footer's length and the magic behind it.
+pub const TAIL: usize = 8;
+
+/// A footer above this is refused: it is a matter of columns times row groups, and 64 MiB are a million of them.
+const MOST_FOOTER: u64 = 64 << 20;
+
+/// A file that says it has more rows is damaged: what follows would not fit 64 bits over a large dataset.
+const MOST_ROWS: u64 = 1 << 40;
+
+/// How many of a file's last bytes are its footer, the tail included, by the last bytes of it.
+pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
+    let Some(tail) = end.last_chunk::<TAIL>() else {
+        return Err(Error::corrupt(place, format!("is no Parquet: it has {} bytes", grouped(size))));
+    };
+    let ([l0, l1, l2, l3, magic @ ..], len) = (*tail, size);
+    if &magic == b"PARE" {
+        let what = format!("an encrypted file ({place})");
+        return Err(Error::Unsupported { what, by: "the Parquet reader".to_owned() });
+    }
+    let footer = u64::from(u32::from_le_bytes([l0, l1, l2, l3])) + TAIL as u64;
+    if &magic != b"PAR1" {
+        return Err(Error::corrupt(
+            place,
+            format!("is no Parquet, or cut short: it ends in `{}`", magic.escape_ascii()),
+        ));
+    }
+    if footer > len || footer > MOST_FOOTER {
+        let (footer, len) = (grouped(footer), grouped(len));
+        return Err(Error::corrupt(place, format!("is damaged Parquet: its footer has {footer} bytes of {len}")));
+    }
+    Ok(footer)
+}
+
+/// Rows of the file that ends in `end`, which holds the footer.
+pub fn rows_of_end(end: &[u8], size: u64, place: &str) -> Result<u64> {
+    let from = usize::try_from(footer_len(end, size, place)?).ok().and_then(|len| end.len().checked_sub(len));
+    let footer = from.and_then(|from| end.get(from..end.len() - TAIL));
+    let footer = footer.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its footer is cut"))?;
+    let metadata = guarded(place, || ParquetMetaDataReader::decode_metadata(footer))?;
+    let sum = metadata.row_groups().iter().try_fold(0u64, |sum, group| {
+        u64::try_from(group.num_rows()).ok().and_then(|rows| sum.checked_add(rows)).filter(|sum| *sum <= MOST_ROWS)
+    });
+    sum.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its row groups have no sum"))
+}

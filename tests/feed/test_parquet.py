@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet as a dataset: what columns become, counts without a scan, and files that do not read."""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import BudgetExceeded, Corrupt, Mismatch, Unsupported
+
+from .parquet import parquet_bytes
+from .test_formats import png
+
+# The same 10 rows under several settings, by pyarrow; see make_parquet.py beside it.
+GOLDEN = Path(__file__).parents[2] / "crates/record/tests/golden/parquet.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("golden")
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def loaded(url, size=64, **fields):
+    (batch,) = penstock.Loader(penstock.open(url).fields(**fields), batch_size=size)
+    return batch
+
+
+@pytest.mark.parametrize("kind", ["plain", "snappy", "zstd", "gzip", "lz4"])
+def test_columns_of_pyarrow_become_every_kind_of_field(golden, kind):
+    batch = loaded(
+        golden / f"{kind}.parquet",
+        i8=penstock.tensor("int64", ()),
+        f16=penstock.tensor("float16", ()),
+        bool=penstock.tensor("bool", ()),
+        square=penstock.tensor("float32", (3, 1)),
+        tokens=penstock.ragged("int64"),
+        text=penstock.raw(),
+        fixed=penstock.tensor("uint8", (3,)),
+        picture=penstock.raw().of("jpg;image.bytes"),
+        words=penstock.ragged("uint8"),
+    )
+    rows = range(10)
+    assert batch["i8"].tolist() == [row - 5 for row in rows]
+    assert batch["f16"].tolist() == list(rows)
+    assert batch["bool"].tolist() == [row % 3 == 0 for row in rows]
+    assert batch["square"][:, :, 0].tolist() == [[row, row + 1, row + 2] for row in rows]
+    assert batch["tokens"].values.tolist() == [value for row in rows if row != 3 for value in range(row)]
+    assert batch["tokens"].offsets.tolist()[:6] == [0, 0, 1, 3, 3, 7]
+    assert [bytes(text) for text in batch["text"]] == [b"" if row == 4 else b"row %d" % row for row in rows]
+    assert batch["fixed"].tolist() == [[row] * 3 for row in rows]
+    assert [bytes(one) for one in batch["picture"]] == [bytes([255, row]) for row in rows]
+    assert bytes(batch["words"].values) == b"".join(b"w%d" % at for row in rows for at in range(row % 3))
+
+
+def test_schema_proposes_what_reads(golden):
+    schema = penstock.open(golden / "zstd.parquet").schema()
+    assert schema["i32"] == penstock.tensor("int32", ())
+    assert schema["tokens"] == penstock.ragged("int32")
+    assert schema["blob"] == schema["image.bytes"] == penstock.raw()
+    names = [name for name, _ in schema.specs]
+    assert not {"price", "nested", "u32", "image.path"} & set(names)
+    assert "a list of 3 float32" in str(schema)
+
+
+def test_what_does_not_fit_is_named(golden):
+    url = golden / "snappy.parquet"
+    number = penstock.tensor("int64", ())
+    with pytest.raises(Mismatch, match=r"record 0: .*`nothing`.*and the record holds `i8` \(int8 \[\]\)"):
+        loaded(url, x=number.of("nothing"))
+    with pytest.raises(Mismatch, match=r"record 0: .*wants int64 \[\] .*float32 \[\]: float32 is not made int64"):
+        loaded(url, f32=number)
+    with pytest.raises(Mismatch, match=r"record 1: .*wants int32 \[0\]|record 1: .*a list of 1 int32"):
+        loaded(url, tokens=penstock.tensor("int32", (0,)))
+    with pytest.raises(Mismatch, match=r"record 7: column `holes` is null"):
+        loaded(url, holes=number)
+    with pytest.raises(Unsupported, match=r"decimal"):
+        loaded(url, price=number)
+    # A null costs its own row, whatever else is wanted of the row group.
+    for world in (1, 3):
+        kept = []
+        for rank in range(world):
+            dataset = penstock.open(url).fields(holes=number)
+            loader = penstock.Loader(dataset, global_batch=4, rank=rank, world=world, on_error="skip")
+            kept += [value for batch in loader for value in batch["holes"].tolist()]
+        assert sorted(kept) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+
+
+def test_pictures_in_a_column(tmp_path):
+    pictures = [png((row, 10 * row, 200)) for row in range(7)]
+    (tmp_path / "a.parquet").write_bytes(parquet_bytes(picture=pictures, label=list(range(7))))
+    batch = loaded(tmp_path, image=penstock.image(8, crop="none").of("picture"), label=penstock.tensor("int32", ()))
+    assert batch["image"][:, 4, 4].tolist() == [[row, 10 * row, 200] for row in range(7)]
+    assert batch["label"].tolist() == list(range(7))
+
+
+def test_rows_are_counted_by_footers_and_a_file_is_read_once(tmp_path):
+    for number in range(3):
+        # Many row groups, so that one footer is larger than what is asked of it at first.
+        rows = list(range(4000 if number == 1 else 5))
+        (tmp_path / f"{number}.parquet").write_bytes(parquet_bytes(group=2, x=rows, blob=[bytes(50)] * len(rows)))
+    dataset = penstock.open(tmp_path)
+    assert (dataset.format, dataset.samples, dataset.rung) == ("parquet", 4010, "format")
+    loader = penstock.Loader(dataset.fields(x=penstock.tensor("int64", ())), batch_size=512)
+    assert [int(x) for batch in loader for x in batch["x"]] == [*range(5), *range(4000), *range(5)]
+    assert loader.report()["bytes_in"] == sum(file.stat().st_size for file in tmp_path.iterdir())
+    one = penstock.torch.MapDataset(dataset.fields(x=penstock.tensor("int64", ())))
+    assert int(one[4004]["x"]) == 3999
+
+
+def test_files_that_do_not_read(tmp_path):
+    good = parquet_bytes(x=list(range(9)))
+    size = len(good)
+    bad = {
+        "is no Parquet, or cut short": good[:-9],
+        "is damaged Parquet: its footer has 4,294,967,303 bytes": good[:-8] + b"\xff\xff\xff\xffPAR1",
+        "is no Parquet: it has 5 bytes": good[:5],
+        "is damaged Parquet": good[: size - 40] + b"\xff" * 32 + good[-8:],
+    }
+    for number, (problem, content) in enumerate(bad.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "a.parquet").write_bytes(content)
+        with pytest.raises(Corrupt, match=rf"a\.parquet {problem}"):
+            penstock.open(folder).counted()
+    (tmp_path / "a.parquet").write_bytes(good[:-4] + b"PARE")
+    with pytest.raises(Unsupported, match="encrypted"):
+        penstock.open(tmp_path / "a.parquet").counted()
+
+
+def test_a_page_that_is_damaged_costs_its_rows_on_any_world(tmp_path):
+    good = bytearray(parquet_bytes(x=list(range(9)), y=list(range(9))))
+    # The header of the second group's first page.
+    at = good.index(b"".join(row.to_bytes(8, "little") for row in (3, 4, 5)))
+    good[at - 4 : at] = b"\xff" * 4
+    (tmp_path / "a.parquet").write_bytes(good)
+    for world in (1, 2):
+        kept = []
+        for rank in range(world):
+            dataset = penstock.open(tmp_path).fields(x=penstock.tensor("int64", ()))
+            loader = penstock.Loader(dataset, global_batch=4, rank=rank, world=world, on_error="skip")
+            kept += [value for batch in loader for value in batch["x"].tolist()]
+        assert sorted(kept) == [0, 1, 2, 6, 7, 8]
+
+
+def test_any_byte_may_be_anything(tmp_path):
+    good = parquet_bytes(group=2, x=list(range(4)), blob=[b"abc"] * 4)
+    rng = np.random.default_rng(7)
+    file = tmp_path / "a.parquet"
+    for _ in range(60):
+        bent = bytearray(good)
+        for at in rng.integers(0, len(good), 3):
+            bent[at] = rng.integers(256)
+        file.write_bytes(bent)
+        with contextlib.suppress(Corrupt, Unsupported, BudgetExceeded):
+            dataset = penstock.open(tmp_path).fields(x=penstock.tensor("int64", ()), blob=penstock.raw())
+            next(iter(penstock.Loader(dataset, batch_size=4)))

@@ -141,8 +141,8 @@ def test_stage_of_nothing_is_not_found_with_a_hint(bucket, run_cli, tmp_path):
     assert (ran.code, "error[not-found]" in ran.err, "hint:" in ran.err) == (3, True, True)
 
 
-def test_stage_into_a_store_is_refused_in_one_sentence(bucket, run_cli):
-    ran = run_cli("stage", bucket.url, "s3://elsewhere/", env=bucket.env)
+def test_stage_to_a_web_server_is_refused_in_one_sentence(bucket, run_cli):
+    ran = run_cli("stage", bucket.url, "http://127.0.0.1:9/x", env=bucket.env)
     assert (ran.code, ran.err.count("\n")) == (3, 1)
     assert "not supported" in ran.err
 

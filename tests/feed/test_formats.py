@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock import _native
-from penstock.errors import Corrupt, Mismatch
+from penstock.errors import ConfigError, Corrupt, Mismatch
 
 from .conftest import record
 from .parquet import parquet_bytes
@@ -248,6 +248,45 @@ def test_images_in_class_folders_have_their_labels(tmp_path):
     (batch,) = loader
     assert batch["label"].tolist() == [0, 0, 1, 2, 2]
     assert "is no image" in loader.report()["bad_samples"][0]
+
+
+LABELS = {
+    "int": ("csv", "7", penstock.tensor("int64", ()), [3, 7, 11]),
+    "float": ("csv", "7.5", penstock.tensor("float32", ()), [3.0, 7.5, 11.0]),
+    "text": ("csv", '"a, b"', penstock.raw(), [b"3", b"a, b", b"11"]),
+    "parquet": ("parquet", 7, penstock.tensor("int32", ()), [3, 7, 11]),
+    "parquet-text": ("parquet", b"seven", penstock.raw(), [b"3", b"seven", b"11"]),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_of_images_come_from_a_file_beside_them(tmp_path, kind):
+    suffix, middle, spec, want = LABELS[kind]
+    values = {"2.png": "11", "deep/1.png": middle, "0.png": "3", "none.png": "5"}
+    file = tmp_path / f"labels.{suffix}"
+    if suffix == "csv":
+        rows = "".join(f"{value},x,{name}\r\n" for name, value in values.items())
+        file.write_text("\ufeffkind,other,file\r\n" + rows)
+    else:
+        numbers = [
+            type(middle)(v) if isinstance(middle, int) else str(v).encode() if isinstance(v, str) else v
+            for v in values.values()
+        ]
+        file.write_bytes(parquet_bytes(kind=numbers, file=[name.encode() for name in values]))
+    (tmp_path / "deep").mkdir()
+    for name in ["0.png", "2.png", "deep/1.png"]:
+        (tmp_path / name).write_bytes(png((1, 2, 3)))
+    said = penstock.formats.images(labels=file.name, label="kind")
+    dataset = penstock.open(tmp_path, format=said).fields(label=spec, key=penstock.raw().of("__key__"))
+    (batch,) = penstock.Loader(pickle.loads(pickle.dumps(dataset)), batch_size=3)
+    found = [bytes(one) for one in batch["label"]] if spec == penstock.raw() else batch["label"].tolist()
+    keys = [bytes(key).decode() for key in batch["key"]]
+    assert dict(zip(keys, found, strict=True)) == dict(zip(["0.png", "deep/1.png", "2.png"], want, strict=True))
+    (tmp_path / "more.png").write_bytes(png((1, 2, 3)))
+    with pytest.raises(ConfigError, match=r"has no label of 1 of 4 files: `more\.png`"):
+        penstock.open(tmp_path, format=said)
+    with pytest.raises(ConfigError, match=r"has no column `label`; it has `kind`"):
+        penstock.open(tmp_path, format=penstock.formats.images(labels=file.name))
 
 
 def test_random_crops_are_those_of_the_seed_and_epoch_on_any_world(tmp_path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.feed import caches, formats, node_cache
+from penstock.feed import caches, formats, labels, node_cache
 from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
@@ -251,6 +251,12 @@ def open(  # noqa: A001 - the verb is the API
     listed = None if manifest is None else _read(Path(manifest))
     said = formats.named(format)
     source = _native.Source.open(text, listed, dict(env.read()), None if said is None else said.to_json())
+    if said is not None and said.labels is not None:
+        # Found below the folder that was listed, which is known now; nothing is listed again.
+        known = replace(said, facts={**said.facts, "labels": labels.read(said.labels, source.url, dict(env.read()))})
+        found, ignored = source.manifest(), source.ignored
+        source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
+        source = _native.Source.restore(found, ignored, source.format)
     if source.ignored:
         kind = json.loads(source.format)["name"]
         _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)

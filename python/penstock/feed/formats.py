@@ -7,13 +7,36 @@ Each function gives a `Format`; its name as a string is the same without argumen
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.feed.fields import TensorSpec
 
-__all__ = ["Format", "fixed", "images", "mds", "named", "npy", "npz", "parquet", "tar", "tfrecord", "tokens"]
+__all__ = [
+    "Format",
+    "LabelFile",
+    "fixed",
+    "images",
+    "mds",
+    "named",
+    "npy",
+    "npz",
+    "parquet",
+    "tar",
+    "tfrecord",
+    "tokens",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFile:
+    """A file that says the labels of others, and its columns."""
+
+    place: str
+    key: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +45,7 @@ class Format:
 
     name: str
     facts: dict[str, Any] = field(default_factory=dict)
+    labels: LabelFile | None = None
 
     def to_json(self) -> str:
         """As the core reads it."""
@@ -106,11 +130,18 @@ def parquet() -> Format:
     return Format("parquet")
 
 
-def images() -> Format:
-    """Files, one record each: JPEG and PNG images. Parts are `image`, `label` (the class folder's number, classes in the
-    order of their names, where every file lies in a folder) and `__key__`.
+def images(*, labels: str | os.PathLike[str] | None = None, key: str = "file", label: str = "label") -> Format:
+    """Files, one record each: JPEG and PNG images. Parts are `image`, `label` and `__key__`.
+
+    The label is the class folder's number, classes in the order of their names, where every file lies in a folder; or what
+    a file of labels says, read once when the dataset is opened. Every image must be in that file.
+
+    Args:
+        labels: A CSV file with a header, or a Parquet file: a path below the dataset's folder, an absolute one, or a URL.
+        key: Its column of the images' paths below the dataset's folder.
+        label: Its column of labels: whole numbers, numbers, or text (which `penstock.raw()` reads).
     """
-    return Format("images")
+    return Format("images", labels=None if labels is None else LabelFile(os.fsdecode(labels), key, label))
 
 
 def _bytes(count: int) -> int:
@@ -128,7 +159,7 @@ def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the arg
         return format
     made = _PLAIN.get(format)
     if made is None:
-        known = ", ".join(sorted(name for name in __all__ if name not in ("Format", "named")))
+        known = ", ".join(sorted(name for name in __all__ if name not in ("Format", "LabelFile", "named")))
         raise ConfigError(
             f"format: `{format}` is none that needs no facts ({', '.join(sorted(_PLAIN))})",
             where="format",

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Folders of files: an object is one record. Its label is its class folder's number, classes in the order of their names.
+//! Folders of files: an object is one record. Its label is its class folder's number, classes in the order of their names,
+//! or what a file of labels says, which was read when the dataset was opened.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use penstock_types::Result;
+use penstock_types::{DType, Error, Result, grouped};
+use serde::{Deserialize, Serialize};
 
 use super::tar::KEY;
 use super::{Each, Framing, Record, RecordId, Span};
-use crate::feed::part::Part;
+use crate::feed::part::{Array, Part};
 use crate::manifest::Manifest;
 
 /// The part that is the file.
@@ -20,20 +22,106 @@ const LABEL: &str = "label";
 #[derive(Debug)]
 pub(super) struct Files {
     keys: Arc<[Box<[u8]>]>,
-    /// The class of each object; empty where they lie in no folders.
-    labels: Vec<u32>,
+    /// The label of each object; empty where they lie in no folders, and no file says any.
+    labels: Values,
+}
+
+/// What a file of labels says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Labels {
+    /// The file, for messages.
+    pub place: String,
+    /// Keys of objects below the dataset's folder.
+    pub files: Vec<String>,
+    /// The label of each.
+    pub values: Values,
+}
+
+/// Labels of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Values {
+    /// Whole numbers.
+    Int(Vec<i64>),
+    /// Numbers.
+    Float(Vec<f64>),
+    /// Text.
+    Text(Vec<String>),
+}
+
+impl Values {
+    fn len(&self) -> usize {
+        match self {
+            Self::Int(values) => values.len(),
+            Self::Float(values) => values.len(),
+            Self::Text(values) => values.len(),
+        }
+    }
+
+    /// Those at these places, which are all there.
+    fn pick(&self, places: &[usize]) -> Self {
+        match self {
+            Self::Int(values) => Self::Int(places.iter().map(|&at| values[at]).collect()),
+            Self::Float(values) => Self::Float(places.iter().map(|&at| values[at]).collect()),
+            Self::Text(values) => Self::Text(places.iter().map(|&at| values[at].clone()).collect()),
+        }
+    }
+
+    fn part(&self, at: usize) -> Option<Part<'_>> {
+        Some(match self {
+            Self::Int(values) => Part::Int(*values.get(at)?),
+            Self::Float(values) => {
+                let bytes = Cow::Owned(values.get(at)?.to_le_bytes().to_vec());
+                Part::Array(Array { dtype: DType::F64, shape: Vec::new(), bytes })
+            }
+            Self::Text(values) => Part::Bytes(Cow::Borrowed(values.get(at)?.as_bytes())),
+        })
+    }
+}
+
+/// Files without a label that a message names.
+const NAMED: usize = 5;
+
+/// The labels of `keys`, in their order. Every one must have one.
+fn said(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
+    if labels.files.len() != labels.values.len() {
+        return Err(Error::bug(format!("{} has labels without files", labels.place)));
+    }
+    let mut of: HashMap<&[u8], usize> = HashMap::with_capacity(labels.files.len());
+    for (at, file) in labels.files.iter().enumerate() {
+        if of.insert(file.as_bytes(), at).is_some() {
+            return Err(Error::config("labels", format!("{} has `{}` twice", labels.place, file.escape_debug())));
+        }
+    }
+    let found: Vec<Option<usize>> = keys.iter().map(|key| of.get(&**key).copied()).collect();
+    let missing: Vec<&[u8]> = keys.iter().zip(&found).filter(|(_, at)| at.is_none()).map(|(key, _)| &**key).collect();
+    if missing.is_empty() {
+        return Ok(labels.values.pick(&found.into_iter().flatten().collect::<Vec<usize>>()));
+    }
+    let named: Vec<String> = missing.iter().take(NAMED).map(|key| format!("`{}`", key.escape_ascii())).collect();
+    let more = if missing.len() > NAMED { ", ..." } else { "" };
+    let (count, all) = (grouped(missing.len() as u64), grouped(keys.len() as u64));
+    let says = labels.files.first().map(|file| format!("; it has `{}`", file.escape_debug())).unwrap_or_default();
+    let (place, named) = (&labels.place, named.join(", "));
+    let problem = format!("{place} has no label of {count} of {all} files: {named}{more}{says}");
+    Err(Error::config("labels", problem))
 }
 
 impl Files {
-    pub(super) fn new(manifest: &Manifest) -> Self {
+    pub(super) fn new(manifest: &Manifest, labels: Option<&Labels>) -> Result<Self> {
         let keys: Vec<Box<[u8]>> = manifest.objects.iter().map(|entry| entry.key.as_bytes().into()).collect();
+        if let Some(labels) = labels {
+            let labels = said(&keys, labels)?;
+            return Ok(Self { keys: keys.into(), labels });
+        }
         let class = |key: &[u8]| key.iter().position(|&byte| byte == b'/').map(|slash| key[..slash].to_vec());
         let classes: Vec<Option<Vec<u8>>> = keys.iter().map(|key| class(key)).collect();
         let names: Vec<&Vec<u8>> = classes.iter().flatten().collect::<BTreeSet<_>>().into_iter().collect();
-        let number = |class: &Option<Vec<u8>>| Some(names.binary_search(&class.as_ref()?).ok()? as u32);
+        let number = |class: &Option<Vec<u8>>| Some(names.binary_search(&class.as_ref()?).ok()? as i64);
         // A file beside the folders has no class, and then none has a label.
-        let labels = classes.iter().map(number).collect::<Option<Vec<u32>>>().unwrap_or_default();
-        Self { keys: keys.into(), labels }
+        let labels = classes.iter().map(number).collect::<Option<Vec<i64>>>().unwrap_or_default();
+        Ok(Self { keys: keys.into(), labels: Values::Int(labels) })
     }
 }
 
@@ -50,28 +138,29 @@ impl Framing for Files {
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
         let at = id.object as usize;
         let key = self.keys.get(at).map(|key| &**key).unwrap_or_default();
-        each(&File { bytes, key, label: self.labels.get(at).copied() })
+        each(&File { bytes, key, labels: &self.labels, at })
     }
 }
 
 struct File<'a> {
     bytes: &'a [u8],
     key: &'a [u8],
-    label: Option<u32>,
+    labels: &'a Values,
+    at: usize,
 }
 
 impl Record for File<'_> {
     fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
         Ok(match name {
             FILE => Some(Part::Bytes(Cow::Borrowed(self.bytes))),
-            LABEL => self.label.map(|label| Part::Int(i64::from(label))),
+            LABEL => self.labels.part(self.at),
             KEY => Some(Part::Bytes(Cow::Borrowed(self.key))),
             _ => None,
         })
     }
 
     fn names(&self) -> Vec<String> {
-        let names = [Some(KEY), Some(FILE), self.label.map(|_| LABEL)];
+        let names = [Some(KEY), Some(FILE), (self.at < self.labels.len()).then_some(LABEL)];
         names.into_iter().flatten().map(str::to_owned).collect()
     }
 }

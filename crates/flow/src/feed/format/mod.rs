@@ -19,7 +19,7 @@ use bytes::Bytes;
 use penstock_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-pub use files::{Labels, Values};
+pub use files::Labels;
 pub use fixed::Column;
 
 use super::part::Part;

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of labels beside images, read once when the dataset is opened: CSV by its header, or Parquet by its columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.feed.formats import LabelFile
+
+__all__ = ["read"]
+
+_MOST = 256 << 20  # a hundred bytes each for the labels of ImageNet-21k
+
+
+def read(asked: LabelFile, folder: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """The facts of a format whose labels `asked` says; a path that is not absolute lies below `folder`."""
+    place = asked.place if "://" in asked.place or asked.place.startswith("/") else folder + asked.place
+    parent, _, name = place.rpartition("/")
+    store = _native.Files(parent + "/", env)
+    _, size, version, _ = store.head(name.encode())
+    if size > _MOST:
+        raise ConfigError(
+            f"labels: {place} has {size:,} bytes, more than the {_MOST:,} of a list of labels", where=place
+        )
+    content = store.read(name.encode(), [(0, size)], version=version)[0] if size else b""
+    files, values = _parquet(place, asked) if content.startswith(b"PAR1") else _csv(content, asked, place)
+    return {"place": place, "files": [file.removeprefix("./") for file in files], "values": values}
+
+
+def _column(asked: str, there: list[str], place: str) -> str:
+    if asked not in there:
+        shown = ", ".join(f"`{name}`" for name in there[:12])
+        raise ConfigError(
+            f"labels: {place} has no column `{asked}`; it has {shown or 'none'}",
+            where=place,
+            hint='formats.images(labels=..., key="column of files", label="column of labels")',
+        )
+    return asked
+
+
+def _csv(content: bytes, asked: LabelFile, place: str) -> tuple[list[str], dict[str, Any]]:
+    try:
+        rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        there = list(rows.fieldnames or [])
+        key, label = _column(asked.key, there, place), _column(asked.label, there, place)
+        pairs = []
+        for row in rows:
+            if row[key] is None or row[label] is None:
+                raise ConfigError(f"labels: {place} ends inside line {rows.line_num}", where=place)
+            pairs.append((row[key], row[label]))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"labels: {place} does not read as CSV: {error}", where=place) from None
+    return [file for file, _ in pairs], _typed([text for _, text in pairs])
+
+
+def _typed(texts: list[str]) -> dict[str, Any]:
+    """Whole numbers where all are, else numbers, else text."""
+    try:
+        ints = [int(text) for text in texts]
+        if all(-(2**63) <= value < 2**63 for value in ints):
+            return {"int": ints}
+    except ValueError:
+        pass
+    try:
+        floats = [float(text) for text in texts]
+        if all(math.isfinite(value) for value in floats):
+            return {"float": floats}
+    except ValueError:
+        pass
+    return {"text": texts}
+
+
+def _parquet(place: str, asked: LabelFile) -> tuple[list[str], dict[str, Any]]:
+    from penstock.feed import dataset, fields, loader
+
+    table = dataset.open(place, format="parquet").cache(False)
+    specs = dict(table.schema().specs)
+    key, label = (_column(name, list(specs), place) for name in (asked.key, asked.label))
+    spec, kind = specs[label], "text"
+    if isinstance(spec, fields.TensorSpec):
+        kind = "float" if spec.dtype.startswith("float") else "int"
+    said = fields.raw() if kind == "text" else fields.tensor(f"{kind}64", ())
+    files: list[str] = []
+    values: list[Any] = []
+    for batch in loader.Loader(
+        table.fields(file=fields.raw().of(key), label=said.of(label)), batch_size=4096, rank=0, world=1
+    ):
+        files += [bytes(one).decode() for one in batch["file"]]
+        values += [bytes(one).decode() for one in batch["label"]] if kind == "text" else batch["label"].tolist()
+    return files, {kind: values}

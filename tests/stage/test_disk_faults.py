@@ -78,6 +78,22 @@ def test_stage_onto_a_failing_disk_ends_whole_when_run_again(bucket, run_cli, tm
 
 
 @pytest.mark.needs_root
+def test_parts_of_a_large_object_whose_sync_failed_are_not_taken_up_again(bucket, run_cli, tmp_path):
+    """After a failed fsync the page cache may show what the disk lacks, and the next fsync succeeds."""
+    (bucket.folder / "set/large.bin").write_bytes(large := os.urandom(20 << 20))
+    dst = tmp_path / "dst"
+    parts = dst / ".penstock/stage/parts"
+    parts.mkdir(parents=True)
+    with failing(tmp_path, "-rate", "1", "-calls", "fsync", "-errors", "EIO", at=parts) as (_, counts):
+        ran = run_cli("stage", f"{bucket.url}large.bin", dst, "--json", env=bucket.env)
+        assert (ran.code, "error[system]" in ran.err) == (3, True), ran.err
+        assert not list(parts.iterdir())
+    assert counts == {"fsync EIO": 1}
+    again = run_cli("stage", f"{bucket.url}large.bin", dst, "--json", env=bucket.env)
+    assert (again.code, facts(again)["resumed_bytes"], tree(dst)) == (0, 0, {"large.bin": large}), again.err
+
+
+@pytest.mark.needs_root
 def test_verify_of_a_file_that_the_disk_cannot_read_names_it(bucket, run_cli, tmp_path):
     dst = tmp_path / "dst"
     run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env)

@@ -9,12 +9,17 @@ all that this object ever was:
 
 - wrong: the file is not the whole of any version (cut, or damaged), and the run did not say that it had succeeded
 - corrupt: the same, after a run that said so (exit 0)
-- mixed: it consists of pieces of two versions, whatever the run said
+- mixed: every block of 4 KiB is of some version, and no version has them all; whatever the run said
 - lost: not there, after exit 0
 - doubled: files beside the objects' own that are left after exit 0
 - gave up: rounds in which RUNS runs were not enough
 
-A file counts once a round and kind. Copiers that have a way to go on are called by it (`sync`).
+A file counts once a round and kind. Copiers that have a way to go on are called by it (`sync`). A wrong file is written to
+runs/bench/wrong with where it differs from each version, the journal's lines of it and how the runs of its round ended.
+
+Objects go in by one request each, so that the store has a checksum of the whole. `--composite` lets replacements be
+multipart uploads, of which the store has none (an ETag `...-8` and a checksum of checksums): whoever does not ask for each
+part's own cannot see a flipped bit in them.
 
 Network faults come from `proxy`, ENOSPC and EIO from `faultfs` (write, fsync, rename, create; needs root), SIGKILL from
 here. Half of the objects are gzip'd; nobody inflates, so that all do the same.
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
 RUNS = 40
 SMALL, LARGE = 120, 2
 LARGE_BYTES = 60_000_000  # two parts for s5cmd (50 MiB), eight for us
+BLOCK = 4096
 RATE = 0.25
 DISK_RATE = 0.002
 KILLS = 2
@@ -60,7 +66,7 @@ BUCKET = "faults"
 class Objects:
     """What is to come: each object with every version that it ever had."""
 
-    def __init__(self, seed: int, env: dict[str, str], body_file: Path) -> None:
+    def __init__(self, seed: int, env: dict[str, str], body_file: Path, *, is_composite: bool) -> None:
         self.random = random.Random(seed)
         self.versions: dict[str, list[bytes]] = {}
         self.digests: dict[str, set[bytes]] = {}
@@ -74,7 +80,7 @@ class Objects:
         self._add("zero.bin", b"")
         for at in range(LARGE):
             self._add(f"large{at}.bin", self.random.randbytes(LARGE_BYTES))
-        self.env, self.body_file = env, body_file
+        self.env, self.body_file = env if is_composite else kit.uploading(env), body_file
 
     def _add(self, key: str, body: bytes) -> None:
         self.versions.setdefault(key, []).append(body)
@@ -106,11 +112,30 @@ class Objects:
                 del versions[:-2]  # the digests of all stay
 
     def is_mixed(self, key: str, body: bytes) -> bool:
-        versions = self.versions[key]
-        pieces = range(0, LARGE_BYTES, 1 << 20)
-        return len(versions) > 1 and all(
-            any(body[at : at + 4096] == v[at : at + 4096] for v in versions) for at in pieces
+        versions = [version for version in self.versions[key] if len(version) == len(body)]
+        return all(
+            any(body[at : at + BLOCK] == version[at : at + BLOCK] for version in versions)
+            for at in range(0, len(body), BLOCK)
         )
+
+    def differences(self, key: str, body: bytes) -> list[dict[str, Any]]:
+        """For each version that is still known: the blocks that differ, as runs, and the first bytes that do."""
+        found = []
+        for version in self.versions[key]:
+            runs: list[list[int]] = []
+            flips: list[tuple[int, int, int]] = []
+            for at in range(0, max(len(body), len(version)), BLOCK):
+                have, want = body[at : at + BLOCK], version[at : at + BLOCK]
+                if have == want:
+                    continue
+                if runs and runs[-1][1] == at:
+                    runs[-1][1] = at + BLOCK
+                else:
+                    runs.append([at, at + BLOCK])
+                if len(flips) < 64:
+                    flips += [(at + i, h, w) for i, (h, w) in enumerate(zip(have, want, strict=False)) if h != w][:64]
+            found.append({"bytes": len(version), "blocks": runs[:200], "first (at, have, want)": flips[:64]})
+        return found
 
 
 @contextmanager
@@ -145,6 +170,7 @@ def look(
     escapes: collections.Counter[str],
     seen: set[tuple[str, str]],
     notes: list[str],
+    told: dict[str, Any],
 ) -> None:
     found = kit.tree(folder)
     for key, digests in objects.digests.items():
@@ -164,9 +190,27 @@ def look(
             seen.add((kind, key))
             escapes[kind] += 1
             notes.append(f"{kind} {key}: {len(body)} bytes of {[len(v) for v in objects.versions[key]]}")
+            if path is not None:
+                keep_evidence(kind, key, path, body, objects, told)
     if is_done and found:
         escapes["doubled"] += len(found)
         notes.append(f"left over: {sorted(found)[:3]}")
+
+
+def keep_evidence(kind: str, key: str, path: Path, body: bytes, objects: Objects, told: dict[str, Any]) -> None:
+    out = kit.ROOT / "runs/bench/wrong"
+    out.mkdir(parents=True, exist_ok=True)
+    stem = f"{told['way']}-{told['seed']}-round{told['round']}-{kind}-{key.replace('/', '_')}"
+    (out / stem).write_bytes(body)
+    journals = [*path.parents[key.count("/")].glob(".penstock/stage/journal-*")]
+    facts = told | {
+        "kind": kind,
+        "key": key,
+        "mtime_ns": path.stat().st_mtime_ns,
+        "journal": [line for file in journals for line in file.read_text().splitlines() if f'"{key}"' in line],
+        "differs": objects.differences(key, body),
+    }
+    (out / f"{stem}.json").write_text(json.dumps(facts, indent=1))
 
 
 def one_run(name: str, dst: Path, env: dict[str, str], kill_after_s: float | None) -> tuple[int | None, str]:
@@ -189,9 +233,11 @@ def one_run(name: str, dst: Path, env: dict[str, str], kill_after_s: float | Non
     return child.returncode, said.decode(errors="replace")[-300:]
 
 
-def contest(name: str, least: int, seed: int, scratch: Path, endpoint: str, limit_s: float) -> dict[str, Any]:
+def contest(
+    name: str, least: int, seed: int, scratch: Path, endpoint: str, limit_s: float, *, is_composite: bool
+) -> dict[str, Any]:
     env = kit.environment(endpoint, scratch / "home")
-    objects = Objects(seed, env, scratch / "body")
+    objects = Objects(seed, env, scratch / "body", is_composite=is_composite)
     objects.write(scratch / "objects")
     kit.upload(scratch / "objects", BUCKET, env)
     rng, begin = random.Random(seed), time.monotonic()
@@ -209,7 +255,8 @@ def contest(name: str, least: int, seed: int, scratch: Path, endpoint: str, limi
             dst = disk / "dst"
             dst.mkdir()
             through = kit.environment(proxy.endpoint, scratch / "home-proxy")
-            kills, seen = KILLS, set[tuple[str, str]]()
+            kills, seen, before = KILLS, set[tuple[str, str]](), sum(escapes.values())
+            told: dict[str, Any] = {"way": name, "seed": seed, "round": rounds, "runs": []}
             for _ in range(RUNS):
                 runs += 1
                 kill_after = rng.uniform(0.3, 3.0) if kills else None
@@ -217,11 +264,14 @@ def contest(name: str, least: int, seed: int, scratch: Path, endpoint: str, limi
                 if code is None:
                     counts["SIGKILL"] += 1
                 kills = max(0, kills - 1)
-                look(dst, objects, is_done=code == 0, escapes=escapes, seen=seen, notes=notes)
+                told["runs"].append(
+                    {"code": code, "killed_after_s": kill_after if code is None else None, "said": said}
+                )
+                look(dst, objects, is_done=code == 0, escapes=escapes, seen=seen, notes=notes, told=told)
                 if code == 0:
                     break
-                if escapes["corrupt"] + escapes["mixed"] and name == "penstock":
-                    break
+                if sum(escapes.values()) > before and name == "penstock":
+                    break  # this round has shown what it had to
             else:
                 gave_up += 1
                 notes.append(f"gave up: {said}")
@@ -232,6 +282,7 @@ def contest(name: str, least: int, seed: int, scratch: Path, endpoint: str, limi
         "bench": "faults",
         "way": name,
         "seed": seed,
+        "is_composite": is_composite,
         "rounds": rounds,
         "runs": runs,
         "gave_up": gave_up,
@@ -253,6 +304,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit-s", type=float, default=1200)
     parser.add_argument("--scratch", type=Path, default=None)
+    parser.add_argument("--composite", action="store_true")
     chosen = parser.parse_args()
     rows = []
     for name in chosen.which:
@@ -260,7 +312,17 @@ def main() -> None:
             scratch = Path(folder)
             (scratch / "buckets" / BUCKET).mkdir(parents=True)
             with kit.versitygw(scratch / "buckets") as endpoint:
-                rows.append(contest(name, chosen.faults, chosen.seed, scratch, endpoint, chosen.limit_s))
+                rows.append(
+                    contest(
+                        name,
+                        chosen.faults,
+                        chosen.seed,
+                        scratch,
+                        endpoint,
+                        chosen.limit_s,
+                        is_composite=chosen.composite,
+                    )
+                )
     escapes = ("lost", "corrupt", "mixed", "wrong", "doubled")
     print(f"\n| copier | faults met | runs | {' | '.join(escapes)} | rounds given up |")
     print("|---|---|---|" + "---|" * (len(escapes) + 1))

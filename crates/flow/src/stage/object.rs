@@ -181,13 +181,13 @@ impl Workshop {
             });
             let seen = Seen { digests, checked, encoding: meta.encoding };
             let temporary = temporary_name(&item.target, "tmp");
-            let result = shop.write_file(&item, &entry, &temporary, |file| {
+            // Syncing needs neither memory nor a core.
+            let held = (stored, core, room);
+            let (file, seal) = shop.write_file(&item, &entry, &temporary, held, |(stored, ..), file| {
                 let mut sink = Sink::new(&shop, &item, file).pressing(shop.deflate_of(&entry));
-                shop.inflate_stored(&item, &entry, &stored, &mut sink)?;
+                shop.inflate_stored(&item, &entry, stored, &mut sink)?;
                 sink.finish()
-            });
-            drop((stored, core, room)); // syncing needs neither memory nor a core
-            let (file, seal) = result?;
+            })?;
             let line = shop.line(&item, &entry, &file, seen, seal)?;
             Ok(Finished { line, temporary, leftovers: Vec::new() })
         })
@@ -252,13 +252,14 @@ impl Workshop {
         Ok(())
     }
 
-    /// Makes a temporary file, lets `fill` write it, and syncs it. Nothing of it is left after an error.
-    pub fn write_file(
+    /// Makes a temporary file, lets `fill` write it, drops `held`, and syncs it. Nothing of it is left after an error.
+    pub fn write_file<H>(
         &self,
         item: &Item,
         entry: &Entry,
         temporary: &str,
-        fill: impl FnOnce(&mut File) -> Result<Seal>,
+        held: H,
+        fill: impl FnOnce(&H, &mut File) -> Result<Seal>,
     ) -> Result<(File, Seal)> {
         let io = |error: std::io::Error| self.jail.io_error(item.target.as_bytes(), &error, entry.size);
         let mut file = open_alone(&self.parts, temporary).map_err(|error| match error.kind() {
@@ -268,7 +269,8 @@ impl Workshop {
             },
             _ => io(error),
         })?;
-        let done = file.set_len(0).map_err(io).and_then(|()| fill(&mut file)).and_then(|seal| {
+        let done = file.set_len(0).map_err(io).and_then(|()| fill(&held, &mut file)).and_then(|seal| {
+            drop(held);
             file.sync_all().map_err(io)?;
             Ok(seal)
         });

@@ -3,7 +3,8 @@
 //!
 //! Stored bytes land at their offsets in `HASH.part`; each part that is there stands in `HASH.done` with its CRC. The
 //! next run believes a part only where its bytes still have that CRC, so neither file needs a sync: what a power cut took
-//! is fetched again. When all parts are there the object is checked as a whole and inflated (or adopted as it is).
+//! is fetched again. Parts whose sync has failed go: the page cache would show them and the disk lack them. When all are
+//! there the object is checked as a whole and inflated (or adopted as it is).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -17,6 +18,7 @@ use penstock_codec::{Codec, checksum, gzip_size_hint};
 use penstock_store::{Version, cheapest};
 use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
 use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
 use super::apart::Apart;
@@ -86,9 +88,7 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
                     .map_err(|error| shop.jail.io_error(item.target.as_bytes(), &error, 0))?;
                 let item = item.settled(shop.options.inflate, encoding.as_deref(), head);
                 let known = Known { digests: known, encoding };
-                let result = finish(&shop, &item, &entry, &partial, &known, &data_name, &state_name);
-                drop(core);
-                Ok(result)
+                Ok(finish(&shop, &item, &entry, &partial, &known, core, [&data_name, &state_name]))
             })
             .await?
         };
@@ -267,15 +267,16 @@ async fn fetch(shop: &Workshop, entry: &Entry, range: ByteRange) -> Result<Bytes
     Ok(bytes.into())
 }
 
-/// From all parts on disk to a synced file. With an error comes what the stored bytes were.
+/// From all parts on disk to a synced file. With an error comes what the stored bytes were. The core is given back before
+/// the sync, which needs none.
 fn finish(
     shop: &Workshop,
     item: &Item,
     entry: &Entry,
     partial: &Partial,
     known: &Known,
-    data_name: &str,
-    state_name: &str,
+    core: OwnedSemaphorePermit,
+    [data_name, state_name]: [&str; 2],
 ) -> Result<Finished, (Error, Vec<Digest>)> {
     let mut stored = Stored::new(&known.digests);
     let whole = |stored: &Stored, shop: &Workshop| {
@@ -297,14 +298,21 @@ fn finish(
             })
             .map_err(|error| error.unwrap_or_else(io))?;
             let digests = whole(&stored, shop)?;
-            partial.data.sync_all().map_err(io)?;
+            drop(core);
+            // What the disk refused stays in the page cache as if it were written, and the next sync of it succeeds: a
+            // later run must not find it there and believe it.
+            partial.data.sync_all().map_err(|error| {
+                remove_own(&shop.parts, state_name);
+                remove_own(&shop.parts, data_name);
+                io(error)
+            })?;
             let line = shop.line(item, entry, &partial.data, seen(&digests), stored.seal.clone())?;
             Ok(Finished { line, temporary: data_name.to_owned(), leftovers: vec![state_name.to_owned()] })
         })();
         return done.map_err(|error| (error, stored.digests()));
     }
     let temporary = temporary_name(&item.target, "tmp");
-    let result = shop.write_file(item, entry, &temporary, |file| {
+    let result = shop.write_file(item, entry, &temporary, core, |_, file| {
         let mut sink = Sink::new(shop, item, file).pressing(deflate);
         if item.undo == Codec::None {
             read_pieces(&partial.data, entry.size, |piece| {

@@ -57,6 +57,14 @@ def test_stage_of_an_object_that_is_lied_about_names_it_and_moves_the_rest(lie, 
     assert tree(tmp_path / "dst") == {"good": b"good"}
 
 
+@pytest.mark.parametrize("body", [BODY, LARGE])
+def test_stage_of_a_multipart_upload_without_a_whole_checksum_says_that_it_is_unchecked(body, run_cli, tmp_path):
+    composite = {"x-amz-checksum-crc32": "mQ0Q3g==-8", "x-amz-checksum-type": "COMPOSITE"}
+    ran = _staged({b"parts": Lie(body, etag="0" * 32 + "-8", headers=composite)}, run_cli, tmp_path / "dst")
+    assert (ran.code, facts(ran)["unchecked"]) == (0, 1), ran.err
+    assert tree(tmp_path / "dst") == {"good": b"good", "parts": body}
+
+
 @pytest.mark.parametrize("said", ["gzip", "zstd", "br", "identity", "gzip, gzip", "weird; q=1"])
 @pytest.mark.parametrize("size", [20_000, 9 << 20])
 def test_stage_of_plain_bytes_under_a_content_encoding_keeps_them(said, size, run_cli, tmp_path):

@@ -200,15 +200,19 @@ impl Store for Retry {
         self.shared.inner.capabilities()
     }
 
-    /// A listing that breaks goes on after the last key that it gave.
+    /// A listing that breaks goes on after the last key that it gave; where the store then begins at or before that key,
+    /// what broke it is the answer, or it would go round for ever.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         struct Listing<'a> {
             stream: Option<ListStream<'a>>,
             after: Option<Key>,
+            /// Why it was begun anew, until a key has come.
+            broke: Option<Error>,
             tries: Tries,
         }
         let prefix = prefix.clone();
-        let state = Listing { stream: None, after: after.cloned(), tries: self.tries("LIST", &prefix, deadline) };
+        let state =
+            Listing { stream: None, after: after.cloned(), broke: None, tries: self.tries("LIST", &prefix, deadline) };
         stream::try_unfold(state, move |mut state| {
             let prefix = prefix.clone();
             async move {
@@ -226,13 +230,19 @@ impl Store for Retry {
                     match next {
                         Ok(None) => return Ok(None),
                         Ok(Some(meta)) => {
-                            state.tries.progressed();
+                            match state.broke.take() {
+                                Some(error) if state.after.as_ref().is_some_and(|after| meta.key <= *after) => {
+                                    return Err(error);
+                                }
+                                _ => state.tries.progressed(),
+                            }
                             state.after = Some(meta.key.clone());
                             return Ok(Some((meta, state)));
                         }
                         Err(error) => {
                             state.stream = None;
-                            state.tries.after(error).await?;
+                            state.tries.after(error.clone()).await?;
+                            state.broke = Some(error);
                         }
                     }
                 }

@@ -518,17 +518,33 @@ async fn test_store_that_knows_no_ranges_is_unsupported() {
     assert_eq!(got.unwrap_err().code(), "unsupported");
 }
 
+const MORE: &str = "<IsTruncated>true</IsTruncated><NextContinuationToken>t/+</NextContinuationToken>";
+
+fn page(keys: &str, tail: &str) -> String {
+    let entries: String =
+        keys.split(',').map(|key| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>")).collect();
+    answer("200 OK", "", &format!("<ListBucketResult>{entries}{tail}</ListBucketResult>"))
+}
+
+#[tokio::test]
+async fn test_listing_that_comes_round_for_ever_ends() {
+    let script = Script::start([
+        (page("a,b", MORE), Then::Keep),
+        (page("a,b", MORE), Then::Keep),
+        (page("a,b", MORE), Then::Keep),
+    ])
+    .await;
+    let (store, _) = script.open();
+    let listed: Result<Vec<_>> = store.list(&Key::from(""), None, Deadline::within(SOON)).try_collect().await;
+    let error = listed.unwrap_err();
+    assert_eq!((error.code(), error.to_string().contains("same page")), ("server", true), "{error}");
+    assert_eq!(script.seen().len(), 3);
+}
+
 #[tokio::test]
 async fn test_listing_goes_on_after_the_last_key_when_a_page_breaks() {
-    let page = |keys: &str, tail: &str| {
-        let entries: String =
-            keys.split(',').map(|key| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>")).collect();
-        let body = format!("<ListBucketResult>{entries}{tail}</ListBucketResult>");
-        answer("200 OK", "", &body)
-    };
-    let more = "<IsTruncated>true</IsTruncated><NextContinuationToken>t/+</NextContinuationToken>";
     let script = Script::start([
-        (page("a,b", more), Then::Keep),
+        (page("a,b", MORE), Then::Keep),
         (error("500 Internal", "", "InternalError"), Then::Keep),
         (page("c", ""), Then::Keep),
     ])

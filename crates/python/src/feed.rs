@@ -271,8 +271,22 @@ fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<
 #[pyclass(name = "Source", module = "penstock._native", frozen)]
 pub struct PySource {
     pub(crate) manifest: Manifest,
+    /// What the order calls objects, where those are not the listing's own: the blocks of arrays.
+    blocks: Option<Manifest>,
     ignored: usize,
     format: FormatSpec,
+}
+
+impl PySource {
+    fn of(source: &Source) -> Self {
+        let (listing, format) = (source.listing().clone(), source.format().clone());
+        let blocks = (!std::ptr::eq(source.listing(), source.manifest())).then(|| source.manifest().clone());
+        Self { manifest: listing, blocks, ignored: source.ignored(), format }
+    }
+
+    fn ordered(&self) -> &Manifest {
+        self.blocks.as_ref().unwrap_or(&self.manifest)
+    }
 }
 
 #[pymethods]
@@ -316,9 +330,13 @@ impl PySource {
             }
         }
         let format = told(py, &listed, format, &env)?;
-        let (source, _) = enter(py, || opened(&listed, Some(&format), &env, Rates::default().in_flight))?;
-        let (manifest, format) = (source.manifest().clone(), source.format().clone());
-        Ok(Self { manifest, ignored: source.ignored(), format })
+        let in_flight = Rates::default().in_flight;
+        let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight))?.0);
+        let asked = source.clone();
+        match enter_async(py, async move { asked.told(Deadline::within(LISTING)).await })? {
+            Some(format) => Ok(Self::of(&enter(py, || opened(&listed, Some(&format), &env, in_flight))?.0)),
+            None => Ok(Self::of(&source)),
+        }
     }
 
     /// Rebuilds a source that was pickled.
@@ -326,7 +344,8 @@ impl PySource {
     fn restore(py: Python<'_>, manifest: Vec<u8>, ignored: usize, format: &str) -> PyResult<Self> {
         enter(py, || {
             let manifest = Manifest::from_json(&manifest, "a pickled dataset")?;
-            Ok(Self { manifest, ignored, format: FormatSpec::from_json(format)? })
+            let format = FormatSpec::from_json(format)?;
+            Ok(Self { blocks: format.ordered(&manifest)?, manifest, ignored, format })
         })
     }
 
@@ -361,19 +380,19 @@ impl PySource {
 
     #[getter]
     fn objects(&self) -> usize {
-        self.manifest.objects.len()
+        self.ordered().objects.len()
     }
 
     /// The key of an object below `url`, by its number among the dataset's names.
     fn key(&self, number: usize) -> PyResult<String> {
-        let entry = self.manifest.objects.get(number);
+        let entry = self.ordered().objects.get(number);
         let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
         Ok(entry.key.to_string())
     }
 
     /// Its name without the suffix of its codec: the same in a staged or inflated copy.
     fn logical_name(&self, number: usize) -> PyResult<String> {
-        let entry = self.manifest.objects.get(number);
+        let entry = self.ordered().objects.get(number);
         let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
         Ok(String::from_utf8_lossy(entry.logical_name()).into_owned())
     }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.feed import caches, formats, labels, node_cache
+from penstock.feed import caches, chunk_maps, formats, labels, node_cache
 from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
@@ -126,6 +126,10 @@ class Dataset(Shaped):
 
     def caches(self) -> list[node_cache.NodeCache | None]:
         """Where each dataset of it is kept on this node."""
+        if self.format in ("zarr", "hdf5"):
+            if self.asked_cache.is_on:
+                raise ConfigError("cache: chunks of arrays are not kept on the node", where="cache")
+            return [None]
         return [node_cache.place(self.asked_cache, self.url, self.source.size_bytes, env.read())]
 
     def __repr__(self) -> str:
@@ -260,6 +264,9 @@ def open(  # noqa: A001 - the verb is the API
     if source.ignored:
         kind = json.loads(source.format)["name"]
         _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)
+    if said is not None and said.name == "hdf5":
+        told = chunk_maps.read(source, said)
+        source = _native.Source.open(text, source.manifest(), dict(env.read()), told.to_json())
     return Dataset(source, records_per_object=records_per_object)
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "Format",
     "LabelFile",
     "fixed",
+    "hdf5",
     "images",
     "mds",
     "named",
@@ -27,6 +28,7 @@ __all__ = [
     "tar",
     "tfrecord",
     "tokens",
+    "zarr",
 ]
 
 
@@ -144,13 +146,46 @@ def images(*, labels: str | os.PathLike[str] | None = None, key: str = "file", l
     return Format("images", labels=None if labels is None else LabelFile(os.fsdecode(labels), key, label))
 
 
+def zarr(*arrays: str) -> Format:
+    """Zarr, versions 2 and 3: sample i is index i along the first axis; parts are the arrays by name, a lone one's `array`.
+
+    Args:
+        arrays: Which arrays of a group; all, where none is named. They have equally many rows.
+    """
+    return Format("zarr", {"arrays": list(arrays)})
+
+
+def hdf5(*datasets: str) -> Format:
+    """Datasets of HDF5 files, chunked or not: sample i is index i along the first axis; parts are the datasets by name.
+
+    Where chunks lie is read by h5py when the dataset is opened; the samples themselves are not read through it.
+
+    Args:
+        datasets: Their paths in each file (`"/images"`), of equally many rows.
+    Raises:
+        ConfigError: None is named.
+    """
+    if not datasets:
+        raise ConfigError('format: say which datasets, penstock.formats.hdf5("/images")', where="format")
+    return Format("hdf5", {"datasets": [name.strip("/") for name in datasets]})
+
+
 def _bytes(count: int) -> int:
     if count < 0:
         raise ConfigError(f"format: a header of {count} bytes cannot be", where="format")
     return count
 
 
-_PLAIN = {"tfrecord": tfrecord, "tar": tar, "npy": npy, "npz": npz, "images": images, "mds": mds, "parquet": parquet}
+_PLAIN = {
+    "tfrecord": tfrecord,
+    "tar": tar,
+    "npy": npy,
+    "npz": npz,
+    "images": images,
+    "mds": mds,
+    "parquet": parquet,
+    "zarr": zarr,
+}
 
 
 def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the argument's name is the API

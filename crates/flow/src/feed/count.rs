@@ -95,6 +95,14 @@ pub async fn count(
     let objects = &source.manifest().objects;
     let index = cached(source, cache)?.filter(RecordIndex::is_complete).map(Arc::new);
     let counted = |records: &[u64], rung| Some(Counted::new(source, records, rung, index.clone()));
+    if source.blocks().is_some() {
+        if declared.is_some() {
+            return Err(Error::config("records_per_object", "an array's shape says how many rows it has"));
+        }
+        let framing = source.framing();
+        let records: Vec<u64> = (0..objects.len() as u64).filter_map(|block| framing.count_of_object(block)).collect();
+        return Ok(Some(Counted::new(source, &records, Rung::Format, None)));
+    }
     if let Some(each) = declared {
         return Ok(counted(&vec![each; objects.len()], Rung::Declared));
     }
@@ -216,6 +224,12 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     // A table is held whole for any row of it: there is nothing to index.
     if source.framing().is_table() {
         return Ok(Counted::new(source, &tables(source, deadline).await?, Rung::Scan, None));
+    }
+    // Where rows of arrays lie is arithmetic: no index says it better.
+    if source.blocks().is_some()
+        && let Some(counted) = Box::pin(count(source, None, None, deadline)).await?
+    {
+        return Ok(counted);
     }
     let objects = &source.manifest().objects;
     let before = cached(source, cache)?;

@@ -57,13 +57,18 @@ pub(crate) fn decode(
         }
     };
     let (place, framing) = (object.place, object.source.framing());
-    if stored.is_empty() {
+    let blocks = object.source.blocks();
+    if let Some(blocks) = blocks {
+        let name = |number: usize| object.source.listed_place(number);
+        blocks.unpack(object.number, stored, scratch, object.limit, &name)?;
+    } else if stored.is_empty() {
         return Err(Error::corrupt(place, "is empty (0 bytes) where records were expected"));
     }
     if framing.is_table() {
         return decode_table(object, stored, wants, fields, rows);
     }
     let content = match object.codec {
+        Codec::None if blocks.is_some() => scratch.as_slice(),
         Codec::None => stored.as_ref(),
         // Where every record's own checksum is looked at, gzip's CRC-32 of the same bytes would be one pass too many.
         codec => {

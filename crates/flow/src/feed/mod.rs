@@ -4,6 +4,7 @@
 //! Owns the way from the store to the batch: counts, plan, fetches, decoding threads, slots. Knows no Python and decides
 //! no epoch: the caller says which epoch, from where, for which rank.
 
+mod arrays;
 mod count;
 mod decode;
 mod field;
@@ -21,6 +22,7 @@ mod schedule;
 mod schema;
 mod slot;
 mod source;
+mod tell;
 mod timing;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +34,7 @@ use tokio::runtime::Handle;
 
 pub use count::{Counted, Rung, count, scan};
 pub use field::{Field, Kind};
-pub use format::{Column as FixedColumn, FormatSpec};
+pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold};
 pub use gather::Wanted;
 pub(crate) use glob::Glob;
 pub use glob::{glob_matches, split_glob};
@@ -160,6 +162,10 @@ impl Feed {
         for (source, leaf) in sources.iter().zip(&leaves) {
             let objects = &source.manifest().objects;
             let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
+            if let Some(blocks) = source.blocks() {
+                (stored, scratch) = (stored.max(largest), scratch.max(blocks.most_work()));
+                continue;
+            }
             let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
             // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
             let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);

@@ -30,6 +30,13 @@ pub struct Seen {
 
 /// Looks at the first record.
 pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<Seen>> {
+    if let Some(blocks) = source.blocks() {
+        let seen = |(name, spec): (&str, TensorSpec)| Seen {
+            holds: format!("{} {:?}", spec.dtype, spec.shape),
+            field: Field { name: name.to_owned(), of: Vec::new(), kind: Kind::Tensor(spec) },
+        };
+        return Ok(blocks.parts().into_iter().map(seen).collect());
+    }
     let codec = source.codec(0);
     let bytes = match codec {
         Codec::None if !source.framing().is_table() => source.head(0, HEAD, deadline).await?,

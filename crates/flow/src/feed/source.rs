@@ -12,6 +12,8 @@ use penstock_store::{ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, grouped, now};
 use std::time::Instant;
 
+use super::arrays::Blocks;
+use super::format::rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
 use super::index::RecordIndex;
 use super::plan::Steps;
@@ -34,7 +36,11 @@ const PARTS_IN_FLIGHT: usize = 8;
 pub struct Source {
     store: Arc<dyn Store>,
     base: Key,
+    /// What the order calls objects: those of the listing, or the blocks of arrays.
     manifest: Arc<Manifest>,
+    /// The objects that lie there.
+    listing: Arc<Manifest>,
+    blocks: Option<Arc<Blocks>>,
     metrics: Arc<Metrics>,
     ignored: usize,
     format: FormatSpec,
@@ -94,9 +100,15 @@ impl Source {
             ));
         }
         let ignored = all - manifest.objects.len();
-        let framing = framing(&format, &manifest)?;
-        let manifest = Arc::new(manifest);
-        Ok(Self { store, base, manifest, metrics, ignored, format, framing, index: None, schedule: None })
+        let blocks = format.blocks(&manifest)?.map(Arc::new);
+        let framing: Box<dyn Framing> = match &blocks {
+            Some(blocks) => Box::new(Rows::new(blocks.clone())?),
+            None => framing(&format, &manifest)?,
+        };
+        let listing = Arc::new(manifest);
+        let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
+        let (index, schedule) = (None, None);
+        Ok(Self { store, base, manifest, listing, blocks, metrics, ignored, format, framing, index, schedule })
     }
 
     /// The format.
@@ -119,6 +131,10 @@ impl Source {
         steps: Option<Steps>,
         node: Range<u64>,
     ) -> Result<Self> {
+        // The cache keeps whole objects by when they are needed next, which of chunks nobody says.
+        if self.blocks.is_some() {
+            return Ok(self);
+        }
         let schedule = Arc::new(Schedule::new(self.manifest.clone(), self.base.clone(), leaf.clone(), steps, node));
         let metrics = self.metrics.clone();
         let store = Arc::new(NodeCache::new(self.store, folder, limit_bytes, schedule.clone(), metrics)?);
@@ -148,9 +164,18 @@ impl Source {
         &*self.framing
     }
 
-    /// The objects, by logical name.
+    /// The objects, by logical name; of arrays, their blocks.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// The objects that lie there.
+    pub fn listing(&self) -> &Manifest {
+        &self.listing
+    }
+
+    pub(super) fn blocks(&self) -> Option<&Blocks> {
+        self.blocks.as_deref()
     }
 
     /// How many objects of the listing hold no records by their names.
@@ -169,12 +194,24 @@ impl Source {
 
     /// The URL of an object.
     pub fn place(&self, object: u64) -> String {
-        self.store.root().with_key(self.below_root(object)).to_string()
+        match &self.blocks {
+            Some(blocks) => blocks.place(object),
+            None => self.place_of(self.entry(object)),
+        }
+    }
+
+    /// The URL of an object of the listing.
+    pub(crate) fn listed_place(&self, number: usize) -> String {
+        self.place_of(&self.listing.objects[number])
+    }
+
+    fn place_of(&self, entry: &Entry) -> String {
+        self.store.root().with_key(self.below_root(entry)).to_string()
     }
 
     /// For `file` the root's own key is part of the path.
-    fn below_root(&self, object: u64) -> Key {
-        let key = self.base.join(self.entry(object).key.as_bytes());
+    fn below_root(&self, entry: &Entry) -> Key {
+        let key = self.base.join(entry.key.as_bytes());
         let root = &self.store.root().as_folder().key;
         if root.as_bytes() == b"/" || root.is_empty() { key } else { root.join(key.as_bytes()) }
     }
@@ -198,8 +235,7 @@ impl Source {
         self.manifest.bytes().saturating_mul(ratio) / counts.samples().max(1)
     }
 
-    fn reference(&self, object: u64) -> ObjectRef {
-        let entry = self.entry(object);
+    fn reference(&self, entry: &Entry) -> ObjectRef {
         ObjectRef { key: self.base.join(entry.key.as_bytes()), version: entry.version.clone() }
     }
 
@@ -207,6 +243,9 @@ impl Source {
     pub(crate) async fn fetch(&self, object: u64, deadline: Deadline) -> Result<Fetched> {
         let size = self.entry(object).size;
         let sent = now();
+        if let Some(blocks) = &self.blocks {
+            return self.fetch_block(blocks, object, deadline).await;
+        }
         if size <= 2 * PART {
             let (bytes, first_byte) = self.range(object, ByteRange::WHOLE, size, deadline).await?;
             return Ok(Fetched { bytes, sent, first_byte, done: now() });
@@ -223,6 +262,36 @@ impl Source {
         let mut whole = BytesMut::with_capacity(size as usize);
         parts.iter().for_each(|part| whole.extend_from_slice(&part.0));
         Ok(Fetched { bytes: whole.freeze(), sent, first_byte, done: now() })
+    }
+
+    /// The chunks of a block, end to end, each of the object's version that the listing pinned.
+    async fn fetch_block(&self, blocks: &Blocks, block: u64, deadline: Deadline) -> Result<Fetched> {
+        let sent = now();
+        let mut stretches = Vec::new();
+        for stored in blocks.blocks[block as usize].stored() {
+            let ByteRange { start, len } = stored.range;
+            let cut = (0..len).step_by(PART as usize).map(|at| ByteRange::new(start + at, PART.min(len - at)));
+            stretches.extend(cut.map(|range| (stored.object, range)));
+        }
+        let mut whole = BytesMut::with_capacity(self.entry(block).size as usize);
+        let mut first_byte = None;
+        let mut parts = stream::iter(stretches)
+            .map(|(object, range)| self.listed(object, range, deadline))
+            .buffered(PARTS_IN_FLIGHT);
+        while let Some(part) = parts.next().await {
+            let (bytes, came) = part?;
+            first_byte.get_or_insert(came);
+            whole.extend_from_slice(&bytes);
+        }
+        drop(parts);
+        Ok(Fetched { bytes: whole.freeze(), sent, first_byte: first_byte.unwrap_or(sent), done: now() })
+    }
+
+    /// A stretch of an object of the listing.
+    pub(crate) async fn listed(&self, object: usize, range: ByteRange, deadline: Deadline) -> Result<(Bytes, Instant)> {
+        let entry = &self.listing.objects[object];
+        let whole = range.start == 0 && range.len == entry.size;
+        self.range_of(entry, if whole { ByteRange::WHOLE } else { range }, range.len, deadline).await
     }
 
     /// What `reads` says of an object.
@@ -278,12 +347,22 @@ impl Source {
 
     /// One range, of which `want` bytes must come.
     async fn range(&self, object: u64, range: ByteRange, want: u64, deadline: Deadline) -> Result<(Bytes, Instant)> {
-        let mut answer = self.store.get_ranges(&self.reference(object), &[range], deadline).await?;
-        let size = self.entry(object).size;
+        self.range_of(self.entry(object), range, want, deadline).await
+    }
+
+    async fn range_of(
+        &self,
+        entry: &Entry,
+        range: ByteRange,
+        want: u64,
+        deadline: Deadline,
+    ) -> Result<(Bytes, Instant)> {
+        let mut answer = self.store.get_ranges(&self.reference(entry), &[range], deadline).await?;
+        let size = entry.size;
         // A store without versions still gives sizes.
         if answer.meta.size != size {
             return Err(Error::Changed {
-                place: self.place(object),
+                place: self.place_of(entry),
                 want: format!("of {} bytes", grouped(size)),
                 have: format!("one of {} bytes", grouped(answer.meta.size)),
             });
@@ -307,7 +386,7 @@ impl Source {
         let bytes = single.unwrap_or_else(|| several.freeze());
         if bytes.len() as u64 != want {
             return Err(Error::corrupt(
-                self.place(object),
+                self.place_of(entry),
                 format!("gave {} bytes where {} were asked for", grouped(bytes.len() as u64), grouped(want)),
             ));
         }

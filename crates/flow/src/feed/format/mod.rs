@@ -6,11 +6,14 @@
 
 mod files;
 mod fixed;
+mod hdf5;
 mod mds;
 mod npy;
 mod parquet;
+pub(super) mod rows;
 mod tar;
 mod tfrecord;
+pub(super) mod zarr;
 
 use std::fmt;
 use std::ops::Range;
@@ -21,7 +24,10 @@ use serde::{Deserialize, Serialize};
 
 pub use files::Labels;
 pub use fixed::Column;
+pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
+pub use zarr::Told as ZarrTold;
 
+use super::arrays::Blocks;
 use super::part::Part;
 use crate::manifest::Manifest;
 
@@ -75,6 +81,23 @@ pub enum FormatSpec {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
     },
+    /// Zarr arrays, whose rows are the records.
+    Zarr {
+        /// Which arrays of a group; all, where none is named.
+        #[serde(default)]
+        arrays: Vec<String>,
+        /// What its metadata say; read when the dataset is opened.
+        #[serde(default)]
+        told: Option<ZarrTold>,
+    },
+    /// Datasets of HDF5 files, whose rows are the records.
+    Hdf5 {
+        /// Which datasets.
+        datasets: Vec<String>,
+        /// Where their chunks lie; read by h5py when the dataset is opened.
+        #[serde(default)]
+        files: Option<Vec<Hdf5File>>,
+    },
 }
 
 impl FormatSpec {
@@ -100,6 +123,8 @@ impl FormatSpec {
             Self::Images { .. } => "images",
             Self::Parquet {} => "parquet",
             Self::Mds { .. } => "mds",
+            Self::Zarr { .. } => "zarr",
+            Self::Hdf5 { .. } => "hdf5",
         }
     }
 
@@ -115,19 +140,32 @@ impl FormatSpec {
             Self::Parquet {} => ends(&[b".parquet"]),
             Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png"]),
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd"]),
-            Self::Fixed { .. } | Self::Tokens { .. } => None,
+            Self::Hdf5 { .. } => ends(&[b".h5", b".hdf5", b".he5"]),
+            Self::Fixed { .. } | Self::Tokens { .. } | Self::Zarr { .. } => None,
         }
     }
 
     /// The format that the names of a listing say, TFRecord where they say none: the first of a stated row that some name
     /// claims. A tar beside an image is an archive of them more likely than not.
     pub fn of_names(manifest: &Manifest) -> Result<Self> {
+        // Chunks go by any name.
+        if zarr::is_zarr(manifest) {
+            return Ok(Self::Zarr { arrays: Vec::new(), told: None });
+        }
         let mds = Self::Mds { index: None };
         let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
         let known = [Self::TfRecord {}, Self::Tar {}, mds, npy, Self::Npz {}, Self::Parquet {}, images];
         let claimed =
             |format: &Self| manifest.objects.iter().any(|entry| format.claims(entry.logical_name()) == Some(true));
-        Ok(known.into_iter().find(claimed).unwrap_or(Self::TfRecord {}))
+        if let Some(format) = known.into_iter().find(claimed) {
+            return Ok(format);
+        }
+        if claimed(&Self::Hdf5 { datasets: Vec::new(), files: None }) {
+            let problem =
+                format!("{} holds HDF5 files: say which dataset, penstock.formats.hdf5(\"/name\")", manifest.url);
+            return Err(Error::config("format", problem));
+        }
+        Ok(Self::TfRecord {})
     }
 
     /// The key of an object that tells the rest of what the format must know; see [`FormatSpec::told`].
@@ -145,6 +183,26 @@ impl FormatSpec {
             }
             other => Ok(other),
         }
+    }
+
+    /// What the order calls objects, where those are not the listing's own.
+    pub fn ordered(&self, listing: &Manifest) -> Result<Option<Manifest>> {
+        Ok(self.blocks(listing)?.map(|blocks| blocks.manifest(listing)))
+    }
+
+    /// The blocks of a format of chunked arrays; of one that is not told yet, none.
+    pub(super) fn blocks(&self, listing: &Manifest) -> Result<Option<Blocks>> {
+        Ok(match self {
+            Self::Zarr { arrays, told } => Some(match told {
+                Some(told) => zarr::blocks(arrays, told, listing)?,
+                None => Blocks::default(),
+            }),
+            Self::Hdf5 { datasets, files } => Some(match files {
+                Some(files) => hdf5::blocks(datasets, files, listing)?,
+                None => Blocks::default(),
+            }),
+            _ => None,
+        })
     }
 
     /// Leaves the objects that hold records: where some names say that they do, the others are put aside.
@@ -319,5 +377,8 @@ pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn 
         FormatSpec::Mds { index } => Box::new(mds::Mds::new(index.as_deref().unwrap_or_default(), manifest)?),
         FormatSpec::Parquet {} => Box::new(parquet::Parquet),
         FormatSpec::Images { labels } => Box::new(files::Files::new(manifest, labels.as_ref())?),
+        FormatSpec::Zarr { .. } | FormatSpec::Hdf5 { .. } => {
+            return Err(Error::bug("arrays are framed by their blocks"));
+        }
     })
 }

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Chunked arrays as a dataset: sample i is index i along the first axis of one array, or of several side by side.
+//!
+//! Owns the *block*: the rows of one row of chunks (of the array whose rows are widest), with the chunks of every array that
+//! hold some of them, each a stretch of an object. To the order a block is what an object is to other formats. A block is
+//! fetched whole and its chunks are decoded into its rows; what was never written is the fill value. Fetches nothing.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use penstock_record::chunk::{Step, copy_rows, decode_into};
+use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, grouped};
+
+use crate::manifest::{Entry, Manifest};
+
+/// Chunks of a dataset: each takes some 100 bytes for as long as the dataset is open.
+pub(super) const MOST_CHUNKS: usize = 1 << 22;
+
+/// One array.
+#[derive(Debug)]
+pub(super) struct Column {
+    /// What its part is called.
+    pub name: String,
+    /// Its elements and shape.
+    pub spec: TensorSpec,
+    /// Shape of a chunk; at the array's end, chunks stay of this shape unless they are `flat`.
+    pub chunk_shape: Vec<usize>,
+    /// Where rows lie one after another: the object, and the first's offset. Its chunks are as many rows as the block has.
+    pub flat: Option<(usize, u64)>,
+    /// What undoes a chunk's filters.
+    pub steps: Vec<Step>,
+    /// One element where nothing was written.
+    pub fill: Vec<u8>,
+}
+
+/// Where a chunk lies.
+#[derive(Debug, Clone)]
+pub(super) struct Stored {
+    /// Which object of the listing.
+    pub object: usize,
+    pub range: ByteRange,
+    /// Where the chunk was not put through all filters: what undoes those it was.
+    pub steps: Option<Vec<Step>>,
+}
+
+/// A chunk of a block.
+#[derive(Debug)]
+pub(super) struct Piece {
+    column: usize,
+    /// Where it stands in the grid of chunks.
+    at: Box<[usize]>,
+    /// `None` where it was never written.
+    pub stored: Option<Stored>,
+}
+
+#[derive(Debug)]
+pub(super) struct Block {
+    layout: usize,
+    pub rows: Range<usize>,
+    pub pieces: Vec<Piece>,
+    /// In messages, whose rows they are.
+    place: String,
+}
+
+/// Arrays of equally many rows.
+#[derive(Debug)]
+struct Layout {
+    columns: Vec<Column>,
+    /// Bytes of a row of each.
+    row_bytes: Vec<usize>,
+}
+
+/// A dataset of arrays.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    layouts: Vec<Layout>,
+    pub blocks: Vec<Block>,
+    chunks: usize,
+}
+
+impl Blocks {
+    /// Adds arrays whose rows belong together. `find` says where a chunk lies, by column and place in the grid; `place`
+    /// names them in messages.
+    pub fn add(
+        &mut self,
+        place: &str,
+        mut columns: Vec<Column>,
+        mut find: impl FnMut(usize, &[usize]) -> Result<Option<Stored>>,
+    ) -> Result<()> {
+        let mut row_bytes = Vec::with_capacity(columns.len());
+        for column in &columns {
+            let (spec, axes) = (&column.spec, column.spec.shape.len());
+            if axes == 0 || column.chunk_shape.len() != axes || column.chunk_shape.contains(&0) {
+                let problem =
+                    format!("`{}` of shape {:?} in chunks of {:?}", column.name, spec.shape, column.chunk_shape);
+                return Err(Error::config("format", format!("{place}: {problem} has no rows to be samples")));
+            }
+            let row = TensorSpec { dtype: spec.dtype, shape: spec.shape[1..].to_vec() }.size_bytes()?;
+            if row == 0 || column.fill.len() != spec.dtype.size() {
+                return Err(Error::config("format", format!("{place}: a row of `{}` is of no bytes", column.name)));
+            }
+            TensorSpec { dtype: spec.dtype, shape: column.chunk_shape.clone() }.size_bytes()?;
+            row_bytes.push(row);
+        }
+        let Some(first) = columns.first() else { return Err(Error::config("format", format!("{place}: no array"))) };
+        let samples = first.spec.shape[0];
+        if let Some(other) = columns.iter().find(|column| column.spec.shape[0] != samples) {
+            let (name, want) = (&first.name, grouped(samples as u64));
+            let problem =
+                format!("`{}` has {} rows, and `{name}` {want}", other.name, grouped(other.spec.shape[0] as u64));
+            return Err(Error::config("format", format!("{place}: {problem}; name arrays of equally many")));
+        }
+        if let Some(before) = self.layouts.first() {
+            let facts = |columns: &[Column]| -> Vec<(String, DType, Vec<usize>)> {
+                let fact = |of: &Column| (of.name.clone(), of.spec.dtype, of.spec.shape[1..].to_vec());
+                columns.iter().map(fact).collect()
+            };
+            if facts(&before.columns) != facts(&columns) {
+                return Err(Error::config(
+                    "format",
+                    format!("{place}: its arrays differ in kind from the first object's"),
+                ));
+            }
+        }
+        let widest = (0..columns.len()).max_by_key(|&at| (row_bytes[at], std::cmp::Reverse(at))).unwrap_or(0);
+        let height = columns[widest].chunk_shape[0];
+        columns.iter_mut().filter(|column| column.flat.is_some()).for_each(|column| column.chunk_shape[0] = height);
+        let too_many = || Error::Unsupported {
+            what: format!("more than {} chunks ({place})", grouped(MOST_CHUNKS as u64)),
+            by: "the feed".to_owned(),
+        };
+        if samples.div_ceil(height) > MOST_CHUNKS {
+            return Err(too_many());
+        }
+        let mut start = 0;
+        while start < samples {
+            let rows = start..start.saturating_add(height).min(samples);
+            let mut pieces = Vec::new();
+            for (column, of) in columns.iter().enumerate() {
+                let grid: Vec<Range<usize>> = (0..of.spec.shape.len())
+                    .map(|axis| match axis {
+                        0 => rows.start / of.chunk_shape[0]..rows.end.div_ceil(of.chunk_shape[0]),
+                        _ => 0..of.spec.shape[axis].div_ceil(of.chunk_shape[axis]),
+                    })
+                    .collect();
+                let count = grid.iter().try_fold(1usize, |count, side| count.checked_mul(side.len()));
+                self.chunks = count.and_then(|count| count.checked_add(self.chunks)).unwrap_or(usize::MAX);
+                if self.chunks > MOST_CHUNKS {
+                    return Err(too_many());
+                }
+                let mut at: Vec<usize> = grid.iter().map(|side| side.start).collect();
+                loop {
+                    let stored = match of.flat {
+                        // Such chunks are the blocks' own rows.
+                        Some((object, offset)) => {
+                            let row = row_bytes[column] as u64;
+                            let range = ByteRange::new(offset + rows.start as u64 * row, rows.len() as u64 * row);
+                            Some(Stored { object, range, steps: None })
+                        }
+                        None => find(column, &at)?,
+                    };
+                    pieces.push(Piece { column, stored, at: at.as_slice().into() });
+                    let Some(axis) = (0..at.len()).rev().find(|&axis| at[axis] + 1 < grid[axis].end) else { break };
+                    at[axis] += 1;
+                    for later in axis + 1..at.len() {
+                        at[later] = grid[later].start;
+                    }
+                }
+            }
+            self.blocks.push(Block { layout: self.layouts.len(), rows: rows.clone(), pieces, place: place.to_owned() });
+            start = rows.end;
+        }
+        self.layouts.push(Layout { columns, row_bytes });
+        Ok(())
+    }
+
+    /// The blocks as the order sees objects: a name of its own for each, and its stored bytes.
+    pub fn manifest(&self, listing: &Manifest) -> Manifest {
+        let entry = |block: &Block| {
+            let size = block.stored().map(|stored| stored.range.len).sum();
+            Entry::new(Key::from(format!("{:06}/rows-{:012}", block.layout, block.rows.start).as_str()), size)
+        };
+        let objects = self.blocks.iter().map(entry).collect();
+        Manifest { objects, source: None, url: listing.url.clone(), ..*listing }
+    }
+
+    /// The name of a block in messages.
+    pub fn place(&self, block: u64) -> String {
+        let block = &self.blocks[block as usize];
+        format!("{} rows {} to {}", block.place, block.rows.start, block.rows.end - 1)
+    }
+
+    /// The names of a record's parts, with their elements and shapes.
+    pub fn parts(&self) -> Vec<(&str, TensorSpec)> {
+        let part = |of: &'_ Column| TensorSpec { dtype: of.spec.dtype, shape: of.spec.shape[1..].to_vec() };
+        let columns = self.layouts.first().map(|layout| layout.columns.as_slice()).unwrap_or_default();
+        columns.iter().map(|column| (column.name.as_str(), part(column))).collect()
+    }
+
+    /// Bytes of a record, all arrays' rows end to end.
+    pub fn row_bytes(&self) -> usize {
+        self.layouts.first().map_or(0, |layout| layout.row_bytes.iter().sum())
+    }
+
+    /// The most bytes that decoding a block holds besides what is stored of it.
+    pub fn most_work(&self) -> u64 {
+        let work = |block: &Block| self.layouts[block.layout].work(block.rows.len());
+        self.blocks.iter().map(work).max().unwrap_or(0)
+    }
+
+    /// Decodes a block into `out`: its rows, of each all arrays' end to end. `stored` are its chunks as they are stored, end
+    /// to end; `name` gives an object's name for messages.
+    pub fn unpack(
+        &self,
+        number: u64,
+        stored: &[u8],
+        out: &mut Vec<u8>,
+        limit: u64,
+        name: &dyn Fn(usize) -> String,
+    ) -> Result<()> {
+        let block = &self.blocks[number as usize];
+        let layout = &self.layouts[block.layout];
+        let (rows, work) = (block.rows.len(), layout.work(block.rows.len()));
+        let size = layout.row_bytes.iter().try_fold(0usize, |sum, row| sum.checked_add(row.checked_mul(rows)?));
+        let too_large = || Error::BudgetExceeded { what: self.place(number), need: work, budget: limit };
+        let size = size.filter(|_| work <= limit).ok_or_else(too_large)?;
+        if out.len() < size {
+            out.try_reserve(size - out.len()).map_err(|_| too_large())?;
+        }
+        out.resize(size, 0);
+        let (mut at, mut room, mut chunk) = (0, Vec::new(), Vec::new());
+        let (record, mut before) = (self.row_bytes(), 0);
+        for (column, of) in layout.columns.iter().enumerate() {
+            let row = layout.row_bytes[column];
+            let is_only = layout.columns.len() == 1;
+            let into = if is_only {
+                out.as_mut_slice()
+            } else {
+                room.resize(rows * row, 0);
+                room.as_mut_slice()
+            };
+            let pieces = || block.pieces.iter().filter(|piece| piece.column == column);
+            if pieces().any(|piece| piece.stored.is_none()) {
+                into.chunks_exact_mut(of.fill.len()).for_each(|element| element.copy_from_slice(&of.fill));
+            }
+            for piece in pieces() {
+                let Some(lies) = &piece.stored else { continue };
+                let len = lies.range.len as usize;
+                let place = || format!("{} chunk {:?} of `{}`", name(lies.object), piece.at, of.name);
+                let Some(bytes) = stored.get(at..at + len) else {
+                    return Err(Error::bug(format!("{}: its bytes are not all there", place())));
+                };
+                at += len;
+                of.decode(piece, lies, bytes, &block.rows, into, &mut chunk, &place())?;
+            }
+            if !is_only {
+                for (from, to) in room.chunks_exact(row).zip(out.chunks_exact_mut(record)) {
+                    to[before..before + row].copy_from_slice(from);
+                }
+            }
+            before += row;
+        }
+        Ok(())
+    }
+}
+
+impl Layout {
+    fn work(&self, rows: usize) -> u64 {
+        let whole: u64 =
+            self.row_bytes.iter().map(|&row| (row as u64).saturating_mul(rows as u64)).fold(0, u64::saturating_add);
+        // Two rooms between filters and the decoded chunk itself.
+        let chunk = self.columns.iter().map(Column::chunk_bytes).max().unwrap_or(0);
+        let twice = if self.columns.len() > 1 { 2 } else { 1 };
+        whole.saturating_mul(twice).saturating_add(chunk.saturating_mul(3))
+    }
+}
+
+impl Column {
+    fn chunk_bytes(&self) -> u64 {
+        let sides = self.chunk_shape.iter().map(|&side| side as u64);
+        sides.fold(self.spec.dtype.size() as u64, u64::saturating_mul)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn decode(
+        &self,
+        piece: &Piece,
+        lies: &Stored,
+        bytes: &[u8],
+        rows: &Range<usize>,
+        into: &mut [u8],
+        chunk: &mut Vec<u8>,
+        place: &str,
+    ) -> Result<()> {
+        let steps = lies.steps.as_deref().unwrap_or(&self.steps);
+        let first = piece.at[0] * self.chunk_shape[0];
+        let is_all = first == rows.start && self.chunk_shape[0] == rows.len();
+        if self.flat.is_some() || is_all && self.chunk_shape[1..] == self.spec.shape[1..] {
+            return decode_into(steps, bytes, into, place);
+        }
+        chunk.resize(TensorSpec { dtype: self.spec.dtype, shape: self.chunk_shape.clone() }.size_bytes()?, 0);
+        decode_into(steps, bytes, chunk, place)?;
+        copy_rows(chunk, &self.chunk_shape, &piece.at, &self.spec.shape, self.spec.dtype.size(), rows.clone(), into)
+    }
+}
+
+impl Block {
+    /// The chunks that lie somewhere, in the order in which `unpack` takes them.
+    pub fn stored(&self) -> impl Iterator<Item = &Stored> {
+        self.pieces.iter().filter_map(|piece| piece.stored.as_ref())
+    }
+}
+
+/// Where objects of a listing are, by key.
+pub(super) fn numbers(listing: &Manifest) -> BTreeMap<&[u8], usize> {
+    listing.objects.iter().enumerate().map(|(number, entry)| (entry.key.as_bytes(), number)).collect()
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a dataset of arrays must read of itself before it has records: Zarr's metadata and the indexes of its shards.
+
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_types::{ByteRange, Deadline, Error, Result, grouped};
+
+use super::format::{FormatSpec, ZarrTold, zarr};
+use super::source::Source;
+
+/// Requests under way at a time.
+const IN_FLIGHT: usize = 64;
+
+/// No metadata of an array are larger: attributes are text that people wrote.
+const MOST_METADATA: u64 = 64 << 20;
+
+/// Indexes of shards, all together.
+const MOST_INDEXES: u64 = 256 << 20;
+
+impl Source {
+    /// The format with all that it must know; `None` where it knows that already.
+    pub async fn told(&self, deadline: Deadline) -> Result<Option<FormatSpec>> {
+        let FormatSpec::Zarr { arrays, told: None } = self.format() else { return Ok(None) };
+        let listing = self.listing();
+        let metadata = zarr::metadata(arrays, listing)?;
+        let found: Vec<(String, String)> = stream::iter(metadata)
+            .map(|(path, object)| async move {
+                let place = || self.listed_place(object);
+                let size = listing.objects[object].size;
+                if size > MOST_METADATA {
+                    return Err(Error::corrupt(place(), format!("has {} bytes, too many for metadata", grouped(size))));
+                }
+                let bytes = self.listed(object, ByteRange::new(0, size), deadline).await?.0;
+                let text = String::from_utf8(bytes.into()).map_err(|_| Error::corrupt(place(), "is no UTF-8"))?;
+                Ok((path, text))
+            })
+            .buffered(IN_FLIGHT)
+            .try_collect()
+            .await?;
+        let is_named = !arrays.is_empty();
+        let mut told = ZarrTold::default();
+        told.arrays.extend(found.into_iter().filter(|(_, json)| is_named || !zarr::is_group(json.as_bytes())));
+        if told.arrays.is_empty() {
+            return Err(Error::NotFound { place: format!("any array in the group {}", listing.url) });
+        }
+        let shards = zarr::shards(&told, listing)?;
+        let bytes = shards.iter().map(|(_, _, range)| range.len).fold(0, u64::saturating_add);
+        if bytes > MOST_INDEXES {
+            let what = format!("{} bytes of shard indexes ({})", grouped(bytes), listing.url);
+            return Err(Error::Unsupported { what, by: "the feed".to_owned() });
+        }
+        let indexes: Vec<(String, String)> = stream::iter(shards)
+            .map(|(key, object, range)| async move {
+                Ok::<_, Error>((key, zarr::hex(&self.listed(object, range, deadline).await?.0)))
+            })
+            .buffered(IN_FLIGHT)
+            .try_collect()
+            .await?;
+        told.shards = indexes.into_iter().collect();
+        Ok(Some(FormatSpec::Zarr { arrays: arrays.clone(), told: Some(told) }))
+    }
+}

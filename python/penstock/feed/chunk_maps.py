@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the chunks of HDF5 datasets lie, read by h5py: shapes, filters and chunk tables, no sample."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native, env
+from penstock.errors import ConfigError, Corrupt, PenstockError, Unsupported
+
+if TYPE_CHECKING:
+    from penstock.feed.formats import Format
+
+__all__ = ["read"]
+
+# Chunks of all files; each takes some 100 bytes for as long as the dataset is open.
+_MOST_CHUNKS = 1 << 22
+
+# Tables lie together, mostly: what is read of a file at a time.
+_READ_AHEAD = 256 << 10
+
+
+def read(source: _native.Source, said: Format) -> Format:
+    """The format with the chunk tables of every file of `source`.
+
+    Raises:
+        ConfigError: h5py is not installed, or a dataset is not there.
+        Corrupt: A file is no HDF5.
+        Unsupported: A layout or element type that is not plain numbers in chunks or in one piece.
+    """
+    try:
+        import h5py  # type: ignore[import-untyped]
+    except ImportError:
+        raise ConfigError("format: HDF5 needs h5py", where="format", hint="pip install 'penstock[hdf5]'") from None
+    objects = _native.Files(source.url, dict(env.read()))
+    files = []
+    left = _MOST_CHUNKS
+    for entry in json.loads(source.manifest())["objects"]:
+        if "key" not in entry:
+            raise Unsupported("HDF5 files whose names are no UTF-8", where=source.url)
+        place = source.url + entry["key"]
+        with io.BufferedReader(_Object(objects, entry), _READ_AHEAD) as stream:
+            try:
+                with h5py.File(stream, "r") as file:
+                    if file.userblock_size:
+                        raise Unsupported(f"{place}: a user block before the HDF5 file", where=place)
+                    arrays = [_array(h5py, file, name, place) for name in said.facts["datasets"]]
+            except PenstockError:
+                raise
+            except OSError as error:
+                raise Corrupt(f"{place} does not read as HDF5: {error}", where=place) from None
+        left -= sum(len(array["chunks"]) for array in arrays)
+        if left < 0:
+            raise Unsupported(f"{place}: more than {_MOST_CHUNKS:,} chunks", where=place)
+        files.append({"key": entry["key"], "size": entry["size"], "arrays": arrays})
+    return replace(said, facts={**said.facts, "files": files})
+
+
+class _Object(io.RawIOBase):
+    """An object of the listing, of the version that it pinned, for h5py to seek in."""
+
+    def __init__(self, files: _native.Files, entry: dict[str, Any]) -> None:
+        self._files, self._entry, self._at = files, entry, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._entry["size"]}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        count: int = max(0, min(len(into), self._entry["size"] - self._at))
+        if count:
+            ranges = [(self._at, count)]
+            (found,) = self._files.read(self._entry["key"].encode(), ranges, version=self._entry.get("version"))
+            into[:count] = found
+            self._at += count
+        return count
+
+
+def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
+    found = file.get(name)
+    if not isinstance(found, h5py.Dataset):
+        known: list[str] = []
+        file.visititems(lambda path, node: known.append(path) if isinstance(node, h5py.Dataset) else None)
+        raise ConfigError(
+            f"format: {place} has no dataset `{name}`; it has `{'`, `'.join(known[:12])}`", where="format"
+        )
+    kind = found.dtype
+    dtype = kind.newbyteorder("=").name
+    if kind.kind not in "iufb" or kind.subdtype is not None or kind.itemsize > 8:
+        raise Unsupported(f"{place}: `{name}` holds {kind}, no plain numbers", where=place)
+    plist, space = found.id.get_create_plist(), found.id
+    array: dict[str, Any] = {
+        "dtype": dtype,
+        "big_endian": kind.newbyteorder("=") != kind and kind.itemsize > 1,
+        "shape": list(found.shape or ()),
+        "fill": list(found.fillvalue.astype(kind.newbyteorder("<")).tobytes()),
+        "chunks": [],
+    }
+    layout = plist.get_layout()
+    if layout == h5py.h5d.CONTIGUOUS and not plist.get_external_count():
+        return {**array, "offset": space.get_offset()}
+    if layout != h5py.h5d.CHUNKED:
+        raise Unsupported(f"{place}: the layout of `{name}` (compact, external or virtual)", where=place)
+    filters = [plist.get_filter(at) for at in range(plist.get_nfilters())]
+    chunks = found.chunks
+    grid = [-(-side // chunk) for side, chunk in zip(found.shape, chunks, strict=True)]
+    table = []
+
+    def note(info: Any) -> None:
+        number = 0
+        for start, chunk, side in zip(info.chunk_offset, chunks, grid, strict=True):
+            number = number * side + start // chunk
+        table.append([number, info.byte_offset, info.size, info.filter_mask])
+
+    space.chunk_iter(note)
+    return {
+        **array,
+        "chunk_shape": list(chunks),
+        "filters": [[number, list(values)] for number, _, values, _ in filters],
+        "chunks": sorted(table),
+    }

@@ -183,8 +183,8 @@ fn metadata_that_are_none_say_why() {
             "m is no metadata of a Zarr array: `chunks` is [0], and the array has 1 axes",
         ),
         (
-            r#"{"zarr_format":2,"shape":[3],"chunks":[2],"dtype":"<u4"}"#,
-            "element type `<u4` (m) is not supported by the Zarr reader",
+            r#"{"zarr_format":2,"shape":[3],"chunks":[2],"dtype":"<c8"}"#,
+            "element type `<c8` (m) is not supported by the Zarr reader",
         ),
         (
             r#"{"zarr_format":2,"shape":[3],"chunks":[2],"dtype":"<i4","fill_value":0.5}"#,

@@ -354,10 +354,11 @@ class _Epoch(Generic[Batch]):
         self._pid = os.getpid()
         self._turn = threading.Lock()
         self._began = time.perf_counter()
-        self._left_at = self._began
         self._measured = loader._measured = reporting.Measured(epoch=epoch)  # noqa: SLF001 - one unit, two classes
         self._before = feed.metrics()
         self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)  # noqa: SLF001
+        self._left_at = time.perf_counter()
+        self._measured.wait_s = self._left_at - self._began
 
     def __iter__(self) -> _Epoch[Batch]:
         return self
@@ -380,8 +381,7 @@ class _Epoch(Generic[Batch]):
         assert run is not None
         called = time.perf_counter()
         measured, loader = self._measured, self._loader
-        if measured.batches:
-            measured.compute_s += called - self._left_at
+        measured.compute_s += called - self._left_at
         try:
             got = run.next()
         except BaseException as error:

@@ -56,8 +56,6 @@ def test_repair_that_is_terminated_ends_with_143_and_goes_on_later(slow_bucket, 
     assert (again.code, tree(dst) == slow_bucket.want) == (0, True), again.err
 
 
-# Issue 4: failed in the fresh clone of 2026-11-22 after it had passed; not understood yet.
-@pytest.mark.xfail(run=False, reason="issue 4: a rank outlived a terminated train")
 @pytest.mark.needs_torch
 def test_train_that_is_terminated_leaves_no_rank_behind(tmp_path, run_cli):
     made = run_cli("dataset", "cosmoflow", tmp_path / "data", "--samples", "16", "--voxels", "16", timeout_s=100)

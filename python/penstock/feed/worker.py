@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
 
+from penstock.parent import end_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
@@ -242,6 +244,7 @@ def _messages(pipe: Connection) -> Iterator[Any]:
 
 def work(pipe: Connection, pickled: bytes) -> None:
     """The process: tasks in, results out, until the parent closes its end."""
+    end_with_parent()  # a function may run for long, and reads no pipe meanwhile
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     try:
         functions = pickle.loads(pickled)  # noqa: S301 - written by our parent

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock import env, ranks
 from penstock.errors import PenstockError
+from penstock.parent import end_with_parent
 from penstock.train.spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def put(file: Path, value: object) -> None:
 
 def main(folder: Path) -> int:
     """Runs the rank; gives the exit code."""
+    # torchrun puts each rank into a session of its own, and may be killed before it has ended them.
+    end_with_parent()
     import time
 
     from penstock.train.launch import run_as_rank

@@ -53,6 +53,16 @@ class Config(msgspec.Struct, frozen=True):
             found |= {key: (value, layer.path) for key, value in table.items() if not isinstance(value, dict)}
         return found
 
+    def speaks_of(self, verb: tuple[str, ...]) -> bool:
+        """Whether any file has something under a verb's name, be it a table or not."""
+        for layer in self.layers:
+            found: Any = layer.tables
+            for name in verb:
+                found = found.get(name) if isinstance(found, dict) else None
+            if found is not None:
+                return True
+        return False
+
 
 def store_variables(config: Config) -> dict[str, str]:
     """What `[stores."s3://bucket"]` tables say, as the variables that the stores read.

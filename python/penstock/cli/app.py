@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import select
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.group import LazyGroup
 from penstock.cli.signals import listen, stopped
 from penstock.env import overlaid, read
 from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault
@@ -34,6 +34,7 @@ VERBS = {
     "diff": "Compare two datasets by what is known of them.",
     "audit-order": "Prove that a dataset is delivered in one order.",
     "train": "Train a workload from any URL.",
+    "bench": "Measure a path, say what limits it and what to change.",
     "config": "Show which settings hold, and who said so.",
 }
 
@@ -59,7 +60,7 @@ def _reader_may_leave() -> Iterator[None]:
         raise click.exceptions.Exit(0) from error
 
 
-class _Verbs(click.Group):
+class _Verbs(LazyGroup):
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _reader_may_leave():
             return super().make_context(*args, **extra)
@@ -67,30 +68,6 @@ class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _reader_may_leave():
             return super().invoke(ctx)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in VERBS:
-            return None
-        command: click.Command = importlib.import_module(f"penstock.cli.{cmd_name.replace('-', '_')}").command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        word = args[0]
-        if word not in VERBS and not word.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            near = get_close_matches(word, VERBS)
-            raise click.UsageError(f"no verb `{word}`." + (f" Did you mean `{near[0]}`?" if near else ""), ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
 
 
 def _completion(ctx: click.Context, _param: click.Parameter, shell: str | None) -> None:
@@ -112,7 +89,11 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 
 
 @click.group(
-    cls=_Verbs, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=_Verbs,
+    package="penstock.cli",
+    verbs=VERBS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.option(

@@ -98,6 +98,8 @@ def default_map(config: Config, command: click.Command, verb: tuple[str, ...]) -
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
+            if not config.speaks_of((*verb, name)):  # a verb that no file names is not imported for its settings
+                continue
             below = command.get_command(context, name)
             if below is not None:
                 found[name] = default_map(config, below, (*verb, name))

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench`: how fast is it, and what is the limit? One file a sub-verb, loaded when it is called."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.group import LazyGroup
+
+__all__ = ["VERBS", "command"]
+
+# Sub-verb -> what it is for. Kept here so that `penstock bench --help` imports none of them.
+VERBS: dict[str, str] = {}
+
+
+@click.group("bench", cls=LazyGroup, package=__name__, verbs=VERBS)
+def command() -> None:
+    """Measure a path, say what limits it and what to change."""

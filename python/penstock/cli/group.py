@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of verbs that loads none until it is called: `--help` and completion read a table, not modules.
+
+Owns finding a verb's module and answering a word that is none. Refuses to know any verb: each group brings its table.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LazyGroup"]
+
+
+class LazyGroup(click.Group):
+    """Verbs of one package, one module each, which exports `command`.
+
+    Args:
+        package: Where the modules are, such as `penstock.cli.bench`; a verb `disk-trace` is its `disk_trace`.
+        verbs: Verb -> what it is for, in the order of the help.
+    """
+
+    def __init__(self, *args: Any, package: str, verbs: Mapping[str, str], **extra: Any) -> None:
+        super().__init__(*args, **extra)
+        self.package = package
+        self.verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in self.verbs:
+            return None
+        command: click.Command = importlib.import_module(f"{self.package}.{cmd_name.replace('-', '_')}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word not in self.verbs and not word.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            above = ctx.command_path.partition(" ")[2]
+            near = get_close_matches(word, self.verbs)
+            raise click.UsageError(
+                f"no verb `{f'{above} {word}'.strip()}`." + (f" Did you mean `{near[0]}`?" if near else ""), ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        if self.verbs:
+            with formatter.section("Verbs"):
+                formatter.write_dl(list(self.verbs.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
+        """The verbs with their words from the table, so that a press of Tab imports none of them."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(v, help=what) for v, what in self.verbs.items() if v.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]

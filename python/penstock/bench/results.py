@@ -162,16 +162,16 @@ def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
         )
 
 
-def _finite(value: Any, path: str) -> None:
+def finite(value: Any, path: str) -> None:
     """JSON has no NaN: a figure that is none must be absent, or the run invalid, but never silently null."""
     if isinstance(value, float) and not math.isfinite(value):
         raise Corrupt(f"result field {path} is {value}: not a figure")
     if isinstance(value, dict):
         for name, inner in value.items():
-            _finite(inner, f"{path}.{name}" if path else str(name))
+            finite(inner, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
-            _finite(inner, f"{path}[{i}]")
+            finite(inner, f"{path}[{i}]")
 
 
 def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
@@ -191,7 +191,7 @@ def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
     if profile != "release" and reason not in record.invalid:
         record = msgspec.structs.replace(record, invalid=(*record.invalid, reason))
     plain = msgspec.to_builtins(record)
-    _finite(plain, "")
+    finite(plain, "")
     text = msgspec.json.format(msgspec.json.encode(plain), indent=1)
     folder = runs / record.id
     final = folder / "result.json"
@@ -233,13 +233,7 @@ def load(path: Path) -> RunRecord:
     except OSError as error:
         raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
     try:
-        version = msgspec.json.decode(raw, type=_Versioned).schema_version
-        if version > SCHEMA_VERSION:
-            raise Corrupt(
-                f"{file} has schema version {version}, this build reads up to {SCHEMA_VERSION}",
-                hint="update penstock",
-                where=str(file),
-            )
+        refuse_newer(raw, str(file))
         return msgspec.json.decode(raw, type=RunRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{file} is not a result: {error}", where=str(file)) from None
@@ -247,6 +241,17 @@ def load(path: Path) -> RunRecord:
 
 class _Versioned(msgspec.Struct):
     schema_version: int
+
+
+def refuse_newer(raw: bytes, place: str) -> None:
+    """Raises Corrupt for a document of a schema above ours, msgspec's own error for one that tells none."""
+    version = msgspec.json.decode(raw, type=_Versioned).schema_version
+    if version > SCHEMA_VERSION:
+        raise Corrupt(
+            f"{place} has schema version {version}, this build reads up to {SCHEMA_VERSION}",
+            hint="update penstock",
+            where=place,
+        )
 
 
 def load_all(runs: Path) -> list[RunRecord]:

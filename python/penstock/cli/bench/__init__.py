@@ -10,7 +10,9 @@ from penstock.cli.group import LazyGroup
 __all__ = ["VERBS", "command"]
 
 # Sub-verb -> what it is for. Kept here so that `penstock bench --help` imports none of them.
-VERBS: dict[str, str] = {}
+VERBS = {
+    "classify": "Say which limit each point of a sweep is at, whoever measured it.",
+}
 
 
 @click.group("bench", cls=LazyGroup, package=__name__, verbs=VERBS)

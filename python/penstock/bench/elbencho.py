@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""elbencho's CSV of results, in and out: its exact columns, its names of operations, its units.
+
+Owns the translation to and from `Row`. Refuses to judge. A column that a version of elbencho does not write is taken as
+empty; one that we do not know is passed over. MiB is 2**20 bytes, and elbencho rounds MiB/s to whole ones, so rates are taken
+from what was done and how long it took wherever that is the finer figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.rows import End, Latency, Row
+from penstock.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+__all__ = ["COLUMNS", "looks_like", "parse", "render"]
+
+_MIB = 1 << 20
+_LIMIT_FIELD = 1_000_000  # characters; elbencho's longest column is its command line
+_ENDS = ("[first]", "[last]")
+
+
+def _pair(name: str) -> list[str]:
+    return [f"{name} {end}" for end in _ENDS]
+
+
+def _latency(name: str) -> list[str]:
+    return [f"{name} [{which}]" for which in ("min", "avg", "max")]
+
+
+_MIX = "rwmix read "
+COLUMNS = [
+    *["ISO date", "label", "path type", "paths", "hosts", "threads", "dirs", "files", "file size", "block size"],
+    *["direct IO", "random", "random aligned", "IO depth", "shared paths", "truncate", "operation"],
+    *(column for name in ("time ms", "entries/s", "IOPS", "MiB/s", "CPU%", "entries", "MiB") for column in _pair(name)),
+    *_latency("Ent lat us"),
+    *_latency("IO lat us"),
+    *(_MIX + c for name in ("entries/s", "IOPS", "MiB/s", "entries", "MiB") for c in _pair(name)),
+    *(_MIX + c for name in ("Ent lat us", "IO lat us") for c in _latency(name)),
+    *["version", "command"],
+]
+# Columns that our rows have no field for are kept as they stand, so that a file survives the way in and out.
+_KEPT = ("paths", "random aligned", "shared paths", "truncate", "version", "command")
+
+
+def looks_like(text: str) -> bool:
+    """Whether a text begins as elbencho's CSV does."""
+    head = text.lstrip("\ufeff").partition("\n")[0]
+    return "operation" in head.split(",") and "threads" in head.split(",")
+
+
+def _number(row: Mapping[str, str], column: str, place: str) -> float | None:
+    text = row.get(column, "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise Corrupt(f"{place}: `{column}` is {text!r}, not a number", where=place) from None
+    if not math.isfinite(value) or value < 0 or value > 1e30:
+        raise Corrupt(f"{place}: `{column}` is {text}, not a figure", where=place)
+    return value
+
+
+def _whole(row: Mapping[str, str], column: str, place: str, default: int | None = None) -> int | None:
+    value = _number(row, column, place)
+    return default if value is None else int(value)
+
+
+def _finer(count: float | None, rate: float | None, time_s: float) -> float | None:
+    """Of a rate as printed and one from count and time, that which rounding hurt less."""
+    if not count or time_s <= 0:
+        return rate
+    # A count or a millisecond is known to half a unit; so is the printed rate.
+    from_count = count / time_s
+    if rate is None or rate < 1 or 0.0005 / time_s < 0.5 / rate:
+        return from_count
+    return rate
+
+
+def _end(row: Mapping[str, str], which: str, prefix: str, place: str) -> End | None:
+    def get(name: str) -> float | None:
+        return _number(row, f"{prefix}{name} {which}", place)
+
+    time_ms = _number(row, f"time ms {which}", place)
+    if time_ms is None:
+        return None
+    time_s = time_ms / 1000
+    entries, mib = get("entries"), get("MiB")
+    mib_rate, iops, cpu = get("MiB/s"), get("IOPS"), None if prefix else get("CPU%")
+    moved = None if mib is None else mib * _MIB
+    return End(
+        time_s=time_s,
+        entries=entries,
+        bytes=moved,
+        entries_per_s=_finer(entries, get("entries/s"), time_s),
+        ios_per_s=iops,
+        bytes_per_s=_MIB * finer if (finer := _finer(mib, mib_rate, time_s)) is not None else None,
+        cpu=None if cpu is None else cpu / 100,
+    )
+
+
+def _of_latency(row: Mapping[str, str], name: str, place: str) -> Latency | None:
+    found = [_number(row, column, place) for column in _latency(name)]
+    return Latency(min_us=found[0], mean_us=found[1], max_us=found[2]) if any(v is not None for v in found) else None
+
+
+_PATH_TYPES = {"bucket": "object", "s3": "object", "object": "object"}
+
+
+def parse(text: str, place: str) -> list[Row]:
+    """Rows of a file; several files that were put behind each other, header and all, are one.
+
+    Args:
+        place: The file's name, for messages.
+    Raises:
+        Corrupt: No such CSV, or a figure that is none.
+    """
+    if not looks_like(text):
+        raise Corrupt(
+            f"{place} is no elbencho CSV: its first line names no `operation` and `threads`",
+            where=place,
+            hint="elbencho writes one with --csvfile",
+        )
+    return [row for number, fields in _lines(text, place) for row in _rows(fields, f"{place}, line {number}")]
+
+
+def _lines(text: str, place: str) -> Iterator[tuple[int, dict[str, str]]]:
+    # The command column holds quotes that are no CSV quotes: fields are split at commas, as elbencho joins them.
+    csv.field_size_limit(_LIMIT_FIELD)
+    reader = csv.reader(io.StringIO(text.lstrip("\ufeff"), newline=""), quoting=csv.QUOTE_NONE)
+    head: list[str] = []
+    try:
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            if not head or fields[: len(head)] == head or "operation" in fields:
+                head = [field.strip() for field in fields]
+                continue
+            if len(fields) > len(head):
+                fields = [*fields[: len(head) - 1], ",".join(fields[len(head) - 1 :])]
+            yield reader.line_num, dict(zip(head, fields, strict=False))
+    except csv.Error as error:
+        raise Corrupt(f"{place}, line {reader.line_num}: {error}", where=place) from None
+
+
+def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
+    operation = fields.get("operation", "").strip().upper()
+    if not operation:
+        raise Corrupt(f"{place}: no operation", where=place)
+    last = _end(fields, "[last]", "", place) or _end(fields, "[first]", "", place)
+    if last is None:
+        raise Corrupt(f"{place}: {operation} has no time", where=place)
+    kind = fields.get("path type", "").strip().lower()
+    version = fields.get("version", "").strip()
+    given: dict[str, Any] = {
+        "path_type": _PATH_TYPES.get(kind, kind) or "dir",
+        "hosts": max(1, _whole(fields, "hosts", place, 1) or 1),
+        "threads": max(1, _whole(fields, "threads", place, 1) or 1),
+        "io_depth": max(1, _whole(fields, "IO depth", place, 1) or 1),
+        "directories": _whole(fields, "dirs", place),
+        "files": _whole(fields, "files", place),
+        "file_size_bytes": _whole(fields, "file size", place),
+        "block_size_bytes": _whole(fields, "block size", place),
+        "direct": bool(_whole(fields, "direct IO", place, 0)),
+        "random": bool(_whole(fields, "random", place, 0)),
+        "created": fields.get("ISO date", "").strip(),
+        "label": fields.get("label", "").strip(),
+        "source": f"elbencho {version}".strip(),
+        "raw": {column: fields[column] for column in _KEPT if fields.get(column, "").strip()},
+    }
+    yield Row(
+        operation=operation,
+        first=_end(fields, "[first]", "", place),
+        last=last,
+        entry_latency=_of_latency(fields, "Ent lat us", place),
+        io_latency=_of_latency(fields, "IO lat us", place),
+        **given,
+    )
+    mixed = _end(fields, "[last]", _MIX, place)
+    if mixed is not None and (mixed.entries_per_s or mixed.ios_per_s or mixed.bytes_per_s):
+        # The readers of a mix stand on elbencho's same line: a row of their own, which `render` puts back.
+        yield Row(
+            operation="RWMIX",
+            first=_end(fields, "[first]", _MIX, place),
+            last=mixed,
+            entry_latency=_of_latency(fields, f"{_MIX}Ent lat us", place),
+            io_latency=_of_latency(fields, f"{_MIX}IO lat us", place),
+            **given,
+        )
+
+
+def _text(value: float | None, scale: float = 1.0) -> str:
+    return "" if value is None else str(round(value * scale))
+
+
+def _told(end: End | None, which: str, prefix: str = "") -> dict[str, str]:
+    if end is None:
+        return {}
+    found = {
+        f"{prefix}entries/s {which}": _text(end.entries_per_s),
+        f"{prefix}IOPS {which}": _text(end.ios_per_s),
+        f"{prefix}MiB/s {which}": _text(end.bytes_per_s, 1 / _MIB),
+        f"{prefix}entries {which}": _text(end.entries),
+        f"{prefix}MiB {which}": _text(end.bytes, 1 / _MIB),
+    }
+    if not prefix:
+        found |= {f"time ms {which}": _text(end.time_s, 1000), f"CPU% {which}": _text(end.cpu, 100)}
+    return found
+
+
+def _measured(row: Row, prefix: str = "") -> dict[str, str]:
+    found = {**_told(row.first, "[first]", prefix), **_told(row.last, "[last]", prefix)}
+    for name, latency in (("Ent lat us", row.entry_latency), ("IO lat us", row.io_latency)):
+        if latency is not None:
+            figures = (latency.min_us, latency.mean_us, latency.max_us)
+            found |= dict(zip([prefix + c for c in _latency(name)], map(_text, figures), strict=True))
+    return found
+
+
+def render(rows: Iterable[Row]) -> str:
+    """elbencho's CSV of rows: what it has no column for (throttles, percentiles, series) stays in `rows.jsonl`."""
+    lines: list[dict[str, str]] = []
+    for row in rows:
+        if row.operation == "RWMIX" and lines:
+            lines[-1] |= _measured(row, _MIX)
+            continue
+        direct, random = str(int(row.direct)), str(int(row.random))
+        lines.append(
+            {
+                "ISO date": row.created,
+                "label": row.label,
+                "path type": "bucket" if row.path_type == "object" else row.path_type,
+                "hosts": str(row.hosts),
+                "threads": str(row.threads),
+                "dirs": _text(row.directories),
+                "files": _text(row.files),
+                "file size": _text(row.file_size_bytes),
+                "block size": _text(row.block_size_bytes),
+                "direct IO": direct,
+                "random": random,
+                "IO depth": str(row.io_depth),
+                "operation": row.operation,
+                **_measured(row),
+                **{column: row.raw[column] for column in _KEPT if column in row.raw},
+            }
+        )
+        lines[-1].setdefault("paths", "1")
+        lines[-1].setdefault("version", row.source)
+    # elbencho escapes nothing: a comma inside a field becomes a space, as in its own command column.
+    body = [",".join(line.get(c, "").replace(",", " ").replace("\n", " ") for c in COLUMNS) for line in lines]
+    return "\n".join([",".join(COLUMNS), *body]) + "\n"

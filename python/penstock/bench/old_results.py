@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows from whatever a folder of old results holds: our own, elbencho's CSV. Finds out by content, not by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.bench import elbencho
+from penstock.bench.rows import Results, read_results
+from penstock.errors import Corrupt, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.bench.rows import Row
+
+__all__ = ["read_any"]
+
+# The text of a sweep is thousands of lines; what is larger is a log or a data set given by mistake.
+_LIMIT_BYTES = 256_000_000
+_READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], ...] = (
+    (elbencho.looks_like, elbencho.parse),
+)
+_KNOWN = "elbencho's CSV, or a folder that penstock bench wrote"
+
+
+def _text(file: Path) -> str:
+    if (size_bytes := file.stat().st_size) > _LIMIT_BYTES:
+        raise Corrupt(
+            f"{file} is too large for results ({size_bytes:,} bytes, limit {_LIMIT_BYTES:,})", where=str(file)
+        )
+    return file.read_bytes().decode("utf-8", errors="replace")
+
+
+def _parse(text: str, place: str) -> list[Row] | None:
+    for knows, parse in _READERS:
+        if knows(text):
+            return parse(text, place)
+    return None
+
+
+def read_any(path: Path) -> Results:
+    """Read a file of another tool, a folder of such files, or a folder of ours.
+
+    In a folder, files that are no results are passed over.
+
+    Raises:
+        NotFound: Nothing there, or nothing that we know.
+        Corrupt: It begins as a known format and is none.
+    """
+    if path.is_dir():
+        if (path / "rows.jsonl").exists():
+            return read_results(path)
+        found: list[Row] = []
+        known = False
+        for file in sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")):
+            if file.name == "rows.jsonl":
+                found += read_results(file.parent).rows
+                known = True
+                continue
+            rows = _parse(_text(file), str(file)) if file.stat().st_size <= _LIMIT_BYTES else None
+            known = known or rows is not None
+            found += rows or ()
+        if not known:
+            raise NotFound(f"{path} holds no results that we know", where=str(path), hint=f"known are {_KNOWN}")
+        return Results(rows=tuple(found))
+    if not path.exists():
+        raise NotFound(f"no results at {path}", where=str(path))
+    if path.name == "rows.jsonl":
+        return read_results(path.parent)
+    rows = _parse(_text(path), str(path))
+    if rows is None:
+        raise Corrupt(f"{path} is no format that we know", where=str(path), hint=f"known are {_KNOWN}")
+    return Results(rows=tuple(rows))

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row is one measured phase: an operation at one size and one concurrency. Every bench writes these, and reports read them.
+
+A folder of results holds `rows.jsonl` (one row a line), `machine.json` (provenance) and `spec.toml` (what was asked for).
+Whatever is judged (regimes, advice, ratios) is computed from the rows again each time; nothing judged is stored in them.
+Fields are only ever added; a reader ignores those that it does not know. docs/reference/results.md describes each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.bench.results import (
+    SCHEMA_VERSION,
+    CacheState,
+    Provenance,
+    as_fault,
+    finite,
+    refuse_newer,
+    spec_hash,
+)
+from penstock.errors import Corrupt, NotFound, SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["End", "Latency", "Results", "Row", "Sample", "read_results", "write_results"]
+
+# Operations in elbencho's words, so that its CSV and our rows say the same of the same thing.
+DATA_OPERATIONS = frozenset({"READ", "WRITE", "RWMIX"})
+# What is done between the phases; timed, and never judged.
+HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE"})
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done when a phase had run for `time_s`: at its first worker's end, or at its last one's.
+
+    Attributes:
+        entries: Files, objects or folders done; None where none of them was finished or counted.
+        ios: Blocks read or written.
+        cpu: Share of the machine's processors that were busy, 0 to 1.
+    """
+
+    time_s: float
+    entries: float | None = None
+    ios: float | None = None
+    bytes: float | None = None
+    entries_per_s: float | None = None
+    ios_per_s: float | None = None
+    bytes_per_s: float | None = None
+    cpu: float | None = None
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one kind of operation, in microseconds. `percentiles` is by name: "50", "99.9"."""
+
+    min_us: float | None = None
+    mean_us: float | None = None
+    max_us: float | None = None
+    percentiles_us: dict[str, float] = {}
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One interval of a phase, for the time series: what was done in the seconds that end at `at_s`."""
+
+    at_s: float
+    bytes_per_s: float = 0.0
+    entries_per_s: float = 0.0
+    throttles: int = 0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured phase. `threads` are those of one host; `files` is of one thread and folder, as elbencho counts.
+
+    Attributes:
+        path_type: `dir`, `file`, `blockdev` or `object`.
+        first: When the first worker was done: all were busy until then.
+        last: When the last one was.
+        entry_latency: Of a whole file or object, opening included.
+        io_latency: Of one block.
+        first_byte_latency: Of an object's first byte.
+        statuses: Answers that were no success, by class: "429", "503", "5xx", "reset", "timeout".
+        throttled_s: Worker-seconds lost to backing off.
+        bytes_refetched: Moved again after an attempt that came to nothing.
+        open_loop_per_s: Arrivals offered; None is a closed loop.
+        prices_as_of: Dates of the prices behind `usd`.
+        invalid: Why its figures are none; empty for a sound row.
+        source: Tool and version that measured it.
+        raw: Fields of an imported file that have no place here.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    operation: str
+    path_type: str = "dir"
+    hosts: int = 1
+    threads: int = 1
+    io_depth: int = 1
+    directories: int | None = None
+    files: int | None = None
+    file_size_bytes: int | None = None
+    block_size_bytes: int | None = None
+    direct: bool = False
+    random: bool = False
+    first: End | None = None
+    last: End
+    entry_latency: Latency | None = None
+    io_latency: Latency | None = None
+    first_byte_latency: Latency | None = None
+    statuses: dict[str, int] = {}
+    retries: int = 0
+    throttled_s: float = 0.0
+    bytes_refetched: int = 0
+    open_loop_per_s: float | None = None
+    series: tuple[Sample, ...] = ()
+    loss_s: dict[str, float] = {}
+    cache: CacheState = CacheState()
+    cpu_s: float | None = None
+    usd: float | None = None
+    prices_as_of: tuple[str, ...] = ()
+    created: str = ""
+    label: str = ""
+    repeat: int = 0
+    spec_hash: str = ""
+    source: str = ""
+    invalid: tuple[str, ...] = ()
+    raw: dict[str, str] = {}
+
+    @property
+    def workers(self) -> int:
+        """Requests that can be under way at once, on all hosts."""
+        return max(1, self.hosts) * max(1, self.threads) * max(1, self.io_depth)
+
+
+class Results(msgspec.Struct, frozen=True):
+    """A folder of rows, read. `provenance` is None for rows that another tool measured."""
+
+    rows: tuple[Row, ...]
+    spec: dict[str, Any] = {}
+    provenance: Provenance | None = None
+
+
+def _toml(table: dict[str, Any], name: str = "") -> str:
+    """A specification as TOML: scalars, lists of scalars and tables of these, which is all that a specification is."""
+    # JSON's strings, numbers and booleans are TOML's; None has no form there and is left out.
+    lines = [f"[{name}]"] if name else []
+    lines += [
+        f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in table.items()
+        if not isinstance(value, dict) and value is not None
+    ]
+    inner = [
+        _toml(value, f"{name}.{json.dumps(key)}" if name else json.dumps(key))
+        for key, value in table.items()
+        if isinstance(value, dict)
+    ]
+    return "\n".join([*lines, *inner]) + ("" if inner else "\n")
+
+
+def write_results(
+    folder: Path, rows: Sequence[Row], *, spec: dict[str, Any], provenance: Provenance | None = None
+) -> Path:
+    """Write `rows.jsonl`, `spec.toml` and, where they were measured here, `machine.json`; each whole or not at all.
+
+    Rows get the hash of the specification; those of a debug build are marked INVALID.
+
+    Raises:
+        Corrupt: A figure that is not finite.
+        Denied, NoSpace, SystemFault: The folder cannot be written.
+    """
+    mark = spec_hash(spec)
+    profile = provenance.build_profile if provenance else "release"
+    why = () if profile == "release" else (f"{profile} build",)
+    lines = []
+    for number, row in enumerate(rows):
+        whole = msgspec.structs.replace(
+            row, spec_hash=mark, invalid=(*row.invalid, *(w for w in why if w not in row.invalid))
+        )
+        plain = msgspec.to_builtins(whole)
+        finite(plain, f"rows[{number}]")
+        lines.append(msgspec.json.encode(plain) + b"\n")
+    texts = {"spec.toml": _toml(spec).encode(), "rows.jsonl": b"".join(lines)}
+    if provenance is not None:
+        texts["machine.json"] = msgspec.json.format(msgspec.json.encode(provenance), indent=1) + b"\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            part = folder / f".penstock-{name}"
+            with part.open("wb") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(folder / name)
+    except OSError as error:
+        raise as_fault(error, str(folder)) from None
+    return folder / "rows.jsonl"
+
+
+def read_results(folder: Path) -> Results:
+    """Read a folder that `write_results` wrote.
+
+    Raises:
+        NotFound: It holds no `rows.jsonl`.
+        Corrupt: A line that is no row, or one of a newer schema.
+    """
+    import tomllib
+
+    file = folder / "rows.jsonl"
+    try:
+        raw = file.read_bytes()
+        spec = folder / "spec.toml"
+        machine = folder / "machine.json"
+        told = tomllib.loads(spec.read_text(encoding="utf-8")) if spec.exists() else {}
+        origin = msgspec.json.decode(machine.read_bytes(), type=Provenance) if machine.exists() else None
+    except FileNotFoundError:
+        raise NotFound(f"no rows at {file}", where=str(file)) from None
+    except (tomllib.TOMLDecodeError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{folder} is no folder of results: {error}", where=str(folder)) from None
+    except OSError as error:
+        raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
+    rows = []
+    for number, line in enumerate(raw.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            refuse_newer(line, f"{file}, line {number}")
+            rows.append(msgspec.json.decode(line, type=Row))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Corrupt(f"{file}, line {number} is no row: {error}", where=str(file)) from None
+    return Results(rows=tuple(rows), spec=told, provenance=origin)

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judgement of each cell: the largest term of the fitted model, checked against what was measured beside the rate.
+
+A term says which resource a worker waits for longest; that is what the regime names. What the rates alone cannot tell apart
+(a request limit from a metadata server, a busy client from a busy disk) is decided by latencies, processor time and refusals
+where a tool recorded them, and by the convention stated in the guide where it did not; the evidence says which.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.bench.results import SCHEMA_VERSION
+from penstock.bench.verdict.advice import Advice, advise
+from penstock.bench.verdict.cells import Cell, Sweep, gather
+from penstock.bench.verdict.fit import Model, Point, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.bench.rows import Row
+
+__all__ = ["REGIMES", "Judged", "Verdict", "classify"]
+
+REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
+
+# A machine this busy has no more to give, whatever the storage could.
+_BUSY = 0.85
+# A rate this far under one of fewer workers is retrograde, if the noise does not explain it.
+_DROP = 0.05
+# So far under it that no noise of a run worth keeping explains it.
+_CERTAIN_DROP = 0.12
+# Share of refused requests, or of the workers' time, that makes throttling the limit rather than an incident.
+_REFUSED = 0.02
+_LOST = 0.10
+# Refused requests back off for a second or more while served ones take as long as ever: the tail leaves the mean behind.
+_BACKED_OFF_S = 0.5
+_BACKED_OFF_TIMES = 15.0
+# A file that spends nearly all of its time in reading or writing does not wait for being opened.
+_ALL_IO = 0.85
+# Where one size alone was measured: a metadata server of 10,000 files/s beside 5 GB/s; half a megabyte is the crossing.
+_SMALL_FILE_BYTES = 512 * 1024
+# Blocks under which random I/O is counted in operations by every disk that states limits (io1, Premium SSD: 256 KiB).
+_SMALL_BLOCK_BYTES = 256 * 1024
+# One count of workers: as many queue at the server, fewer wait for themselves.
+_MANY_WORKERS = 16
+_QUEUES = 3.0
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """One cell and what limits it. `evidence` holds the figures that led there, `advice` what to measure next."""
+
+    operation: str
+    threads: int
+    file_size_bytes: int | None
+    regime: str
+    retrograde: bool
+    hosts: int
+    io_depth: int
+    block_size_bytes: int | None
+    bytes_per_s: float
+    entries_per_s: float
+    evidence: dict[str, Any]
+    advice: Advice | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Every cell of every sweep. `left_out` says how many rows were INVALID or none to judge."""
+
+    schema_version: int = SCHEMA_VERSION
+    cells: tuple[Judged, ...]
+    left_out: int = 0
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """What is known of a sweep as a whole."""
+
+    sweep: Sweep
+    model: Model
+    several_workers: bool
+    peak_bytes_per_s: float
+    # Of the same operation in other sweeps of the file: larger blocks, more hosts.
+    best_elsewhere: float
+    hosts_help: bool
+
+
+def classify(rows: Iterable[Row]) -> Verdict:
+    """Judge every cell of a set of rows."""
+    rows = list(rows)
+    sweeps = gather(rows)
+    judged: list[Judged] = []
+    for sweep in sweeps:
+        seen = _look(sweep, sweeps)
+        judged += [_judge(cell, seen) for cell in sweep.cells]
+    return Verdict(cells=tuple(judged), left_out=len(rows) - sum(c.repeats for s in sweeps for c in s.cells))
+
+
+def _look(sweep: Sweep, others: Sequence[Sweep]) -> _Seen:
+    points = [Point(c.workers, sweep.fitted_size(c), c.workers / c.per_s) for c in sweep.cells]
+    one = sweep.cells[0].row
+    near = [
+        s
+        for s in others
+        if s is not sweep
+        and s.moves_bytes
+        and s.cells[0].row.operation == one.operation
+        and s.cells[0].row.hosts == one.hosts
+    ]
+    return _Seen(
+        sweep=sweep,
+        model=fit(points),
+        several_workers=len({c.workers for c in sweep.cells}) > 1,
+        peak_bytes_per_s=max(c.bytes_per_s for c in sweep.cells),
+        best_elsewhere=max((c.bytes_per_s for s in near for c in s.cells), default=0.0),
+        hosts_help=_hosts_help(sweep, others),
+    )
+
+
+def _hosts_help(sweep: Sweep, others: Sequence[Sweep]) -> bool:
+    """Whether the same threads on more hosts brought more, nearly in proportion: then each host was at its own end."""
+    one = sweep.cells[0].row
+    best = max(c.per_s * max(c.size_bytes, 1.0) for c in sweep.cells)
+    for other in others:
+        row = other.cells[0].row
+        same = (row.operation, row.io_depth, row.direct, row.random) == (
+            one.operation,
+            one.io_depth,
+            one.direct,
+            one.random,
+        )
+        if same and row.hosts > one.hosts and other.unit == sweep.unit:
+            there = max(c.per_s * max(c.size_bytes, 1.0) for c in other.cells)
+            if there / best > 1 + 0.7 * (row.hosts / one.hosts - 1):
+                return True
+    return False
+
+
+def _elasticity(cell: Cell, cells: Sequence[Cell], axis: str) -> float | None:
+    """d log(rate in bytes, or units) / d log(axis) at a cell, across its neighbours."""
+
+    def where(c: Cell) -> float:
+        return float(c.workers) if axis == "workers" else c.size_bytes
+
+    def rate(c: Cell) -> float:
+        return c.bytes_per_s or c.per_s
+
+    other = "size" if axis == "workers" else "workers"
+    line = sorted(
+        (c for c in cells if (c.size_bytes == cell.size_bytes if other == "size" else c.workers == cell.workers)),
+        key=where,
+    )
+    at = [where(c) for c in line].index(where(cell))
+    low, high = line[max(0, at - 1)], line[min(len(line) - 1, at + 1)]
+    if where(low) == where(high) or where(low) <= 0:
+        return None
+    return math.log(rate(high) / rate(low)) / math.log(where(high) / where(low))
+
+
+def _drop(cell: Cell, seen: _Seen) -> float:
+    """How far the rate is under the best of fewer workers at this size, as a share; the measured and the fitted agree on it."""
+    fewer = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes and c.workers < cell.workers]
+    if not fewer:
+        return 0.0
+    size = seen.sweep.fitted_size(cell)
+    best = max(fewer, key=lambda c: c.per_s)
+    measured = 1 - cell.per_s / best.per_s
+    fitted = 1 - seen.model.per_s(cell.workers, size) / max(seen.model.per_s(c.workers, size) for c in fewer)
+    # Each errs by itself: a single cell by its noise, the fit by its form.
+    return (measured + max(fitted, 0.0)) / 2 if measured > 0 else 0.0
+
+
+def _retrograde(cell: Cell, seen: _Seen) -> bool:
+    return _drop(cell, seen) > min(_CERTAIN_DROP, max(_DROP, 1.2 * seen.model.noise))
+
+
+def _limit(cell: Cell, seen: _Seen) -> tuple[str, dict[str, float], str]:
+    """The resource that the rates point at: "own", "op" or "bytes"; the terms; and how it is known."""
+    model, sweep = seen.model, seen.sweep
+    terms = model.terms(cell.workers, sweep.fitted_size(cell))
+    shares = {"own": terms.own, "op": terms.op, "bytes": terms.bytes}
+    if seen.several_workers and (seen.sweep.several_sizes or not sweep.moves_bytes):
+        return max(shares, key=lambda name: shares[name]), shares, "fit over threads and sizes"
+    if not seen.several_workers:
+        # One count of workers: what grows with size is bytes; what does not is the operation, the worker's or the server's.
+        per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
+        flat = model.t_op + cell.workers * model.op * (1 + model.contention * cell.workers)
+        if seen.sweep.several_sizes and cell.size_bytes * per_byte > flat:
+            return "bytes", shares, "fit over sizes; one thread count, so that of one stream is not told from all"
+        if not seen.sweep.several_sizes and sweep.moves_bytes and cell.size_bytes >= _SMALL_FILE_BYTES:
+            return "bytes", shares, "one cell: by its size alone"
+        queued = cell.queueing is not None and cell.queueing >= _QUEUES
+        many = cell.queueing is None and cell.workers >= _MANY_WORKERS
+        how = (
+            "one thread count: by how far latencies are above the least"
+            if cell.queueing
+            else "one thread count: by its number"
+        )
+        return ("op" if queued or many else "own"), shares, how
+    # One size: threads tell waiting alone from sharing, and size decides what is shared.
+    opening, how = cell.size_bytes < _SMALL_FILE_BYTES, "its size"
+    if cell.io_share is not None:
+        opening, how = cell.io_share < 0.5, "the share of opening"
+    shared = "op" if opening else "bytes"
+    if terms.own >= terms.op:
+        return "own", {"own": terms.own, shared: terms.op}, "fit over threads"
+    return shared, {"own": terms.own, shared: terms.op}, f"fit over threads; one size, what is shared by {how}"
+
+
+def _throttled(cell: Cell) -> str | None:
+    """Why a cell is at a limit that refuses rather than queues, or None."""
+    if cell.refused is not None and cell.refused >= _REFUSED:
+        return f"{cell.refused:.1%} of the requests were refused for rate"
+    if cell.lost >= _LOST:
+        return f"{cell.lost:.0%} of the workers' time went to backing off"
+    if cell.refused is not None:
+        return None  # somebody counted, and there were few
+    far = cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S
+    if far and cell.row.path_type == "object":
+        return (
+            f"the slowest request took {cell.worst:.0f} times the mean ({cell.worst_s:.1f} s): "
+            "an object store that refuses and is asked again; nobody counted refusals"
+        )
+    return None
+
+
+def _counts_operations(cell: Cell, seen: _Seen, limit: str) -> str | None:
+    """Why the shared limit is one of I/O operations, not of opening files or of bytes; or None."""
+    row = cell.row
+    if limit == "op":
+        if seen.sweep.unit == "block":
+            return "the rate of blocks is the same whatever their size"
+        if row.random:
+            return "random reads and writes at a rate that does not depend on their size"
+        if cell.io_share is not None and cell.io_share >= _ALL_IO and seen.sweep.moves_bytes:
+            return f"{cell.io_share:.0%} of a file's time is its I/O, not its opening"
+        return None
+    block = row.block_size_bytes
+    if limit == "bytes" and seen.sweep.unit == "file" and block and row.file_size_bytes and block < row.file_size_bytes:
+        if seen.best_elsewhere > 1.5 * cell.bytes_per_s and block <= _SMALL_BLOCK_BYTES:
+            return f"larger blocks move {seen.best_elsewhere / cell.bytes_per_s:.1f} times as much"
+        if row.random and block <= _SMALL_BLOCK_BYTES:
+            return f"random blocks of {block} bytes"
+    return None
+
+
+def _judge(cell: Cell, seen: _Seen) -> Judged:
+    limit, shares, how = _limit(cell, seen)
+    row = cell.row
+    regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
+    why = how
+    busy = cell.cpu is not None and cell.cpu >= _BUSY
+    if (reason := _throttled(cell)) and limit != "own":
+        regime, why = "throttle", reason
+    elif busy and cell.cpu is not None and (limit != "own" or cell.cpu >= 0.97):
+        regime, why = "client", f"{cell.cpu:.0%} of the client's processors are busy"
+    elif limit != "own" and seen.hosts_help:
+        regime, why = "client", "more hosts with as many threads each bring nearly as much more"
+    elif reason := _counts_operations(cell, seen, limit):
+        regime, why = "iops", reason
+    total = sum(shares.values())
+    cells = seen.sweep.cells
+    evidence: dict[str, Any] = {
+        "why": why,
+        "elasticity_threads": _rounded(_elasticity(cell, cells, "workers")),
+        "elasticity_size": _rounded(_elasticity(cell, cells, "size")) if seen.sweep.moves_bytes else None,
+        "share_of_peak": _rounded(cell.bytes_per_s / seen.peak_bytes_per_s) if seen.peak_bytes_per_s else None,
+        "time_s": {
+            "measured": cell.workers / cell.per_s,
+            "fitted": seen.model.time(cell.workers, seen.sweep.fitted_size(cell)),
+        },
+        "terms": {name: _rounded(value / total) for name, value in shares.items()},
+        "drop": _rounded(_drop(cell, seen)),
+        "noise": _rounded(seen.model.noise),
+        "fit": _told(seen.model),
+    }
+    measured = {
+        "cpu": cell.cpu,
+        "queueing": cell.queueing,
+        "worst_over_mean": cell.worst,
+        "io_share": cell.io_share,
+        "refused": cell.refused,
+        "backing_off": cell.lost or None,
+        "tail": cell.tail,
+        "spread": cell.spread,
+    }
+    evidence |= {name: _rounded(value) for name, value in measured.items() if value is not None}
+    return Judged(
+        operation=row.operation,
+        threads=row.threads,
+        file_size_bytes=row.file_size_bytes,
+        regime=regime,
+        retrograde=_retrograde(cell, seen),
+        hosts=row.hosts,
+        io_depth=row.io_depth,
+        block_size_bytes=row.block_size_bytes,
+        bytes_per_s=cell.bytes_per_s,
+        entries_per_s=cell.per_s,
+        evidence=evidence,
+        advice=advise(cell, seen.sweep, seen.model, regime),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _told(model: Model) -> dict[str, float | None]:
+    """The fit in the units that people think in; None for a limit that the sweep gives no sign of."""
+
+    def inverse(value: float) -> float | None:
+        return _rounded(1 / value) if value > 1e-25 else None
+
+    return {
+        "t_op_s": _rounded(model.t_op),
+        "stream_bytes_per_s": inverse(model.per_byte),
+        "operations_per_s": inverse(model.op),
+        "bandwidth_bytes_per_s": inverse(model.byte),
+        "contention_per_worker": _rounded(model.contention),
+        "crowding_per_worker": _rounded(model.crowd),
+        "sharpness": model.sharpness,
+    }

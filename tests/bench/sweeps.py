@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps whose limits are known, because they are made: storages of several kinds, none of them the model that is fitted.
+
+Each answers the rate of a closed loop of `c` workers on objects of `size` bytes, and the resource that limits it there by
+its own making; `margin` says by how much: 2 is twice as slow as the next. Cells near 1 have no right answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from penstock.bench.rows import End, Latency, Row
+
+MIB = 1 << 20
+
+
+@dataclass
+class Truth:
+    regime: str
+    margin: float
+    retrograde: bool
+
+
+@dataclass
+class Storage:
+    """Service of one operation: seconds alone, and what is shared. `law` says how the parts add up."""
+
+    law: str
+    t_op: float
+    stream: float
+    metadata: float
+    bandwidth: float
+    contention: float = 0.0
+    crowd: float = 0.0
+    operations: str = "metadata"
+
+    def parts(self, c, size):
+        own = self.t_op + size / self.stream
+        # Beyond the workers at which it saturates, a contended server loses with each one more.
+        knee = own * self.metadata
+        over = max(0.0, c / max(knee, 1.0) - 1)
+        op = c / self.metadata * (1 + self.contention * over)
+        most = own * self.bandwidth / size
+        byte = c * size / self.bandwidth * (1 + self.crowd * max(0.0, c / max(most, 1.0) - 1))
+        return {"concurrency": own, self.operations: op, "bandwidth": byte}
+
+    def time(self, c, size):
+        parts = list(self.parts(c, size).values())
+        if self.law == "slowest":
+            return max(parts)
+        if self.law == "sum":
+            return sum(parts)
+        return self._queues(c, size)
+
+    def _queues(self, c, size):
+        """Exact mean value analysis of a closed network: waiting alone, then two queues."""
+        own = self.t_op + size / self.stream
+        demands = [
+            self.parts(c, size)[self.operations] / c,
+            self.parts(c, size)["bandwidth"] / c,
+        ]
+        queue = [0.0, 0.0]
+        total = own
+        for n in range(1, c + 1):
+            waits = [d * (1 + q) for d, q in zip(demands, queue, strict=True)]
+            total = own + sum(waits)
+            queue = [n / total * w for w in waits]
+        return total
+
+    def truth(self, c, size, threads):
+        parts = self.parts(c, size)
+        order = sorted(parts, key=lambda name: -parts[name])
+        rate = c / self.time(c, size)
+        best = max((t / self.time(t, size) for t in threads if t < c), default=0.0)
+        return Truth(order[0], parts[order[0]] / parts[order[1]], best > rate), 1 - rate / best if best else 0.0
+
+
+@dataclass
+class Sweep:
+    rows: list[Row] = field(default_factory=list)
+    truths: dict[tuple[int, int], Truth] = field(default_factory=dict)
+    drops: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
+def row(operation, c, size, per_s, *, seconds=30.0, hosts=1, **more):
+    """A row as elbencho would have written it."""
+    files = max(1.0, per_s * seconds)
+    block = more.pop("block_size_bytes", size)
+    end = End(
+        time_s=files / per_s,
+        entries=files,
+        bytes=files * size,
+        entries_per_s=per_s,
+        bytes_per_s=per_s * size,
+        ios_per_s=per_s * max(1, size // block),
+        cpu=more.pop("cpu", None),
+    )
+    return Row(
+        operation=operation,
+        hosts=hosts,
+        threads=c // hosts,
+        file_size_bytes=size,
+        block_size_bytes=block,
+        first=end,
+        last=end,
+        **more,
+    )
+
+
+def make(storage, threads, sizes, *, noise=0.0, seed=0, operation="READ", **more):
+    """A sweep over a storage, each rate off by a lognormal of `noise`."""
+    draw = random.Random(seed)
+    sweep = Sweep()
+    for size in sizes:
+        for c in threads:
+            per_s = c / storage.time(c, size) * math.exp(draw.gauss(0, noise))
+            sweep.rows.append(row(operation, c, size, per_s, **more))
+            sweep.truths[c, size], sweep.drops[c, size] = storage.truth(c, size, threads)
+    return sweep
+
+
+def draw(seed, *, laws=("slowest", "sum", "queues"), contended=None, held_out=False):
+    """A storage of any kind between a laptop's disk and a pool: parameters log-uniform over decades.
+
+    `held_out` takes the ranges on either side of those that thresholds were looked at with.
+    """
+    at = random.Random(seed)
+
+    def between(low, high):
+        if held_out:  # one decade on either side, not the middle
+            low, high = at.choice([(low / 5, low), (high, high * 5)])
+        return math.exp(at.uniform(math.log(low), math.log(high)))
+
+    t_op = between(2e-4, 3e-2)
+    metadata = between(3, 100) / t_op
+    bandwidth = between(3e8, 3e10)
+    stream = bandwidth / between(2, 40)
+    is_contended = at.random() < 0.4 if contended is None else contended
+    return Storage(
+        law=at.choice(laws),
+        t_op=t_op,
+        stream=stream,
+        metadata=metadata,
+        bandwidth=bandwidth,
+        contention=between(0.05, 0.6) if is_contended else 0.0,
+        crowd=between(0.02, 0.2) if is_contended and at.random() < 0.5 else 0.0,
+    )
+
+
+def backing_off(per_s_limit, t_op, c, backoff_s=0.4):
+    """Rate and latencies of a store that refuses above a limit: refused requests wait and come again, served ones are quick."""
+    free = c / t_op
+    if free <= per_s_limit:
+        return free, Latency(min_us=0.8e6 * t_op, mean_us=1e6 * t_op, max_us=4e6 * t_op), 0.0
+    mean = c / per_s_limit
+    # A request is served in t_op or sent away for a while; the mean follows from the limit, the longest from the doubling.
+    refused = (mean - t_op) / (mean - t_op + backoff_s)
+    longest = max(backoff_s * 16, 20 * mean)
+    return per_s_limit, Latency(min_us=0.8e6 * t_op, mean_us=1e6 * mean, max_us=1e6 * longest), refused

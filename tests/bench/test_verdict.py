@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regimes of sweeps whose limits are known: made by models that are not the one fitted, and published ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.bench.elbencho import parse, render
+from penstock.bench.rows import End, Latency, Row
+from penstock.bench.verdict import REGIMES, classify
+from tests.bench.sweeps import MIB, Storage, backing_off, draw, make, row
+
+KIB = 1024
+GRIDS = [
+    ([1, 8, 32, 128], [256 * KIB, MIB, 4 * MIB, 64 * MIB]),
+    ([1, 2, 4, 8, 16, 32, 64], [4 * KIB, 64 * KIB, MIB, 16 * MIB]),
+    ([1, 4, 16, 64, 256], [32 * KIB, 256 * KIB, 2 * MIB, 16 * MIB, 128 * MIB]),
+    ([4, 32, 256], [100 * KIB, MIB, 10 * MIB]),
+]
+
+
+def confusion(seeds, *, noise, held_out, margin=1.5, through_csv=False):
+    """(true, told) -> cells, of those whose limit is `margin` times as slow as the next."""
+    matrix, retrograde = Counter(), Counter()
+    for seed in seeds:
+        threads, sizes = GRIDS[seed % len(GRIDS)]
+        sweep = make(draw(seed, held_out=held_out), threads, sizes, noise=noise, seed=seed)
+        rows = parse(render(sweep.rows), "made.csv") if through_csv else sweep.rows
+        for cell in classify(rows).cells:
+            at = (cell.threads, cell.file_size_bytes)
+            if sweep.truths[at].margin >= margin:
+                matrix[sweep.truths[at].regime, cell.regime] += 1
+            if sweep.drops[at] > 0.12 or sweep.drops[at] <= 0.02:
+                retrograde[sweep.drops[at] > 0.12, cell.retrograde] += 1
+    return matrix, retrograde
+
+
+def share_right(matrix):
+    return sum(n for (true, told), n in matrix.items() if true == told) / matrix.total()
+
+
+@pytest.mark.parametrize(
+    ("noise", "held_out", "wanted"), [(0.03, False, 0.97), (0.10, False, 0.96), (0.05, True, 0.94), (0.10, True, 0.92)]
+)
+def test_classify_made_sweeps_are_told_right(noise, held_out, wanted):
+    matrix, retrograde = confusion(range(2000, 2040), noise=noise, held_out=held_out)
+    assert share_right(matrix) >= wanted, matrix
+    for regime in ("concurrency", "metadata", "bandwidth"):  # each by itself, so that a common one hides none
+        of_it = Counter({key: n for key, n in matrix.items() if key[0] == regime})
+        assert share_right(of_it) >= wanted - 0.06, matrix
+    assert retrograde[False, True] <= 0.03 * (retrograde[False, True] + retrograde[False, False]), retrograde
+    assert retrograde[True, False] <= 0.2 * (retrograde[True, True] + retrograde[True, False]), retrograde
+
+
+def test_classify_through_elbencho_s_csv_is_the_same():
+    matrix, _ = confusion(range(3000, 3012), noise=0.05, held_out=False, through_csv=True)
+    assert share_right(matrix) >= 0.97, matrix
+
+
+def test_classify_sweep_with_holes_is_judged_on_what_is_there():
+    sweep = make(draw(7), *GRIDS[2], noise=0.05)
+    judged = classify(sweep.rows[::2]).cells
+    assert len(judged) == len(sweep.rows[::2])
+    clear = [c for c in judged if sweep.truths[c.threads, c.file_size_bytes].margin >= 1.5]
+    right = [c for c in clear if c.regime == sweep.truths[c.threads, c.file_size_bytes].regime]
+    assert len(right) >= 0.9 * len(clear)
+
+
+# The published description (NAG, 2021): small files follow the rate of opening, stall after 8 threads and fall as the metadata
+# server is overloaded; large ones saturate the disks at 10 GB/s and more. Figures are ours, in that shape.
+POOL = Storage("queues", 3e-3, 8e8, 6_000, 12e9, contention=0.15)
+
+
+def test_classify_pooled_file_system_has_the_published_regimes():
+    threads, sizes = GRIDS[0]
+    told = {
+        (c.threads, c.file_size_bytes): c for c in classify(make(POOL, threads, sizes, noise=0.05, hosts=1).rows).cells
+    }
+    assert [told[t, 256 * KIB].regime for t in threads] == ["concurrency", "concurrency", "metadata", "metadata"]
+    assert told[128, 256 * KIB].retrograde
+    assert [told[t, 64 * MIB].regime for t in (32, 128)] == ["bandwidth", "bandwidth"]
+    assert not told[128, 64 * MIB].retrograde
+    assert told[128, 256 * KIB].advice.next["file_size_bytes"] >= MIB
+    assert told[128, 256 * KIB].advice.gain > 3
+
+
+def test_classify_published_sweep_of_sizes_alone():
+    """elbencho's contrib/storage_sweep: writes of 56 threads, Gb/s by file size; what is opened limits up to 64 KiB."""
+    gigabits = {1: 0.432, 4: 1.724, 16: 6.856, 64: 27.81, 256: 79.7, 1024: 79.0, 4096: 78.1, 65536: 86.7, 1 << 20: 87.9}
+    rows = [row("WRITE", 56, kib * KIB, rate * 1e9 / 8 / (kib * KIB)) for kib, rate in gigabits.items()]
+    told = {c.file_size_bytes // KIB: c.regime for c in classify(rows).cells}
+    assert told == {kib: "metadata" if kib <= 64 else "bandwidth" for kib in gigabits}
+
+
+def test_classify_published_sweep_of_threads_alone():
+    """G. Lockwood, elbencho-test (2022): direct writes of 4 hosts to one parallel file system, MiB/s by threads a host."""
+    rates = {1: 1413, 8: 4831, 16: 6006, 24: 6254, 32: 4467}
+    rows = [
+        row("WRITE", 4 * t, 1 << 40, rate * MIB / (1 << 40), hosts=4, block_size_bytes=MIB) for t, rate in rates.items()
+    ]
+    told = {c.threads: (c.regime, c.retrograde) for c in classify(rows).cells}
+    assert told[1] == ("concurrency", False)
+    assert told[24] == ("bandwidth", False)
+    assert told[32] == ("bandwidth", True)
+
+
+def test_classify_busy_client_is_the_limit_and_more_hosts_the_advice():
+    storage = Storage("slowest", 1e-3, 1e9, 1e6, 4e9)
+    rows = make(storage, [1, 4, 16, 64], [64 * KIB, MIB, 16 * MIB]).rows
+    spent = [
+        msgspec.structs.replace(r, last=msgspec.structs.replace(r.last, cpu=min(1.0, r.last.bytes_per_s / 4.1e9)))
+        for r in rows
+    ]
+    told = {(c.threads, c.file_size_bytes): c for c in classify(spent).cells}
+    assert told[64, 16 * MIB].regime == "client"
+    assert told[64, 16 * MIB].advice.next["hosts"] == 2
+    assert told[1, 64 * KIB].regime == "concurrency"
+
+
+def test_classify_hosts_that_each_bring_as_much_were_at_their_own_end():
+    one, many = Storage("slowest", 1e-3, 1e9, 1e6, 1.2e9), Storage("slowest", 1e-3, 1e9, 1e6, 4.7e9)
+    rows = make(one, [1, 4, 16, 64], [MIB, 16 * MIB]).rows + make(many, [4, 16, 64, 256], [MIB, 16 * MIB], hosts=4).rows
+    told = {(c.hosts, c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert told[1, 64, 16 * MIB] == "client"
+    assert told[4, 64, 16 * MIB] == "bandwidth"
+
+
+@pytest.mark.parametrize("path_type", ["file", "blockdev"])
+def test_classify_disk_with_few_operations_is_iops_limited(path_type):
+    # st1 of study C: 500 MB/s, 500 operations/s, whatever their size up to 1 MiB.
+    disk = Storage("slowest", 4e-3, 5e8, 500, 5e8, operations="iops")
+    rows = []
+    for block in (4 * KIB, 64 * KIB, 256 * KIB, 4 * MIB):
+        for c in (1, 4, 16, 64):
+            per_s = c / disk.time(c, block)
+            end = End(time_s=30.0, ios_per_s=per_s, bytes_per_s=per_s * block)
+            rows.append(
+                Row(
+                    operation="READ",
+                    path_type=path_type,
+                    threads=c,
+                    random=True,
+                    file_size_bytes=1 << 36,
+                    block_size_bytes=block,
+                    last=end,
+                )
+            )
+    told = {(c.threads, c.block_size_bytes): c.regime for c in classify(rows).cells}
+    assert [told[64, b] for b in (4 * KIB, 64 * KIB, 256 * KIB, 4 * MIB)] == ["iops", "iops", "iops", "bandwidth"]
+    assert told[1, 4 * KIB] == "concurrency"
+
+
+def test_classify_refusing_store_is_throttled_where_refusals_were_counted():
+    rows = []
+    for c in (1, 8, 64, 256):
+        per_s, latency, refused = backing_off(2_000, 0.02, c)
+        one = row("READ", c, 128 * KIB, per_s, path_type="object", entry_latency=latency)
+        answered = round(one.last.entries)
+        rows.append(
+            msgspec.structs.replace(one, statuses={"503": round(answered * refused / (1 - refused))} if refused else {})
+        )
+    assert [c.regime for c in classify(rows).cells] == ["concurrency", "concurrency", "throttle", "throttle"]
+
+
+def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
+    rows = []
+    for size in (128 * KIB, MIB):
+        for c in (1, 8, 64, 256):
+            per_s, latency, _ = backing_off(2_000, 0.02, c)
+            rows.append(row("READ", c, size, per_s, path_type="object", entry_latency=latency))
+    told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
+    assert told[256, 128 * KIB].regime == "throttle"
+    assert "nobody counted" in told[256, 128 * KIB].evidence["why"]
+    assert told[1, 128 * KIB].regime == "concurrency"
+
+
+def test_classify_operation_without_bytes_is_judged_on_threads():
+    rows = [row("STAT", c, MIB, min(c / 1e-3, 9_000)) for c in (1, 4, 16, 64)]
+    assert [c.regime for c in classify(rows).cells] == ["concurrency", "concurrency", "metadata", "metadata"]
+
+
+@pytest.mark.parametrize(("least_us", "regime"), [(900, "concurrency"), (90, "metadata")])
+def test_classify_one_thread_count_goes_by_how_long_requests_queue(least_us, regime):
+    latency = Latency(min_us=least_us, mean_us=1000, max_us=4000)
+    rows = [
+        row("READ", 8, size, 8_000 / (1 + size / 4e6), entry_latency=latency) for size in (4 * KIB, 64 * KIB, 64 * MIB)
+    ]
+    told = [c.regime for c in classify(rows).cells]
+    assert told == [regime, regime, "bandwidth"]
+
+
+def test_classify_leaves_out_what_is_no_measurement():
+    rows = make(draw(1), [1, 8], [MIB]).rows
+    bad = msgspec.structs.replace(rows[0], invalid=("debug build",))
+    sync = msgspec.structs.replace(rows[0], operation="SYNC")
+    verdict = classify([*rows[1:], bad, sync])
+    assert (len(verdict.cells), verdict.left_out) == (1, 2)
+
+
+def test_classify_repeats_are_one_cell_of_their_median():
+    rows = [row("READ", 4, MIB, per_s) for per_s in (90.0, 100.0, 400.0)] + [row("READ", 1, MIB, 30.0)]
+    told = {c.threads: c for c in classify(rows).cells}
+    assert told[4].entries_per_s == 100.0
+    assert told[4].evidence["spread"] == pytest.approx(3.1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.floats(1e-3, 1e3), st.randoms())
+def test_prop_verdict_knows_no_unit_of_time_and_no_order(seed, speed, shuffler):
+    """A storage that is `speed` times as fast in everything has the same regimes; so have rows in another order."""
+    sweep = make(draw(seed), [1, 8, 64], [64 * KIB, MIB, 16 * MIB], noise=0.02, seed=seed)
+    quicker = [row(r.operation, r.threads, r.file_size_bytes, r.last.entries_per_s * speed) for r in sweep.rows]
+    shuffler.shuffle(quicker)
+
+    def regimes(rows):
+        return {(c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+
+    assert regimes(quicker) == regimes(sweep.rows)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["READ", "WRITE", "STAT", "MKDIRS"]),
+            st.integers(1, 10**5),
+            st.one_of(st.none(), st.integers(0, 1 << 45)),
+            st.one_of(st.none(), st.integers(0, 1 << 30)),
+            st.one_of(st.none(), st.floats(0, 1e12)),
+            st.floats(0, 1e7),
+        ),
+        max_size=12,
+    )
+)
+def test_prop_verdict_odd_rows_are_judged_or_left_out(given_rows):
+    rows = [
+        Row(
+            operation=operation,
+            threads=threads,
+            file_size_bytes=size,
+            block_size_bytes=block,
+            last=End(time_s=time_s, entries_per_s=rate, bytes_per_s=rate),
+        )
+        for operation, threads, size, block, rate, time_s in given_rows
+    ]
+    verdict = classify(rows)
+    assert all(c.regime in REGIMES for c in verdict.cells)
+    msgspec.json.encode(verdict)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench classify` from outside."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.bench.elbencho import render
+from penstock.bench.rows import write_results
+from tests.bench.sweeps import MIB, Storage, make
+
+ROWS = make(Storage("slowest", 1e-3, 1e9, 5e3, 4e9), [1, 8, 64], [65536, MIB, 64 * MIB]).rows
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    file = tmp_path / "sweep.csv"
+    file.write_text(render(ROWS))
+    return file
+
+
+def test_classify_json_has_a_cell_for_each_point(run_cli, sweep):
+    done = run_cli("bench", "classify", str(sweep), "--json")
+    assert (done.code, done.err) == (0, "")
+    told = json.loads(done.out)
+    assert told["schema_version"] == 1
+    assert {(c["operation"], c["threads"], c["file_size_bytes"]) for c in told["cells"]} == {
+        ("READ", r.threads, r.file_size_bytes) for r in ROWS
+    }
+    cell = next(c for c in told["cells"] if (c["threads"], c["file_size_bytes"]) == (64, 65536))
+    assert (cell["regime"], cell["retrograde"]) == ("metadata", False)
+    assert cell["advice"]["gain"] > 1
+    assert cell["evidence"]["elasticity_size"] == pytest.approx(1, abs=0.3)
+
+
+def test_classify_for_people_names_limit_and_next_step(run_cli, sweep):
+    done = run_cli("bench", "classify", str(sweep))
+    assert done.code == 0
+    assert "pack into files of" in done.out
+    assert max(map(len, done.out.splitlines())) <= 160
+
+
+def test_classify_folder_of_rows_is_judged_again(run_cli, tmp_path):
+    write_results(tmp_path / "run", ROWS, spec={"threads": [1, 8, 64]})
+    theirs = json.loads(run_cli("bench", "classify", str(tmp_path / "run"), "--json").out)
+    assert len(theirs["cells"]) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "said"),
+    [
+        ("missing.csv", None, 3, "no results at"),
+        ("notes.txt", "hello", 1, "is no format that we know"),
+        ("empty.csv", render([]), 3, "no point that can be judged"),
+    ],
+)
+def test_classify_nothing_to_judge_is_told(run_cli, tmp_path, name, content, code, said):
+    file = tmp_path / name
+    if content is not None:
+        file.write_text(content)
+    done = run_cli("bench", "classify", str(file))
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err

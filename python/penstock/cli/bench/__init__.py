@@ -11,6 +11,7 @@ __all__ = ["VERBS", "command"]
 
 # Sub-verb -> what it is for. Kept here so that `penstock bench --help` imports none of them.
 VERBS = {
+    "ab": "Say which of two commands is better, or that none is shown to be.",
     "classify": "Say which limit each point of a sweep is at, whoever measured it.",
 }
 

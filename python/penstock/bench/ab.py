@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two commands, run in turn until it is clear which is better, that neither is, or that no more runs are allowed.
+
+Owns starting them and the order: blocks of A B B A or B A A B, drawn by the seed, so that what drifts evenly (a warming
+machine, a filling cache, burst credits) falls out of each block's ratio. Refuses to judge by eye: `sequential` decides.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.bench.machine_card import MachineCard
+from penstock.bench.machine_card import read as read_machine_card
+from penstock.bench.results import SCHEMA_VERSION
+from penstock.bench.sequential import always_valid, bootstrap, evidence
+from penstock.errors import ConfigError, Deadline, Denied, NotFound, SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Comparison", "Metric", "Side", "compare", "runner"]
+
+RUNS_A_BLOCK = 4
+_NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+# A benchmark prints pages; what is longer is its data.
+_LIMIT_OUTPUT_BYTES = 64_000_000
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """What is compared: `wall` or `cpu` seconds of a run, or the number that it prints (`printed`).
+
+    Attributes:
+        pattern: Where the number stands; its first group if it has one, and the last match of the output.
+    """
+
+    name: str = "wall"
+    pattern: str | None = None
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One command and what its runs took, in the order of the runs."""
+
+    argv: tuple[str, ...]
+    median: float
+    values: tuple[float, ...]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out. Ratios are of B over A.
+
+    Attributes:
+        verdict: `different`, `same` (within the margin) or `none shown`.
+        interval: Holds the true ratio whenever it is looked at; the verdict rests on it.
+        bootstrap: For comparison with tools that fix the number of runs; narrower, and no ground to stop on.
+        evidence: Times that the blocks are likelier under some difference than under none.
+        stopped: Why no further block was run.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    verdict: str
+    metric: str
+    ratio: float
+    interval: tuple[float | None, float | None]
+    bootstrap: tuple[float, float]
+    evidence: float
+    alpha: float
+    margin: float
+    blocks: int
+    runs: int
+    seed: int
+    stopped: str
+    a: Side
+    b: Side
+    machine: MachineCard
+
+
+def _printed(text: str, pattern: str | None, name: str) -> float:
+    found: list[Any] = re.findall(pattern or _NUMBER, text)
+    if not found:
+        raise ConfigError(
+            f"{name} printed no number" + (f" that fits {pattern!r}" if pattern else ""),
+            hint="--pattern is a regular expression; its first group is the number",
+        )
+    last = found[-1][0] if isinstance(found[-1], tuple) else found[-1]
+    try:
+        value = float(last.replace("_", "").replace(",", ""))
+    except ValueError:
+        raise ConfigError(f"{name} printed {last!r} where --pattern looks: not a number") from None
+    if not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{name} printed {last}: a ratio needs numbers above 0")
+    return value
+
+
+def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequence[str], str], float]:
+    """A function that runs a command once and gives its metric.
+
+    It raises NotFound or Denied for a command that cannot be started, SystemFault for one that fails, Deadline for one that
+    does not end within `limit_s`, ConfigError for one that prints no number.
+    """
+
+    def run(argv: Sequence[str], name: str) -> float:
+        # A file, not a pipe: nobody has to read while it runs, and the reading is outside of the clock.
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            start = time.perf_counter()
+            try:
+                # A session of its own, so that a command which must be stopped is stopped with all that it started.
+                child = subprocess.Popen(
+                    list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                )
+            except FileNotFoundError:
+                raise NotFound(f"{name}: no command `{argv[0]}`", where=argv[0]) from None
+            except PermissionError:
+                raise Denied(f"{name}: `{argv[0]}` may not be run", where=argv[0]) from None
+            try:
+                status, used = _wait(child, start, limit_s, name)
+            except BaseException:
+                _stop(child)
+                raise
+            wall_s = time.perf_counter() - start
+            code = child.returncode = os.waitstatus_to_exitcode(status)
+            if code != 0:
+                err.seek(0)
+                last = err.read(_LIMIT_OUTPUT_BYTES).decode(errors="replace").strip().rpartition("\n")[2][:200]
+                raise SystemFault(
+                    f"{name} ended with {code} after {wall_s:.2f} s" + (f": {last}" if last else ""),
+                    hint="only runs that succeed can be compared",
+                )
+            if metric.name == "printed":
+                out.seek(0)
+                return _printed(out.read(_LIMIT_OUTPUT_BYTES).decode(errors="replace"), metric.pattern, name)
+            return max(wall_s if metric.name == "wall" else used.ru_utime + used.ru_stime, 1e-9)
+
+    return run
+
+
+def _wait(child: subprocess.Popen[bytes], start: float, limit_s: float | None, name: str) -> tuple[int, Any]:
+    if limit_s is None:
+        _, status, used = os.wait4(child.pid, 0)
+        return status, used
+    watch = os.pidfd_open(child.pid)
+    try:
+        if not select.select([watch], [], [], max(0.0, limit_s - (time.perf_counter() - start)))[0]:
+            raise Deadline(f"{name} did not end within {limit_s:g} s", limit_s=limit_s)
+    finally:
+        os.close(watch)
+    return _wait(child, start, None, name)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait(timeout=10)
+    except (ProcessLookupError, ChildProcessError, subprocess.TimeoutExpired):
+        return
+
+
+def compare(
+    a: Sequence[str],
+    b: Sequence[str],
+    run: Callable[[Sequence[str], str], float],
+    *,
+    metric: str = "wall",
+    alpha: float = 0.05,
+    margin: float = 0.03,
+    max_runs: int = 200,
+    warm_up: int = 1,
+    seed: int = 0,
+    progress: Callable[[int, float], None] = lambda _runs, _ratio: None,
+) -> Comparison:
+    """Run blocks until a difference is shown, none larger than the margin is left, or `max_runs` are spent.
+
+    Args:
+        run: Runs a command once and gives its metric; the second argument is `A` or `B`.
+        alpha: Chance of a false alarm, however often it is looked at.
+        margin: Differences smaller than this share are called the same.
+        warm_up: Runs of each before the first block; not counted, not recorded.
+        progress: Told the runs so far and the ratio after each block.
+
+    Raises:
+        ConfigError: Fewer runs allowed than one can learn from, or a level that is none.
+    """
+    if not 0 < alpha < 1 or not 0 <= margin < 1:
+        raise ConfigError(f"alpha ({alpha:g}) must lie between 0 and 1, and margin ({margin:g}) from 0 to below 1")
+    if max_runs < 2 * RUNS_A_BLOCK:
+        raise ConfigError(f"{max_runs} runs are too few: a block takes {RUNS_A_BLOCK}, and spread needs two of them")
+    draw = random.Random(seed)
+    for _ in range(warm_up):
+        run(a, "A")
+        run(b, "B")
+    values: dict[str, list[float]] = {"A": [], "B": []}
+    blocks: list[float] = []
+    stopped = f"{max_runs} runs are spent"
+    verdict = "none shown"
+    while RUNS_A_BLOCK * (len(blocks) + 1) <= max_runs:
+        block = {"A": 0.0, "B": 0.0}
+        for name in draw.choice(("ABBA", "BAAB")):
+            value = run(a if name == "A" else b, name)
+            values[name].append(value)
+            block[name] += math.log(value)
+        blocks.append((block["B"] - block["A"]) / 2)
+        progress(RUNS_A_BLOCK * len(blocks), math.exp(math.fsum(blocks) / len(blocks)))
+        if evidence(blocks) >= 1 / alpha:
+            verdict, stopped = "different", f"a difference is shown at {alpha:.1%}"
+            break
+        if all(evidence(blocks, math.log1p(edge)) >= 1 / alpha for edge in (-margin, margin)) and (
+            math.log1p(-margin) < math.fsum(blocks) / len(blocks) < math.log1p(margin)
+        ):
+            verdict, stopped = "same", f"no difference above {margin:.1%} is left"
+            break
+    interval = always_valid(blocks, alpha)
+    narrow = bootstrap(blocks, alpha, seed=seed)
+    return Comparison(
+        verdict=verdict,
+        metric=metric,
+        ratio=math.exp(math.fsum(blocks) / len(blocks)),
+        interval=(_ratio(interval.low), _ratio(interval.high)),
+        bootstrap=(math.exp(narrow.low), math.exp(narrow.high)),
+        evidence=evidence(blocks),
+        alpha=alpha,
+        margin=margin,
+        blocks=len(blocks),
+        runs=RUNS_A_BLOCK * len(blocks),
+        seed=seed,
+        stopped=stopped,
+        a=Side(argv=tuple(a), median=median(values["A"]), values=tuple(values["A"])),
+        b=Side(argv=tuple(b), median=median(values["B"]), values=tuple(values["B"])),
+        machine=read_machine_card(),
+    )
+
+
+def _ratio(logarithm: float) -> float | None:
+    """None where nothing is known yet."""
+    return math.exp(logarithm) if math.isfinite(logarithm) else None

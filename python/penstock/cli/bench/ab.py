@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench ab`: which of two commands is better, or that none is shown to be."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.parameters import SECONDS
+
+if TYPE_CHECKING:
+    from penstock.bench.ab import Comparison
+
+__all__ = ["command"]
+
+_BETWEEN = "--vs"
+
+
+@click.command("ab", context_settings={"ignore_unknown_options": False})
+@click.argument("commands", nargs=-1, type=click.UNPROCESSED, required=True, metavar="-- A... --vs B...")
+@click.option(
+    "--metric",
+    type=click.Choice(["wall", "cpu", "printed"]),
+    default="wall",
+    show_default=True,
+    help="Seconds of the clock, of the processors, or the last number that a run prints.",
+)
+@click.option("--pattern", metavar="REGEX", help="Where the printed number stands; its first group if it has one.")
+@click.option(
+    "--max-runs", type=click.IntRange(min=8), default=200, show_default=True, help="Runs of both together, at most."
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.05,
+    show_default=True,
+    help="Chance of calling a difference where there is none, however often it is looked at.",
+)
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.03,
+    show_default=True,
+    help="Stop once no difference above this share is left.",
+)
+@click.option("--warm-up", type=click.IntRange(min=0), default=1, show_default=True, help="Runs of each, not counted.")
+@click.option("--timeout", "limit_s", type=SECONDS, help="A run that takes longer ends the comparison.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order within the blocks.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def command(
+    commands: tuple[str, ...],
+    metric: str,
+    pattern: str | None,
+    max_runs: int,
+    alpha: float,
+    margin: float,
+    warm_up: int,
+    limit_s: float | None,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Compare two commands by blocks of A B B A until the answer is clear.
+
+    Exit code 0: a difference is shown. 1: none is shown, or none above the margin is left.
+    """
+    import msgspec
+
+    from penstock.bench.ab import Metric, compare, runner
+
+    a, b = _sides(commands)
+    if pattern is not None and metric != "printed":
+        raise click.UsageError("--pattern looks at what a run prints: give --metric printed")
+    terminal = sys.stderr.isatty()
+
+    def progress(runs: int, ratio: float) -> None:
+        if terminal:
+            click.echo(f"\r{runs} runs, B/A {ratio:.3f} ", nl=False, err=True)
+
+    try:
+        told = compare(
+            a,
+            b,
+            runner(Metric(metric, _compiled(pattern)), limit_s=limit_s),
+            metric=metric,
+            alpha=alpha,
+            margin=margin,
+            max_runs=max_runs,
+            warm_up=warm_up,
+            seed=seed,
+            progress=progress,
+        )
+    finally:
+        if terminal:
+            click.echo(err=True)
+    click.echo(msgspec.json.encode(told) if as_json else _sentence(told))
+    return 0 if told.verdict == "different" else 1
+
+
+def _sides(commands: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    if commands.count(_BETWEEN) != 1:
+        raise click.UsageError(f"two commands with one {_BETWEEN} between them: -- A... {_BETWEEN} B...")
+    at = commands.index(_BETWEEN)
+    # One word with blanks in it is a whole command, quoted.
+    sides = [shlex.split(s[0]) if len(s) == 1 else list(s) for s in (commands[:at], commands[at + 1 :])]
+    if not all(sides):
+        raise click.UsageError(f"a command is missing: -- A... {_BETWEEN} B...")
+    return sides[0], sides[1]
+
+
+def _compiled(pattern: str | None) -> str | None:
+    import re
+
+    try:
+        return re.compile(pattern).pattern if pattern is not None else None
+    except re.error as error:
+        raise click.UsageError(f"--pattern {pattern!r} is no regular expression: {error}") from None
+
+
+def _sentence(told: Comparison) -> str:
+    low, high = told.interval
+    between = "any ratio" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+    unit = {"wall": "wall time", "cpu": "processor time", "printed": "number"}[told.metric]
+    head = {
+        "different": f"B's {unit} is {told.ratio:.3f} of A's",
+        "same": f"no difference shown: B's {unit} is {told.ratio:.3f} of A's, and none above {told.margin:.1%} is left",
+        "none shown": f"no difference shown: B's {unit} is {told.ratio:.3f} of A's so far",
+    }[told.verdict]
+    return (
+        f"{head} ({between} with {1 - told.alpha:.0%} at any look; bootstrap {told.bootstrap[0]:.3f} to {told.bootstrap[1]:.3f})\n"
+        f"medians {told.a.median:.6g} and {told.b.median:.6g}; {told.runs} runs in {told.blocks} blocks; {told.stopped}"
+    )

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench ab` from outside: real commands, exit codes, usage."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+
+def test_ab_different_commands_answer_yes(run_cli):
+    done = run_cli("bench", "ab", "--json", "--max-runs", "60", "--", "sleep", "0.01", "--vs", "sleep", "0.1")
+    told = json.loads(done.out)
+    assert (done.code, told["verdict"]) == (0, "different")
+    assert told["interval"][0] > 1
+    assert (told["schema_version"], told["a"]["argv"]) == (1, ["sleep", "0.01"])
+    assert len(told["b"]["values"]) == told["runs"] / 2
+
+
+def test_ab_same_command_answers_no_difference_shown(run_cli):
+    number = f"{sys.executable} -c 'print(5)'"
+    done = run_cli("bench", "ab", "--metric", "printed", "--max-runs", "40", "--", number, "--vs", number)
+    assert (done.code, done.out.splitlines()[0][:19]) == (1, "no difference shown")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--", "true"],
+        ["--", "true", "--vs"],
+        ["--", "--vs", "true"],
+        ["--", "true", "--vs", "true", "--vs", "true"],
+        ["--pattern", "x", "--", "true", "--vs", "true"],
+        ["--metric", "printed", "--pattern", "(", "--", "true", "--vs", "true"],
+        ["--max-runs", "4", "--", "true", "--vs", "true"],
+    ],
+)
+def test_ab_wrong_line_is_a_usage_error(run_cli, arguments):
+    done = run_cli("bench", "ab", *arguments)
+    assert (done.code, done.out) == (2, "")
+
+
+def test_ab_command_that_fails_ends_it(run_cli):
+    done = run_cli("bench", "ab", "--", "false", "--vs", "true")
+    assert done.code == 3
+    assert "A ended with 1" in done.err

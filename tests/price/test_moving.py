@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.price.moving import TIERS, moving_cost, tier_of_url
+from penstock.price.moving import TIERS, epochs_cost, moving_cost, tier_of_url
 
 
 def test_moving_cost_is_requests_and_egress_by_node():
@@ -38,3 +38,28 @@ def test_moving_cost_of_files_and_web_servers_is_nobodys_bill():
     ]
     assert moving_cost("/data", [1], [1]) is None
     assert all(moving_cost("x", [1], [1], tier=name) for name in TIERS)
+
+
+def test_epochs_cost_moves_all_each_epoch_or_each_object_once_a_node():
+    priced = epochs_cost("s3://b/", objects=1000, size_bytes=2**40, requests=2000, epochs=10)
+    assert priced is not None
+    cost, used = priced
+    assert used
+    assert cost.streamed.total_egress_usd == pytest.approx(10 * 1024 * 0.09)
+    assert cost.cached.total_egress_usd == pytest.approx(1024 * 0.09)
+    assert cost.streamed.total_requests_usd == pytest.approx(20_000 * 0.4e-6)
+    assert cost.cached.total_requests_usd == pytest.approx(1000 * 0.4e-6)
+
+
+def test_epochs_cost_of_several_nodes_fills_each_cache_as_epochs_go():
+    def cached_bytes(nodes, epochs):
+        priced = epochs_cost("s3://b/", objects=100, size_bytes=2**30, requests=100, epochs=epochs, nodes=nodes)
+        assert priced is not None
+        return priced[0].cached.total_egress_usd / 0.09
+
+    assert cached_bytes(4, 1) == pytest.approx(1)  # an epoch is shared: each object comes once in all
+    assert cached_bytes(4, 2) == pytest.approx(4 * (1 - 0.75**2))
+    assert cached_bytes(4, 100) == pytest.approx(4, rel=1e-6)
+    assert epochs_cost("/data", objects=1, size_bytes=1, requests=1, epochs=1) is None
+    with pytest.raises(ConfigError):
+        epochs_cost("s3://b/", objects=1, size_bytes=1, requests=1, epochs=0)

@@ -2,6 +2,7 @@
 """Training over real files and a real endpoint: the loader, the CLI and the example."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,9 +68,14 @@ def test_training_resumed_over_real_files_goes_on_bit_for_bit(data, tmp_path):
     assert rest["mae"] == straight["mae"]
 
 
-def penstock(*argv):
+def penstock(*argv, env=None):
     return subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, argv)], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-m", "penstock", *map(str, argv)],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
 
 
@@ -137,3 +143,14 @@ def test_example_ddp_runs_under_torchrun(data):
             break
     assert done.returncode == 0, done.stderr[-800:]
     assert "epoch 2 begins next" in done.stdout
+
+
+def test_cli_train_says_what_its_epochs_cost_before_the_first(data):
+    with Emulator(data) as served:
+        flags = ["--data", f"{served.url}train/", "--voxels", 32, "--accelerator", "h100", "--epochs", 3, "--no-save"]
+        done = penstock("train", "cosmoflow", *flags, "--json", env=served.env)
+    assert done.returncode == 0, done.stderr
+    money = json.loads(done.stdout)["money"]
+    assert (money["tier"], money["epochs"], money["nodes"]) == ("s3-standard", 3, 1)
+    assert money["without_cache"]["egress_usd"] == pytest.approx(3 * money["with_cache"]["egress_usd"])
+    assert done.stderr.index("without the node's cache") < done.stderr.index("train epoch 1/3")

@@ -80,11 +80,12 @@ def command(
     Exit code 0: all the same. 1: they differ; the first differing step is named.
     """
     import penstock
+    from penstock.cli.fields import field
     from penstock.feed.audit import SCHEMA_VERSION, audit, first_difference, guess_fields
 
     saved = _saved(against) if against is not None else None
     dataset = penstock.open(url, manifest, records_per_object=records_per_object)
-    specs = dict(_field(text) for text in fields) or guess_fields(dataset)
+    specs = dict(field(text) for text in fields) or guess_fields(dataset)
     dataset = dataset.fields(**specs).shuffle(seed, window)
     found: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -120,20 +121,6 @@ def command(
 
 def _told(made: Audit) -> str:
     return f"{made.ranks} ranks, {made.threads} threads"
-
-
-def _field(text: str) -> tuple[str, Any]:
-    import penstock
-
-    name, equals, rest = text.partition("=")
-    dtype, _, shape = rest.partition(":")
-    try:
-        sides = tuple(int(side) for side in shape.split(",") if side)
-    except ValueError:
-        sides = (-1,)
-    if not (name and equals and dtype):
-        raise ConfigError(f"--field: `{text}` is no field", hint="as --field x=int16:32,32,32,4")
-    return name, penstock.tensor(dtype, sides)
 
 
 def _saved(path: Path) -> dict[str, Any]:

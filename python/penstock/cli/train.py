@@ -86,6 +86,11 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     show_default=True,
     help="Keep the result in DIR/ID/result.json.",
 )
+@click.option(
+    "--price-tier",
+    metavar="NAME",
+    help="Whose prices the epochs are reckoned with: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
+)
 @click.option("--no-save", is_flag=True, help="Keep no result.")
 @click.option("--label", default="", help="Name of the path that the data take, for reports.")
 @click.option("--allow-debug", is_flag=True, help="Let a debug build save its row, marked INVALID.")
@@ -100,6 +105,7 @@ def command(
     filters: int | None,
     recipe: str | None,
     runs: str,
+    price_tier: str | None,
     no_save: bool,
     as_json: bool,
     **rest: Any,
@@ -131,14 +137,14 @@ def command(
         runs=None if no_save else runs,
         **rest,
     )
-    talk = _Talk()
+    talk = _Talk(price_tier)
     try:
         result = run(spec, report=talk)
     finally:
         talk.end()
     if here.rank == 0:
         if as_json:
-            click.echo(json.dumps(result))
+            click.echo(json.dumps(result if talk.money is None else {**result, "money": talk.money}))
         else:
             _tell(result, runs, saved=not no_save)
     if here.world > 1:
@@ -148,11 +154,16 @@ def command(
 
 
 class _Talk:
-    """The progress line: rewritten on a terminal, else one line every ten seconds and at the end of a phase."""
+    """The progress line: rewritten on a terminal, else one line every ten seconds and at the end of a phase.
 
-    def __init__(self) -> None:
+    Before the first, what all epochs will cost where somebody bills for them.
+    """
+
+    def __init__(self, price_tier: str | None) -> None:
         from rich.console import Console
 
+        self.money: dict[str, Any] | None = None
+        self._price_tier, self._is_priced = price_tier, False
         self._console = Console(stderr=True)
         self._status: Any = None
         self._told_s = float("-inf")
@@ -161,6 +172,8 @@ class _Talk:
     def __call__(self, progress: Progress) -> None:
         import time
 
+        if progress.data and not self._is_priced:
+            self._price(progress)
         text = _line(progress)
         if self._console.is_terminal:
             if self._status is None:
@@ -172,6 +185,14 @@ class _Talk:
         if now - self._told_s > _LINE_S or progress.phase != self._phase:
             self._told_s, self._phase = now, progress.phase
             click.echo(text, err=True)
+
+    def _price(self, progress: Progress) -> None:
+        from penstock.cli.epoch_price import priced, readable
+
+        self._is_priced = True
+        self.money = priced(**progress.data, epochs=progress.epochs, tier=self._price_tier)
+        if self.money is not None:
+            click.echo(readable(self.money), err=True)
 
     def end(self) -> None:
         if self._status is not None:

@@ -14,7 +14,7 @@ from penstock.price import cost
 if TYPE_CHECKING:
     from penstock.price.book import Price, PriceBook
 
-__all__ = ["TIERS", "MovingCost", "moving_cost", "tier_of_url"]
+__all__ = ["TIERS", "EpochsCost", "MovingCost", "epochs_cost", "moving_cost", "tier_of_url"]
 
 # Store -> the book's rows: reads, and a byte that leaves for the internet.
 TIERS: dict[str, tuple[str, str | None]] = {
@@ -45,6 +45,15 @@ class MovingCost(msgspec.Struct, frozen=True):
     def total_egress_usd(self) -> float | None:
         """Money for all bytes where they leave the cloud; None where the book has no price for that."""
         return None if self.egress_usd is None else sum(self.egress_usd)
+
+
+class EpochsCost(msgspec.Struct, frozen=True):
+    """What feeding a training costs, without a node cache and with one."""
+
+    epochs: int
+    nodes: int
+    streamed: MovingCost
+    cached: MovingCost
 
 
 def tier_of_url(url: str) -> str | None:
@@ -95,3 +104,35 @@ def moving_cost(
         as_of=tuple(price.as_of for price in used),
     )
     return found, used
+
+
+def epochs_cost(
+    url: str,
+    *,
+    objects: int,
+    size_bytes: int,
+    requests: float,
+    epochs: int,
+    nodes: int = 1,
+    tier: str | None = None,
+    book: PriceBook | None = None,
+) -> tuple[EpochsCost, list[Price]] | None:
+    """What all epochs of a training read, in money; None where nothing is billed.
+
+    Without a cache every epoch moves every byte. With one, a node fetches an object when it first needs it: of N nodes
+    that share each epoch evenly, each holds 1 - (1 - 1/N)^e of the dataset after e epochs, and N times that has moved.
+
+    Args:
+        objects, size_bytes: Of the dataset, as stored.
+        requests: GETs of one epoch over all nodes, without a cache.
+    Raises:
+        ConfigError: No such tier, or no epoch or node.
+    """
+    if epochs < 1 or nodes < 1:
+        raise ConfigError(f"{epochs} epochs on {nodes} nodes read nothing")
+    held = nodes * (1 - (1 - 1 / nodes) ** epochs)
+    streamed = moving_cost(url, [round(requests * epochs)], [size_bytes * epochs], tier=tier, book=book)
+    cached = moving_cost(url, [round(objects * held)], [round(size_bytes * held)], tier=tier, book=book)
+    if streamed is None or cached is None:
+        return None
+    return EpochsCost(epochs, nodes, streamed[0], cached[0]), streamed[1]

@@ -19,7 +19,7 @@ from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
 from penstock.train.door import load_workload
 from penstock.train.progress import Progress
-from penstock.train.source import Request, close_quietly, open_feed
+from penstock.train.source import Request, close_quietly, facts, open_feed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +87,7 @@ class Driver:
         self.steps_before = 0
         self._epoch_steps = 0
         self.demand: Demand | None = None
+        self._data: dict[str, Any] = {}
         self.device = self._device()
 
     def _device(self) -> str:
@@ -183,6 +184,8 @@ class Driver:
                     hint="a smaller --global-batch",
                 )
             self._epoch_steps = len(feed)
+            self._data = facts(feed, self.rank)
+            self._tell("open", force=True)
             if kept is not None:
                 self._resume(kept, workload, feed)
             if spec.validation is not None:
@@ -293,7 +296,9 @@ class Driver:
         last = self.metrics[-1] if self.metrics else {}
         curve = self._unshared or self.losses
         limit = self.spec.steps or self._epoch_steps * self.spec.epochs
-        epoch = self.epoch if phase == "train" else self.epoch - 1  # an epoch is counted before it is validated
+        epoch = (
+            self.epoch if phase in {"open", "train"} else self.epoch - 1
+        )  # an epoch is counted before it is validated
         metrics = {k: v for k, v in last.items() if k not in {"epoch", "step"}}
         self._report(
             Progress(
@@ -306,6 +311,7 @@ class Driver:
                 wait,
                 curve[-1] if curve else None,
                 metrics,
+                self._data,
             )
         )
 

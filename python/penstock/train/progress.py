@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,9 @@ class Progress(msgspec.Struct, frozen=True):
     """One moment of a run. Rates are of the world, over the time since the epoch began.
 
     Attributes:
-        phase: `train`, `validate`, `done`.
+        phase: `open` once before the first epoch, `train`, `validate`, `done`.
+        data: What is read, from the moment it is listed: `url`, `objects`, `size_bytes`, `requests` of one epoch over all
+            ranks, `nodes`. Empty for data that come from nowhere.
         wait_share: Share of the training time so far that the first rank waited for data.
         metrics: Of the last validation.
     """
@@ -28,6 +31,7 @@ class Progress(msgspec.Struct, frozen=True):
     wait_share: float
     loss: float | None = None
     metrics: dict[str, float] = {}
+    data: dict[str, Any] = {}
 
 
 Report = Callable[[Progress], None]

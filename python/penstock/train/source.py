@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.protocols import Batch, Demand
+    from penstock.ranks import Rank
 
-__all__ = ["DUMMY", "Dummy", "Feed", "Request", "Source", "open_feed"]
+__all__ = ["DUMMY", "Dummy", "Feed", "Request", "Source", "facts", "open_feed"]
 
 DUMMY = "dummy"
 
@@ -88,6 +89,23 @@ def open_feed(request: Request) -> Feed:
 
         return torch_feed.Loader(dataset, **common)
     return penstock.Loader(dataset, **common)
+
+
+def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
+    """What an epoch of the feed reads: `Progress.data`. Empty for feeds of no dataset."""
+    from penstock.feed import Dataset
+    from penstock.feed.loader import BaseLoader
+
+    dataset = getattr(feed, "dataset", None)
+    if not isinstance(feed, BaseLoader) or not isinstance(dataset, Dataset):
+        return {}
+    return {
+        "url": dataset.url,
+        "objects": dataset.source.objects,
+        "size_bytes": dataset.source.size_bytes,
+        "requests": dataset.expected_gets(feed.global_batch, feed.world) * len(feed),
+        "nodes": rank.nodes,
+    }
 
 
 class Dummy:

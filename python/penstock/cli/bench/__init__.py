@@ -13,6 +13,7 @@ __all__ = ["VERBS", "command"]
 VERBS = {
     "ab": "Say which of two commands is better, or that none is shown to be.",
     "classify": "Say which limit each point of a sweep is at, whoever measured it.",
+    "feed": "Read a dataset with our loader and with others, side by side.",
 }
 
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the figures are measured on, made here: the same bytes every time for the same numbers."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+
+
+def volumes(folder: Path, count: int) -> None:
+    """CosmoFlow volumes of 128^3 x 4 int16, gzip'd TFRecords of one record: 16.8 MB each when inflated."""
+    argv = [PENSTOCK, "dataset", "cosmoflow", str(folder), "--samples", str(count), "--cubes-per-universe", "8"]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def picture(seed: int) -> bytes:
+    """A JPEG of 500 x 375, quality 90, some 100 KB: ImageNet's middle. Noise of every scale, as photographs have it."""
+    from PIL import Image
+
+    random = np.random.default_rng(seed)
+    total = np.zeros((375, 500, 3))
+    for side, weight in [(4, 60), (16, 40), (64, 25), (250, 14)]:
+        coarse = random.normal(128, weight, (side, side, 3)).clip(0, 255).astype(np.uint8)
+        total += np.asarray(Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)).astype(float) - 128
+    raw = io.BytesIO()
+    Image.fromarray((total + 128).clip(0, 255).astype(np.uint8)).save(raw, "JPEG", quality=90)
+    return raw.getvalue()
+
+
+def tars(folder: Path, shards: int, each: int) -> None:
+    """WebDataset's: `.jpg` and `.cls` members under one key. Pillow, which encodes them, is in WebDataset's environment."""
+    python = Path(__file__).resolve().parents[3] / ".tools/peers/webdataset/bin/python"
+    subprocess.run([str(python), __file__, str(folder), str(shards), str(each)], check=True)
+
+
+def _write_tars(folder: Path, shards: int, each: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for shard in range(shards):
+        with tarfile.open(folder / f"train-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as out:
+            for row in range(each):
+                number = shard * each + row
+                for extension, data in (("jpg", picture(number)), ("cls", str(number % 1000).encode())):
+                    member = tarfile.TarInfo(f"{number:08d}.{extension}")
+                    member.size = len(data)
+                    out.addfile(member, io.BytesIO(data))
+
+
+def records(folder: Path, shards: int, each: int, size: int) -> None:
+    """Plain TFRecords, many a file, of one feature of so many bytes."""
+    from penstock import _native
+
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(size)
+    for shard in range(shards):
+        with (folder / f"train-{shard:04d}.tfrecord").open("wb") as out:
+            for _ in range(each):
+                out.write(_native.encode_tfrecord({"x": random.bytes(size)}))
+
+
+def objects(folder: Path, count: int, size: int) -> None:
+    """Objects of one raw record each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(size)
+    for number in range(count):
+        (folder / f"{number:05d}.bin").write_bytes(random.bytes(size))
+
+
+if __name__ == "__main__":
+    _write_tars(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

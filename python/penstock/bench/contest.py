@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contestants side by side: each a process of its own that stays alive, their passes interleaved in ABBA order.
+
+Owns processes, turns and limits. What a pass is, and what its figures mean, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Contestant", "quartiles", "turns"]
+
+_SAID_BYTES = 4000
+
+
+def turns(names: Sequence[str], repeats: int) -> list[str]:
+    """Who makes a pass when: forth, back, forth..., so that what drifts on a machine falls on all alike.
+
+    Example:
+        >>> turns(["a", "b"], 2)
+        ['a', 'b', 'b', 'a']
+    """
+    return [name for turn in range(repeats) for name in (names if turn % 2 == 0 else list(reversed(names)))]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Median and interquartile range; of a single value, itself and 0."""
+    if len(values) < 2:
+        return values[0], 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return middle, high - low
+
+
+class Contestant:
+    """One process that answers orders, a JSON line each."""
+
+    def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str], *, limit_s: float) -> None:
+        self.name = name
+        self._limit_s = limit_s
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - held as long as the process; end() closes it
+        self._process = subprocess.Popen(
+            list(argv),
+            env=dict(variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,
+        )
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Its answer to an order.
+
+        Raises:
+            RankFailed: It ended, said that it could not, or took longer than its limit; with its last words.
+        """
+        process = self._process
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+            line = self._line()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            raise RankFailed(f"{self.name}: its process ended: {self._last_words()}", where=self.name)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RankFailed(f"{self.name}: {answer['error']}", where=self.name)
+        return answer
+
+    def _line(self) -> bytes:
+        out = self._process.stdout
+        assert out is not None
+        held, until = bytearray(), time.monotonic() + self._limit_s
+        with selectors.DefaultSelector() as ready:
+            ready.register(out, selectors.EVENT_READ)
+            while not held.endswith(b"\n"):
+                if not ready.select(max(0.0, until - time.monotonic())):
+                    self.end()
+                    raise RankFailed(f"{self.name}: no answer within {self._limit_s:.0f} s", where=self.name)
+                piece = os.read(out.fileno(), 1 << 16)
+                if not piece:
+                    return b""
+                held += piece
+        return bytes(held)
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, size - _SAID_BYTES))
+        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit {self._process.returncode}"
+
+    def end(self) -> None:
+        """Ends it and all that it started. Twice is no error."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._said.close()

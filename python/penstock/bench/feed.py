@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our loader beside others on one dataset: the same objects, fields, batch and cores; bytes compared, passes interleaved.
+
+Owns what all contestants are told and what their passes come to, as rows of the result schema. Each contestant is a
+process with a driver of `penstock.bench.peers`; the first pass of each is hashed and warms it, and counts for nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from penstock import env
+from penstock.bench import results
+from penstock.bench.contest import Contestant, quartiles, turns
+from penstock.bench.peers import DRIVE, PEERS
+from penstock.errors import ConfigError, PenstockError, RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.bench.peers import Peer
+    from penstock.feed.dataset import Dataset
+
+__all__ = ["CACHES", "OURS", "Contest", "Request", "run"]
+
+OURS = "penstock"
+
+CACHES = ("warm", "cold")
+"""States of the page cache that a pass can begin in."""
+
+_CODECS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
+
+_BRIGHTNESS = 0.03
+"""Decoders and resizers differ by rounding, random crops by their draws; a mean that is further off saw other pictures."""
+
+_HOW = {
+    "warm": "an uncounted pass over all of it came before",
+    "cold": "posix_fadvise(DONTNEED) on every file before each pass; of a remote store only what the contestant keeps itself",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be measured.
+
+    Attributes:
+        dataset: Opened, with its fields.
+        against: Names of `PEERS`.
+        peers: Folder of their environments; None looks in this interpreter's own.
+        arrays: `numpy` or `torch`: what our batches are made of.
+        cores: That each contestant may use.
+        repeats: Counted passes of each contestant and cache state.
+    """
+
+    dataset: Dataset
+    against: tuple[str, ...] = ()
+    peers: Path | None = None
+    batch: int = 32
+    arrays: str = "numpy"
+    cores: int = 1
+    repeats: int = 5
+    caches: tuple[str, ...] = ("warm",)
+    limit_s: float = 600.0
+    scratch: Path | None = None
+
+
+@dataclass
+class Contest:
+    """What came of it.
+
+    Attributes:
+        rows: One a contestant and cache state, ours first.
+        ratios: Of each peer to us, above 1 where we are ahead.
+        absent: Peers that were not run, and why.
+        failed: Those that were, and broke.
+        is_same: Whether all that give samples gave the same ones.
+    """
+
+    rows: list[results.RunRecord] = field(default_factory=list)
+    ratios: list[dict[str, Any]] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    begun: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hashed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    is_same: bool = True
+
+
+def task_of(request: Request) -> dict[str, Any]:
+    """What every contestant is told, as plain data."""
+    dataset = request.dataset
+    source, place = dataset.source, urlsplit(dataset.url)
+    keys = [source.key(number) for number in range(source.objects)]
+    suffixes = {key.rpartition(".")[2] for key in keys}
+    codecs = {_CODECS.get(suffix, "none") for suffix in suffixes}
+    variables = env.read()
+    task: dict[str, Any] = {
+        "url": dataset.url,
+        "scheme": place.scheme,
+        "format": dataset.format,
+        "codec": codecs.pop() if len(codecs) == 1 else "mixed",
+        "records_per_object": dataset.records_per_object,
+        "fields": _fields(dataset),
+        "batch": request.batch,
+        "arrays": request.arrays,
+        "cores": sorted(os.sched_getaffinity(0))[: request.cores],
+        "bucket": place.netloc,
+        "keys": keys,
+        "files": [],
+    }
+    if place.scheme == "file":
+        folder = Path(unquote(place.path))
+        task["files"] = [str(folder / key) for key in keys]
+    elif place.scheme == "s3":
+        prefix = place.path.lstrip("/")
+        task["keys"] = [prefix + key for key in keys]
+        task["files"] = [f"s3://{place.netloc}/{key}" for key in task["keys"]]
+        task["endpoint"] = variables.get("AWS_ENDPOINT_URL_S3") or variables.get("AWS_ENDPOINT_URL")
+        task["region"] = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return task
+
+
+def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
+    """Fields as drivers read them: the core's own words, flattened, and of a TFRecord how the feature is stored."""
+    held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
+    found = {}
+    for name, spec in dataset.fields_said().items():
+        said = spec.said()
+        part = said["of"][0] if said["of"] else name
+        said |= {"shape": said.get("shape", []), "stored_as": held.get(part, "bytes").partition("_")[0]}
+        found[name] = said | said.pop("image", {})
+    return found
+
+
+def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
+    """Why a peer cannot read the task's dataset, or None."""
+    for what, value, known in (
+        ("format", task["format"], peer.formats),
+        ("codec", task["codec"], peer.codecs),
+        ("scheme", task["scheme"], peer.schemes),
+    ):
+        if value not in known:
+            return f"reads {what} {', '.join(sorted(known))}, and this is {value}"
+    kinds = {said["kind"] for said in task["fields"].values()}
+    if "tar" in peer.formats and (len(task["fields"]) != 2 or "image" not in kinds):
+        return "its driver knows a picture and a label, and these are other fields"
+    if "fixed" in peer.formats and len(task["fields"]) != 1:
+        return "its driver knows objects of one column"
+    return None
+
+
+def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
+    """The Python that has a peer, or why there is none."""
+    python = Path(sys.executable) if folder is None else folder / peer.environment / "bin/python"
+    if not python.exists():
+        return None, f"not installed: no {python}"
+    asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({peer.module!r}) is None)"
+    found = subprocess.run([str(python), "-P", "-c", asked], capture_output=True, check=False, timeout=120)
+    return (str(python), "") if found.returncode == 0 else (None, f"not installed: {python} has no {peer.module}")
+
+
+def run(request: Request, *, talk: Callable[[str], None] = lambda _: None) -> Contest:
+    """Measures. A peer that cannot be run is told; only our own failure ends it.
+
+    Raises:
+        ConfigError: An unknown peer.
+        PenstockError: Our own loader failed.
+    """
+    unknown = [name for name in request.against if name not in PEERS]
+    if unknown:
+        raise ConfigError(f"--against: no peer `{unknown[0]}`", hint=f"there are {', '.join(PEERS)}")
+    contest, task = Contest(), task_of(request)
+    if not task["keys"]:
+        raise ConfigError(f"{task['url']} holds no objects", where="URL")
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-feed-", dir=request.scratch) as scratch:
+        running: dict[str, Contestant] = {}
+        try:
+            _enter(request, task, Path(scratch), contest, running, talk)
+            measured = _measure(request, contest, running, talk)
+        finally:
+            for contestant in running.values():
+                contestant.end()
+    contest.is_same = _is_same(contest)
+    _rows(request, task, contest, measured)
+    return contest
+
+
+def _enter(
+    request: Request,
+    task: dict[str, Any],
+    scratch: Path,
+    contest: Contest,
+    running: dict[str, Contestant],
+    talk: Callable[[str], None],
+) -> None:
+    """Starts all contestants, one after the other, each up to the end of its hashed pass."""
+    ours = {OURS: (sys.executable, "ours", dict[str, Any]())}
+    peers = {}
+    for name in dict.fromkeys(request.against):
+        why = unsuited(PEERS[name], task)
+        python, missing = (None, "") if why else _interpreter(PEERS[name], request.peers)
+        if python is None:
+            contest.absent[name] = why or missing
+            talk(f"{name}: {contest.absent[name]}")
+        else:
+            peers[name] = (python, PEERS[name].driver, PEERS[name].options)
+    variables = dict(env.read()) | {"PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    for name, (python, driver, options) in (ours | peers).items():
+        work = scratch / name
+        work.mkdir()
+        isolated = [] if name == OURS else ["-P"]
+        contestant = Contestant(name, [python, *isolated, str(DRIVE)], variables, limit_s=request.limit_s)
+        running[name] = contestant
+        try:
+            begun = contestant.ask(
+                {"do": "begin", "driver": driver, "task": task | {"work": str(work), "options": options}}
+            )
+            hashed = contestant.ask({"do": "pass", "hash": True})
+        except RankFailed as error:
+            _leave(name, error, contest, running, talk)
+            continue
+        contest.begun[name], contest.hashed[name] = begun, hashed
+        talk(f"{name}: {hashed['samples']:,} samples in the first pass, {hashed['wall_s']:.2f} s")
+
+
+def _leave(
+    name: str, error: PenstockError, contest: Contest, running: dict[str, Contestant], talk: Callable[[str], None]
+) -> None:
+    if name == OURS:
+        raise error
+    running.pop(name).end()
+    contest.failed[name] = str(error)
+    talk(f"{name}: failed: {error}")
+
+
+def _measure(
+    request: Request, contest: Contest, running: dict[str, Contestant], talk: Callable[[str], None]
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Counted passes, by cache state and contestant."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for cache in request.caches:
+        passes: dict[str, list[dict[str, Any]]] = {name: [] for name in running}
+        for name in turns(list(running), request.repeats):
+            if name not in running:
+                continue
+            try:
+                made = running[name].ask({"do": "pass", "evict": cache == "cold"})
+            except RankFailed as error:
+                _leave(name, error, contest, running, talk)
+                continue
+            passes[name].append(made | {"load": os.getloadavg()[0]})
+        found[cache] = {name: made for name, made in passes.items() if name in running}
+    return found
+
+
+def _is_same(contest: Contest) -> bool:
+    """Whether every contestant that gives samples gave ours."""
+    mine = contest.hashed[OURS]
+    for name, theirs in contest.hashed.items():
+        if name != OURS and PEERS[name].is_roofline:
+            continue
+        if (theirs["samples"], theirs["digest"]) != (mine["samples"], mine["digest"]):
+            return False
+        bright, other = mine["brightness"], theirs["brightness"]
+        if bright is not None and abs(other - bright) > _BRIGHTNESS * bright:
+            return False
+    return True
+
+
+def _rows(
+    request: Request,
+    task: dict[str, Any],
+    contest: Contest,
+    measured: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
+) -> None:
+    spec = {
+        "bench": "feed",
+        "fingerprint": request.dataset.fingerprint,
+        "repeats": request.repeats,
+        **{name: task[name] for name in ("format", "codec", "scheme", "fields", "batch", "arrays")},
+        "cores": len(task["cores"]),
+    }
+    machine, created = results.provenance(), time.time()
+    for cache, passes in measured.items():
+        mine = passes[OURS]
+        for name, made in passes.items():
+            contest.rows.append(_row(request, name, cache, made, contest, spec, machine, created))
+            if name != OURS:
+                contest.ratios.append({"peer": name, "cache": cache} | _ratio(made, mine))
+
+
+def _ratio(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Medians over medians: above 1 where the peer takes longer."""
+    found = {}
+    for what in ("cpu_s", "wall_s"):
+        top, bottom = (quartiles([one[what] for one in passes])[0] for passes in (theirs, mine))
+        found[what.removesuffix("_s")] = top / max(bottom, 1e-9)
+    return found
+
+
+def _row(
+    request: Request,
+    name: str,
+    cache: str,
+    passes: Sequence[Mapping[str, Any]],
+    contest: Contest,
+    spec: dict[str, Any],
+    machine: results.Provenance,
+    created: float,
+) -> results.RunRecord:
+    (wall, wall_iqr), (cpu, cpu_iqr) = (quartiles([one[what] for one in passes]) for what in ("wall_s", "cpu_s"))
+    first = [one["first_batch_s"] for one in passes if one["first_batch_s"] is not None]
+    begun, hashed, last = contest.begun[name], contest.hashed[name], passes[-1]
+    said = last["report"]
+    return results.RunRecord(
+        id=results.new_id("feed", created),
+        kind="feed",
+        label=name,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+        spec=spec,
+        spec_hash=results.spec_hash(spec),
+        provenance=machine,
+        seed=0,
+        cache=results.CacheState(cache, _HOW[cache]),
+        repeats=len(passes),
+        epochs=1,
+        samples=last["samples"],
+        samples_per_s=last["samples"] / wall,
+        first_batch_s=quartiles(first)[0] if first else 0.0,
+        wall_s=wall,
+        cpu_s=cpu,
+        bytes=request.dataset.source.size_bytes,
+        bytes_delivered=last["bytes"],
+        requests=int(said.get("requests", 0)),
+        retries=int(said.get("retries", 0)),
+        throttles=int(said.get("throttles", 0)),
+        workload={
+            "contestant": name,
+            "versions": {OURS: machine.version} if name == OURS else begun["versions"],
+            "wall_iqr_s": wall_iqr,
+            "cpu_iqr_s": cpu_iqr,
+            "passes": [{what: one[what] for what in ("wall_s", "cpu_s", "load")} for one in passes],
+            "peak_rss_bytes": max(one["peak_rss_bytes"] for one in passes),
+            "begin_s": begun["begin_s"],
+            "begin_cpu_s": begun["begin_cpu_s"],
+            "converted_bytes": begun["converted_bytes"],
+            "digest": hashed["digest"],
+            "brightness": hashed["brightness"],
+        },
+        loader=json.loads(msgspec.json.encode(said)),
+    )

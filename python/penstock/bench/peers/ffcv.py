@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FFCV from a beton, which its writer makes of the archives first; JPEGs stay JPEGs at their size."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DISTRIBUTIONS = ("ffcv", "torch")
+
+_made: dict[str, Any] = {}
+
+
+class _Held:
+    """The samples as FFCV's writer asks for them."""
+
+    def __init__(self, samples: list[tuple[Any, int]]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        pictures = importlib.import_module("pictures")
+        data, label = self.samples[index]
+        return pictures.opened(data), label
+
+
+def begin(task: dict[str, Any]) -> None:
+    """Converts (JPEGs are encoded again, at quality 90), and builds the loader."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.decoders import CenterCropRGBImageDecoder, IntDecoder, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor
+    from ffcv.writer import DatasetWriter
+
+    pictures = importlib.import_module("pictures")
+    (_, said, member), (_, _, label) = pictures.named(task)
+    beton = str(Path(task["work"]) / "set.beton")
+    writer = DatasetWriter(
+        beton, {"image": RGBImageField(write_mode="jpg", jpeg_quality=90), "label": IntField()}, num_workers=1
+    )
+    writer.from_indexed_dataset(_Held([(one[member], int(one[label])) for one in pictures.members(task["files"])]))
+    size = (said["height"], said["width"])
+    if said["crop"] == "random":
+        steps = [RandomResizedCropRGBImageDecoder(size)]
+    else:
+        steps = [CenterCropRGBImageDecoder(size, ratio=said["height"] / said["resize"])]
+    if said["flip"]:
+        steps.append(RandomHorizontalFlip(said["flip"]))
+    _made["loader"] = Loader(
+        beton,
+        batch_size=task["batch"],
+        num_workers=len(task["cores"]),
+        order=OrderOption.SEQUENTIAL,
+        os_cache=True,
+        drop_last=False,
+        pipelines={"image": [*steps, ToTensor()], "label": [IntDecoder(), ToTensor()]},
+    )
+
+
+def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One epoch."""
+    import torch
+
+    pictures = importlib.import_module("pictures")
+    (picture, _, _), (label, number, _) = pictures.named(task)
+    for images, labels in _made["loader"]:
+        yield {picture: images, label: labels.reshape(-1).to(getattr(torch, number["dtype"]))}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JPEG bytes to the pixels that a task asks for, by Pillow and torchvision: what peers without a decoder are given."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+
+def transform(said: dict[str, Any], *, tensors: bool = False) -> Any:
+    """Of a Pillow image (or a CHW tensor) to a uint8 tensor, HWC: torchvision's crop, resize and flip."""
+    from torchvision.transforms import v2
+
+    size = (said["height"], said["width"])
+    if said["crop"] == "random":
+        steps = [v2.RandomResizedCrop(size, antialias=True)]
+    else:
+        steps = [v2.Resize(said["resize"], antialias=True), v2.CenterCrop(size)]
+    if said["flip"]:
+        steps.append(v2.RandomHorizontalFlip(said["flip"]))
+    if not tensors:
+        steps.append(v2.PILToTensor())
+    shaped = v2.Compose(steps)
+    return lambda image: shaped(image).permute(1, 2, 0).contiguous()
+
+
+def opened(data: Any) -> Any:
+    """A Pillow image in RGB."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def members(paths: list[str]) -> Any:
+    """The samples of WebDataset's tars, by the standard library: dicts of extension -> bytes."""
+    import tarfile
+
+    for path in paths:
+        sample: dict[str, Any] = {}
+        with tarfile.open(path) as archive:
+            for member in archive:
+                key, _, extension = member.name.partition(".")
+                if sample and sample["__key__"] != key:
+                    yield sample
+                    sample = {}
+                opened_member = archive.extractfile(member)
+                assert opened_member is not None
+                sample["__key__"] = key
+                sample[extension] = opened_member.read()
+        if sample:
+            yield sample
+
+
+def named(task: dict[str, Any]) -> tuple[tuple[str, dict[str, Any], str], tuple[str, dict[str, Any], str]]:
+    """The field of pictures and the field of labels, each with what is said of it and the member it comes from."""
+    fields = task["fields"]
+    (picture,) = [name for name in fields if fields[name]["kind"] == "image"]
+    (label,) = [name for name in fields if name != picture]
+    of = {name: said["of"][0] if said["of"] else name for name, said in fields.items()}
+    return (picture, fields[picture], of[picture]), (label, fields[label], of[label])

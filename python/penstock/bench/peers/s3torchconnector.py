@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""s3torchconnector: S3MapDataset in a torch DataLoader, of as many workers as there are cores or of none."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DISTRIBUTIONS = ("s3torchconnector", "torch")
+
+_made: dict[str, Any] = {}
+
+
+def begin(task: dict[str, Any]) -> None:
+    """Builds dataset and loader."""
+    import torch
+    from s3torchconnector import S3ClientConfig, S3MapDataset
+
+    torch.set_num_threads(1)
+    objects = importlib.import_module("objects")
+    name, said = objects.only(task)
+
+    def load(opened: Any) -> dict[str, Any]:
+        # What is read is bytes, which torch may not write to: as their documentation has it, a copy makes them ours.
+        return {name: objects.tensor(bytearray(opened.read()), said)}
+
+    dataset = S3MapDataset.from_objects(
+        task["files"],
+        region=task["region"],
+        endpoint=task["endpoint"],
+        transform=load,
+        s3client_config=S3ClientConfig(force_path_style=True),
+    )
+    workers = len(task["cores"]) if task["options"].get("workers", True) else 0
+    _made["loader"] = torch.utils.data.DataLoader(
+        dataset, batch_size=task["batch"], num_workers=workers, persistent_workers=workers > 0
+    )
+
+
+def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:  # noqa: ARG001 - one of a driver's three functions
+    """One epoch."""
+    return iter(_made["loader"])

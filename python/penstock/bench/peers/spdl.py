@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SPDL: archives walked by its tar reader, pictures decoded, cropped and batched by its FFmpeg in threads."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DISTRIBUTIONS = ("spdl", "torch")
+
+
+def begin(task: dict[str, Any]) -> None:  # noqa: ARG001 - one of a driver's three functions
+    """Nothing is made beforehand: a pipeline is one pass."""
+    importlib.import_module("spdl.io")
+    importlib.import_module("spdl.pipeline")
+
+
+def _filter(said: dict[str, Any]) -> str:
+    """Resize to the shorter side and centre crop, as FFmpeg is told it; random crops have no filter there."""
+    if said["crop"] == "random":
+        raise ValueError("SPDL has no RandomResizedCrop")
+    shorter, height, width = said["resize"], said["height"], said["width"]
+    return f"scale={shorter}:{shorter}:force_original_aspect_ratio=increase,crop={width}:{height},format=pix_fmts=rgb24"
+
+
+def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One epoch."""
+    import spdl.io
+    import torch
+    from spdl.pipeline import PipelineBuilder
+
+    pictures = importlib.import_module("pictures")
+    (picture, said, member), (label, number, other) = pictures.named(task)
+    kind, text = getattr(torch, number["dtype"]), _filter(said)
+
+    def samples() -> Iterator[tuple[Any, int]]:
+        for path in task["files"]:
+            held: dict[str, Any] = {}
+            for name, data in spdl.io.iter_tarfile(Path(path).read_bytes()):
+                held[name.partition(".")[2]] = data
+                if member in held and other in held:
+                    yield held[member], int(bytes(held[other]))
+                    held = {}
+
+    def decode(rows: list[tuple[Any, int]]) -> dict[str, Any]:
+        frames = [spdl.io.decode_packets(spdl.io.demux_image(bytes(data)), filter_desc=text) for data, _ in rows]
+        images = spdl.io.to_torch(spdl.io.convert_frames(frames))
+        return {picture: images, label: torch.tensor([value for _, value in rows], dtype=kind)}
+
+    cores = len(task["cores"])
+    built = PipelineBuilder().add_source(samples()).aggregate(task["batch"]).pipe(decode, concurrency=cores)
+    pipeline = built.add_sink(4).build(num_threads=cores)
+    with pipeline.auto_stop():
+        yield from pipeline

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `tfrecord` package in a torch DataLoader of as many workers as there are cores, each with its share of the files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DISTRIBUTIONS = ("tfrecord", "torch", "numpy")
+
+_made: dict[str, Any] = {}
+
+
+def begin(task: dict[str, Any]) -> None:
+    """Builds the loader; the files are read as they lie."""
+    import numpy as np
+    import torch
+    from tfrecord.reader import tfrecord_loader
+
+    torch.set_num_threads(1)
+    fields, files = task["fields"], task["files"]
+    description = {
+        said["of"][0] if said["of"] else name: "byte" if said["stored_as"] == "bytes" else "float"
+        for name, said in fields.items()
+    }
+    compression = None if task["codec"] == "none" else task["codec"]
+
+    class Records(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            me = torch.utils.data.get_worker_info()
+            for path in files if me is None else files[me.id :: me.num_workers]:
+                for found in tfrecord_loader(path, None, description, compression_type=compression):
+                    made = {}
+                    for name, said in fields.items():
+                        value = found[said["of"][0] if said["of"] else name]
+                        if said["stored_as"] == "bytes":
+                            value = np.frombuffer(value, said["dtype"]).copy()
+                        made[name] = torch.from_numpy(np.asarray(value, said["dtype"]).reshape(said["shape"]))
+                    yield made
+
+    _made["loader"] = torch.utils.data.DataLoader(
+        Records(), batch_size=task["batch"], num_workers=len(task["cores"]), persistent_workers=True
+    )
+
+
+def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:  # noqa: ARG001 - one of a driver's three functions
+    """One epoch."""
+    return iter(_made["loader"])

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""WebDataset in a torch DataLoader of as many workers as there are cores, kept from pass to pass."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DISTRIBUTIONS = ("webdataset", "torch", "torchvision", "pillow")
+
+_made: dict[str, Any] = {}
+
+
+def begin(task: dict[str, Any]) -> None:
+    """Builds the pipeline; the archives are read as they lie."""
+    import torch
+    import webdataset
+
+    torch.set_num_threads(1)
+    pictures = importlib.import_module("pictures")
+    (_, said, member), (_, number, label) = pictures.named(task)
+    shape = pictures.transform(said)
+    kind = getattr(torch, number["dtype"])
+
+    def sample(one: dict[str, Any]) -> Any:
+        return shape(pictures.opened(one[member])), torch.tensor(int(one[label]), dtype=kind)
+
+    dataset = webdataset.WebDataset(
+        task["files"], shardshuffle=False, nodesplitter=None, workersplitter=webdataset.split_by_worker
+    )
+    batched = dataset.map(sample).batched(task["batch"])
+    _made["loader"] = webdataset.WebLoader(
+        batched, batch_size=None, num_workers=len(task["cores"]), persistent_workers=True
+    )
+
+
+def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One epoch."""
+    pictures = importlib.import_module("pictures")
+    (picture, _, _), (label, _, _) = pictures.named(task)
+    for images, labels in _made["loader"]:
+        yield {picture: images, label: labels}

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--field NAME=KIND:SHAPE, as the verbs that read samples take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import ConfigError
+
+__all__ = ["field"]
+
+
+def field(text: str, *, crop: str = "center") -> tuple[str, Any]:
+    """A field and its name: `x=int16:32,32,4`, `jpg=image:224`, `caption=raw`.
+
+    Args:
+        crop: Of pictures; random ones are mirrored half of the time, as in training.
+    Raises:
+        ConfigError: It is no field.
+    """
+    import penstock
+
+    name, equals, rest = text.partition("=")
+    kind, _, shape = rest.partition(":")
+    try:
+        sides = tuple(int(side) for side in shape.split(",") if side)
+    except ValueError:
+        sides = (-1,)
+    if not (name and equals and kind):
+        raise ConfigError(f"--field: `{text}` is no field", hint="as --field x=int16:32,32,32,4")
+    if kind == "raw" and not shape:
+        return name, penstock.raw()
+    if kind == "image":
+        if len(sides) not in (1, 2):
+            raise ConfigError(f"--field: `{text}` has no height and width", hint="as --field jpg=image:224,224")
+        return name, penstock.image(sides[0], sides[-1], crop=crop, flip=crop == "random")
+    return name, penstock.tensor(kind, sides)

@@ -1,19 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contracts that plug-ins fulfil, and the nouns that cross them. Imports nothing of Penstock.
 
-A plug-in package names a factory under an entry point (`penstock.workloads`), and is found by the same door as ours:
+A plug-in package names a factory under an entry point, and is found by the same door as ours:
 
     [project.entry-points."penstock.workloads"]
     mine = "mypackage:workload"          # called with no argument, returns a Workload
+    [project.entry-points."penstock.launchers"]
+    mine = "mypackage:launcher"          # called with (settings, environment), returns a Launcher
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Batch", "Demand", "FieldSpec", "StepCost", "Workload", "WorkloadSpec"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "Batch",
+    "Demand",
+    "Exit",
+    "FieldSpec",
+    "Hear",
+    "Launcher",
+    "Node",
+    "StepCost",
+    "Workload",
+    "WorkloadSpec",
+]
 
 Batch = Mapping[str, Any]
 """Field name -> array (NumPy or torch, as the Demand asked), samples along the first axis."""
@@ -119,4 +135,90 @@ class Workload(Protocol):
 
     def cleanup(self) -> None:
         """Frees what `prepare` took; safe twice."""
+        ...
+
+
+# ---------------------------------------------------------------- launchers
+
+
+@dataclass(frozen=True)
+class Node:
+    """One host of a cluster: `name` is what logs, errors and flags call it, `address` where other nodes reach it."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank of a command ended.
+
+    Attributes:
+        node: Its name.
+        rank: Of the command, counted from 0 node after node.
+        code: Exit code, or 128 + the signal that ended it. None where it did not run to an end: `fault` says why.
+        out, err: What it wrote last; a launcher keeps at least the last MiB of each.
+        seconds: From its start to its end, as the launcher saw it.
+        fault: Why there is no code (unreachable, refused, past its deadline), in words that name the node.
+    """
+
+    node: str
+    rank: int
+    code: int | None
+    out: bytes = b""
+    err: bytes = b""
+    seconds: float = 0.0
+    fault: Exception | None = None
+
+
+Hear = Callable[[str, int, str, bytes], None]
+"""Told of every line while a command runs: node's name, rank, `out` or `err`, the line without its end. From any thread."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """Starts commands on nodes. Command lines are argument lists from end to end; no call outlives its deadline by
+    more than ten seconds, and what it started on a node ends with the call, also where the node cannot be reached any more.
+
+    In the words of a command, `{rank}`, `{world}`, `{local_rank}` and `{node}` become the rank's own when `fills` is set.
+    """
+
+    def nodes(self) -> Sequence[Node]:
+        """The nodes, in an order that does not change; the first leads. Asks no node for anything."""
+        ...
+
+    def line(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int = 1) -> Sequence[Sequence[str]]:
+        """The command lines that `run` would start on this machine, for people to read; empty where it starts none."""
+        ...
+
+    def run(
+        self,
+        argv: Sequence[str],
+        on: Sequence[Node],
+        ranks_per_node: int = 1,
+        *,
+        deadline_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        hear: Hear | None = None,
+        fills: bool = False,
+    ) -> list[Exit]:
+        """Runs a command on every rank of the nodes at once; returns when all have ended, one Exit a rank, in order.
+
+        `env` is set over what the node has, and crosses no command line. `stdin` goes to every rank of a run of one
+        rank a node. A rank's failure is its Exit; only a call that cannot be (no node, no command) raises.
+        """
+        ...
+
+    def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
+        """A file or folder of this machine to the path `dst` of every node; whole under its name, or not there."""
+        ...
+
+    def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
+        """A file or folder of one node to the path `dst` here; whole under its name, or not there."""
+        ...
+
+    def close(self) -> None:
+        """Ends what still runs and gives back what was taken; safe twice."""
         ...

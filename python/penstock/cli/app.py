@@ -35,6 +35,7 @@ VERBS = {
     "audit-order": "Prove that a dataset is delivered in one order.",
     "train": "Train a workload from any URL.",
     "bench": "Measure a path, say what limits it and what to change.",
+    "cluster": "Reach a set of nodes: list them, run on them, copy to them.",
     "config": "Show which settings hold, and who said so.",
 }
 

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock cluster`: a set of nodes by one launcher. One file a sub-verb, loaded when it is called."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.group import LazyGroup
+
+__all__ = ["VERBS", "command"]
+
+# Sub-verb -> what it is for. Kept here so that `penstock cluster --help` imports none of them.
+VERBS: dict[str, str] = {
+    "nodes": "List the nodes, and ask each for what it has.",
+    "run": "Run a command on all nodes, or on some.",
+    "copy": "Copy a file or folder to the nodes, or from one.",
+    "rehearse": "Make hosts of their own on this machine, to rehearse a cluster on.",
+}
+
+
+@click.group("cluster", cls=LazyGroup, package=__name__, verbs=VERBS)
+def command() -> None:
+    """Reach a set of nodes by ssh, Slurm, MPI, or on this machine."""

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock cluster copy`: a file or folder to all nodes, or from one of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from penstock.cli.cluster.options import json_flag, opened, reaching
+from penstock.cli.cluster.run import as_row, tell_bad
+
+__all__ = ["command"]
+
+
+@click.command("copy")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@reaching("10min")
+@click.option("--leader", is_flag=True, help="Only to the first node, or from it.")
+@click.option("--back", is_flag=True, help="From a node to this machine: SRC is the node's. With --leader or one --on.")
+@json_flag
+def command(
+    source: str,
+    destination: str,
+    launcher: str,
+    nodes: str | None,
+    on: tuple[str, ...],
+    settings: tuple[str, ...],
+    deadline: float,
+    leader: bool,
+    back: bool,
+    as_json: bool,
+) -> int:
+    """Copy a file or folder to the same path on all nodes; whole under its name, or not there.
+
+    A folder is laid over one that is there, and nothing is deleted. --back brings one from a node.
+    """
+    from penstock.errors import ConfigError
+
+    with opened(launcher, nodes, on, settings) as cluster:
+        chosen = [cluster.leader] if leader else list(cluster.nodes)
+        if back and len(chosen) != 1:
+            raise ConfigError(
+                f"--back: {len(chosen)} nodes would write one path", hint="name one with --on, or give --leader"
+            )
+        if back:
+            exits = [cluster.copy_from(chosen[0], source, Path(destination), deadline_s=deadline)]
+        else:
+            exits = cluster.copy_to_all(Path(source), destination, on=chosen, deadline_s=deadline)
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "exits": [as_row(each) for each in exits]}))
+    return tell_bad(exits)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock cluster nodes`: the nodes and what each has, by the machine card that it writes of itself."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from penstock.cli.cluster.options import json_flag, opened, reaching
+from penstock.cli.cluster.run import tell_bad
+
+__all__ = ["command"]
+
+
+@click.command("nodes")
+@reaching("60s")
+@json_flag
+def command(
+    launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...], deadline: float, as_json: bool
+) -> int:
+    """List the nodes, and ask each for its cores, memory, GPUs, networks and disks.
+
+    Exit code 3 says that a node did not answer.
+    """
+    from penstock.cluster.facts import ask
+    from penstock.units import format_bytes
+
+    with opened(launcher, nodes, on, settings) as cluster:
+        exits, facts = ask(cluster, deadline_s=deadline)
+        rows = [{"node": node.name, "address": node.address, "facts": facts.get(node.name)} for node in cluster.nodes]
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "nodes": rows}))
+        return tell_bad(exits)
+    for node in rows:
+        found = facts.get(str(node["node"]))
+        if found is None:
+            click.echo(f"{node['node']}  {node['address']}  did not answer")
+            continue
+        gpus = f", {len(found['gpus'])} x {found['gpus'][0]}" if found["gpus"] else ""
+        click.echo(
+            f"{node['node']}  {node['address']}  {found['cores']} cores, {format_bytes(found['memory_bytes'])}{gpus}; "
+            f"{found['cpu']}; NICs {', '.join(found['nics']) or 'none'}"
+        )
+        for disk in found["disks"]:
+            click.echo(
+                f"  {disk['path']}  {disk['kind']}, {format_bytes(disk['free_bytes'])} free of {format_bytes(disk['size_bytes'])}"
+            )
+    return tell_bad(exits)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of every verb that reaches nodes: which launcher, which nodes, how long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.parameters import SECONDS
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cluster import Cluster
+
+__all__ = ["json_flag", "opened", "reaching", "spelt"]
+
+
+def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--launcher, --nodes, --on, --set and --deadline, as keyword arguments of those names (`set` is `settings`)."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--deadline", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take; a node that has not answered is named."),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the launcher, as user=alice or hosts=rehearsal; repeatable."),
+            click.option("--on", multiple=True, metavar="NODE", help="Only this node; repeatable."),
+            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="How many (local), or which (ssh; @FILE: one a line). Slurm and MPI know theirs."),
+            click.option("--launcher", default="local", show_default=True, metavar="NAME", help="What starts commands on nodes: local, ssh, slurm, mpi, or one that a package brings."),
+        ):  # fmt: skip
+            command = option(command)
+        return command
+
+    return add
+
+
+def json_flag(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")(command)
+
+
+def opened(launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...]) -> Cluster:
+    """The cluster that the flags speak of."""
+    from penstock.cluster import Cluster
+
+    found: dict[str, Any] = {}
+    for word in settings:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set: `{word}` is not NAME=VALUE", where="--set")
+        found[name] = value
+    if nodes is not None:
+        found["nodes"] = nodes
+    return Cluster.open(launcher, found, only=on)
+
+
+def spelt(argv: list[str]) -> str:
+    """A command line as a shell would take it."""
+    import shlex
+
+    return shlex.join(argv)

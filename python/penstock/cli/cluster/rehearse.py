@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock cluster rehearse`: hosts of their own on this machine, kept until they are ended."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from penstock.cli.parameters import RATE
+
+__all__ = ["command"]
+
+
+@click.command("rehearse")
+@click.argument("name", metavar="NAME")
+@click.option("--nodes", type=click.IntRange(1, 64), default=3, show_default=True, metavar="N")
+@click.option(
+    "--rate", type=RATE, metavar="RATE", help="Of each host's link, each way, as 1Gbit/s. [what the machine can]"
+)
+@click.option("--end", is_flag=True, help="End the hosts of that name, and everything in them.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")
+def command(name: str, nodes: int, rate: float | None, end: bool, as_json: bool) -> int:
+    """Make hosts h1, h2, .. on this machine: each with its own network, name, processes and disk.
+
+    They stay until --end. `--launcher local --set hosts=NAME` reaches them. Needs root.
+    """
+    from penstock.launchers.hosts import Hosts
+
+    if end:
+        Hosts.attach(name).down()
+        click.echo(json.dumps({"schema_version": 1, "name": name, "nodes": []}) if as_json else f"{name}: ended")
+        return 0
+    hosts = Hosts.up(name, nodes, rate_bytes_per_s=rate, stays=True)
+    rows = [{"node": node.name, "address": node.address} for node in hosts.nodes()]
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "name": name, "disk": hosts.own_disk, "nodes": rows}))
+    else:
+        click.echo("\n".join(f"{row['node']}  {row['address']}" for row in rows))
+        click.echo(
+            f"each sees its own disk at {hosts.own_disk}; --launcher local --set hosts={name} reaches them", err=True
+        )
+    return 0

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock cluster run`: a command on all nodes at once; every line with its node's name, every node's exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.cluster.options import json_flag, opened, reaching, spelt
+
+if TYPE_CHECKING:
+    from penstock.protocols import Exit
+
+__all__ = ["command"]
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True})
+@reaching("10min")
+@click.option("--leader", is_flag=True, help="Only on the first node.")
+@click.option("--ranks-per-node", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="N")
+@click.option("--cwd", metavar="DIR", help="Where the command starts, on the node.")
+@click.option(
+    "--logs", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Keep a log a node there."
+)
+@click.option("--dry-run", is_flag=True, help="Print the command lines that would be started here, and start none.")
+@json_flag
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND [WORD]...")
+def command(
+    launcher: str,
+    nodes: str | None,
+    on: tuple[str, ...],
+    settings: tuple[str, ...],
+    deadline: float,
+    leader: bool,
+    ranks_per_node: int,
+    cwd: str | None,
+    logs: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    argv: tuple[str, ...],
+) -> int:
+    """Run a command on all nodes at once.
+
+    Words are passed as they are, through no shell; {rank}, {world}, {local_rank} and {node} in them become each rank's
+    own. Exit code 1 says that a node failed; which, and why, stands on stderr.
+    """
+    with opened(launcher, nodes, on, settings) as cluster:
+        chosen = [cluster.leader] if leader else list(cluster.nodes)
+        if dry_run:
+            for line in cluster.launcher.line(argv, chosen, ranks_per_node):
+                click.echo(spelt(list(line)))
+            return 0
+        exits = cluster.run(
+            argv, on=chosen, ranks_per_node=ranks_per_node, deadline_s=deadline, cwd=cwd, logs=logs, fills=True,
+            hear=None if as_json else _say,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "exits": [as_row(each) for each in exits]}))
+    return tell_bad(exits)
+
+
+def _say(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
+    to = sys.stdout if stream == "out" else sys.stderr
+    # One write a line: threads of several nodes speak at once.
+    to.buffer.write(node.encode() + b": " + line + b"\n")
+    to.flush()
+
+
+def as_row(ended: Exit) -> dict[str, object]:
+    """An Exit for --json."""
+    return {
+        "node": ended.node,
+        "rank": ended.rank,
+        "code": ended.code,
+        "seconds": ended.seconds,
+        "out": ended.out.decode(errors="replace"),
+        "err": ended.err.decode(errors="replace"),
+        "error": None if ended.fault is None else str(ended.fault),
+    }
+
+
+def tell_bad(exits: list[Exit]) -> int:
+    """Names on stderr who failed; the exit code: 3 where a node was not reached, 1 where a command failed."""
+    from penstock.cluster.faults import told
+
+    bad = [each for each in exits if each.code != 0]
+    for each in bad[:20]:
+        click.echo(f"error[{getattr(each.fault, 'code', 'rank-failed')}]: rank {each.rank}, {told(each)}", err=True)
+        if hint := getattr(each.fault, "hint", None):
+            click.echo(f"  hint: {hint}", err=True)
+    if len(bad) > 20:
+        click.echo(f"... and {len(bad) - 20:,} more (--json lists all)", err=True)
+    if any(each.fault is not None for each in bad):
+        return 3
+    return 1 if bad else 0

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster: a set of nodes behind a launcher. Run on all of them or on the leader, copy, meet; sole caller of launchers.
+
+from penstock.cluster import Cluster
+with Cluster.open("ssh", {"nodes": "h1,h2,h3"}) as cluster:
+    for ended in cluster.run(["hostname"]):
+        print(ended.node, ended.code, ended.out)
+"""
+
+from __future__ import annotations
+
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.faults import check
+
+__all__ = ["Cluster", "check"]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A set of nodes behind a launcher: the verbs of a cluster, each within a deadline, each telling every node's exit."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from penstock import env, plugins
+from penstock.cluster.faults import check
+from penstock.cluster.logs import Logs
+from penstock.errors import ConfigError, NotFound
+from penstock.protocols import Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from penstock.protocols import Exit, Hear, Node
+
+__all__ = ["DEADLINE_S", "GROUP", "Cluster", "launcher_names"]
+
+GROUP = "penstock.launchers"
+DEADLINE_S = 600.0
+
+
+def launcher_names() -> list[str]:
+    """Launchers that can be named here, in order."""
+    return plugins.names(GROUP)
+
+
+class Cluster:
+    """Nodes by one launcher. Every call ends by its deadline; a node's trouble is in its Exit, with its name."""
+
+    def __init__(self, launcher: Launcher, *, only: Sequence[str] = ()) -> None:
+        """`only` names nodes to keep, in their launcher's order.
+
+        Raises:
+            NotFound: A name that is no node's.
+        """
+        self.launcher = launcher
+        found = list(launcher.nodes())
+        for name in only:
+            if not any(node.name == name for node in found):
+                raise NotFound(f"no node `{name}`: there are {_listed(found)}", where=name)
+        self.nodes = tuple(node for node in found if not only or node.name in only)
+        if not self.nodes:
+            raise ConfigError("the cluster has no nodes")
+
+    @classmethod
+    def open(cls, launcher: str, settings: Mapping[str, Any], *, only: Sequence[str] = ()) -> Cluster:
+        """A cluster by its launcher's name and settings.
+
+        Raises:
+            ConfigError: No such launcher, or settings that it refuses.
+        """
+        made: Launcher = plugins.load(GROUP, launcher, Launcher, lambda factory: factory(dict(settings), env.read()))
+        try:
+            return cls(made, only=only)
+        except BaseException:
+            made.close()
+            raise
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what the launcher still runs."""
+        self.launcher.close()
+
+    @property
+    def leader(self) -> Node:
+        """The first node."""
+        return self.nodes[0]
+
+    def node(self, name: str) -> Node:
+        """A node by its name.
+
+        Raises:
+            NotFound: It is none of them.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise NotFound(f"no node `{name}`: there are {_listed(self.nodes)}", where=name)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        on: Sequence[Node] | None = None,
+        ranks_per_node: int = 1,
+        deadline_s: float = DEADLINE_S,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        hear: Hear | None = None,
+        logs: Path | None = None,
+        fills: bool = False,
+    ) -> list[Exit]:
+        """A command on every rank of all nodes (or of those of `on`) at once.
+
+        Args:
+            logs: A folder that gets a log a node, every line with its time, rank and stream.
+            fills: `{rank}`, `{world}`, `{local_rank}` and `{node}` in the words become each rank's own.
+        """
+        with ExitStack() as held:
+            if logs is not None:
+                hear = held.enter_context(Logs(logs, hear)).hear
+            return self.launcher.run(
+                argv, self.nodes if on is None else on, ranks_per_node,
+                deadline_s=deadline_s, env=env, cwd=cwd, stdin=stdin, hear=hear, fills=fills,
+            )  # fmt: skip
+
+    def run_on_leader(self, argv: Sequence[str], **options: Any) -> Exit:
+        """A command on the first node."""
+        return self.run(argv, on=[self.leader], **options)[0]
+
+    def copy_to_all(
+        self, src: Path, dst: str, *, on: Sequence[Node] | None = None, deadline_s: float = DEADLINE_S
+    ) -> list[Exit]:
+        """A file or folder of this machine to all nodes (or those of `on`)."""
+        _exists(src)
+        return self.launcher.copy(src, dst, self.nodes if on is None else on, deadline_s=deadline_s)
+
+    def copy_to_leader(self, src: Path, dst: str, *, deadline_s: float = DEADLINE_S) -> Exit:
+        """A file or folder of this machine to the first node."""
+        return self.copy_to_all(src, dst, on=[self.leader], deadline_s=deadline_s)[0]
+
+    def copy_from(self, node: Node, src: str, dst: Path, *, deadline_s: float = DEADLINE_S) -> Exit:
+        """A file or folder of one node to this machine."""
+        return self.launcher.fetch(src, dst, node, deadline_s=deadline_s)
+
+    def copy_from_leader(self, src: str, dst: Path, *, deadline_s: float = DEADLINE_S) -> Exit:
+        """A file or folder of the first node to this machine."""
+        return self.copy_from(self.leader, src, dst, deadline_s=deadline_s)
+
+    def barrier(self, *, deadline_s: float = 60.0) -> float:
+        """Waits until every node has answered; the seconds that it took.
+
+        Raises:
+            PenstockError: A node did not, by its name.
+        """
+        began = time.monotonic()
+        check(self.run(["true"], deadline_s=deadline_s), "barrier")
+        return time.monotonic() - began
+
+
+def _listed(nodes: Sequence[Node]) -> str:
+    names = [node.name for node in nodes[:8]]
+    return ", ".join(names) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
+
+
+def _exists(src: Path) -> None:
+    if not src.exists():
+        raise NotFound(f"{src} does not exist", where=str(src))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the nodes of a cluster have, asked of all at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.cluster.cluster import Cluster
+    from penstock.protocols import Exit
+
+__all__ = ["ask"]
+
+
+def ask(cluster: Cluster, *, deadline_s: float) -> tuple[list[Exit], dict[str, dict[str, Any]]]:
+    """Every node's exit, and what those that answered have, by name (`survey` says which facts).
+
+    `skew_s` is a node's clock against this machine's, good to the time that the answer took.
+    """
+    source = Path(__file__).with_name("survey.py").read_text(encoding="utf-8")
+    names = [node.address for node in cluster.nodes]
+    exits = cluster.run(["python3", "-c", source, *names], deadline_s=deadline_s)
+    now = time.time()
+    facts: dict[str, dict[str, Any]] = {}
+    for ended in exits:
+        if ended.code == 0:
+            found = json.loads(ended.out)
+            behind = now - found["time_s"]
+            found["skew_s"] = 0.0 if 0 <= behind <= ended.seconds + 1 else -behind
+            facts[ended.node] = found
+    return exits, facts

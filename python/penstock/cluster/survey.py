@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine has, read from its kernel: sent to nodes as `python3 -c SOURCE NAME...`, and read here for machine cards.
+
+Needs nothing but Python, and imports nothing of Penstock. What cannot be read is left out; nothing is guessed.
+NAME are hosts that the machine is asked to resolve.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# File systems that hold data; the others are the kernel's own.
+_DISKS = {
+    "ext2",
+    "ext3",
+    "ext4",
+    "xfs",
+    "btrfs",
+    "zfs",
+    "tmpfs",
+    "overlay",
+    "nfs",
+    "nfs4",
+    "lustre",
+    "beegfs",
+    "ceph",
+    "f2fs",
+}
+_ASK_S = 10
+
+
+def after_colon(path: Path, name: str) -> str | None:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), None)
+
+
+def cpu() -> str:
+    return after_colon(Path("/proc/cpuinfo"), "model name") or platform.machine()
+
+
+def cores() -> int:
+    """That this process may use, not those that the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Of the machine, or of the control group where that is less."""
+    kib = (after_colon(Path("/proc/meminfo"), "MemTotal") or "0 kB").split()[0]
+    total = int(kib) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def gpus() -> list[str]:
+    """Model of each, as the driver lists them."""
+    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [after_colon(card, "Model") or "unknown" for card in found]
+
+
+def nics() -> dict[str, int | None]:
+    """Network interfaces that are up, the loopback left out, and their Mbit/s where the driver knows."""
+    found: dict[str, int | None] = {}
+    for folder in sorted(Path("/sys/class/net").glob("*")):
+        try:
+            if folder.name == "lo" or (folder / "operstate").read_text().strip() not in ("up", "unknown"):
+                continue
+        except OSError:
+            continue
+        try:
+            speed = int((folder / "speed").read_text())
+        except (OSError, ValueError):
+            speed = -1
+        found[folder.name] = speed if speed > 0 else None
+    return found
+
+
+def disks() -> list[dict[str, Any]]:
+    """Mounted file systems that hold data: path, kind, size and what is free; each device once."""
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        device, path, kind = [word.encode().decode("unicode_escape") for word in line.split()[:3]]
+        if kind not in _DISKS or device in found or (kind == "tmpfs" and path.startswith(("/run", "/sys", "/proc"))):
+            continue
+        try:
+            usage = shutil.disk_usage(path)
+        except OSError:
+            continue
+        if usage.total and Path(path).is_dir():
+            found[device] = {"path": path, "kind": kind, "size_bytes": usage.total, "free_bytes": usage.free}
+    return list(found.values())
+
+
+def said(*argv: str) -> str | None:
+    """What a program says, both its streams; None where it is not there, fails or hangs."""
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_ASK_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
+
+
+def survey(names: list[str]) -> dict[str, Any]:
+    """Everything; `unresolved` are those of `names` that have no address here."""
+    unresolved = []
+    for name in names:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            unresolved.append(name)
+    java = said("java", "-version")
+    return {
+        "host": socket.gethostname(),
+        "time_s": time.time(),
+        "user": os.geteuid(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cpu": cpu(),
+        "cores": cores(),
+        "memory_bytes": memory_bytes(),
+        "gpus": gpus(),
+        "topology": said("nvidia-smi", "topo", "-m"),
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+        "nics": nics(),
+        "disks": disks(),
+        "java": java.splitlines()[0] if java else None,
+        "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
+        "programs": {name: shutil.which(name) for name in ("mfsmaster", "mfsmount", "beeond", "lfs", "srun", "mpirun")},
+        "unresolved": unresolved,
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(survey(sys.argv[1:])))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door of a rank: sent to a node as `python3 -c SOURCE OPTIONS ARGV...`, it runs ARGV and sees that it ends.
+
+Needs nothing on the node but Python, and imports nothing of Penstock. It owns what a launcher cannot promise from afar:
+the command's group of processes ends with its deadline, with the launcher, or with the connection, and how it ended is
+told by a record on stderr that no launcher's own exit code can blur.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+MARK = "\x1e"
+GRACE_S = 5.0
+# Rank, world, rank on the node, node: what the launchers that number ranks themselves call them.
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", None),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", None),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
+)
+
+
+def tell(record: dict[str, Any]) -> None:
+    """One write, so that no other rank's line stands in its middle."""
+    os.write(2, f"{MARK}{json.dumps(record)}{MARK}\n".encode())
+
+
+def first_line(fd: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(fd, 1)
+        if not byte:
+            break
+        line += byte
+    return line
+
+
+def place(options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Where this rank stands, by the launcher's options, else by the variables that the launcher has set."""
+    if "rank" in options:
+        return options
+    for rank, world, local, node in LAUNCHERS:
+        if environment.get(rank, "").isdecimal():
+            found = {"rank": int(environment[rank]), "world": int(environment.get(world, "1"))}
+            found["local_rank"] = int(environment.get(local) or 0)
+            a_node = options.get("ranks_per_node", 1)
+            at = int(environment[node]) if node and environment.get(node, "").isdecimal() else found["rank"] // a_node
+            names = options.get("names") or [""]
+            found["node"] = names[at % len(names)]
+            return found
+    return {"rank": 0, "world": 1, "local_rank": 0, "node": (options.get("names") or [""])[0]}
+
+
+def variables(here: dict[str, Any]) -> dict[str, str]:
+    """As torchrun would set them, for ranks that no launcher of their own has numbered."""
+    if "nodes" not in here:
+        return {}
+    return {
+        "RANK": str(here["rank"]),
+        "WORLD_SIZE": str(here["world"]),
+        "LOCAL_RANK": str(here["local_rank"]),
+        "LOCAL_WORLD_SIZE": str(here["ranks_per_node"]),
+        "GROUP_RANK": str(here["node_at"]),
+        "GROUP_WORLD_SIZE": str(here["nodes"]),
+        "MASTER_ADDR": here["meet"][0],
+        "MASTER_PORT": str(here["meet"][1]),
+    }
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop(*_: object) -> None:
+    raise Stopped
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """The command's whole group: asked first, then killed."""
+    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(wait_s)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+        break
+
+
+def main() -> int:
+    options, argv = json.loads(sys.argv[1]), sys.argv[2:]
+    if hasattr(ctypes.CDLL(None), "prctl"):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: where the launcher dies, so do we
+    environment = dict(os.environ)
+    if options.get("reads_env"):
+        environment.update(json.loads(first_line(0)))
+    here = place(options, environment)
+    environment.update({**variables(here), **options.get("also", {})})
+    if options.get("fills"):
+        for name in ("rank", "world", "local_rank", "node"):
+            argv = [word.replace("{" + name + "}", str(here[name])) for word in argv]
+    record = {"rank": here["rank"], "node": here["node"]}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    child = None
+    try:
+        try:
+            child = subprocess.Popen(argv, env=environment, cwd=options.get("cwd"), start_new_session=True)
+        except OSError as error:
+            tell({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"})
+            return 127
+        until = time.monotonic() + options["limit_s"]
+        while True:
+            try:
+                code = child.wait(max(0.0, until - time.monotonic()))
+                break
+            except subprocess.TimeoutExpired:
+                end(child)
+                tell({**record, "fault": "deadline"})
+                return 124
+    except Stopped:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if child is not None:
+            end(child)
+        tell({**record, "fault": "stopped"})
+        return 143
+    # Daemons that left the group on purpose stay; what merely runs in the background does not.
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    code = 128 - code if code < 0 else code
+    tell({**record, "code": code})
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

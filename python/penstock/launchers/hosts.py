@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts on one machine: each with its own network, name, processes and disk, joined by a switch whose links have a rate.
+
+For rehearsals and tests. A host is the first process of its namespaces; when that is killed, the kernel ends everything
+in it, as a power cut would. Needs root. Nothing here reaches, or is reached from, outside the machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, Denied, NotFound, SystemFault
+from penstock.protocols import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+__all__ = ["Hosts"]
+
+_STATE = Path("/run/penstock-hosts")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,15}")
+_READY_S = 10.0
+# Reaps what its host's processes leave behind, and does nothing else.
+_INIT = """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print(flush=True)
+os.dup2(os.open("/dev/null", os.O_RDWR), 1)
+while True:
+    signal.pause()
+"""
+
+
+class Hosts:
+    """`with Hosts.up("rehearsal", 3, rate_bytes_per_s=125e6) as hosts:`; `attach` finds those that another process made."""
+
+    def __init__(self, name: str, state: dict[str, Any]) -> None:
+        self.name = name
+        self.folder = _STATE / name
+        self._state = state
+        self._held: dict[str, subprocess.Popen[bytes]] = {}
+
+    # ------------------------------------------------------------ life
+
+    @classmethod
+    def up(cls, name: str, count: int, *, rate_bytes_per_s: float | None = None, stays: bool = False) -> Hosts:
+        """Makes the hosts `h1` to `hN`.
+
+        Args:
+            rate_bytes_per_s: Of each host's link, each way; None leaves it to the machine.
+            stays: They outlive this process, until `down`.
+
+        Raises:
+            ConfigError: A name or a number that cannot be, or a name that is taken.
+            Denied: Not root.
+            SystemFault: The system refused a namespace or a link.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"hosts: `{name}` is no name: a letter, then at most 15 letters, digits and dashes")
+        if not 1 <= count <= 64:
+            raise ConfigError(f"hosts: {count} is not between 1 and 64")
+        if os.geteuid() != 0:
+            raise Denied("hosts: network namespaces want root")
+        _STATE.mkdir(mode=0o755, exist_ok=True)
+        _clear_dead()
+        try:
+            (_STATE / name).mkdir(mode=0o755)
+        except FileExistsError:
+            raise ConfigError(
+                f"hosts: `{name}` is there already", hint=f"penstock cluster rehearse {name} --end"
+            ) from None
+        hosts = cls(name, {"pids": {}, "subnet": "", "rate": rate_bytes_per_s})
+        try:
+            hosts._make(count, rate_bytes_per_s, stays=stays)
+        except BaseException:
+            hosts.down()
+            raise
+        return hosts
+
+    @classmethod
+    def attach(cls, name: str) -> Hosts:
+        """Those of another process.
+
+        Raises:
+            NotFound: There are none of that name.
+        """
+        try:
+            state = json.loads((_STATE / name / "hosts.json").read_text())
+        except (OSError, ValueError):
+            raise NotFound(
+                f"hosts: there are none of the name `{name}`", hint=f"penstock cluster rehearse {name} --nodes 3"
+            ) from None
+        return cls(name, state)
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def down(self) -> None:
+        """Ends the hosts, everything that runs in them, and their disks; safe twice."""
+        for host in list(self._state["pids"]):
+            self.kill(host)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self, host: str) -> None:
+        """A host as after a power cut: all its processes and its link are gone; its disk stays, unseen."""
+        pid, born = self._state["pids"].get(host, (0, 0))
+        if pid and _born(pid) == born:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            until = time.monotonic() + _READY_S
+            while _born(pid) == born and time.monotonic() < until:
+                time.sleep(0.01)
+        if host in self._held:
+            self._held.pop(host).wait()
+
+    def cut(self, host: str, *, is_up: bool = False) -> None:
+        """Takes a host's link away, or gives it back; its processes stay."""
+        self._ip(None, "link", "set", f"v{self._index(host)}", "up" if is_up else "down")
+
+    # ------------------------------------------------------------ what launchers want
+
+    def nodes(self) -> list[Node]:
+        """The hosts, also those that are gone."""
+        subnet = self._state["subnet"]
+        return [Node(name, f"{subnet}.{self._index(name)}") for name in self._state["pids"] if name != "switch"]
+
+    def disk(self, host: str) -> Path:
+        """Where a host's own disk lies for this machine; all hosts see theirs at `own_disk`."""
+        return self.folder / host
+
+    @property
+    def own_disk(self) -> str:
+        """The path of every host's own disk, seen from inside."""
+        return str(self.folder / "disk")
+
+    def enter(self, host: str, argv: Sequence[str]) -> list[str]:
+        """The command line here that runs `argv` on a host."""
+        return [
+            "nsenter",
+            f"--target={self._state['pids'][host][0]}",
+            "--net",
+            "--uts",
+            "--mount",
+            "--pid",
+            "--",
+            *argv,
+        ]
+
+    # ------------------------------------------------------------ how
+
+    def _index(self, host: str) -> int:
+        return int(host.removeprefix("h"))
+
+    def _make(self, count: int, rate_bytes_per_s: float | None, *, stays: bool) -> None:
+        number = int.from_bytes(os.urandom(2), "big")
+        subnet = self._state["subnet"] = f"10.{number % 200 + 20}.{number // 256}"
+        names = [f"h{at}" for at in range(1, count + 1)]
+        (self.folder / "disk").mkdir()
+        (self.folder / "etc-hosts").write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{subnet}.{at} {name}\n" for at, name in enumerate(names, 1))
+        )
+        self._hold("switch", ["--net"], stays=stays)
+        self._ip(None, "link", "add", "br0", "type", "bridge")
+        self._ip(None, "link", "set", "br0", "up")
+        for at, name in enumerate(names, 1):
+            (self.folder / name).mkdir()
+            pid = self._hold(
+                name,
+                [
+                    "--net",
+                    "--uts",
+                    "--mount",
+                    "--pid",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                    "--propagation",
+                    "slave",
+                ],
+                stays=stays,
+            )
+            pair = f"v{at}"
+            self._ip(None, "link", "add", pair, "type", "veth", "peer", "name", "e0", "netns", str(pid))
+            self._ip(None, "link", "set", pair, "master", "br0", "up")
+            self._ip(name, "addr", "add", f"{subnet}.{at}/24", "dev", "e0")
+            self._ip(name, "link", "set", "lo", "up")
+            self._ip(name, "link", "set", "e0", "up")
+            if rate_bytes_per_s is not None:
+                bits = f"{round(rate_bytes_per_s * 8)}bit"
+                for where, device in ((None, pair), (name, "e0")):
+                    self._in(
+                        where,
+                        "tc",
+                        "qdisc",
+                        "add",
+                        "dev",
+                        device,
+                        "root",
+                        "tbf",
+                        "rate",
+                        bits,
+                        "burst",
+                        "256kb",
+                        "latency",
+                        "50ms",
+                    )
+            self._in(name, "hostname", name)
+            # Else /sys would go on showing the machine's own network.
+            self._in(name, "mount", "-t", "sysfs", "none", "/sys")
+            self._in(name, "mount", "--bind", str(self.folder / "etc-hosts"), "/etc/hosts")
+            self._in(name, "mount", "--bind", str(self.folder / name), str(self.folder / "disk"))
+        (self.folder / "hosts.json").write_text(json.dumps(self._state))
+
+    def _hold(self, name: str, spaces: list[str], *, stays: bool) -> int:
+        """Starts the first process of a host's namespaces; its id here."""
+        started = subprocess.Popen(
+            ["unshare", *spaces, sys.executable, "-S", "-E", "-c", _INIT],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=None if stays else _die_with_parent,
+        )
+        self._held[name] = started
+        assert started.stdout is not None
+        assert started.stderr is not None
+        with started.stdout, started.stderr:
+            if started.stdout.readline() != b"\n":
+                raise SystemFault(
+                    f"hosts: no namespaces for {name}: {started.stderr.read().decode(errors='replace').strip()}"
+                )
+        # With --pid, unshare stays outside as the parent of the host's first process.
+        children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+        pid = int(children[0]) if "--pid" in spaces else started.pid
+        self._state["pids"][name] = (pid, _born(pid))
+        return pid
+
+    def _in(self, host: str | None, *words: str) -> None:
+        pid = self._state["pids"][host or "switch"][0]
+        spaces = ["--net"] if host is None else ["--net", "--uts", "--mount"]
+        done = subprocess.run(
+            ["nsenter", f"--target={pid}", *spaces, "--", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise SystemFault(f"hosts: {' '.join(words)}: {done.stderr.strip()}")
+
+    def _ip(self, host: str | None, *words: str) -> None:
+        self._in(host, "ip", *words)
+
+
+def _die_with_parent() -> None:
+    # PR_SET_PDEATHSIG; `unshare --kill-child` hands it on to the host.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _born(pid: int) -> int:
+    """A process's start in clock ticks, which with its number names it for ever; 0 when it is gone or dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def _clear_dead() -> None:
+    """Removes what a process that was killed has left: hosts of which none is alive."""
+    for folder in _STATE.iterdir():
+        try:
+            pids = json.loads((folder / "hosts.json").read_text())["pids"]
+        except (OSError, ValueError):
+            continue
+        if not any(_born(pid) == born for pid, born in pids.values()):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`local`: nodes on this machine, as plain processes, or as hosts of their own (network namespaces) to rehearse on.
+
+Settings: `nodes` (how many), `hosts` (the name of hosts that `penstock cluster rehearse` keeps up, or that `Hosts` made).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.launchers.hosts import Hosts
+from penstock.launchers.steps import StepLauncher, settings_of
+from penstock.protocols import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["LocalLauncher", "launcher"]
+
+
+class LocalLauncher(StepLauncher):
+    """Runs on this machine; with `hosts`, inside them."""
+
+    def __init__(self, environment: Mapping[str, str], *, nodes: int, hosts: Hosts | None, python: str = "") -> None:
+        super().__init__(environment, python=python)
+        self._hosts = hosts
+        self._nodes = [Node(f"n{at}", "127.0.0.1") for at in range(nodes)] if hosts is None else hosts.nodes()
+
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
+
+    def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
+        return list(argv) if self._hosts is None else self._hosts.enter(node.name, argv)
+
+
+def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalLauncher:
+    """The entry point `penstock.launchers: local`."""
+    found = settings_of("local", settings, {"nodes": int, "hosts": str, "python": str})
+    nodes, hosts = found.get("nodes", 1), None
+    if not 1 <= nodes <= 1024:
+        raise ConfigError(f"launcher local: nodes = {nodes} is not between 1 and 1024")
+    if "hosts" in found:
+        hosts = Hosts.attach(found["hosts"])
+        if "nodes" in found and nodes != len(hosts.nodes()):
+            raise ConfigError(f"launcher local: nodes = {nodes}, but the hosts `{hosts.name}` are {len(hosts.nodes())}")
+    return LocalLauncher(environment, nodes=nodes, hosts=hosts, python=found.get("python", ""))

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of this machine, attended from start to end: its streams, its deadline, its end. Knows no node."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from threading import Event
+
+__all__ = ["KEPT_BYTES", "Lines", "Sink", "Tail", "attend"]
+
+KEPT_BYTES = 4 << 20
+_CHUNK = 1 << 16
+_LOOK_S = 0.1
+# A process that has ended may have left a child that holds its streams.
+_LINGER_S = 0.5
+_GRACE_S = 6.0
+
+
+class Sink(Protocol):
+    """Takes what a stream brings."""
+
+    def take(self, chunk: bytes) -> None: ...
+
+
+@dataclass
+class Tail:
+    """Keeps the end of a stream."""
+
+    limit: int = KEPT_BYTES
+    kept: bytearray = field(default_factory=bytearray)
+
+    def take(self, chunk: bytes) -> None:
+        self.kept += chunk
+        if len(self.kept) > 2 * self.limit:
+            del self.kept[: -self.limit]
+
+
+@dataclass
+class Lines:
+    """Keeps the end of a stream, and tells every line of it."""
+
+    tell: Callable[[bytes], None]
+    tail: Tail = field(default_factory=Tail)
+    _open: bytearray = field(default_factory=bytearray)
+
+    def take(self, chunk: bytes) -> None:
+        self.tail.take(chunk)
+        self._open += chunk
+        *whole, last = self._open.split(b"\n")
+        self._open = last
+        for line in whole:
+            self.tell(bytes(line))
+        if len(self._open) > KEPT_BYTES:  # no line: a stream without an end of line may not grow for ever
+            self.end()
+
+    def end(self) -> None:
+        """The last line, where no end of line came after it."""
+        if self._open:
+            self.tell(bytes(self._open))
+            self._open = bytearray()
+
+
+def attend(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    limit_s: float,
+    stop: Event,
+    out: Sink,
+    err: Sink,
+    stdin: IO[bytes] | None = None,
+) -> int | None:
+    """Runs a command line here until it ends, `stop` is set or the limit has passed; None says that it was ended by us.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    child = subprocess.Popen(
+        argv,
+        env=dict(env),
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    until = time.monotonic() + limit_s
+    ended_at: float | None = None
+    is_ours = False
+    with selectors.DefaultSelector() as watch:
+        for stream, sink in ((child.stdout, out), (child.stderr, err)):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            watch.register(stream, selectors.EVENT_READ, sink)
+        try:
+            while watch.get_map():
+                for key, _ in watch.select(_LOOK_S):
+                    chunk = os.read(key.fd, _CHUNK)
+                    if chunk:
+                        key.data.take(chunk)
+                    else:
+                        watch.unregister(key.fileobj)
+                now = time.monotonic()
+                if ended_at is None and child.poll() is not None:
+                    ended_at = now
+                if ended_at is not None and now > ended_at + _LINGER_S:
+                    break
+                if not is_ours and ended_at is None and (stop.is_set() or now > until):
+                    is_ours, until = True, now + _GRACE_S
+                    _signal(child, signal.SIGTERM)
+                elif is_ours and ended_at is None and now > until:
+                    _signal(child, signal.SIGKILL)
+        finally:
+            if child.poll() is None:
+                _signal(child, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_GRACE_S)
+            _signal(child, signal.SIGKILL)
+            child.wait()
+            for stream in (child.stdout, child.stderr):
+                if stream is not None:
+                    stream.close()
+    return None if is_ours else child.returncode
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, number)

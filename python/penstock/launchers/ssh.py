@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ssh`: nodes that answer ssh, by asyncssh. Keys, agent, jump hosts and ~/.ssh/config as OpenSSH takes them; a host that
+known_hosts does not know is refused, and no setting turns that off.
+
+Settings: `nodes` (`h1,alice@h2:2222` or `@FILE`, one a line), `user`, `port`, `key`, `known_hosts`, `config`, `jump`
+(`user@host:port`), `connect_s`, `python` (the nodes' interpreter, [python3]).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, Deadline, Denied, PenstockError, Unreachable, Unsupported
+from penstock.launchers import parcel
+from penstock.launchers.process import Lines, Tail
+from penstock.launchers.steps import (
+    BEYOND_S,
+    Door,
+    check,
+    door_line,
+    exit_of,
+    parcel_line,
+    records,
+    settings_of,
+    spoken,
+)
+from penstock.protocols import Exit, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping, Sequence
+
+    import asyncssh
+
+    from penstock.launchers.process import Sink
+    from penstock.protocols import Hear
+
+__all__ = ["SshLauncher", "launcher"]
+
+_HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>[A-Za-z0-9_.:-]+|\[[0-9a-fA-F:]+\])")
+_KNOWN = {
+    "nodes": str, "user": str, "port": int, "key": str, "known_hosts": str, "config": str, "jump": str, "connect_s": int,
+    "python": str,
+}  # fmt: skip
+_CHUNK = 1 << 18
+
+
+class SshLauncher:
+    """One connection a node, kept for the launcher's life and made again when it was lost."""
+
+    def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        found = settings_of("ssh", settings, _KNOWN)
+        self._nodes, self._ports, self._users = parse(found.get("nodes", ""))
+        self._settings = found
+        if "jump" in found:
+            parse(found["jump"])
+        self._home = Path(environment.get("HOME") or "/nonexistent")
+        self._agent = environment.get("SSH_AUTH_SOCK", "")
+        self._python = found.get("python", "python3")
+        self._connect_s = found.get("connect_s", 10)
+        self._connections: dict[str, asyncssh.SSHClientConnection] = {}
+        self._jump: asyncssh.SSHClientConnection | None = None
+        self._meeting: dict[str, asyncio.Lock] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-ssh", daemon=True)
+        self._thread.start()
+        self._is_closed = False
+
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
+
+    def line(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int = 1) -> list[list[str]]:
+        check(argv, on, ranks_per_node)
+        doors = Door(self._python, limit_s=0).of(on, ranks_per_node)
+        return [
+            ["ssh", self._spelt(node), shlex.join(spoken(door_line(self._python, options, argv)))]
+            for node, options in doors
+        ]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        on: Sequence[Node],
+        ranks_per_node: int = 1,
+        *,
+        deadline_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        hear: Hear | None = None,
+        fills: bool = False,
+    ) -> list[Exit]:
+        check(argv, on, ranks_per_node)
+        doors = Door(self._python, limit_s=deadline_s, cwd=cwd, fills=fills).of(on, ranks_per_node)
+        with tempfile.TemporaryFile() as held:
+            held.write(stdin or b"")
+            held.flush()
+            jobs = [
+                self._one(node, options, argv, deadline_s, env=env, stdin=None if stdin is None else held, hear=hear)
+                for node, options in doors
+            ]
+            ended: list[Exit] = self._await(_all(jobs))
+            return ended
+
+    def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
+        check(["copy"], on, 1)
+        with tempfile.TemporaryFile() as held:
+            parcel.pack(str(src), held)
+            argv = parcel_line(self._python, "receive", dst)
+            doors = Door(self._python, limit_s=deadline_s).of(on, 1)
+            ended: list[Exit] = self._await(
+                _all([self._one(node, options, argv, deadline_s, stdin=held) for node, options in doors])
+            )
+            return ended
+
+    def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
+        [(node, options)] = Door(self._python, limit_s=deadline_s).of([on], 1)
+        with tempfile.TemporaryFile() as held:
+            argv = parcel_line(self._python, "send", src)
+            ended: Exit = self._await(self._one(node, options, argv, deadline_s, keep=held))
+            if ended.code == 0:
+                held.seek(0)
+                parcel.unpack(held, str(dst))
+            return ended
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+
+        async def part() -> None:
+            for connection in (*self._connections.values(), self._jump):
+                if connection is not None:
+                    connection.abort()
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self._await(part())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    # ------------------------------------------------------------ how
+
+    def _await(self, work: Awaitable[Any]) -> Any:
+        async def wrapped() -> Any:
+            return await work
+
+        future = asyncio.run_coroutine_threadsafe(wrapped(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C: the channels close, and the doors end what they run
+            raise
+
+    def _spelt(self, node: Node) -> str:
+        user = self._users.get(node.name) or self._settings.get("user")
+        port = self._ports.get(node.name) or self._settings.get("port")
+        return f"{user + '@' if user else ''}{node.address}{f':{port}' if port else ''}"
+
+    async def _one(
+        self,
+        node: Node,
+        options: dict[str, Any],
+        argv: Sequence[str],
+        limit_s: float,
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: IO[bytes] | None = None,
+        hear: Hear | None = None,
+        keep: IO[bytes] | None = None,
+    ) -> Exit:
+        began, rank = time.monotonic(), options["rank"]
+        try:
+            async with asyncio.timeout(limit_s + BEYOND_S):
+                connection = await self._connected(node)
+                out, err = _sinks(hear, node.name, rank)
+                await self._channel(connection, options, argv, env or {}, stdin, _Kept(keep) if keep else out, err)
+        except TimeoutError:
+            # The node's door has the same deadline: what could not be told to end ends by itself.
+            fault = Deadline(f"{node.name}: it has not answered within {limit_s:g} s", where=node.name, limit_s=limit_s)
+            return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
+        except PenstockError as error:
+            return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=error)
+        for each in (out, err):
+            if isinstance(each, Lines):
+                each.end()
+        told, rest = records(_bytes(err))
+        return exit_of(
+            node.name, rank, told[-1] if told else None, _bytes(out), rest, time.monotonic() - began, limit_s
+        )
+
+    async def _channel(
+        self, connection: asyncssh.SSHClientConnection, options: dict[str, Any], argv: Sequence[str], env: Mapping[str, str],
+        stdin: IO[bytes] | None, out: Sink, err: Sink,
+    ) -> None:  # fmt: skip
+        import asyncssh
+
+        # ssh has no argument lists: a shell reads one text, and shlex spells every word so that it reads it back.
+        line = shlex.join(door_line(self._python, {**options, "reads_env": True}, argv))
+        try:
+            process = await connection.create_process(line, encoding=None)
+        except (asyncssh.Error, OSError) as error:
+            self._connections.pop(options["node"], None)
+            raise Unreachable(f"{options['node']}: no session: {error}", where=options["node"]) from error
+        async with process:
+            process.stdin.write(json.dumps(dict(env)).encode() + b"\n")
+            feeding = asyncio.ensure_future(_feed(process, stdin))
+            try:
+                await asyncio.gather(_drain(process.stdout, out), _drain(process.stderr, err))
+                await process.wait_closed()
+            except asyncio.CancelledError:
+                process.terminate()
+                raise
+            finally:
+                feeding.cancel()
+
+    async def _connected(self, node: Node) -> asyncssh.SSHClientConnection:
+        async with self._meeting.setdefault(node.name, asyncio.Lock()):
+            found = self._connections.get(node.name)
+            if found is None or found.is_closed():
+                found = self._connections[node.name] = await self._connect(node)
+            return found
+
+    async def _connect(self, node: Node) -> asyncssh.SSHClientConnection:
+        jump = self._settings.get("jump")
+        if not jump:
+            return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), None)
+        # By our own hands: asyncssh's text form of a tunnel knows neither our keys nor our known hosts.
+        [through], ports, users = parse(jump)
+        async with self._meeting.setdefault(f"jump {jump}", asyncio.Lock()):
+            if self._jump is None or self._jump.is_closed():
+                try:
+                    self._jump = await self._dial(through, ports.get(through.name), users.get(through.name), None)
+                except PenstockError as error:
+                    raise type(error)(
+                        f"{node.name}: on the way there, {error}", hint=error.hint, where=node.name
+                    ) from error
+        return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), self._jump)
+
+    async def _dial(
+        self, node: Node, port: int | None, user: str | None, tunnel: asyncssh.SSHClientConnection | None
+    ) -> asyncssh.SSHClientConnection:
+        try:
+            import asyncssh
+        except ImportError:
+            raise Unsupported(
+                "the ssh launcher needs asyncssh, which is not installed", hint="pip install 'penstock[ssh]'"
+            ) from None
+        given = self._settings
+        known = Path(given.get("known_hosts") or self._home / ".ssh/known_hosts")
+        if not known.is_file():
+            raise Denied(
+                f"{node.name}: no host key is known: {known} is not there",
+                where=node.name,
+                hint=f"ssh-keyscan {node.address} >> {known}, and compare the keys with the node's own",
+            )
+        config = Path(given.get("config") or self._home / ".ssh/config")
+        options: dict[str, Any] = {"known_hosts": str(known), "config": [str(config)] if config.is_file() else []}
+        if "config" in given and not config.is_file():
+            raise ConfigError(f"launcher ssh: config = {config} is not there")
+        found = {"username": user or given.get("user"), "port": port or given.get("port"), "tunnel": tunnel}
+        options |= {name: value for name, value in found.items() if value}
+        if "key" in given:
+            options["client_keys"] = [given["key"]]
+        try:
+            return await asyncssh.connect(
+                node.address,
+                agent_path=self._agent or None,
+                connect_timeout=self._connect_s,
+                login_timeout=self._connect_s,
+                keepalive_interval=5,
+                keepalive_count_max=3,
+                **options,
+            )
+        except asyncssh.HostKeyNotVerifiable as error:
+            raise Denied(
+                f"{node.name}: {known} does not hold the key that it shows: {error.reason}",
+                where=node.name,
+                hint="somebody else may be answering; compare the key before you add it",
+            ) from error
+        except asyncssh.PermissionDenied as error:
+            raise Denied(
+                f"{node.name}: it refused our keys: {error.reason}",
+                where=node.name,
+                hint="ssh-copy-id, or name a key with --set key=FILE",
+            ) from error
+        except (asyncssh.KeyImportError, FileNotFoundError, PermissionError) as error:
+            raise Denied(f"{node.name}: a key cannot be read: {error}", where=node.name) from error
+        except (asyncssh.Error, OSError) as error:
+            why = "no answer" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
+            raise Unreachable(f"{node.name}: {why}", where=node.name) from error
+
+
+class _Kept:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def take(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+
+
+async def _all(jobs: Sequence[Awaitable[Exit]]) -> list[Exit]:
+    return list(await asyncio.gather(*jobs))
+
+
+async def _drain(reader: asyncssh.SSHReader[bytes], sink: Sink) -> None:
+    while chunk := await reader.read(_CHUNK):
+        sink.take(chunk)
+
+
+async def _feed(process: asyncssh.SSHClientProcess[bytes], stdin: IO[bytes] | None) -> None:
+    at = 0
+    try:
+        while stdin is not None and (chunk := os.pread(stdin.fileno(), _CHUNK, at)):
+            at += len(chunk)
+            process.stdin.write(chunk)
+            await process.stdin.drain()
+        process.stdin.write_eof()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the command took no more
+
+
+def _sinks(hear: Hear | None, node: str, rank: int) -> tuple[Tail | Lines, Tail | Lines]:
+    from penstock.launchers.steps import heard
+
+    return (Tail(), Tail()) if hear is None else (heard(hear, node, rank, "out"), heard(hear, node, rank, "err"))
+
+
+def _bytes(sink: Tail | Lines) -> bytes:
+    return bytes(sink.tail.kept if isinstance(sink, Lines) else sink.kept)
+
+
+def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
+    """The nodes of `h1,alice@h2:2222` or of a node file, with their ports and users.
+
+    Raises:
+        ConfigError: No node, one twice, or a word that is no host.
+    """
+    if text.startswith("@"):
+        try:
+            words = [line.partition("#")[0].strip() for line in Path(text[1:]).read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"nodes: {text[1:]} cannot be read: {error}") from error
+    else:
+        words = text.split(",")
+    nodes: list[Node] = []
+    ports: dict[str, int] = {}
+    users: dict[str, str] = {}
+    for word in filter(None, (word.strip() for word in words)):
+        place, _, port = word.rpartition(":") if re.search(r"(?:^[^:]*|\]):\d+$", word) else (word, "", "")
+        found = _HOST.fullmatch(place)
+        if found is None or place.startswith("-") or (port and not 0 < int(port) < 65536):
+            raise ConfigError(
+                f"nodes: `{word}` is no host", hint="write host, user@host or user@host:port, with commas between"
+            )
+        # Several may be one host behind several ports: then the port is part of the name.
+        name = found["host"].strip("[]") + (f":{port}" if port else "")
+        if any(node.name == name for node in nodes):
+            raise ConfigError(f"nodes: {name} stands there twice")
+        nodes.append(Node(name, found["host"].strip("[]")))
+        if port:
+            ports[name] = int(port)
+        if found["user"]:
+            users[name] = found["user"]
+    if not nodes:
+        raise ConfigError("launcher ssh: it needs nodes", hint="--nodes h1,h2 or --nodes @FILE")
+    return nodes, ports, users
+
+
+def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SshLauncher:
+    """The entry point `penstock.launchers: ssh`."""
+    return SshLauncher(settings, environment)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What launchers share that start programs of this machine (nsenter, srun, mpirun): ranks, records, copies.
+
+A launcher says which command line here becomes a command there; this says how ranks go through the door, what their
+Exit is, and how files cross. ssh has its own connections and shares only the words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import Event
+from typing import IO, TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable
+from penstock.launchers import parcel
+from penstock.launchers.process import Lines, Sink, Tail, attend
+from penstock.protocols import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.protocols import Hear, Node
+
+__all__ = [
+    "BEYOND_S",
+    "Call",
+    "Door",
+    "StepLauncher",
+    "check",
+    "door_line",
+    "exit_of",
+    "heard",
+    "parcel_line",
+    "records",
+    "settings_of",
+    "spoken",
+]
+
+_RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
+# What the door is given beyond a deadline before the launcher's own process is ended: its grace, and the way there.
+BEYOND_S = 8.0
+
+
+@cache
+def _source(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def door_line(python: str, options: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
+    """The command line that runs `argv` through the door."""
+    return [python, "-c", _source("door.py"), json.dumps(options), *argv]
+
+
+def parcel_line(python: str, verb: str, path: str) -> list[str]:
+    """The command line that sends or receives a file or folder on a node."""
+    return [python, "-c", _source("parcel.py"), verb, path]
+
+
+def spoken(argv: Sequence[str]) -> list[str]:
+    """A command line for people: the sources that go along are named, not printed."""
+    names = {_source(name): f"<{name}>" for name in ("door.py", "parcel.py")}
+    return [names.get(word, word) for word in argv]
+
+
+def settings_of(name: str, settings: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
+    """A launcher's settings, each of its type; text from a command line is taken for the number that it spells.
+
+    Raises:
+        ConfigError: An unknown one, or a value that cannot be.
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        kind = known.get(key)
+        if kind is None:
+            raise ConfigError(
+                f"launcher {name}: it has no setting `{key}`", hint=f"its settings are: {', '.join(sorted(known))}"
+            )
+        if isinstance(value, str) and kind is int and value.isdecimal():
+            value = int(value)
+        if isinstance(value, str) and kind is bool and value in ("true", "false"):
+            value = value == "true"
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(f"launcher {name}: {key} = {value!r} is no {kind.__name__}")
+        found[key] = value
+    return found
+
+
+def records(err: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """What the doors told on stderr, and the rest of it."""
+    return [json.loads(each) for each in _RECORD.findall(err)], _RECORD.sub(b"", err)
+
+
+def exit_of(
+    node: str, rank: int, record: Mapping[str, Any] | None, out: bytes, err: bytes, seconds: float, limit_s: float
+) -> Exit:
+    """An Exit by the door's record; without one, nothing came of the command and its stderr says why."""
+    fault: PenstockError | None = None
+    if record is None:
+        said = err.decode(errors="replace").strip().splitlines()
+        fault = Unreachable(f"{node}: the command did not start{f': {said[-1][:300]}' if said else ''}", where=node)
+    elif record.get("fault") == "deadline":
+        fault = Deadline(f"{node}: the command was ended after its {limit_s:g} s", where=node, limit_s=limit_s)
+    elif record.get("fault") == "start":
+        fault = NotFound(f"{node}: {record['text']}", where=node)
+    elif record.get("fault") == "stopped":
+        fault = Interrupted(f"{node}: the command was stopped", where=node)
+    code = None if record is None else record.get("code")
+    return Exit(node, rank, code, out, err, seconds, fault)
+
+
+@dataclass(frozen=True)
+class Door:
+    """What every rank's door of one run is told alike; `of` adds what is each one's own."""
+
+    python: str
+    limit_s: float
+    cwd: str | None = None
+    fills: bool = False
+
+    def of(self, on: Sequence[Node], ranks_per_node: int) -> list[tuple[Node, dict[str, Any]]]:
+        """Every rank's node and options, node after node."""
+        # Where ranks may meet. Nobody has asked the leader whether the port is free: that is told by those who meet.
+        meet = [on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000]
+        alike = {
+            "limit_s": self.limit_s, "cwd": self.cwd, "fills": self.fills, "meet": meet, "nodes": len(on),
+            "world": len(on) * ranks_per_node, "ranks_per_node": ranks_per_node,
+        }  # fmt: skip
+        return [
+            (
+                node,
+                {**alike, "node": node.name, "node_at": at, "rank": at * ranks_per_node + local, "local_rank": local},
+            )
+            for at, node in enumerate(on)
+            for local in range(ranks_per_node)
+        ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One process of this machine that carries one or more ranks: its node and first rank, and its command line."""
+
+    node: Node
+    rank: int
+    argv: list[str]
+
+
+class _File:
+    """A sink that keeps everything, on disk."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def take(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+
+
+class StepLauncher:
+    """Base of launchers whose every rank is a process of this machine. A subclass gives `nodes` and `on_node`."""
+
+    def __init__(self, environment: Mapping[str, str], *, python: str = "") -> None:
+        self.environment = dict(environment)
+        self.python = python or sys.executable
+        self._stop = Event()
+
+    def nodes(self) -> Sequence[Node]:
+        raise NotImplementedError
+
+    def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
+        """The command line here that runs `argv` there."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ the contract
+
+    def line(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int = 1) -> list[list[str]]:
+        return [spoken(call.argv) for call in self._calls(argv, on, ranks_per_node, limit_s=0, cwd=None, fills=False)]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        on: Sequence[Node],
+        ranks_per_node: int = 1,
+        *,
+        deadline_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        hear: Hear | None = None,
+        fills: bool = False,
+    ) -> list[Exit]:
+        calls = self._calls(argv, on, ranks_per_node, limit_s=deadline_s, cwd=cwd, fills=fills)
+        with tempfile.TemporaryFile() as held:
+            held.write(stdin or b"")
+            held.flush()
+            return self._all(calls, env or {}, deadline_s, held if stdin is not None else None, hear)
+
+    def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
+        check(["copy"], on, 1)
+        with tempfile.TemporaryFile() as held:
+            parcel.pack(str(src), held)
+            calls = self._calls(
+                parcel_line(self.python, "receive", dst), on, 1, limit_s=deadline_s, cwd=None, fills=False
+            )
+            return self._all(calls, {}, deadline_s, held, None)
+
+    def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
+        [call] = self._calls(parcel_line(self.python, "send", src), [on], 1, limit_s=deadline_s, cwd=None, fills=False)
+        with tempfile.TemporaryFile() as held:
+            ended = self._one(call, {}, deadline_s, None, None, keep=_File(held))
+            if ended.code == 0:
+                held.seek(0)
+                parcel.unpack(held, str(dst))
+            return ended
+
+    def close(self) -> None:
+        self._stop.set()
+
+    # ------------------------------------------------------------ how
+
+    def _calls(
+        self,
+        argv: Sequence[str],
+        on: Sequence[Node],
+        ranks_per_node: int,
+        *,
+        limit_s: float,
+        cwd: str | None,
+        fills: bool,
+    ) -> list[Call]:
+        check(argv, on, ranks_per_node)
+        doors = Door(self.python, limit_s, cwd, fills).of(on, ranks_per_node)
+        return [
+            Call(node, options["rank"], self.on_node(node, door_line(self.python, options, argv)))
+            for node, options in doors
+        ]
+
+    def _all(
+        self, calls: Sequence[Call], env: Mapping[str, str], limit_s: float, stdin: IO[bytes] | None, hear: Hear | None
+    ) -> list[Exit]:
+        with ThreadPoolExecutor(len(calls), thread_name_prefix="penstock-launch") as pool:
+            try:
+                return list(pool.map(lambda call: self._one(call, env, limit_s, stdin, hear), calls))
+            except BaseException:
+                self._stop.set()  # Ctrl-C: the pool's end waits for threads that end their processes
+                raise
+
+    def _one(
+        self,
+        call: Call,
+        env: Mapping[str, str],
+        limit_s: float,
+        stdin: IO[bytes] | None,
+        hear: Hear | None,
+        *,
+        keep: Sink | None = None,
+    ) -> Exit:
+        began = time.monotonic()
+        out, err = (
+            (Tail(), Tail())
+            if hear is None
+            else (heard(hear, call.node.name, call.rank, "out"), heard(hear, call.node.name, call.rank, "err"))
+        )
+        opened = None if stdin is None else Path(f"/proc/self/fd/{stdin.fileno()}").open("rb")  # noqa: SIM115 - an own offset for each
+        try:
+            attend(
+                call.argv, env={**self.environment, **env}, limit_s=limit_s + BEYOND_S, stop=self._stop,
+                out=keep or out, err=err, stdin=opened,
+            )  # fmt: skip
+        except OSError as error:
+            return Exit(
+                call.node.name,
+                call.rank,
+                None,
+                fault=Unreachable(f"{call.node.name}: {call.argv[0]}: {error.strerror}", where=call.node.name),
+            )
+        finally:
+            if opened is not None:
+                opened.close()
+        for each in (out, err):
+            if isinstance(each, Lines):
+                each.end()
+        told, rest = records(bytes(_kept(err)))
+        took = time.monotonic() - began
+        return exit_of(call.node.name, call.rank, told[-1] if told else None, bytes(_kept(out)), rest, took, limit_s)
+
+
+def check(argv: Sequence[str], on: Sequence[Node], ranks_per_node: int) -> None:
+    """Refuses a call that cannot be.
+
+    Raises:
+        ConfigError: No command, no node, no rank.
+    """
+    if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
+        raise ConfigError("a command is a list of texts, and has at least one")
+    if not on:
+        raise ConfigError("no node to run on")
+    if ranks_per_node < 1:
+        raise ConfigError(f"{ranks_per_node} ranks on a node run nothing")
+
+
+def heard(hear: Hear, node: str, rank: int, stream: str) -> Lines:
+    """A sink that keeps a stream's end and tells its lines, the door's records left out."""
+
+    def tell(line: bytes) -> None:
+        if not (stream == "err" and line.startswith(b"\x1e")):
+            hear(node, rank, stream, line)
+
+    return Lines(tell)
+
+
+def _kept(sink: Tail | Lines) -> bytearray:
+    return sink.tail.kept if isinstance(sink, Lines) else sink.kept

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Testing: suites that a plug-in's author runs on his own launcher or engine, and hosts to run them on.
+
+`LauncherSuite(my_launcher, "/tmp/suite", tmp_path, is_shared=False).run()` in a test of any runner.
+"""
+
+from __future__ import annotations
+
+from penstock.testing.launcher_suite import LauncherSuite
+
+__all__ = ["LauncherSuite"]

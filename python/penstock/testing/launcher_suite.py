@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every launcher keeps to, as checks that any test runner can run: `LauncherSuite(launcher, folder).run()`.
+
+A check is a method `check_…`; it raises AssertionError. The nodes need a POSIX shell and Python.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from penstock.errors import Deadline, NotFound, PenstockError
+from penstock.protocols import Launcher
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["LauncherSuite"]
+
+_LIMIT_S = 60.0
+
+
+class LauncherSuite:
+    """Checks of one open launcher with two nodes or more.
+
+    Args:
+        launcher: Open; the suite leaves it open.
+        there: A folder that can be made on every node, for the suite alone; nodes may share it.
+        here: A folder of this machine, for the suite alone.
+        is_shared: Nodes see each other's `there`.
+    """
+
+    def __init__(self, launcher: Launcher, there: str, here: Path, *, is_shared: bool) -> None:
+        self.launcher = launcher
+        self.there = f"{there}/{uuid4().hex[:8]}"
+        self.here = here
+        self.is_shared = is_shared
+        self.nodes = list(launcher.nodes())
+
+    def run(self) -> list[str]:
+        """All checks, in order; their names."""
+        names = [name for name in dir(self) if name.startswith("check_")]
+        for name in names:
+            getattr(self, name)()
+        return names
+
+    def _sh(self, text: str, *words: str) -> list[str]:
+        return ["sh", "-c", text, "sh", *words]
+
+    def check_contract_is_fulfilled(self) -> None:
+        assert isinstance(self.launcher, Launcher)
+        assert len(self.nodes) > 1, "the suite wants two nodes"
+        assert len({node.name for node in self.nodes}) == len(self.nodes)
+        assert self.nodes == list(self.launcher.nodes()), "the order of nodes changes"
+
+    def check_every_rank_runs_once_in_order(self) -> None:
+        exits = self.launcher.run(
+            self._sh('echo "$0-$1-$2-$3"; echo err >&2', "{rank}", "{world}", "{node}"),
+            self.nodes,
+            2,
+            deadline_s=_LIMIT_S,
+            fills=True,
+        )
+        world = 2 * len(self.nodes)
+        assert [e.fault for e in exits] == [None] * world, exits
+        assert [e.rank for e in exits] == list(range(world))
+        assert [e.node for e in exits] == [node.name for node in self.nodes for _ in range(2)]
+        assert [e.out.decode().strip() for e in exits] == [f"sh-{e.rank}-{world}-{e.node}" for e in exits], exits
+        assert [e.err.strip() for e in exits] == [b"err"] * world, exits
+
+    def check_words_arrive_as_they_were(self) -> None:
+        odd = ["", " ", "a b", "$HOME", "`id`", "'\"\\", "*", "{rank}", "é✓", "-n", "a\nb", "~", "#x", "!1", "%h"]
+        [ended] = self.launcher.run(
+            self._sh('for w in "$@"; do printf "<%s>" "$w"; done', *odd), self.nodes[:1], deadline_s=_LIMIT_S
+        )
+        assert ended.out.decode() == "".join(f"<{word}>" for word in odd), ended
+
+    def check_exit_codes_are_each_ranks_own(self) -> None:
+        exits = self.launcher.run(self._sh('exit "$(($1 * 3))"', "{rank}"), self.nodes, deadline_s=_LIMIT_S, fills=True)
+        assert [e.code for e in exits] == [3 * at for at in range(len(self.nodes))], exits
+        [killed] = self.launcher.run(self._sh("kill -9 $$"), self.nodes[:1], deadline_s=_LIMIT_S)
+        assert killed.code == 128 + 9, killed
+
+    def check_program_that_is_not_there_names_node_and_program(self) -> None:
+        [ended] = self.launcher.run(["penstock-no-such-program"], self.nodes[-1:], deadline_s=_LIMIT_S)
+        assert ended.code is None
+        assert isinstance(ended.fault, NotFound), ended
+        assert self.nodes[-1].name in str(ended.fault)
+        assert "penstock-no-such-program" in str(ended.fault)
+
+    def check_environment_and_stdin_arrive_and_stay_off_command_lines(self) -> None:
+        secret = uuid4().hex
+        exits = self.launcher.run(
+            self._sh('cat; printf %s "$SUITE_SECRET"; tr "\\0" " " < /proc/$PPID/cmdline | grep -c -- "$SUITE_SECRET"; true'),
+            self.nodes, deadline_s=_LIMIT_S, env={"SUITE_SECRET": secret}, stdin=b"in\n",
+        )  # fmt: skip
+        assert [e.out.decode().strip() for e in exits] == [f"in\n{secret}0"] * len(self.nodes), exits
+
+    def check_working_folder_is_taken(self) -> None:
+        [ended] = self.launcher.run(["pwd"], self.nodes[:1], deadline_s=_LIMIT_S, cwd="/usr")
+        assert ended.out == b"/usr\n", ended
+
+    def check_deadline_ends_the_command_on_its_node(self) -> None:
+        mark = f"{self.there}-alive"
+        # What runs in the background of a command ends with it too.
+        text = 'mkdir -p "$(dirname "$1")"; (while :; do date +%s%N > "$1.new"; mv "$1.new" "$1"; sleep 0.1; done) & sleep 300'
+        began = time.monotonic()
+        [ended] = self.launcher.run(self._sh(text, mark), self.nodes[-1:], deadline_s=3)
+        assert time.monotonic() - began < 3 + 20, "the call outlived its deadline"
+        assert ended.code is None
+        assert isinstance(ended.fault, Deadline), ended
+        assert self.nodes[-1].name in str(ended.fault)
+        self._still(mark)
+
+    def _still(self, mark: str) -> None:
+        """Nothing on the last node writes `mark` any more."""
+        said = []
+        for _ in range(2):
+            [ended] = self.launcher.run(["cat", mark], self.nodes[-1:], deadline_s=_LIMIT_S)
+            said.append(ended.out)
+            time.sleep(0.5)
+        assert said[0], "the command had not begun"
+        assert said[0] == said[1], "the command goes on after its end"
+
+    def check_lines_are_heard_while_the_command_runs(self) -> None:
+        heard: list[tuple[str, int, str, bytes]] = []
+        first = threading.Event()
+
+        def hear(node: str, rank: int, stream: str, line: bytes) -> None:
+            heard.append((node, rank, stream, line))
+            first.set()
+
+        gate = f"{self.there}-gate"
+        text = 'echo begun; n=0; while [ ! -e "$1" ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; [ -e "$1" ] && echo ended'
+        runner = threading.Thread(
+            target=lambda: self.launcher.run(self._sh(text, gate), self.nodes[:1], deadline_s=_LIMIT_S, hear=hear)
+        )
+        runner.start()
+        assert first.wait(_LIMIT_S), "nothing was heard"
+        self.launcher.run(self._sh('mkdir -p "$(dirname "$1")"; : > "$1"', gate), self.nodes[:1], deadline_s=_LIMIT_S)
+        runner.join(_LIMIT_S)
+        assert [line for *_, line in heard] == [b"begun", b"ended"], heard
+        assert {entry[:3] for entry in heard} == {(self.nodes[0].name, 0, "out")}
+
+    def check_copies_are_whole_and_come_back(self) -> None:
+        source = self.here / "suite-src"
+        (source / "sub folder").mkdir(parents=True, exist_ok=True)
+        body = os.urandom(3_000_000)
+        (source / "sub folder" / "é x").write_bytes(body)
+        (source / "run").write_text("#!/bin/sh\necho ran\n")
+        (source / "run").chmod(0o755)
+        on = self.nodes[:1] if self.is_shared else self.nodes
+        for _ in range(2):  # the second lies over the first
+            exits = self.launcher.copy(source, f"{self.there}/tree", on, deadline_s=_LIMIT_S)
+            assert [e.code for e in exits] == [0] * len(on), exits
+        exits = self.launcher.run([f"{self.there}/tree/run"], on, deadline_s=_LIMIT_S)
+        assert [e.out for e in exits] == [b"ran\n"] * len(on), exits
+        for node in on:
+            back = self.here / f"back-{uuid4().hex[:6]}"
+            assert self.launcher.fetch(f"{self.there}/tree", back, node, deadline_s=_LIMIT_S).code == 0
+            assert (back / "sub folder" / "é x").read_bytes() == body
+        gone = self.launcher.fetch(f"{self.there}/nothing", self.here / "nothing", on[0], deadline_s=_LIMIT_S)
+        assert gone.code != 0
+        assert not (self.here / "nothing").exists()
+
+    def check_calls_that_cannot_be_are_refused(self) -> None:
+        for argv, on in (([], self.nodes), (["true"], [])):
+            try:
+                self.launcher.run(argv, on, deadline_s=_LIMIT_S)
+            except PenstockError:
+                continue
+            raise AssertionError(f"run({argv}, {on}) was taken")
+
+    def check_line_is_a_list_of_words_with_the_command_in_it(self) -> None:
+        lines = self.launcher.line(["hostname", "a b"], self.nodes)
+        assert all(isinstance(word, str) for line in lines for word in line)
+        assert all(any("hostname" in word for word in line) for line in lines), lines

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `local` launcher: the suite on plain processes and on hosts of their own, and what only hosts can do. Issue 5, point 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from uuid import uuid4
+
+import pytest
+
+from penstock.errors import ConfigError, NotFound, Unreachable
+from penstock.launchers import hosts as hosts_module
+from penstock.launchers.hosts import Hosts
+from penstock.launchers.local import LocalLauncher, launcher
+from penstock.testing import LauncherSuite
+
+
+def _name() -> str:
+    return f"t{uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts.up(_name(), 3, rate_bytes_per_s=100e6) as up:
+        yield up
+
+
+def _checks():
+    return [name for name in dir(LauncherSuite) if name.startswith("check_")]
+
+
+@pytest.mark.parametrize("check", _checks())
+def test_local_processes_pass_the_suite(check, tmp_path):
+    made = launcher({"nodes": 3}, os.environ)
+    getattr(LauncherSuite(made, str(tmp_path / "there"), tmp_path, is_shared=True), check)()
+    made.close()
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("check", _checks())
+def test_local_hosts_pass_the_suite(check, hosts, tmp_path):
+    made = launcher({"hosts": hosts.name}, os.environ)
+    getattr(LauncherSuite(made, f"{hosts.own_disk}/suite", tmp_path, is_shared=False), check)()
+    made.close()
+
+
+@pytest.mark.needs_root
+def test_hosts_have_names_disks_and_processes_of_their_own_and_reach_each_other(hosts):
+    made = LocalLauncher(os.environ, nodes=0, hosts=hosts)
+    text = """
+import os, socket, sys
+print(socket.gethostname(), socket.gethostbyname(sys.argv[1]), "mine" in os.listdir(sys.argv[2]))
+"""
+    (hosts.disk("h2") / "mine").write_bytes(b"")
+    exits = made.run([sys.executable, "-c", text, "h3", hosts.own_disk], made.nodes(), deadline_s=30)
+    address = hosts.nodes()[2].address
+    assert [e.out.decode().split() for e in exits] == [
+        ["h1", address, "False"], ["h2", address, "True"], ["h3", address, "False"],
+    ]  # fmt: skip
+    (hosts.disk("h2") / "mine").unlink()
+
+
+@pytest.mark.needs_root
+def test_host_that_is_killed_takes_its_processes_along_and_is_named(tmp_path):
+    with Hosts.up(_name(), 2) as up:
+        made = LocalLauncher(os.environ, nodes=0, hosts=up)
+        text = "setsid sleep 1234567 > /dev/null 2>&1 & sleep 0.5"
+        started = made.run(["sh", "-c", text], made.nodes(), deadline_s=30)
+        assert [e.code for e in started] == [0, 0]
+        assert _sleeping() == 2
+        up.kill("h2")
+        _await(lambda: _sleeping() == 1)
+        ended = made.run(["hostname"], made.nodes(), deadline_s=30)
+        assert (ended[0].out, ended[1].code) == (b"h1\n", None)
+        assert isinstance(ended[1].fault, Unreachable)
+        assert "h2" in str(ended[1].fault)
+    _await(lambda: _sleeping() == 0)
+
+
+def _sleeping() -> int:
+    found = subprocess.run(["pgrep", "-fc", "^sleep 1234567"], capture_output=True, text=True, check=False)
+    return int(found.stdout)
+
+
+def _await(condition, limit_s: float = 10) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.needs_root
+def test_host_whose_link_is_cut_is_there_but_not_reached(hosts):
+    made = LocalLauncher(os.environ, nodes=0, hosts=hosts)
+    text = "import socket, sys; socket.create_connection((sys.argv[1], 9), 1)"
+    line = [sys.executable, "-c", text, hosts.nodes()[1].address]
+    [near] = made.run(line, hosts.nodes()[:1], deadline_s=30)
+    assert b"refused" in near.err
+    hosts.cut("h2")
+    [cut] = made.run(line, hosts.nodes()[:1], deadline_s=30)
+    assert b"timed out" in cut.err
+    hosts.cut("h2", is_up=True)
+
+
+@pytest.mark.needs_root
+def test_hosts_that_stay_are_found_and_ended_by_another_process(tmp_path):
+    name = _name()
+    code = f"from penstock.launchers.hosts import Hosts; Hosts.up({name!r}, 2, stays=True)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    try:
+        with pytest.raises(ConfigError, match="is there already"):
+            Hosts.up(name, 2)
+        made = launcher({"hosts": name, "nodes": "2"}, os.environ)
+        assert [e.out for e in made.run(["hostname"], made.nodes(), deadline_s=30)] == [b"h1\n", b"h2\n"]
+        with pytest.raises(ConfigError, match="are 2"):
+            launcher({"hosts": name, "nodes": 3}, os.environ)
+    finally:
+        Hosts.attach(name).down()
+    with pytest.raises(NotFound, match="none of the name"):
+        Hosts.attach(name)
+    assert not (hosts_module._STATE / name).exists()
+
+
+@pytest.mark.needs_root
+def test_hosts_end_with_the_process_that_made_them():
+    code = f"""
+import os, signal
+from penstock.launchers.hosts import Hosts
+up = Hosts.up({_name()!r}, 1)
+print(up._state["pids"]["h1"][0], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    pid = int(done.stdout)
+    until = time.monotonic() + 10
+    while hosts_module._born(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert hosts_module._born(pid) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"nodes": 0}, "between 1 and 1024"),
+        ({"nodes": "x"}, "no int"),
+        ({"colour": 1}, "no setting `colour`"),
+        ({"nodes": True}, "no int"),
+    ],
+)
+def test_local_bad_setting_is_refused(settings, word):
+    with pytest.raises(ConfigError, match=word):
+        launcher(settings, os.environ)
+
+
+@pytest.mark.parametrize(("name", "count"), [("Bad/Name", 2), ("ok", 0), ("ok", 65), ("", 1)])
+def test_hosts_that_cannot_be_are_refused(name, count):
+    with pytest.raises(ConfigError):
+        Hosts.up(name, count)

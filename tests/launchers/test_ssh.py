@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `ssh` launcher on real sshds: the suite, keys, agent, jump hosts, known_hosts, and nodes that hang or go. Issue 5, point 1."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, Deadline, Denied, Unreachable
+from penstock.launchers.ssh import launcher
+from penstock.testing import LauncherSuite
+
+_CONFIG = """
+HostKey {folder}/host{at}
+AuthorizedKeysFile {folder}/authorized
+PidFile none
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+MaxStartups 100
+LogLevel ERROR
+"""
+
+
+class Sshds:
+    """`count` sshds of the same user on loopback, each with a host key of its own."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self._running = ExitStack()
+        self.ports: list[int] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        program = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
+        if program is None:
+            pytest.fail("sshd is not here; `make setup-peers` installs it", pytrace=False)
+        self._program = program
+        for name in ("mine", "stranger", *(f"host{at}" for at in range(count))):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+        (folder / "authorized").write_bytes((folder / "mine.pub").read_bytes())
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, whatever its configuration says
+        for at in range(count):
+            self._start(at)
+        known = [f"[127.0.0.1]:{port} {(folder / f'host{at}.pub').read_text()}" for at, port in enumerate(self.ports)]
+        (folder / "known").write_text("".join(known))
+
+    def _start(self, at: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        config = self.folder / f"config{at}"
+        config.write_text(_CONFIG.format(folder=self.folder, at=at))
+        line = [self._program, "-D", "-e", "-f", str(config), "-o", f"ListenAddress=127.0.0.1:{port}"]
+        with (self.folder / f"log{at}").open("wb") as log:
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._running.callback(process.wait, 10)
+        self._running.callback(process.kill)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        else:
+            pytest.fail(f"sshd did not start: {(self.folder / f'log{at}').read_text()}", pytrace=False)
+        self.ports.append(port)
+        self.processes.append(process)
+
+    def close(self) -> None:
+        self._running.close()
+
+    @property
+    def nodes(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def settings(self, **more: object) -> dict[str, object]:
+        plain = {"key": str(self.folder / "mine"), "known_hosts": str(self.folder / "known"), "python": sys.executable}
+        return {"nodes": self.nodes, **plain, **more}
+
+
+@pytest.fixture(scope="module")
+def sshds(tmp_path_factory):
+    made = Sshds(tmp_path_factory.mktemp("sshd"), 3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ssh(sshds, tmp_path):
+    """`ssh(**settings)`: a launcher as a user with an empty home has it; closed with the test."""
+    with ExitStack() as held:
+
+        def make(*, drop: tuple[str, ...] = (), environment: dict[str, str] | None = None, **more):
+            settings = {name: value for name, value in sshds.settings(**more).items() if name not in drop}
+            made = launcher(settings, {"HOME": str(tmp_path), **(environment or {})})
+            held.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("check", [name for name in dir(LauncherSuite) if name.startswith("check_")])
+def test_ssh_passes_the_suite(check, ssh, tmp_path):
+    getattr(LauncherSuite(ssh(), str(tmp_path / "there"), tmp_path, is_shared=True), check)()
+
+
+def _fault(made) -> Exception:
+    exits = made.run(["true"], made.nodes(), deadline_s=20)
+    assert all(e.code is None for e in exits), exits
+    assert all(e.node in str(e.fault) for e in exits)
+    return exits[0].fault
+
+
+@pytest.mark.needs_root
+def test_ssh_wrong_key_is_denied(ssh, sshds):
+    fault = _fault(ssh(key=str(sshds.folder / "stranger")))
+    assert isinstance(fault, Denied)
+    assert "refused our keys" in str(fault)
+
+
+@pytest.mark.needs_root
+def test_ssh_unknown_host_key_is_refused_and_no_setting_accepts_it(ssh, sshds, tmp_path):
+    (tmp_path / "known").write_text(f"[127.0.0.1]:{sshds.ports[0]} {(sshds.folder / 'stranger.pub').read_text()}")
+    fault = _fault(ssh(known_hosts=str(tmp_path / "known")))
+    assert isinstance(fault, Denied)
+    assert "known does not hold the key" in str(fault)
+    nothing = _fault(ssh(drop=("known_hosts",)))
+    assert isinstance(nothing, Denied)
+    assert "is not there" in str(nothing)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/known_hosts").write_bytes((sshds.folder / "known").read_bytes())
+    (tmp_path / ".ssh/config").write_text("Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n")
+    assert isinstance(_fault(ssh(known_hosts=str(tmp_path / "known"))), Denied)
+
+
+@pytest.mark.needs_root
+def test_ssh_one_bad_node_does_not_hide_the_others(ssh, sshds):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        made = ssh(nodes=f"{sshds.nodes},127.0.0.1:{port},no-such-host.invalid")
+        exits = made.run(["echo", "x"], made.nodes(), deadline_s=20)
+    assert [e.out for e in exits] == [b"x\n"] * 3 + [b"", b""]
+    assert [type(e.fault) for e in exits[3:]] == [Unreachable, Unreachable]
+    assert f"127.0.0.1:{port}" in str(exits[3].fault)
+    assert "no-such-host.invalid" in str(exits[4].fault)
+
+
+@pytest.mark.needs_root
+def test_ssh_agent_and_jump_host_are_used(ssh, sshds, tmp_path):
+    said = subprocess.run(
+        ["ssh-agent", "-c", "-a", str(tmp_path / "agent")], capture_output=True, text=True, check=True
+    )
+    pid = int(said.stdout.split("SSH_AGENT_PID")[1].split(";")[0])
+    agent = {"SSH_AUTH_SOCK": str(tmp_path / "agent")}
+    try:
+        subprocess.run(
+            ["ssh-add", "-q", str(sshds.folder / "mine")], env={**os.environ, **agent}, check=True, timeout=20
+        )
+        made = ssh(drop=("key",), environment=agent, nodes=f"127.0.0.1:{sshds.ports[1]}")
+        assert made.run(["echo", "by agent"], made.nodes(), deadline_s=20)[0].out == b"by agent\n"
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    far = ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump=f"127.0.0.1:{sshds.ports[0]}")
+    [ended] = far.run(["sh", "-c", "echo $SSH_CONNECTION"], far.nodes(), deadline_s=20)
+    assert ended.out.split()[3:] == [str(sshds.ports[1]).encode()], ended
+    # By the jump host, the connection comes from the first sshd's process.
+    assert "no-way" in str(_fault(ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump="no-way.invalid")))
+
+
+@pytest.mark.needs_root
+def test_ssh_node_that_hangs_is_told_at_the_deadline(ssh, sshds):
+    with socket.socket() as silent:  # takes connections and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        made = ssh(nodes=f"127.0.0.1:{silent.getsockname()[1]}", connect_s="2")
+        fault = _fault(made)
+    assert isinstance(fault, (Deadline, Unreachable))
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    ["", " , ", "a b", "-oProxyCommand=x", "h1,h1", "h1:0", "h1:99999", "u@", "@/no/such/file", "h1;id", "a@b@c"],
+)
+def test_ssh_bad_nodes_are_refused(nodes, ssh):
+    with pytest.raises(ConfigError):
+        ssh(nodes=nodes)
+
+
+def test_ssh_nodes_come_from_a_file_with_users_ports_and_comments(ssh, tmp_path):
+    (tmp_path / "nodes").write_text("# mine\nh1\nalice@h2:2222 # far\n\n[::1]:23\n")
+    made = ssh(nodes=f"@{tmp_path}/nodes")
+    assert [(n.name, n.address) for n in made.nodes()] == [("h1", "h1"), ("h2:2222", "h2"), ("::1:23", "::1")]
+    assert made.line(["hostname"], made.nodes()[1:2])[0][:2] == ["ssh", "alice@h2:2222"]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows from whatever a folder of old results holds: our own, elbencho's CSV. Finds out by content, not by name."""
+"""Rows from whatever a folder of old results holds: ours, elbencho's, fio's, IOR's, mdtest's. Found by content, not by name."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.bench import elbencho
+from penstock.bench import elbencho, fio, ior
 from penstock.bench.rows import Results, read_results
 from penstock.errors import Corrupt, NotFound
 
@@ -21,8 +21,11 @@ __all__ = ["read_any"]
 _LIMIT_BYTES = 256_000_000
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], ...] = (
     (elbencho.looks_like, elbencho.parse),
+    (fio.looks_like, fio.parse),
+    (ior.looks_like_mdtest, ior.parse_mdtest),
+    (ior.looks_like_ior, ior.parse_ior),
 )
-_KNOWN = "elbencho's CSV, or a folder that penstock bench wrote"
+_KNOWN = "elbencho's CSV, fio's JSON, what IOR and mdtest print, and folders that penstock bench wrote"
 
 
 def _text(file: Path) -> str:

@@ -165,13 +165,15 @@ def gather(rows: Iterable[Row]) -> list[Sweep]:
     sound = [r for r in rows if not r.invalid and r.operation not in HOUSEKEEPING]
     families: dict[tuple[object, ...], list[Row]] = {}
     for row in sound:
-        key = (row.operation, row.path_type, row.hosts, row.io_depth, row.direct, row.random)
+        # Reading files of no bytes is opening them, which no byte's cost belongs to.
+        empty = row.file_size_bytes == 0
+        key = (row.operation, row.path_type, row.hosts, row.io_depth, row.direct, row.random, empty)
         families.setdefault(key, []).append(row)
     return [sweep for family in families.values() for sweep in _sweeps(family)]
 
 
 def _sweeps(family: list[Row]) -> list[Sweep]:
-    moves = family[0].operation in DATA_OPERATIONS
+    moves = family[0].operation in DATA_OPERATIONS and family[0].file_size_bytes != 0
     blocks_of: dict[object, set[object]] = {}
     for row in family:
         if row.block_size_bytes and _blocks_a_file(row) > 1:

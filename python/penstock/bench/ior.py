@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What IOR and mdtest print, in: IOR's table of results (each iteration a row) and mdtest's summary of rates.
+
+Refuses to judge. Both print a page for people, whose columns differ between versions: they are found by their heads.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from penstock.bench.rows import End, Latency, Row
+from penstock.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["looks_like_ior", "looks_like_mdtest", "parse_ior", "parse_mdtest"]
+
+_MIB = 1 << 20
+_HEAD = re.compile(r"^\s*access\s+bw\(MiB/s\)")
+# IOR -b and mdtest -w take these; both count in powers of two.
+_SHORT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_MDTEST = {
+    "Directory creation": "MKDIRS",
+    "Directory stat": "STATDIRS",
+    "Directory removal": "RMDIRS",
+    "File creation": "WRITE",
+    "File stat": "STAT",
+    "File read": "READ",
+    "File removal": "RMFILES",
+}
+_RATE = re.compile(r"^\s*(\w+ \w+)\s*:?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$")
+_LAUNCHED = re.compile(r"^\s*(mdtest\S*) was launched with (\d+) total task\(s\) on (\d+) node", re.MULTILINE)
+
+
+def looks_like_ior(text: str) -> bool:
+    """Whether a text holds IOR's table of results."""
+    return "MPI Coordinated Test of Parallel I/O" in text or any(_HEAD.match(line) for line in text.splitlines()[:400])
+
+
+def looks_like_mdtest(text: str) -> bool:
+    """Whether a text holds what mdtest prints."""
+    return "was launched with" in text and "SUMMARY rate" in text
+
+
+def _whole(text: str | None, place: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return max(1, int(text))
+    except ValueError:
+        raise Corrupt(f"{place}: {text!r} is no whole number", where=place) from None
+
+
+def _number(text: str, place: str) -> float | None:
+    if text in ("-", "NA"):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise Corrupt(f"{place}: {text!r} is no number", where=place) from None
+    if not 0 <= value < 1e30:
+        raise Corrupt(f"{place}: {text} is no figure", where=place)
+    return value
+
+
+def parse_ior(text: str, place: str) -> list[Row]:
+    """Rows of IOR's output; several runs behind each other are one file.
+
+    Raises:
+        Corrupt: A table that is none.
+    """
+    return list(_runs(text, place))
+
+
+def _runs(text: str, place: str) -> Iterator[Row]:
+    options: dict[str, str] = {}
+    version, command, began = "IOR", "", ""
+    heads: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        at = f"{place}, line {number}"
+        if line.lstrip().startswith("IOR-"):
+            version, options, heads = line.split(":")[0].strip(), {}, []
+        elif _HEAD.match(line):
+            heads = line.split()
+        elif heads and (words := line.split()) and words[0] in ("write", "read") and len(words) == len(heads):
+            yield _ior_row(dict(zip(heads, words, strict=True)), options, f"{version} {command}".strip(), began, at)
+        elif line.startswith("Summary of all tests"):
+            heads = []
+        elif not heads and " : " in f"{line} ":
+            name, _, value = line.partition(":")
+            options[name.strip()] = value.strip()
+            command = value.strip() if name.strip() == "Command line" else command
+            began = value.strip() if name.strip() == "Began" else began
+
+
+def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began: str, place: str) -> Row:
+    tasks = _whole(options.get("tasks"), place) or 1
+    each = _whole(options.get("clients per node"), place) or tasks
+    hosts = _whole(options.get("nodes"), place) or max(1, tasks // each)
+    block = _number(cells.get("block(KiB)", "-"), place)
+    transfer = _number(cells.get("xfer(KiB)", "-"), place)
+    segments = _whole(options.get("segments"), place) or 1
+    own_file = options.get("access") == "file-per-process"
+    one = int(block * 1024 * segments) if block else None
+    rate = _number(cells.get("bw(MiB/s)", "-"), place)
+    time_s = _number(cells.get("total(s)", "-"), place)
+    if rate is None or not time_s:
+        raise Corrupt(f"{place}: a result without rate or time", where=place)
+    latency = _number(cells.get("Latency(s)", "-"), place)
+    command = source.partition(" ")[2]
+    return Row(
+        operation=cells["access"].upper(),
+        path_type="dir" if own_file else "file",
+        hosts=hosts,
+        threads=max(1, tasks // hosts),
+        files=1 if own_file else None,
+        file_size_bytes=one if own_file or one is None else one * tasks,
+        block_size_bytes=int(transfer * 1024) if transfer else None,
+        direct="odirect" in command.lower() or " -B" in command,
+        random=options.get("ordering in a file") == "random" or " -z" in command,
+        last=End(
+            time_s=time_s,
+            bytes=rate * _MIB * time_s,
+            bytes_per_s=rate * _MIB,
+            ios_per_s=_number(cells.get("IOPS", "-"), place),
+            entries=float(tasks) if own_file else None,
+        ),
+        io_latency=Latency(mean_us=latency * 1e6) if latency else None,
+        repeat=int(_number(cells.get("iter", "0"), place) or 0),
+        created=began,
+        source=source.partition(" ")[0],
+        raw={"command": command} if command else {},
+    )
+
+
+def _flag(command: list[str], name: str) -> int:
+    """The size after a flag of mdtest; 0 where it is not given."""
+    if name not in command[:-1]:
+        return 0
+    found = re.fullmatch(r"(\d+)([kmgt]?)", command[command.index(name) + 1], re.IGNORECASE)
+    return int(found[1][:18]) * _SHORT[found[2].lower()] if found else 0
+
+
+def parse_mdtest(text: str, place: str) -> list[Row]:
+    """Rows of mdtest's summary: the mean over its iterations; an operation that was not run (0.000) gives none.
+
+    Raises:
+        Corrupt: No summary.
+    """
+    runs = list(_LAUNCHED.finditer(text))
+    if not runs:
+        raise Corrupt(f"{place} is no output of mdtest: nothing was launched", where=place)
+    ends = [*(run.start() for run in runs[1:]), len(text)]
+    return [
+        row for run, end in zip(runs, ends, strict=True) for row in _mdtest_run(run, text[run.start() : end], place)
+    ]
+
+
+def _mdtest_run(run: re.Match[str], text: str, place: str) -> Iterator[Row]:
+    tasks, hosts = max(1, int(run[2][:9])), max(1, int(run[3][:9]))
+    line = next((line for line in text.splitlines() if line.lstrip().startswith("Command line used:")), "")
+    try:
+        command = shlex.split(line.partition(":")[2])
+    except ValueError:
+        command = line.split()
+    files = re.search(r"^\s*\d+ tasks, (\d+) files", text, re.MULTILINE)
+    each = max(1, int(files[1][:15]) // tasks) if files else None
+    for shown in text.partition("SUMMARY rate")[2].splitlines():
+        found = _RATE.match(shown)
+        if not found or found[1] not in _MDTEST:
+            continue
+        rate = _number(found[4], place)
+        if not rate:
+            continue
+        operation = _MDTEST[found[1]]
+        size = _flag(command, {"WRITE": "-w", "READ": "-e"}.get(operation, ""))
+        done = float(each * tasks) if each else None
+        yield Row(
+            operation=operation,
+            hosts=hosts,
+            threads=max(1, tasks // hosts),
+            files=each,
+            file_size_bytes=size,
+            block_size_bytes=size or None,
+            last=End(
+                time_s=done / rate if done else 1.0, entries=done, entries_per_s=rate, bytes_per_s=rate * size or None
+            ),
+            source=run[1],
+            raw={"command": " ".join(command)} if command else {},
+        )

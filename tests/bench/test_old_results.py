@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other tools left behind: fio's JSON (made here by fio 3.33), what IOR and mdtest print, folders of all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.bench import fio, ior
+from penstock.bench.elbencho import render
+from penstock.bench.old_results import read_any
+from penstock.bench.rows import read_results, write_results
+from penstock.bench.verdict import classify
+from penstock.errors import Corrupt, NotFound, PenstockError
+from tests.bench.sweeps import MIB, Storage, make
+
+GOLDEN = Path(__file__).parent / "golden"
+GROUPED = (GOLDEN / "fio-grouped.json").read_text()
+MIXED = (GOLDEN / "fio-mixed-each-job.json").read_text()
+
+IOR = """IOR-4.0.0: MPI Coordinated Test of Parallel I/O
+Began               : Tue Apr 29 14:12:28 2025
+Command line        : ior -w -r -t 1m -b 16m -s 4 -F -e --posix.odirect -i 2
+
+Options:
+api                 : POSIX
+access              : file-per-process
+segments            : 4
+ordering in a file  : sequential
+nodes               : 2
+tasks               : 16
+clients per node    : 8
+repetitions         : 2
+xfersize            : 1 MiB
+blocksize           : 16 MiB
+aggregate filesize  : 1 GiB
+
+Results:
+
+access    bw(MiB/s)  IOPS       Latency(s)  block(KiB) xfer(KiB)  open(s)    wr/rd(s)   close(s)   total(s)   iter
+------    ---------  ----       ----------  ---------- ---------  --------   --------   --------   --------   ----
+write     512.00     513.10     0.031000    16384      1024.00    0.001105   1.99       0.000144   2.00       0
+Verifying contents of the file(s) just written.
+read      1024.00    1030.00    0.015000    16384      1024.00    0.000195   0.99       0.000210   1.00       0
+remove    -          -          -           -          -          -          -          -          0.0011     0
+write     500.00     501.00     0.032000    16384      1024.00    0.001105   2.04       0.000144   2.048      1
+Max Write: 512.00 MiB/sec (536.87 MB/sec)
+
+Summary of all tests:
+Operation   Max(MiB)   Min(MiB)  Mean(MiB)
+write         512.00     500.00     506.00
+"""
+IOR_SHARED = """IOR-3.2.1: MPI Coordinated Test of Parallel I/O
+Options:
+access              : single-shared-file
+tasks               : 4
+clients per node    : 4
+segments            : 1
+
+access    bw(MiB/s)  block(KiB) xfer(KiB)  open(s)    wr/rd(s)   close(s)   total(s) iter
+------    ---------  ---------- ---------  --------   --------   --------   -------- ----
+read      2000.00    1024.00    256.00     0.000002   0.000077   0.000001   0.002    0
+"""
+MDTEST = """-- started at 04/29/2021 23:28:11 --
+
+mdtest-3.4.0+dev was launched with 10 total task(s) on 2 node(s)
+Command line used: mdtest '-a' 'POSIX' '-n' '3334' '-w' '4k' '-d' '/mnt/pool'
+10 tasks, 33340 files
+
+SUMMARY rate: (of 3 iterations)
+   Operation                      Max            Min           Mean        Std Dev
+   ---------                      ---            ---           ----        -------
+   File creation             :       3000.000       2900.000       2950.000          0.006
+   File stat                         9000.000       9000.000       9000.000          0.000
+   File read                 :       5000.000       5000.000       5000.000          0.000
+   File removal              :          0.000          0.000          0.000          0.000
+   Tree creation             :       1079.858       1079.858       1079.858          0.000
+-- finished at 04/29/2021 23:28:22 --
+"""
+
+
+def test_fio_group_is_one_row_of_all_its_jobs():
+    (row,) = fio.parse(GROUPED, "a.json")
+    assert (row.operation, row.threads, row.io_depth, row.block_size_bytes) == ("READ", 4, 1, 4096)
+    assert (row.file_size_bytes, row.random, row.direct, row.source) == (16 * MIB, True, False, "fio-3.33")
+    told = json.loads(GROUPED)["jobs"][0]["read"]
+    assert (row.last.ios, row.last.bytes_per_s) == (told["total_ios"], told["bw_bytes"])
+    assert row.io_latency.percentiles_us["99"] == told["clat_ns"]["percentile"]["99.000000"] / 1000
+
+
+def test_fio_jobs_listed_one_by_one_are_summed_and_a_mix_has_two_rows():
+    write, read = fio.parse("fio: a warning\n" + MIXED, "a.json")
+    jobs = json.loads(MIXED)["jobs"]
+    assert (write.operation, read.operation, write.threads) == ("WRITE", "RWMIX", 2)
+    assert write.last.ios == sum(job["write"]["total_ios"] for job in jobs)
+    assert read.last.bytes_per_s == sum(job["read"]["bw_bytes"] for job in jobs)
+    assert write.io_latency.percentiles_us == {}  # of two jobs, percentiles cannot be merged
+    assert "RWMIX" not in render([write, read])  # elbencho's line holds both
+
+
+def test_fio_job_that_failed_is_invalid():
+    document = json.loads(GROUPED)
+    document["jobs"][0]["error"] = 5
+    (row,) = fio.parse(json.dumps(document), "a.json")
+    assert row.invalid == ("fio ended with error 5",)
+
+
+def test_ior_each_iteration_is_a_row():
+    rows = ior.parse_ior(IOR, "out.txt")
+    assert [(r.operation, r.repeat) for r in rows] == [("WRITE", 0), ("READ", 0), ("WRITE", 1)]
+    row = rows[0]
+    assert (row.hosts, row.threads, row.path_type, row.direct, row.source) == (2, 8, "dir", True, "IOR-4.0.0")
+    assert (row.file_size_bytes, row.block_size_bytes, row.last.bytes_per_s) == (64 * MIB, MIB, 512 * MIB)
+    assert (row.last.time_s, row.last.entries, row.io_latency.mean_us) == (2.0, 16, pytest.approx(31_000))
+
+
+def test_ior_older_table_with_fewer_columns_is_read():
+    (row,) = ior.parse_ior(IOR_SHARED, "out.txt")
+    assert (row.path_type, row.file_size_bytes, row.hosts, row.threads) == ("file", 4 * MIB, 1, 4)
+    assert row.last.ios_per_s is None
+
+
+def test_mdtest_mean_rates_of_what_was_run():
+    rows = ior.parse_mdtest(MDTEST, "out.txt")
+    assert [(r.operation, r.last.entries_per_s) for r in rows] == [("WRITE", 2950), ("STAT", 9000), ("READ", 5000)]
+    assert (rows[0].file_size_bytes, rows[0].files, rows[0].hosts, rows[0].threads) == (4096, 3334, 2, 5)
+    # -e was not given: reading is opening, and is judged as such.
+    assert (rows[2].file_size_bytes, classify(rows).cells[2].bytes_per_s) == (0, 0)
+
+
+def test_folder_of_all_tools_is_one_set_of_rows(tmp_path):
+    sweep = make(Storage("slowest", 1e-3, 1e9, 5e3, 4e9), [1, 8], [MIB]).rows
+    (tmp_path / "old").mkdir()
+    for name, text in (
+        ("a.json", GROUPED),
+        ("b.out", IOR),
+        ("c.out", MDTEST),
+        ("d.csv", render(sweep)),
+        ("notes", "x"),
+    ):
+        (tmp_path / "old" / name).write_text(text)
+    write_results(tmp_path / "old" / "ours", sweep, spec={})
+    found = read_any(tmp_path).rows
+    assert len(found) == 1 + 3 + 3 + 2 + 2
+    assert {r.source.partition("-")[0].partition(" ")[0] for r in found} == {"fio", "IOR", "mdtest", "elbencho", ""}
+
+
+def test_folder_without_results_is_told(tmp_path):
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(NotFound, match="holds no results that we know"):
+        read_any(tmp_path)
+
+
+def test_rows_survive_the_disk(tmp_path):
+    rows = make(Storage("slowest", 1e-3, 1e9, 5e3, 4e9), [1, 8], [MIB]).rows
+    spec = {"threads": [1, 8], "size": "1 MiB", "a.b": {"deep": 'quo"te', "none": None}, "random": False}
+    write_results(tmp_path, rows, spec=spec)
+    back = read_results(tmp_path)
+    assert [r.last for r in back.rows] == [r.last for r in rows]
+    assert len({r.spec_hash for r in back.rows} - {""}) == 1
+    del spec["a.b"]["none"]
+    assert back.spec == spec
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.jsonl", "spec.toml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{}", "line 1 is no row"), ('{"schema_version": 99}', "schema version 99"), ("not json", "line 1 is no row")],
+)
+def test_rows_broken_are_told_with_their_line(tmp_path, text, said):
+    (tmp_path / "rows.jsonl").write_text(text + "\n")
+    with pytest.raises(Corrupt, match=said):
+        read_results(tmp_path)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["jobs", "read", "job options", "x"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=300), _JSON, st.integers(0, 60), st.text(max_size=12))
+def test_prop_parsers_hostile_input_ends_in_rows_or_one_error(text, document, line, junk):
+    ior_lines, mdtest_lines = IOR.splitlines(), MDTEST.splitlines()
+    ior_lines[line % len(ior_lines)] = junk
+    mdtest_lines[line % len(mdtest_lines)] = junk
+    job = json.dumps({"fio version": "x", "jobs": [document]})
+    for parse, given_text in (
+        (fio.parse, text),
+        (fio.parse, job),
+        (fio.parse, json.dumps(document)),
+        (ior.parse_ior, text),
+        (ior.parse_ior, "\n".join(ior_lines)),
+        (ior.parse_ior, IOR.replace("16384", junk.replace("\n", ""))),
+        (ior.parse_mdtest, text),
+        (ior.parse_mdtest, "\n".join(mdtest_lines)),
+    ):
+        try:
+            classify(parse(given_text, "x"))
+        except PenstockError:
+            continue

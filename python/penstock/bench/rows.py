@@ -66,11 +66,19 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval of a phase, for the time series: what was done in the seconds that end at `at_s`."""
+    """One interval of a phase, for the time series: what was done in the seconds that end at `at_s`.
+
+    Attributes:
+        busy: Share of the interval in which the device had work.
+        queue: Requests that waited at the device, on average.
+    """
 
     at_s: float
     bytes_per_s: float = 0.0
     entries_per_s: float = 0.0
+    ios_per_s: float | None = None
+    busy: float | None = None
+    queue: float | None = None
     throttles: int = 0
 
 
@@ -88,6 +96,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         throttled_s: Worker-seconds lost to backing off.
         bytes_refetched: Moved again after an attempt that came to nothing.
         open_loop_per_s: Arrivals offered; None is a closed loop.
+        limits: What the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the series.
+        loss_s: Worker-seconds by what they went to.
         prices_as_of: Dates of the prices behind `usd`.
         invalid: Why its figures are none; empty for a sound row.
         source: Tool and version that measured it.
@@ -117,6 +127,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     bytes_refetched: int = 0
     open_loop_per_s: float | None = None
     series: tuple[Sample, ...] = ()
+    limits: dict[str, float] = {}
     loss_s: dict[str, float] = {}
     cache: CacheState = CacheState()
     cpu_s: float | None = None

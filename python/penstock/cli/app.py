@@ -36,6 +36,7 @@ VERBS = {
     "train": "Train a workload from any URL.",
     "bench": "Measure a path, say what limits it and what to change.",
     "cluster": "Reach a set of nodes: list them, run on them, copy to them.",
+    "report": "Make a page of results, ours or somebody's old ones, with a verdict.",
     "config": "Show which settings hold, and who said so.",
 }
 

@@ -61,6 +61,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int
     io_depth: int
     block_size_bytes: int | None
+    direct: bool
+    random: bool
     bytes_per_s: float
     entries_per_s: float
     evidence: dict[str, Any]
@@ -296,6 +298,8 @@ def _judge(cell: Cell, seen: _Seen) -> Judged:
         hosts=row.hosts,
         io_depth=row.io_depth,
         block_size_bytes=row.block_size_bytes,
+        direct=row.direct,
+        random=row.random,
         bytes_per_s=cell.bytes_per_s,
         entries_per_s=cell.per_s,
         evidence=evidence,

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock report`: a folder of results, ours or somebody's old ones, as a page with a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("report")
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page.  [default: report.html in DIR, or beside it where DIR is a file]",
+)
+@click.option(
+    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Write each chart to this folder too."
+)
+@click.option(
+    "--picture-format", type=click.Choice(["png", "svg"]), default="png", show_default=True, help="Of --pictures."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="The report as one JSON document on stdout; no page unless --out."
+)
+def command(path: Path, out: Path | None, pictures: Path | None, picture_format: str, as_json: bool) -> None:
+    """Make a page of results that opens offline. The verdict is computed again from the raw rows.
+
+    DIR is what `penstock bench` or `penstock demo` wrote, or a folder of elbencho, fio, IOR or mdtest results.
+    """
+    from penstock.errors import ConfigError
+
+    if (path / "comparison.json").is_file():
+        if pictures or as_json:
+            raise ConfigError(f"{path} is a comparison of paths: it has a page alone, and comparison.json is its data")
+        _of_comparison(path, out or path / "report.html")
+        return
+    import msgspec
+
+    from penstock.bench.old_results import read_any
+    from penstock.report.sweep import summarise
+
+    results = read_any(path)
+    if not results.rows:
+        from penstock.errors import NotFound
+
+        raise NotFound(f"{path} holds no rows", where=str(path))
+    report = summarise(results)
+    if as_json:
+        click.echo(msgspec.json.encode(report))
+    if out is not None or not as_json:
+        from penstock.report.document import write_whole
+        from penstock.report.sweep_page import sweep_page
+
+        page = out or (path / "report.html" if path.is_dir() else path.with_name("report.html"))
+        write_whole(sweep_page(report, results.rows), page)
+        click.echo(f"{report.headline}. {report.lead}", err=True)
+        _tell(page, as_json=as_json)
+    if pictures is not None:
+        from penstock.report.pictures import write_pictures
+        from penstock.report.sweep_charts import sweep_charts
+
+        for file in write_pictures(sweep_charts(report.groups, results.rows), pictures, picture_format):
+            _tell(file, as_json=as_json)
+
+
+def _tell(file: Path, *, as_json: bool) -> None:
+    """The file's name is what a script wants, unless JSON stands on stdout."""
+    click.echo(str(file), err=as_json)
+
+
+def _of_comparison(folder: Path, page: Path) -> None:
+    from penstock.report.facts import read
+    from penstock.report.page import write_page
+
+    write_page(read(folder / "comparison.json"), page)
+    click.echo(str(page))

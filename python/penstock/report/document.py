@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One HTML file that opens offline, asks nobody for anything and draws its charts in the reader's browser.
+
+Owns the frame, the escaping and the pieces that every report is made of. Knows no report: each brings its parts and charts.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from penstock.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from typing import Any
+
+__all__ = ["asset", "document", "escape", "figure", "refuse_without_charts", "table", "write_whole"]
+
+# The favicon is a drop, inlined, so that no browser asks the disk for one.
+_ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1C11 6 13 8 13 10.5a5 5 0 0 1-10 0C3 8 5 6 8 1z' fill='%230067ab'/%3E%3C/svg%3E"
+# The three libraries as globals, which is what the bundler does when told nothing.
+_EMBED = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"
+
+
+def asset(name: str) -> str:
+    """A file of this package, as text."""
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def escape(text: object) -> str:
+    """Text for HTML."""
+    return html.escape(str(text))
+
+
+def _script_json(value: object) -> str:
+    # `</script>` or `<!--` inside a string would end the element.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
+    """Head and cells are (class, html); a cell of class `head` is the row's name."""
+    top = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for kind, text in head)
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row">{cell}</th>' if kind == "head" else f'<td class="{kind}">{cell}</td>'
+            for kind, cell in row
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def figure(name: str, caption: str) -> str:
+    """The place of a chart; the caption is HTML."""
+    return f'<figure><div class="chart" id="chart-{name}"><noscript>This chart is drawn by the script in this file.</noscript></div><figcaption>{caption}</figcaption></figure>'
+
+
+def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
+    """The whole file.
+
+    Args:
+        parts: HTML of the body, already escaped.
+        specs: Vega-Lite by the name of its `figure`.
+    """
+    import vl_convert
+
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<title>{escape(title)}</title><link rel="icon" href="{_ICON}">'
+        f"<style>{asset('page.css')}</style></head><body><main>{''.join(parts)}</main>"
+        f'<script type="application/json" id="specs">{_script_json(specs)}</script>'
+        f"<script>{vl_convert.javascript_bundle(_EMBED)}</script><script>{asset('page.js')}</script></body></html>\n"
+    )
+
+
+def refuse_without_charts() -> None:
+    """Raises Unsupported where altair or vl-convert is not installed; called before a chart is made."""
+    try:
+        import altair  # noqa: F401
+        import vl_convert  # noqa: F401
+    except ImportError as error:
+        raise Unsupported("reports and pictures need altair and vl-convert", hint="install penstock[report]") from error
+
+
+def write_whole(text: str, file: Path) -> None:
+    """Write a document, whole or not at all."""
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charts as PNG or SVG files, on paper's colours: those that the page's style names for a reader in the light."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from penstock.report.document import asset, refuse_without_charts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["write_pictures"]
+
+_WIDTH = 860
+_FONT = "Liberation Sans, Arial, sans-serif"
+_SCALE = 2.0
+
+
+def _paper() -> dict[str, str]:
+    """Colours by name, from the first block of the style sheet: it holds those of a light scheme."""
+    light = asset("page.css").partition(":root {")[2].partition("}")[0]
+    return {f"@{name}": value.strip() for name, value in re.findall(r"--(\w+):\s*(#[0-9a-fA-F]+)", light)}
+
+
+def _painted(node: Any, colours: dict[str, str]) -> Any:
+    if isinstance(node, str):
+        return colours.get(node, node)
+    if isinstance(node, list):
+        return [_painted(inner, colours) for inner in node]
+    if isinstance(node, dict):
+        return {name: _painted(inner, colours) for name, inner in node.items()}
+    return node
+
+
+def _standing_alone(spec: dict[str, Any], colours: dict[str, str]) -> str:
+    soft, line = colours["@soft"], colours["@line"]
+    axis = {"labelColor": soft, "titleColor": soft, "gridColor": line, "domainColor": line, "tickColor": line}
+    whole = {
+        **_painted(spec, colours),
+        "width": _WIDTH,
+        "background": colours["@sheet"],
+        "padding": 16,
+        "config": {
+            "font": _FONT,
+            "view": {"stroke": None},
+            "axis": {**axis, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 400},
+            "legend": {"labelColor": soft, "labelFontSize": 12},
+            "text": {"fontSize": 12},
+        },
+    }
+    return json.dumps(whole)
+
+
+def write_pictures(specs: dict[str, dict[str, Any]], folder: Path, kind: str) -> list[Path]:
+    """Write a file a chart, `<name>.png` or `<name>.svg`.
+
+    Raises:
+        Unsupported: altair or vl-convert is not installed.
+    """
+    refuse_without_charts()
+    import vl_convert
+
+    folder.mkdir(parents=True, exist_ok=True)
+    colours = _paper()
+    made = []
+    for name, spec in specs.items():
+        text = _standing_alone(spec, colours)
+        file = folder / f"{name}.{kind}"
+        if kind == "svg":
+            file.write_text(vl_convert.vegalite_to_svg(text), encoding="utf-8")
+        else:
+            file.write_bytes(vl_convert.vegalite_to_png(text, scale=_SCALE))
+        made.append(file)
+    return made

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page about measured phases says: the verdict, computed from the rows again, and the rows that have more to show.
+
+Owns the words and the choice of what is shown. Draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.bench.rows import DATA_OPERATIONS, Results, Row
+from penstock.bench.verdict import Judged, Verdict, classify
+from penstock.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Group", "SweepReport", "name_of", "rate_words", "summarise"]
+
+SCHEMA_VERSION = 1
+_WAITS = {
+    "concurrency": "have too few requests under way",
+    "metadata": "wait for opening files",
+    "bandwidth": "are at the bandwidth",
+    "client": "are at the end of the client",
+    "iops": "are at the disk's operations a second",
+    "throttle": "are refused for rate",
+}
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Cells of one operation under like conditions: one surface.
+
+    Attributes:
+        regimes: Cells by regime.
+        best: The cell of the highest rate.
+    """
+
+    title: str
+    operation: str
+    cells: tuple[Judged, ...]
+    regimes: dict[str, int]
+    retrograde: int
+    best: Judged
+
+
+class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A report as data. `doubts` are reasons to read it with care; `invalid` counts rows by why they are no measurement."""
+
+    schema_version: int = SCHEMA_VERSION
+    headline: str
+    lead: str
+    rows: int
+    sources: dict[str, int]
+    caches: dict[str, int]
+    prices_as_of: tuple[str, ...]
+    spec: dict[str, Any]
+    spec_hashes: tuple[str, ...]
+    machine: dict[str, Any]
+    groups: tuple[Group, ...]
+    verdict: Verdict
+    invalid: dict[str, int]
+    doubts: tuple[str, ...]
+
+
+def rate_words(cell: Judged) -> str:
+    """A cell's rate for reading: bytes where it moves any, else operations."""
+    return format_rate(cell.bytes_per_s) if cell.bytes_per_s else f"{cell.entries_per_s:,.0f}/s"
+
+
+def _size_words(size: int | None) -> str:
+    return "–" if size is None else format_bytes(size, binary=True)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def name_of(row: Row) -> str:
+    """A row for a legend."""
+    block = (
+        f" in blocks of {_size_words(row.block_size_bytes)}"
+        if row.block_size_bytes not in (None, row.file_size_bytes)
+        else ""
+    )
+    size = f" {_size_words(row.file_size_bytes)}" if row.file_size_bytes else ""
+    depth = f" x {row.io_depth} deep" if row.io_depth > 1 else ""
+    threads = f"{row.hosts} x {_threads(row.threads)}" if row.hosts > 1 else _threads(row.threads)
+    return f"{row.label + ': ' if row.label else ''}{row.operation}{size}{block}, {threads}{depth}"
+
+
+def _like(cell: Judged) -> tuple[Any, ...]:
+    return (cell.operation, cell.hosts, cell.io_depth, cell.direct, cell.random)
+
+
+def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
+    families: dict[tuple[Any, ...], list[Judged]] = {}
+    points = Counter((*_like(c), c.threads, c.file_size_bytes) for c in cells)
+    blocks_swept = {key[:-2] for key, count in points.items() if count > 1}
+    for cell in cells:
+        like = _like(cell)
+        # Where blocks are swept, each file size has a surface of its own.
+        families.setdefault((*like, cell.file_size_bytes if like in blocks_swept else None), []).append(cell)
+    several_hosts = len({r.hosts for r in rows}) > 1
+    several_depths = len({r.io_depth for r in rows}) > 1
+    made = []
+    for (operation, hosts, depth, direct, random, file_size), family in families.items():
+        words = [operation]
+        words += [f"{hosts} host{'s' if hosts > 1 else ''}"] if several_hosts else []
+        words += [f"{depth} deep"] if several_depths else []
+        words += [f"files of {_size_words(file_size)}"] if file_size else []
+        words += [word for word, so in (("random", random), ("direct", direct)) if so]
+        made.append(
+            Group(
+                title=", ".join(words),
+                operation=operation,
+                cells=tuple(family),
+                regimes=dict(Counter(c.regime for c in family).most_common()),
+                retrograde=sum(c.retrograde for c in family),
+                best=max(family, key=lambda c: (c.bytes_per_s, c.entries_per_s)),
+            )
+        )
+    return tuple(sorted(made, key=lambda g: (g.operation not in DATA_OPERATIONS, g.title)))
+
+
+def _headline(groups: Sequence[Group]) -> tuple[str, str]:
+    if not groups:
+        return "Nothing here can be judged", "No row is a sound measurement of an operation; the table says why."
+    top = next((g for g in groups if g.best.bytes_per_s), groups[0])
+    best = top.best
+    at = f"{_threads(best.threads)}{f' on each of {best.hosts} hosts' if best.hosts > 1 else ''}"
+    size = f" and {_size_words(best.file_size_bytes)} files" if best.file_size_bytes and best.bytes_per_s else ""
+    headline = f"{top.operation.capitalize()} peaks at {rate_words(best)}, with {at}{size}"
+    regime, count = next(iter(top.regimes.items()))
+    of = len(top.cells)
+    lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its one point: {_WAITS[regime]}"
+    if top.retrograde:
+        lead += f"; at {top.retrograde} more threads make it slower"
+    # Of what a user of the best number of threads may still change, not of what nobody would run.
+    near = [c for c in top.cells if c.advice and c.threads == best.threads]
+    if near:
+        c = max(near, key=lambda c: c.advice.gain if c.advice else 0.0)
+        assert c.advice is not None
+        lead += (
+            f". At {_threads(c.threads)} and files of {_size_words(c.file_size_bytes)}, {c.advice.text}: "
+            f"{c.advice.gain:.1f} times as fast by the model"
+        )
+    return headline, lead + "."
+
+
+def summarise(results: Results) -> SweepReport:
+    """Judge the rows again and put the outcome in order."""
+    rows = results.rows
+    verdict = classify(rows)
+    groups = _groups(verdict.cells, rows)
+    headline, lead = _headline(groups)
+    sound = [r for r in rows if not r.invalid]
+    hashes = tuple(sorted({r.spec_hash for r in rows if r.spec_hash}))
+    doubts = []
+    if len(hashes) > 1:
+        doubts.append(
+            f"rows of {len(hashes)} specifications stand here together: rates of different ones do not compare"
+        )
+    if sound and all(r.cache.state == "unknown" for r in sound):
+        doubts.append("nobody recorded whether caches were warm: reads may be of memory, not of storage")
+    if any(r.operation == "WRITE" and not r.direct for r in sound):
+        doubts.append("buffered writes may be of memory: only what was synced inside the clock is durable")
+    short = sum(0 < r.last.time_s < 1 for r in sound)
+    if short:
+        doubts.append(
+            f"{short} of {len(sound)} phases took less than a second: rounding and start-up weigh on their rates"
+        )
+    tails = sum(bool(r.first and r.first.time_s > 0 and r.last.time_s > 1.5 * r.first.time_s) for r in sound)
+    if tails:
+        doubts.append(
+            f"in {tails} phases the last worker took 1.5 times as long as the first: those are judged at the first's end"
+        )
+    noise = max((c.evidence.get("noise") or 0.0 for c in verdict.cells), default=0.0)
+    if noise > 0.15:
+        doubts.append(f"the model misses cells by {noise:.0%}: limits near each other are not told apart there")
+    origin = results.provenance
+    return SweepReport(
+        headline=headline,
+        lead=lead,
+        rows=len(rows),
+        sources=dict(Counter(r.source or "penstock" for r in rows)),
+        caches=dict(Counter(f"{r.cache.state} ({r.cache.how})" for r in rows)),
+        prices_as_of=tuple(sorted({day for r in rows for day in r.prices_as_of})),
+        spec=results.spec,
+        spec_hashes=hashes,
+        machine=msgspec.to_builtins(origin) if origin else {},
+        groups=groups,
+        verdict=verdict,
+        invalid=dict(Counter(reason for r in rows for reason in r.invalid)),
+        doubts=tuple(doubts),
+    )

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page about measured phases: what limits each point, what to change, and how far the figures may be trusted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.report.document import document, escape, figure, refuse_without_charts, table
+from penstock.report.sweep import rate_words
+from penstock.report.sweep_charts import sweep_charts
+from penstock.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.bench.rows import Row
+    from penstock.bench.verdict import Judged
+    from penstock.report.sweep import Group, SweepReport
+
+__all__ = ["sweep_page"]
+
+_REGIMES = {
+    "concurrency": "too few requests under way: more threads bring more",
+    "metadata": "what serves the opening of files is full: larger files bring more bytes, more threads nothing",
+    "bandwidth": "the bytes themselves: neither threads nor sizes bring more",
+    "client": "the measuring hosts are full (processors or network): more hosts would bring more",
+    "iops": "the disk's operations a second: larger blocks bring more bytes",
+    "throttle": "the store refuses for rate, and what is refused costs time: fewer at once, or a higher limit",
+}
+_CAPTIONS = {
+    "latencies": "Percentiles of latency; a line that turns up at the right is a tail.",
+    "series": "Rate over time. A triangle stands where the store refused.",
+    "losses": "What the workers' time went to.",
+    "limit-bytes_per_s": "Bytes a second against the limit that is stated for the disk or tier.",
+    "limit-ios_per_s": "I/O operations a second against the stated limit.",
+    "limit-entries_per_s": "Operations a second against the stated limit.",
+}
+_MOST_ROWS = 400
+_GAINS = "gains are predictions of the fitted model, offered as the next measurement; beyond what was measured they are extrapolated"
+
+
+def _size(value: int | None) -> str:
+    return "–" if value is None else format_bytes(value, binary=True)
+
+
+def _share(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "–"
+
+
+def _cells(cells: Sequence[Judged]) -> str:
+    head = [
+        ("", "operation"),
+        ("n", "hosts × threads"),
+        ("n", "file"),
+        ("n", "block"),
+        ("n", "rate"),
+        ("", "limited by"),
+        ("n", "own : op : bytes"),
+        ("n", "by threads"),
+        ("n", "by size"),
+        ("w", "next measurement"),
+    ]
+    rows: Iterable[list[tuple[str, str]]] = (
+        [
+            ("head", escape(c.operation)),
+            ("n", f"{c.hosts} × {c.threads}"),
+            ("n", _size(c.file_size_bytes)),
+            ("n", _size(c.block_size_bytes)),
+            ("n", escape(rate_words(c))),
+            ("", escape(c.regime + (", retrograde" if c.retrograde else ""))),
+            ("n", " : ".join(_share(c.evidence["terms"].get(part, 0.0)) for part in ("own", "op", "bytes"))),
+            ("n", _share(c.evidence["elasticity_threads"])),
+            ("n", _share(c.evidence["elasticity_size"])),
+            ("w", escape(f"{c.advice.text} (×{c.advice.gain:.1f})") if c.advice else "–"),
+        ]
+        for c in cells[:_MOST_ROWS]
+    )
+    more = (
+        f'<p class="note">{len(cells) - _MOST_ROWS} more points stand in the JSON.</p>'
+        if len(cells) > _MOST_ROWS
+        else ""
+    )
+    return table(head, rows) + more
+
+
+def _surface(index: int, group: Group) -> str:
+    counts = ", ".join(f"{count} {regime}" for regime, count in group.regimes.items())
+    slower = f"; {group.retrograde} slower than with fewer threads (▼)" if group.retrograde else ""
+    return f"<h3>{escape(group.title)}</h3>" + figure(
+        f"surface-{index}",
+        f"Best {escape(rate_words(group.best))}. {escape(counts)}{escape(slower)}. The stronger a colour, the nearer to the best rate.",
+    )
+
+
+def sweep_page(report: SweepReport, rows: Sequence[Row]) -> str:
+    """The whole document.
+
+    Raises:
+        Unsupported: altair or vl-convert is not installed.
+    """
+    refuse_without_charts()
+    specs = sweep_charts(report.groups, rows)
+    sources = ", ".join(f"{count} rows of {source}" for source, count in report.sources.items())
+    met = [r for r in _REGIMES if any(r in group.regimes for group in report.groups)]
+    invalid = "; ".join(f"{count} rows: {reason}" for reason, count in report.invalid.items())
+    facts = {
+        "sources": sources,
+        "caches": "; ".join(f"{count} rows {state}" for state, count in report.caches.items()),
+        "specification": ", ".join(report.spec_hashes) or "none recorded",
+        "prices as of": ", ".join(report.prices_as_of) or "no cost recorded",
+        **{
+            name: str(value)
+            for name, value in report.machine.items()
+            if not isinstance(value, dict) and value is not None
+        },
+        **{
+            name: str(value)
+            for name, value in (report.machine.get("machine") or {}).items()
+            if isinstance(value, str | int | float)
+        },
+    }
+    parts = [
+        f'<p class="kicker"><b>Penstock</b><span>measured phases</span><span>{escape(sources)}</span></p>',
+        f"<h1>{escape(report.headline)}</h1>",
+        f'<p class="invalid">INVALID, and left out: {escape(invalid)}.</p>' if invalid else "",
+        f'<p class="lead">{escape(report.lead)}</p>',
+        "<h2>What limits each point</h2>" if report.groups else "",
+        "".join(f'<p class="note"><b>{regime}</b>: {escape(_REGIMES[regime])}.</p>' for regime in met),
+        "".join(_surface(i, group) for i, group in enumerate(report.groups)),
+        *(
+            f"<h2>{escape(heading)}</h2>" + "".join(figure(name, escape(_CAPTIONS[name])) for name in names)
+            for heading, names in (
+                ("Latency", ["latencies"] if "latencies" in specs else []),
+                ("Over time", ["series"] if "series" in specs else []),
+                ("Against the stated limits", [name for name in specs if name.startswith("limit-")]),
+                ("Where time went", ["losses"] if "losses" in specs else []),
+            )
+            if names
+        ),
+        (
+            "<h2>Every point</h2>"
+            '<p class="note">Shares are of the fitted time of one operation: a worker’s own waiting, what operations share, what bytes share. '
+            "Elasticities are measured between neighbours: 1 doubles with a doubling, 0 does not change.</p>"
+            + _cells(report.verdict.cells)
+        )
+        if report.verdict.cells
+        else "",
+        f'<h2>Read this before you quote it</h2><ul class="notes">{"".join(f"<li>{escape(n)}</li>" for n in (*report.doubts, _GAINS))}</ul>',
+        f'<h2>Where it comes from</h2><dl class="machine">{"".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())}</dl>',
+        "<footer>Made by <code>penstock report</code> from the rows alone; the verdict was computed again. This file is whole: it loads nothing from anywhere.</footer>",
+    ]
+    return document(f"Penstock: {report.headline}", parts, specs)

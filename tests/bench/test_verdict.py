@@ -251,3 +251,34 @@ def test_prop_verdict_odd_rows_are_judged_or_left_out(given_rows):
     verdict = classify(rows)
     assert all(c.regime in REGIMES for c in verdict.cells)
     msgspec.json.encode(verdict)
+
+
+def test_classify_disk_of_few_operations_under_files_is_iops_limited():
+    """A disk of 4,000 operations/s under files of one block and of many, in blocks of 128 KiB: one limit, not two."""
+    rows = []
+    for size in (32 * KIB, 128 * KIB, MIB, 16 * MIB):
+        blocks = max(1, size // (128 * KIB))
+        for c in (1, 4, 16, 64):
+            per_s = min(c / (1e-3 * blocks), 4_000 / blocks)
+            rows.append(row("READ", c, size, per_s, block_size_bytes=128 * KIB))
+    told = {(c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert [told[64, s] for s in (32 * KIB, 128 * KIB, MIB, 16 * MIB)] == ["iops"] * 4
+    assert told[1, 16 * MIB] == "concurrency"
+
+
+def test_classify_one_thread_alone_asks_for_more_first():
+    rows = [row("READ", 1, size, 1 / (2e-3 + size / 8e8)) for size in (4 * KIB, MIB, 256 * MIB)]
+    assert {c.regime for c in classify(rows).cells} == {"concurrency"}
+
+
+def test_classify_labels_of_two_storages_are_two_sweeps():
+    slow, fast = (make(Storage("slowest", 1e-3, 1e9, 5e4, b), [1, 8, 64], [MIB, 64 * MIB]) for b in (1e9, 1e10))
+    rows = [msgspec.structs.replace(r, label=label) for label, s in (("old", slow), ("new", fast)) for r in s.rows]
+    told = {(c.label, c.threads): c.regime for c in classify(rows).cells if c.file_size_bytes == 64 * MIB}
+    assert (told["old", 8], told["new", 8]) == ("bandwidth", "concurrency")
+
+
+def test_classify_labels_of_repeats_are_one_sweep():
+    rows = make(draw(3), [1, 8, 64], [MIB, 64 * MIB]).rows
+    named = [msgspec.structs.replace(r, label=f"{r.threads}x{r.file_size_bytes}") for r in rows]
+    assert [c.regime for c in classify(named).cells] == [c.regime for c in classify(rows).cells]

@@ -111,7 +111,8 @@ def _of_latency(row: Mapping[str, str], name: str, place: str) -> Latency | None
     return Latency(min_us=found[0], mean_us=found[1], max_us=found[2]) if any(v is not None for v in found) else None
 
 
-_PATH_TYPES = {"bucket": "object", "s3": "object", "object": "object"}
+# elbencho says `bucket` of many objects and `object` of one; HDFS is files in folders.
+_PATH_TYPES = {"bucket": "object", "object": "object", "hdfs": "dir"}
 
 
 def parse(text: str, place: str) -> list[Row]:
@@ -173,7 +174,8 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
         "created": fields.get("ISO date", "").strip(),
         "label": fields.get("label", "").strip(),
         "source": f"elbencho {version}".strip(),
-        "raw": {column: fields[column] for column in _KEPT if fields.get(column, "").strip()},
+        "raw": {column: fields[column] for column in _KEPT if fields.get(column, "").strip()}
+        | ({"path type": kind} if kind in _PATH_TYPES else {}),
     }
     yield Row(
         operation=operation,
@@ -236,7 +238,7 @@ def render(rows: Iterable[Row]) -> str:
             {
                 "ISO date": row.created,
                 "label": row.label,
-                "path type": "bucket" if row.path_type == "object" else row.path_type,
+                "path type": row.raw.get("path type", "bucket" if row.path_type == "object" else row.path_type),
                 "hosts": str(row.hosts),
                 "threads": str(row.threads),
                 "dirs": _text(row.directories),

@@ -20,6 +20,10 @@ __all__ = ["Cell", "Sweep", "gather"]
 
 # A tail of more than half of the run: the last worker's rate is then a straggler's, not the storage's.
 _LONG_TAIL = 1.5
+# One unit of work in thirty years: a rate below is a rounding, not a measurement.
+_LEAST_PER_S = 1e-9
+# Fewer points under a label are repeats or a name for each point, not a sweep of its own.
+_LEAST_SWEEP = 4
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +126,7 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
     for each in rows:
         end = _end(each)
         rates.append(_blocks_per_s(each, end) if unit == "block" else _files_per_s(each, end))
-    rates = [rate for rate in rates if rate > 0]
+    rates = [rate for rate in rates if rate > _LEAST_PER_S]
     if not rates:
         return None
     middle = median(rates)
@@ -169,7 +173,19 @@ def gather(rows: Iterable[Row]) -> list[Sweep]:
         empty = row.file_size_bytes == 0
         key = (row.operation, row.path_type, row.hosts, row.io_depth, row.direct, row.random, empty)
         families.setdefault(key, []).append(row)
-    return [sweep for family in families.values() for sweep in _sweeps(family)]
+    return [sweep for family in families.values() for part in _by_label(family) for sweep in _sweeps(part)]
+
+
+def _by_label(family: list[Row]) -> list[list[Row]]:
+    """A family apart by its labels, where these tell storages apart: the same point under several, and a sweep under each."""
+    labels: dict[str, list[Row]] = {}
+    points: dict[tuple[object, ...], set[str]] = {}
+    for row in family:
+        labels.setdefault(row.label, []).append(row)
+        points.setdefault((row.threads, row.file_size_bytes, row.block_size_bytes), set()).add(row.label)
+    shared = any(len(under) > 1 for under in points.values())
+    whole = all(len({(r.threads, r.file_size_bytes) for r in rows}) >= _LEAST_SWEEP for rows in labels.values())
+    return list(labels.values()) if shared and whole else [family]
 
 
 def _sweeps(family: list[Row]) -> list[Sweep]:

@@ -45,6 +45,11 @@ _ALL_IO = 0.85
 _SMALL_FILE_BYTES = 512 * 1024
 # Blocks under which random I/O is counted in operations by every disk that states limits (io1, Premium SSD: 256 KiB).
 _SMALL_BLOCK_BYTES = 256 * 1024
+# Files of so many blocks wait for their blocks, not for being opened; rates so near are one.
+_MANY_BLOCKS = 4
+_SAME_RATE = 0.15
+# Blocks under which I/O past the page cache is a matter of operations on any disk: no read-ahead puts it together.
+_TINY_BLOCK_BYTES = 64 * 1024
 # One count of workers: as many queue at the server, fewer wait for themselves.
 _MANY_WORKERS = 16
 _QUEUES = 3.0
@@ -54,6 +59,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One cell and what limits it. `evidence` holds the figures that led there, `advice` what to measure next."""
 
     operation: str
+    label: str
     threads: int
     file_size_bytes: int | None
     regime: str
@@ -87,6 +93,7 @@ class _Seen(msgspec.Struct, frozen=True):
     # Of the same operation in other sweeps of the file: larger blocks, more hosts.
     best_elsewhere: float
     hosts_help: bool
+    blocks_alone: bool
 
 
 def classify(rows: Iterable[Row]) -> Verdict:
@@ -111,14 +118,35 @@ def _look(sweep: Sweep, others: Sequence[Sweep]) -> _Seen:
         and s.cells[0].row.operation == one.operation
         and s.cells[0].row.hosts == one.hosts
     ]
+    model = fit(points)
     return _Seen(
         sweep=sweep,
-        model=fit(points),
+        model=model,
         several_workers=len({c.workers for c in sweep.cells}) > 1,
         peak_bytes_per_s=max(c.bytes_per_s for c in sweep.cells),
         best_elsewhere=max((c.bytes_per_s for s in near for c in s.cells), default=0.0),
         hosts_help=_hosts_help(sweep, others),
+        blocks_alone=_blocks_alone(sweep, model),
     )
+
+
+def _blocks_alone(sweep: Sweep, model: Model) -> bool:
+    """Whether one limit on blocks explains both what operations and what bytes seem to share.
+
+    Files of one block and files of many are then done at one rate of blocks; that a metadata server and a bandwidth meet just
+    there would be chance.
+    """
+    rates: dict[str, list[float]] = {"op": [], "bytes": []}
+    for cell in sweep.cells if sweep.unit == "file" else ():
+        terms = model.terms(cell.workers, sweep.fitted_size(cell))
+        blocks = cell.size_bytes / cell.row.block_size_bytes if cell.row.block_size_bytes else 0.0
+        if max(terms) > terms.own and blocks and not 1 < blocks < _MANY_BLOCKS:
+            rates["op" if blocks <= 1 else "bytes"].append(cell.per_s * max(1.0, blocks))
+    small, large = rates["op"], rates["bytes"]
+    if not small or not large or len({c.row.block_size_bytes for c in sweep.cells}) > 1:
+        return False
+    known = [*small, *large]
+    return max(known) / min(known) < 1 + max(_SAME_RATE, 3 * model.noise)
 
 
 def _hosts_help(sweep: Sweep, others: Sequence[Sweep]) -> bool:
@@ -185,6 +213,9 @@ def _limit(cell: Cell, seen: _Seen) -> tuple[str, dict[str, float], str]:
     shares = {"own": terms.own, "op": terms.op, "bytes": terms.bytes}
     if seen.several_workers and (seen.sweep.several_sizes or not sweep.moves_bytes):
         return max(shares, key=lambda name: shares[name]), shares, "fit over threads and sizes"
+    if all(c.workers == 1 for c in sweep.cells):
+        # Whether one stream is the storage's bandwidth, too, is what a second thread would tell.
+        return "own", shares, "one request at a time, and no other number was tried"
     if not seen.several_workers:
         # One count of workers: what grows with size is bytes; what does not is the operation, the worker's or the server's.
         per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
@@ -231,6 +262,8 @@ def _throttled(cell: Cell) -> str | None:
 def _counts_operations(cell: Cell, seen: _Seen, limit: str) -> str | None:
     """Why the shared limit is one of I/O operations, not of opening files or of bytes; or None."""
     row = cell.row
+    if limit != "own" and seen.blocks_alone:
+        return "files of one block and of many are done at one rate of blocks"
     if limit == "op":
         if seen.sweep.unit == "block":
             return "the rate of blocks is the same whatever their size"
@@ -245,6 +278,8 @@ def _counts_operations(cell: Cell, seen: _Seen, limit: str) -> str | None:
             return f"larger blocks move {seen.best_elsewhere / cell.bytes_per_s:.1f} times as much"
         if row.random and block <= _SMALL_BLOCK_BYTES:
             return f"random blocks of {block} bytes"
+        if row.direct and block < _TINY_BLOCK_BYTES:
+            return f"blocks of {block} bytes, each one to the disk by itself"
     return None
 
 
@@ -291,6 +326,7 @@ def _judge(cell: Cell, seen: _Seen) -> Judged:
     evidence |= {name: _rounded(value) for name, value in measured.items() if value is not None}
     return Judged(
         operation=row.operation,
+        label=row.label,
         threads=row.threads,
         file_size_bytes=row.file_size_bytes,
         regime=regime,

@@ -32,12 +32,16 @@ __all__ = [
 ]
 
 Batch = Mapping[str, Any]
-"""Field name -> array (NumPy or torch, as the Demand asked), samples along the first axis."""
+"""Field name -> array (NumPy or torch, as the Demand asked), samples along the first axis; `bytes` fields -> list of buffers."""
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of a sample as it is stored: dtype by NumPy's name, shape without the batch axis."""
+    """One field of a sample as it is stored: dtype by NumPy's name, shape without the batch axis.
+
+    Two dtypes are not NumPy's: `bytes`, as long as they are stored (a list of buffers in the batch; shape ()), and `image`, a
+    picture decoded to uint8 of the shape (height, width, 3).
+    """
 
     dtype: str
     shape: tuple[int, ...]

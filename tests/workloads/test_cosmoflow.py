@@ -2,10 +2,11 @@
 import numpy as np
 import pytest
 
+from penstock.accelerator import Pacer
 from penstock.errors import ConfigError
 from penstock.protocols import Workload, WorkloadSpec
 from penstock.workloads.cosmoflow import CosmoFlow, Recipe, learning_rate, workload
-from penstock.workloads.cosmoflow.emulated import ACCELERATORS, EmulatedAccelerator, Pacer
+from penstock.workloads.cosmoflow.emulated import ACCELERATORS, EmulatedCosmoFlow
 from penstock.workloads.cosmoflow.recipe import RECIPES, parameter_count
 
 torch = pytest.importorskip("torch")
@@ -232,17 +233,15 @@ def test_emulated_step_overshoot_is_counted_out(overshoot):
     clock = Clock(overshoot)
     pacer = Pacer(clock=clock, sleep=clock.sleep)
     begun = clock.now
-    charged = 0.0
     for _ in range(1000):
-        charged += pacer.pace(clock(), 0.0035)
-    assert charged == pytest.approx(3.5)
+        pacer.pace(clock(), 0.0035)
     assert clock.now - begun == pytest.approx(3.5, rel=2e-3)
 
 
 def test_emulated_accelerator_takes_the_published_time_for_each_sample():
     for name, seconds in (("v100", 0.00936), ("a100", 0.00551), ("h100", 0.00350)):
         clock = Clock()
-        made = EmulatedAccelerator(Recipe(**TINY), Pacer(clock=clock, sleep=clock.sleep), clock)
+        made = EmulatedCosmoFlow(Recipe(**TINY), Pacer(clock=clock, sleep=clock.sleep), clock)
         spec = WorkloadSpec(seed=0, global_batch=4, accelerator=name, settings=TINY)
         demand = made.demand(spec)
         assert demand.samples_per_s == pytest.approx(1 / seconds)

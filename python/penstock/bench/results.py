@@ -111,6 +111,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     # As the parts reported it themselves
     workload: dict[str, Any] = {}
     loader: dict[str, Any] = {}
+    epoch_times: tuple[dict[str, Any], ...] = ()
     archive: str | None = None
 
 

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.parameters import BYTES
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from penstock.datasets.cosmoflow import Codec
 
 __all__ = ["command"]
@@ -73,19 +78,11 @@ def cosmoflow(
     """
     from dataclasses import asdict
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from penstock.datasets.cosmoflow import generate
-    from penstock.errors import Unsupported
     from penstock.units import format_bytes
 
-    if "://" in out:
-        raise Unsupported(f"{out} is in a store: datasets are made in a local folder", where=out)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("samples", total=samples)
+    _refuse_store(out)
+    with _bar("samples", total=samples) as advance:
         summary = generate(
             Path(out),
             samples=samples,
@@ -95,7 +92,7 @@ def cosmoflow(
             cubes_per_universe=cubes_per_universe,
             first_universe=first_universe,
             compress=compress,
-            progress=lambda _stored, done: bar.update(task, completed=done),
+            progress=advance,
         )
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "out": out, **asdict(summary)}))
@@ -104,3 +101,80 @@ def cosmoflow(
         click.echo(
             f"{out}: {summary.samples} samples of {voxels}³ x 4, {format_bytes(summary.bytes_stored)} stored, {ratio:.1f}x compressed"
         )
+
+
+@command.command()
+@click.argument("model")
+@click.argument("out", type=click.Path(file_okay=False))
+@click.option("--files", type=click.IntRange(1), help="Files to make.  [default: as many as were published]")
+@click.option("--records-per-file", type=click.IntRange(1), help="Instead of the model's.")
+@click.option("--record-size", type=BYTES, help="Mean size of a record, instead of the model's.")
+@click.option(
+    "--compresses", type=float, default=1.0, show_default=True, help="By how much gzip makes them smaller: 1 is noise."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")
+def emulated(
+    model: str,
+    out: str,
+    files: int | None,
+    records_per_file: int | None,
+    record_size: int | None,
+    compresses: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Make the files that MODEL reads in the folder OUT, for `penstock bench accelerator`.
+
+    MODEL is unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml). The files have the names, the sizes
+    and the formats of DLIO's own.
+    """
+    from dataclasses import asdict, replace
+
+    from penstock.bench.dlio import model_settings
+    from penstock.datasets.emulated import generate
+    from penstock.units import format_bytes
+    from penstock.workloads.emulated import model_of
+
+    _refuse_store(out)
+    said = model_of(model_settings(model))
+    if record_size is not None:
+        said = replace(said, record_bytes=record_size, record_deviation_bytes=0)
+    with _bar("files", total=files or said.files) as advance:
+        summary = generate(
+            Path(out),
+            format=said.format,
+            files=files or said.files,
+            records_per_file=records_per_file or said.records_per_file,
+            record_bytes=said.record_bytes,
+            record_deviation_bytes=said.record_deviation_bytes,
+            compresses=compresses,
+            seed=seed,
+            progress=advance,
+        )
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "out": out, **asdict(summary)}))
+    else:
+        click.echo(
+            f"{out}: {summary.records:,} records in {summary.files:,} files, {format_bytes(summary.bytes_stored)}"
+        )
+
+
+def _refuse_store(out: str) -> None:
+    from penstock.errors import Unsupported
+
+    if "://" in out:
+        raise Unsupported(f"{out} is in a store: datasets are made in a local folder", where=out)
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal; gives what is called with (bytes stored, how many are done)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda _stored, done: bar.update(task, completed=done)

@@ -13,7 +13,7 @@ from penstock.cli.parameters import BYTES
 if TYPE_CHECKING:
     from penstock.train.progress import Progress
 
-__all__ = ["command"]
+__all__ = ["Talk", "command"]
 
 _LINE_S = 10.0
 
@@ -137,7 +137,7 @@ def command(
         runs=None if no_save else runs,
         **rest,
     )
-    talk = _Talk(price_tier)
+    talk = Talk(price_tier)
     try:
         result = run(spec, report=talk)
     finally:
@@ -153,13 +153,13 @@ def command(
         leave(0)
 
 
-class _Talk:
+class Talk:
     """The progress line: rewritten on a terminal, else one line every ten seconds and at the end of a phase.
 
     Before the first, what all epochs will cost where somebody bills for them.
     """
 
-    def __init__(self, price_tier: str | None) -> None:
+    def __init__(self, price_tier: str | None = None) -> None:
         from rich.console import Console
 
         self.money: dict[str, Any] | None = None

@@ -18,7 +18,8 @@ import numpy as np
 
 from penstock import _native
 from penstock.datasets import cosmology
-from penstock.errors import ConfigError, Denied, NoSpace, SystemFault
+from penstock.datasets.files import prepare_folder, write_atomically
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,7 +146,7 @@ def generate(
     names = [
         sample_name(first_universe + i // cubes_per_universe, i % cubes_per_universe, compress) for i in range(samples)
     ]
-    _prepare(out, set(names))
+    prepare_folder(out, set(names))
 
     def write(index: int) -> list[tuple[int, int]]:
         y, cubes = universe(
@@ -157,7 +158,7 @@ def generate(
             record = _native.encode_tfrecord(
                 {"x": x.astype("<i2", copy=False).tobytes(), "y": y.tolist()}, codec=compress, level=_LEVEL
             )
-            _write_atomically(out / name, record)
+            write_atomically(out / name, record)
             written.append((len(record), x.nbytes))
         return written
 
@@ -214,52 +215,3 @@ def _check(samples: int, voxels: int, cubes: int, first_universe: int, compress:
     last = first_universe + -(-samples // cubes) - 1
     if first_universe < 0 or last > 9_999_999:
         raise ConfigError(f"universes {first_universe} to {last} do not fit the seven digits of a sample's name")
-
-
-def _prepare(out: Path, names: set[str]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        strangers = sorted(p.name for p in out.iterdir() if p.name not in names and not _is_our_leftover(p.name))
-        for leftover in out.iterdir():
-            if _is_our_leftover(leftover.name):
-                leftover.unlink()
-    except OSError as error:
-        raise _refused(error, out) from error
-    if strangers:
-        raise ConfigError(
-            f"{out} holds {len(strangers)} other files ({strangers[0]}, ...)",
-            hint="choose an empty folder: a dataset's folder holds its samples and nothing else",
-        )
-
-
-def _is_our_leftover(name: str) -> bool:
-    return name.startswith(".penstock-") and name.endswith(".tmp")
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    # No fsync: the data can be made again from its seed. The rename keeps a killed run from leaving half a sample.
-    temporary = path.with_name(f".penstock-{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise _refused(error, path) from error
-
-
-def _refused(error: OSError, path: Path) -> Exception:
-    import errno
-
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(
-            f"{path} cannot be written: the disk is full",
-            where=str(path),
-            hint="free some space, or choose another folder",
-        )
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return Denied(
-            f"{path} cannot be written: {error.strerror}",
-            where=str(path),
-            hint="check the owner and the mode of the folder",
-        )
-    return SystemFault(f"{path}: {error.strerror}", where=str(path))

@@ -30,9 +30,28 @@ if TYPE_CHECKING:
     from penstock.train.source import Feed, Source
     from penstock.train.spec import TrainSpec
 
-__all__ = ["Driver", "Share", "cpu_s"]
+__all__ = ["Driver", "EpochTime", "Share", "cpu_s"]
 
 _REPORT_S = 0.25
+
+
+@dataclass
+class EpochTime:
+    """One epoch of one rank, as an accelerator's utilisation is told from it. Times in seconds.
+
+    Attributes:
+        wall_s: From before the iterator was made to the end of the last step, meetings of ranks in it, checkpoints not.
+        compute_s: As the steps told.
+        first_s, first_compute_s: Of the first step: waiting and computing · computing.
+    """
+
+    epoch: int
+    steps: int = 0
+    samples: int = 0
+    wall_s: float = 0.0
+    compute_s: float = 0.0
+    first_s: float = 0.0
+    first_compute_s: float = 0.0
 
 
 @dataclass
@@ -45,6 +64,7 @@ class Share:
         train_s: From the first `next` of each epoch to the end of its last step, validation left out.
         first_batch_s: From before the dataset was opened (listing included) to the first batch.
         first_step_s: Into `train_s`, when the first step ended.
+        epochs: Each epoch's times.
         passes, validation_passes: The feeds' own reports, one for each epoch.
     """
 
@@ -58,6 +78,7 @@ class Share:
     first_step_samples: int = 0
     samples: int = 0
     cpu_s: float = 0.0
+    epochs: list[EpochTime] = field(default_factory=list)
     passes: list[dict[str, Any]] = field(default_factory=list)
     validation_passes: list[dict[str, Any]] = field(default_factory=list)
 
@@ -222,11 +243,13 @@ class Driver:
             memory_bytes=self.spec.memory_bytes,
             max_in_flight=self.spec.max_in_flight,
             read_ahead=self.spec.read_ahead,
+            reader=self.spec.reader,
         )
 
     def _train_epoch(self, workload: Workload, feed: Feed, opened_s: float) -> None:
         share, clock = self.share, time.perf_counter
         workload.begin_epoch(self.epoch)
+        this, opened = EpochTime(self.epoch), clock()
         batches: Iterator[Batch] = iter(feed)
         began = clock()
         waited_before, computed_before, steps_before, before = share.wait_s, share.train_s, self.steps, began
@@ -244,6 +267,9 @@ class Driver:
             share.samples += cost.samples
             share.compute_s += cost.compute_s
             share.sync_s += cost.sync_s
+            this.compute_s += cost.compute_s
+            this.samples += cost.samples
+            this.steps += 1
             self.steps += 1
             if cost.loss is not None:
                 if not math.isfinite(cost.loss):
@@ -253,6 +279,8 @@ class Driver:
                     )
                 self._unshared.append(cost.loss)
             before = clock()
+            if this.steps == 1:
+                this.first_s, this.first_compute_s = before - began - cost.sync_s, cost.compute_s
             if share.first_step_samples == 0:
                 share.first_step_s, share.first_step_samples = before - began, share.samples
             if self._done():
@@ -263,7 +291,8 @@ class Driver:
                 share.train_s = computed_before + before - began
                 self._save(workload, feed, self.epoch)
                 # What a checkpoint takes is no training, and no wait for data either.
-                began += clock() - before
+                paused = clock() - before
+                began, opened = began + paused, opened + paused
                 before = clock()
             if before - self._reported_s > _REPORT_S:
                 span = max(before - began, 1e-9)
@@ -273,6 +302,8 @@ class Driver:
                     wait=(share.wait_s - waited_before) / span,
                 )
         share.train_s = computed_before + before - began
+        this.wall_s = before - opened
+        share.epochs.append(this)
         share.passes.append(dict(feed.report()))
         if at_epoch_end:
             self.epoch += 1

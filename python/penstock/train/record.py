@@ -109,4 +109,7 @@ def assemble(
             **demand.facts,
         },
         loader=msgspec.to_builtins(loader),
+        epoch_times=tuple(
+            {"rank": rank, **msgspec.to_builtins(one)} for rank, share in enumerate(shares) for one in share.epochs
+        ),
     )

@@ -13,12 +13,13 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.protocols import Batch, Demand
+    from penstock.protocols import Batch, Demand, FieldSpec
     from penstock.ranks import Rank
 
 __all__ = ["DUMMY", "Dummy", "Feed", "Request", "Source", "facts", "open_feed"]
 
 DUMMY = "dummy"
+_DUMMY_BYTES = 1 << 20  # of a `bytes` field: what costs nothing to read need not fill the memory
 
 
 class Feed(Protocol):
@@ -38,6 +39,7 @@ class Request:
     Attributes:
         tail: `drop` for training, `ragged` for validation.
         shuffled: Whether epochs are permuted by the seed.
+        reader: `penstock` or `torch`.
     """
 
     url: str
@@ -53,6 +55,7 @@ class Request:
     memory_bytes: int | None = None
     max_in_flight: int | None = None
     read_ahead: int | None = None
+    reader: str = "penstock"
 
 
 class Source(Protocol):
@@ -65,10 +68,14 @@ def open_feed(request: Request) -> Feed:
     """The feed of a URL."""
     if request.url.startswith(f"{DUMMY}:"):
         return Dummy(request)
+    if request.reader == "torch":
+        from penstock.train.plain import TorchFeed
+
+        return TorchFeed(request)
     import penstock
 
     dataset = penstock.open(request.url, manifest=request.manifest).fields(
-        **{name: penstock.tensor(field.dtype, field.shape) for name, field in request.demand.fields.items()}
+        **{name: _spec(field) for name, field in request.demand.fields.items()}
     )
     if request.shuffled:
         dataset = dataset.shuffle(seed=request.seed)
@@ -108,6 +115,17 @@ def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
     }
 
 
+def _spec(field: FieldSpec) -> Any:
+    """The feed's own kind of field for what a workload demands."""
+    import penstock
+
+    if field.dtype == "bytes":
+        return penstock.raw()
+    if field.dtype == "image":
+        return penstock.image(field.shape[0], field.shape[1])
+    return penstock.tensor(field.dtype, field.shape)
+
+
 class Dummy:
     """Samples that are in memory before the first step, as the reference's `dummy` data: what is left is the computing.
 
@@ -139,7 +157,12 @@ class Dummy:
             whole: dict[str, Any] = {}
             for field, spec in request.demand.fields.items():
                 shape = (request.global_batch, *spec.shape)
-                if np.issubdtype(np.dtype(spec.dtype), np.integer):
+                if spec.dtype == "bytes":
+                    one = rng.bytes(min(request.demand.sample_bytes, _DUMMY_BYTES))
+                    whole[field] = [one] * request.global_batch
+                elif spec.dtype == "image":
+                    whole[field] = rng.integers(0, 256, shape, np.uint8)
+                elif np.issubdtype(np.dtype(spec.dtype), np.integer):
                     whole[field] = rng.poisson(1.0, shape).astype(spec.dtype)
                 else:
                     whole[field] = rng.uniform(-1, 1, shape).astype(spec.dtype)

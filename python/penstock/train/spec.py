@@ -28,6 +28,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         threads: Of torch on the CPU for each rank; None leaves torch's choice. Losses are bit-identical at equal threads.
         memory_bytes, max_in_flight, read_ahead: The loader's bounds; None leaves its defaults.
         manifest: Of the training data, instead of listing.
+        reader: `penstock`, or `torch`: a plain DataLoader over local files, to compare with.
         checkpoint: Folder to keep the last checkpoint in; `checkpoint_steps` between two (None: at the end of each epoch).
         resume: Go on from the checkpoint there, where there is one.
         archive: Store URL that the run's folder is copied to at its end.
@@ -54,6 +55,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_in_flight: int | None = None
     read_ahead: int | None = None
     manifest: str | None = None
+    reader: str = "penstock"
     checkpoint: str | None = None
     checkpoint_steps: int | None = None
     resume: bool = False
@@ -79,6 +81,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError("resume needs the folder of the checkpoint", hint="--checkpoint DIR --resume")
         if self.archive and not self.runs:
             raise ConfigError("archive copies the run's folder, and none is kept", hint="--runs DIR")
+        if self.reader not in ("penstock", "torch"):
+            raise ConfigError(f"reader `{self.reader}` is none of penstock, torch")
         if self.accelerator and self.checkpoint:
             raise ConfigError("an emulated accelerator learns nothing, so there is nothing to checkpoint")
         return self

@@ -11,6 +11,7 @@ __all__ = ["VERBS", "command"]
 
 # Sub-verb -> what it is for. Kept here so that `penstock bench --help` imports none of them.
 VERBS = {
+    "accelerator": "Feed emulated accelerators, and say how busy the storage keeps them.",
     "ab": "Say which of two commands is better, or that none is shown to be.",
     "classify": "Say which limit each point of a sweep is at, whoever measured it.",
     "feed": "Read a dataset with our loader and with others, side by side.",

@@ -31,9 +31,9 @@ class CosmoFlow:
         if self._inner is None:
             recipe = Recipe.of(spec.settings)
             if spec.accelerator is not None:
-                from penstock.workloads.cosmoflow.emulated import EmulatedAccelerator
+                from penstock.workloads.cosmoflow.emulated import EmulatedCosmoFlow
 
-                self._inner = EmulatedAccelerator(recipe)
+                self._inner = EmulatedCosmoFlow(recipe)
             else:
                 try:
                     from penstock.workloads.cosmoflow.training import Training

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the ranks of a node take to write a checkpoint and to read it back: the slowest counts, since all wait for it.
+
+Owns the files it writes and removes them. The clock runs from the moment all ranks are ready to the end of `fsync`; a
+restore begins with the pages of the files dropped from this host's cache.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import zlib
+from dataclasses import dataclass
+from threading import BrokenBarrierError
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.results import as_fault
+from penstock.errors import ConfigError, Corrupt, RankFailed
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Barrier
+    from pathlib import Path
+
+__all__ = ["CheckpointTimes", "measure"]
+
+_BLOCK = 8 << 20
+_READY_S = 120.0
+
+
+@dataclass(frozen=True)
+class CheckpointTimes:
+    """Seconds of each rank, in their order, and the bytes of all."""
+
+    bytes: int
+    write_s: tuple[float, ...]
+    restore_s: tuple[float, ...]
+
+    @property
+    def write_bytes_per_s(self) -> float:
+        """By the slowest rank."""
+        return self.bytes / max(self.write_s)
+
+    @property
+    def restore_bytes_per_s(self) -> float:
+        """By the slowest rank."""
+        return self.bytes / max(self.restore_s)
+
+
+def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
+    """Writes and restores one checkpoint, a file a rank.
+
+    Args:
+        folder: On the storage that is measured; made if missing. The files are removed again.
+        total_bytes: Of all ranks together, of which each takes an equal share.
+
+    Raises:
+        ConfigError: Fewer bytes than ranks.
+        Denied, NoSpace, SystemFault: The folder cannot be written.
+        Corrupt: What was read is not what was written.
+        RankFailed: A process ended without a word.
+    """
+    if total_bytes < ranks or ranks < 1:
+        raise ConfigError(f"a checkpoint of {total_bytes} bytes has no byte for each of {ranks} ranks")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise as_fault(error, str(folder)) from None
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(ranks)
+    files = [folder / f".penstock-checkpoint-{os.getpid()}-{rank}" for rank in range(ranks)]
+    pipes, processes = [], []
+    try:
+        for rank, file in enumerate(files):
+            ours, theirs = context.Pipe(duplex=False)
+            share = total_bytes // ranks + (1 if rank < total_bytes % ranks else 0)
+            process = context.Process(target=_rank, args=(theirs, barrier, file, share, rank), daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        told = _told(pipes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        for file in files:
+            file.unlink(missing_ok=True)
+    return CheckpointTimes(total_bytes, tuple(one[0] for one in told), tuple(one[1] for one in told))
+
+
+def _told(pipes: list[Connection]) -> list[tuple[float, float]]:
+    said: list[Any] = []
+    for rank, pipe in enumerate(pipes):
+        try:
+            said.append(pipe.recv())
+        except EOFError:
+            said.append(RankFailed(f"rank {rank} of the checkpoint ended without a word", rank=rank))
+    errors = [one for one in said if isinstance(one, Exception)]
+    # Whoever waited for the one that failed has a broken barrier to tell of, which explains nothing.
+    for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
+        raise as_fault(error, str(error.filename or "the checkpoint")) if isinstance(error, OSError) else error
+    return said
+
+
+def _rank(pipe: Connection, barrier: Barrier, file: Path, size: int, rank: int) -> None:
+    try:
+        noise = bytearray(os.urandom(_BLOCK))
+        barrier.wait(_READY_S)
+        began = time.perf_counter()
+        written = _write(file, noise, size)
+        write_s = time.perf_counter() - began
+        barrier.wait()
+        began = time.perf_counter()
+        read = _read(file, size)
+        restore_s = time.perf_counter() - began
+        if read != written:
+            raise Corrupt(f"{file}: rank {rank} read back other bytes than it wrote", where=str(file))
+        pipe.send((write_s, restore_s))
+    except Exception as error:
+        barrier.abort()
+        pipe.send(error)
+
+
+def _write(file: Path, noise: bytearray, size: int) -> int:
+    """CRC-32 of what was written. Each block carries its number: no two are alike to a store that looks for twins."""
+    crc, done = 0, 0
+    with file.open("wb", buffering=0) as out:
+        while done < size:
+            noise[:8] = done.to_bytes(8, "little")
+            part = memoryview(noise)[: min(size - done, len(noise))]
+            with part[: out.write(part)] as written:
+                crc = zlib.crc32(written, crc)
+                done += len(written)
+        os.fsync(out.fileno())
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return crc
+
+
+def _read(file: Path, size: int) -> int:
+    crc, buffer = 0, bytearray(min(size, _BLOCK))
+    with file.open("rb", buffering=0) as source:
+        while got := source.readinto(buffer):
+            crc = zlib.crc32(memoryview(buffer)[:got], crc)
+    return crc

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench accelerator`: does this storage keep an accelerator busy that is not here?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.parameters import BYTES
+
+if TYPE_CHECKING:
+    from penstock.bench.dlio import DlioWorkload
+    from penstock.bench.results import RunRecord
+    from penstock.protocols import Demand
+    from penstock.train import TrainSpec
+
+__all__ = ["command"]
+
+
+@click.command("accelerator")
+@click.argument("model")
+@click.argument("data", required=False)
+@click.option("--accelerator", metavar="NAME", help="Whose published step time to take.  [default: h100]")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Accelerators on this node.")
+@click.option("--epochs", type=click.IntRange(1), help="Passes over the data.  [default: 1, or the file's]")
+@click.option("--steps", type=click.IntRange(1), help="Stop after so many steps.")
+@click.option("--voxels", type=int, default=128, show_default=True, help="Side of a volume, for cosmoflow.")
+@click.option("--seed", type=int, help="Of the order.  [default: 0, or the file's]")
+@click.option("--against", type=click.Choice(["torch"]), help="The same with a plain PyTorch DataLoader, after ours.")
+@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Write and restore one there, too.")
+@click.option("--checkpoint-size", type=BYTES, help="Of all ranks together.  [default: the file's, else 1GiB]")
+@click.option("--memory", "memory_bytes", type=BYTES, help="Bound of everything in flight, as 2GiB.")
+@click.option(
+    "--summary",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write DLIO's summary.json there.",
+)
+@click.option(
+    "--runs",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    default="runs",
+    show_default=True,
+    help="Keep the results there.",
+)
+@click.option("--no-save", is_flag=True, help="Keep no results.")
+@click.option("--allow-debug", is_flag=True, help="Let a debug build save its rows, marked INVALID.")
+@click.option("--dry-run", is_flag=True, help="Say what the accelerators would ask for, and read nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def command(
+    model: str,
+    data: str | None,
+    summary: Path | None,
+    against: str | None,
+    checkpoint: str | None,
+    checkpoint_size: int | None,
+    dry_run: bool,
+    as_json: bool,
+    **rest: Any,
+) -> None:
+    """Feed accelerators that are emulated, and say how busy the storage at DATA keeps them.
+
+    MODEL is cosmoflow, unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml), whose data folder is
+    taken where DATA is left out. `penstock dataset` makes the data. A harness that costs over 1 % of a step, measured
+    first on batches that lie in memory, gets no verdict. Exit code 1: the utilisation that is asked for was not reached.
+
+    \b
+    penstock bench accelerator unet3d s3://train/unet3d/ --accelerator h100 --ranks 4
+    penstock bench accelerator cosmoflow s3://cosmo/train/ --accelerator a100
+    penstock bench accelerator unet3d_h100.yaml data/unet3d/train --against torch --summary summary.json
+    """  # noqa: D301 - click reads the \b, and not its spelling
+    from penstock.bench.checkpoint import measure
+    from penstock.bench.utilisation import summary as in_dlios_words
+    from penstock.bench.utilisation import utilisation
+    from penstock.cli.train import Talk
+    from penstock.train.utilisation import calibrate, run_reader, verdict
+
+    file = _dlio_file(model)
+    spec, demand = _spec(model, data, file, rest)
+    document = _asked(spec, demand)
+    for name in file.passed_over if file else ():
+        click.echo(f"{name} means nothing here and is passed over", err=True)
+    if dry_run:
+        _print(document, as_json)
+        return
+    harness = calibrate(spec, demand.facts["step_s"])
+    document["harness"] = {**asdict(harness), "share": harness.share}
+    records: dict[str, RunRecord] = {}
+    for reader in ("penstock", *([against] if against else [])):
+        talk = Talk()
+        try:
+            records[reader] = run_reader(spec, reader, report=talk)
+        finally:
+            talk.end()
+    document["feeds"] = [_row(reader, record) for reader, record in records.items()]
+    ours = records["penstock"]
+    if summary:
+        told = in_dlios_words(ours, au_wanted=document["au_wanted"], record_bytes=demand.sample_bytes)
+        summary.write_text(json.dumps(told, indent=4) + "\n", encoding="utf-8")
+    if checkpoint:
+        size = checkpoint_size or (file.checkpoint_bytes if file else None) or 1 << 30
+        times = measure(Path(checkpoint), total_bytes=size, ranks=spec.ranks)
+        rates = {"write_bytes_per_s": times.write_bytes_per_s, "restore_bytes_per_s": times.restore_bytes_per_s}
+        document["checkpoint"] = {**asdict(times), **rates}
+    judged = verdict(harness, utilisation(ours.epoch_times), document["au_wanted"])
+    document["verdict"] = asdict(judged)
+    _print(document, as_json)
+    if judged.answer == "fail":
+        click.get_current_context().exit(1)
+
+
+def _dlio_file(model: str) -> DlioWorkload | None:
+    from penstock.bench.dlio import is_file, read
+
+    return read(Path(model)) if is_file(model) else None
+
+
+def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[str, Any]) -> tuple[TrainSpec, Demand]:
+    """The run, and what its workload demands of the feed."""
+    from penstock.errors import ConfigError
+    from penstock.protocols import WorkloadSpec
+    from penstock.train import TrainSpec
+    from penstock.train.door import load_workload
+
+    url = data or (file.data if file else None)
+    if url is None:
+        raise ConfigError(f"where are the data of {model}?", hint="penstock bench accelerator MODEL URL")
+    accelerator = rest["accelerator"] or ("dlio" if file else "h100")
+    if model == "cosmoflow":
+        workload, settings, batch = "cosmoflow", {"voxels": rest["voxels"]}, 1
+    else:
+        workload = "emulated"
+        settings = file.settings if file else {"model": model}
+        told = WorkloadSpec(seed=0, global_batch=1, accelerator=accelerator, settings=settings)
+        batch = load_workload(workload).demand(told).facts["step_batch"]
+    spec = TrainSpec(
+        workload=workload,
+        data=url,
+        settings=settings,
+        accelerator=accelerator,
+        global_batch=batch * rest["ranks"],
+        ranks=rest["ranks"],
+        epochs=rest["epochs"] or (file.epochs if file else 1),
+        steps=rest["steps"] or (file.steps if file else None),
+        seed=rest["seed"] if rest["seed"] is not None else (file.seed if file else 0),
+        memory_bytes=rest["memory_bytes"],
+        runs=None if rest["no_save"] else rest["runs"],
+        allow_debug=rest["allow_debug"],
+    ).check()
+    demand = load_workload(workload).demand(
+        WorkloadSpec(seed=spec.seed, global_batch=spec.global_batch, accelerator=accelerator, settings=settings)
+    )
+    return spec, demand
+
+
+def _asked(spec: TrainSpec, demand: Demand) -> dict[str, Any]:
+    """What accelerators that never wait would take."""
+    rate = (demand.samples_per_s or 0.0) * spec.ranks
+    return {
+        "schema_version": 1,
+        "model": demand.facts["model"],
+        "data": spec.data,
+        "accelerator": spec.accelerator,
+        "ranks": spec.ranks,
+        "batch": spec.global_batch // spec.ranks,
+        "step_s": demand.facts["step_s"],
+        "au_wanted": demand.facts["au_wanted"],
+        "wanted": {"samples_per_s": rate, "bytes_per_s": rate * demand.sample_bytes},
+    }
+
+
+def _row(reader: str, record: RunRecord) -> dict[str, Any]:
+    from penstock.bench.utilisation import utilisation
+
+    busy = utilisation(record.epoch_times)
+    return {
+        "reader": reader,
+        "run": record.id,
+        "au": sum(busy) / len(busy),
+        "au_by_epoch": busy,
+        "samples_per_s": record.samples_per_s,
+        "bytes_read": record.bytes,
+        "wait_share": record.wait_share,
+        "cpu_s": record.cpu_s,
+        "limiting": record.loader.get("limiting"),
+        "invalid": list(record.invalid),
+    }
+
+
+def _print(document: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    from penstock.units import format_bytes
+
+    wanted = document["wanted"]
+    click.echo(
+        f"{document['model']} on {document['ranks']} x {document['accelerator']}: a step of {document['batch']} every "
+        f"{1000 * document['step_s']:.3f} ms, {wanted['samples_per_s']:,.1f} samples/s, {format_bytes(int(wanted['bytes_per_s']))}/s decoded"
+    )
+    if "harness" in document:
+        harness = document["harness"]
+        click.echo(
+            f"harness: {100 * harness['utilisation']:.2f} % busy on data in memory, {1e6 * harness['overhead_s']:.1f} us a step"
+        )
+    for row in document.get("feeds", ()):
+        why = f", limited by {row['limiting']}" if row["limiting"] else ""
+        click.echo(
+            f"{row['reader']:>9}: {100 * row['au']:.2f} % busy, {row['samples_per_s']:,.1f} samples/s, "
+            f"{row['cpu_s']:.2f} CPU-s{why}"
+        )
+        for reason in row["invalid"]:
+            click.echo(f"{'':>9}  INVALID: {reason}")
+    if "checkpoint" in document:
+        kept = document["checkpoint"]
+        click.echo(
+            f"checkpoint of {format_bytes(kept['bytes'])}: written in {max(kept['write_s']):.2f} s, restored in {max(kept['restore_s']):.2f} s, by the slowest rank"
+        )
+    if "verdict" in document:
+        click.echo(f"{document['verdict']['answer']}: {document['verdict']['why']}")

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files as DLIO generates them, of the sizes that a storage workload was published with.
+
+The bytes are noise: they stand for data whose content nobody looks at. How far they compress is chosen, since a store or
+a file system that compresses would otherwise be flattered or wronged.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.datasets.files import prepare_folder, write_atomically
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["Summary", "generate"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run of `generate` wrote.
+
+    Attributes:
+        files, records: Written.
+        bytes_stored: Their size on the disk.
+    """
+
+    files: int
+    records: int
+    seed: int
+    bytes_stored: int
+
+
+def generate(
+    out: Path,
+    *,
+    format: str,  # noqa: A002 - the field's own word, as in `penstock.open`
+    files: int,
+    records_per_file: int,
+    record_bytes: int,
+    record_deviation_bytes: int = 0,
+    compresses: float = 1.0,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Summary:
+    """Write a dataset: same arguments, same bytes.
+
+    Args:
+        out: Folder; made if missing. It ends up holding these files and nothing else.
+        format: "tfrecord" (features `image` and `size`), "npz" (`x` uint8 [n, n, records] and `y`), "jpeg" or "png".
+        record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; of a picture, of its pixels.
+        compresses: By how much gzip makes the records smaller, about: 1 is noise. Not for pictures.
+        progress: Called with (bytes stored, files done) after each file.
+
+    Raises:
+        ConfigError: An argument that cannot be, or a folder that holds other files.
+        NoSpace, Denied, SystemFault: The folder cannot be written.
+    """
+    if min(files, records_per_file, record_bytes) < 1 or record_deviation_bytes < 0 or seed < 0:
+        raise ConfigError("files, records a file and their size must be at least 1, deviation and seed not negative")
+    if compresses < 1:
+        raise ConfigError(f"compresses: {compresses:g} is less than 1: noise does not get smaller")
+    write = {"tfrecord": _tfrecord, "npz": _npz, "jpeg": _picture, "png": _picture}.get(format)
+    if write is None:
+        raise ConfigError(f"format `{format}` is none of tfrecord, npz, jpeg, png")
+    if records_per_file > 1 and write is _picture:
+        raise ConfigError(f"a {format} file holds one picture, not {records_per_file}")
+    digits = len(str(files))
+    names = [f"img_{i:0{digits}d}_of_{files}.{format}" for i in range(files)]
+    prepare_folder(out, set(names))
+    stored = 0
+    for i, name in enumerate(names):
+        rng = np.random.default_rng([seed, i])
+        # DLIO draws the sides of a square record, not its bytes; so do we, that the sizes spread as its do.
+        side = record_bytes**0.5
+        spread = record_deviation_bytes / (2 * side)
+        sides = [max(1, int(n)) for n in (rng.normal(side, spread, 2) if spread else (side, side))]
+        body = write(rng, (sides[0], sides[1]), records_per_file, compresses, format)
+        write_atomically(out / name, body)
+        stored += len(body)
+        if progress is not None:
+            progress(stored, i + 1)
+    return Summary(files, files * records_per_file, seed, stored)
+
+
+def _noise(rng: np.random.Generator, size: int, compresses: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes of which every `compresses`-th is noise, in runs long enough that any codec finds the rest."""
+    block = np.zeros(size, np.uint8)
+    run = 1024
+    for start in range(0, size, run):
+        stop = min(size, start + max(1, round(run / compresses)))
+        block[start:stop] = rng.integers(0, 256, stop - start, np.uint8)
+    return block
+
+
+def _tfrecord(rng: np.random.Generator, sides: tuple[int, int], records: int, compresses: float, _: str) -> bytes:
+    body = []
+    for _record in range(records):
+        image = _noise(rng, sides[0] * sides[1], compresses).tobytes()
+        body.append(_native.encode_tfrecord({"image": image, "size": [sides[0]]}))
+    return b"".join(body)
+
+
+def _npz(rng: np.random.Generator, sides: tuple[int, int], records: int, compresses: float, _: str) -> bytes:
+    x = _noise(rng, sides[0] * sides[1] * records, compresses).reshape(*sides, records)
+    out = io.BytesIO()
+    np.savez(out, x=x, y=np.zeros(records, np.int64))
+    return out.getvalue()
+
+
+def _picture(rng: np.random.Generator, sides: tuple[int, int], _records: int, _compresses: float, kind: str) -> bytes:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise ConfigError("pictures are written by Pillow, which is not installed", hint="pip install pillow") from None
+    out = io.BytesIO()
+    # Grey, as DLIO's are.
+    Image.fromarray(rng.integers(0, 256, sides, np.uint8)).save(out, format=kind.upper())
+    return out.getvalue()

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of a made dataset: whole or not there, in a folder that holds nothing else."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError, Denied, NoSpace, PenstockError, SystemFault
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["prepare_folder", "write_atomically"]
+
+
+def prepare_folder(out: Path, names: set[str]) -> None:
+    """Makes the folder and clears away what a killed run left.
+
+    Raises:
+        ConfigError: It holds files of other names.
+        NoSpace, Denied, SystemFault: It cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        strangers = sorted(p.name for p in out.iterdir() if p.name not in names and not _is_our_leftover(p.name))
+        for leftover in out.iterdir():
+            if _is_our_leftover(leftover.name):
+                leftover.unlink()
+    except OSError as error:
+        raise _refused(error, out) from error
+    if strangers:
+        raise ConfigError(
+            f"{out} holds {len(strangers)} other files ({strangers[0]}, ...)",
+            hint="choose an empty folder: a dataset's folder holds its samples and nothing else",
+        )
+
+
+def _is_our_leftover(name: str) -> bool:
+    return name.startswith(".penstock-") and name.endswith(".tmp")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """No fsync: the data can be made again from its seed. The rename keeps a killed run from leaving half a sample.
+
+    Raises:
+        NoSpace, Denied, SystemFault: The file cannot be written.
+    """
+    temporary = path.with_name(f".penstock-{path.name}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _refused(error, path) from error
+
+
+def _refused(error: OSError, path: Path) -> PenstockError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(
+            f"{path} cannot be written: the disk is full",
+            where=str(path),
+            hint="free some space, or choose another folder",
+        )
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return Denied(
+            f"{path} cannot be written: {error.strerror}",
+            where=str(path),
+            hint="check the owner and the mode of the folder",
+        )
+    return SystemFault(f"{path}: {error.strerror}", where=str(path))

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people have without Penstock: a torch DataLoader with workers over the files of a mounted folder. To compare with.
+
+Reads as DLIO's PyTorch loader does: one file a sample, `numpy.load` or Pillow, worker processes, two batches ahead each.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.protocols import Batch
+    from penstock.train.source import Request
+
+__all__ = ["TorchFeed"]
+
+_SUFFIXES = {"npz": (".npz",), "image": (".jpg", ".jpeg", ".png")}
+
+
+class _Files:
+    """A map-style dataset: file i, loaded whole."""
+
+    def __init__(self, paths: list[Path], field: str, side: tuple[int, int] | None) -> None:
+        self.paths, self.field, self.side = paths, field, side
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        if self.side is None:
+            with np.load(self.paths[i]) as arrays:
+                return torch.from_numpy(arrays[self.field])
+        from PIL import Image
+
+        with Image.open(self.paths[i]) as picture:
+            return torch.from_numpy(np.array(picture.convert("RGB").resize((self.side[1], self.side[0]))))
+
+
+def _as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+class TorchFeed:
+    """A `Feed` by torch's own means.
+
+    Raises:
+        ConfigError: Data in a store, or a format that torch reads with nobody's help only (TFRecord).
+        NotFound: No file of the format.
+    """
+
+    _WORKERS = 4  # DLIO's read_threads for these workloads
+
+    def __init__(self, request: Request) -> None:
+        if "://" in request.url and not request.url.startswith("file://"):
+            raise ConfigError(
+                f"plain PyTorch reads folders, and {request.url} is in a store", hint="mount it, or stage it"
+            )
+        (name, field), *more = request.demand.fields.items()
+        if (
+            more
+            or field.dtype not in ("bytes", "image")
+            or name not in ("x", "image")
+            or (field.dtype, name) == ("bytes", "image")
+        ):
+            raise ConfigError("plain PyTorch reads npz and pictures; TFRecord is TensorFlow's")
+        kind = "image" if field.dtype == "image" else "npz"
+        folder = Path(request.url.removeprefix("file://"))
+        paths = sorted(p for p in folder.rglob("*") if p.suffix in _SUFFIXES[kind])
+        if not paths:
+            raise NotFound(f"{folder} has no files of {', '.join(_SUFFIXES[kind])}", where=str(folder))
+        self._files = _Files(paths, name, (field.shape[0], field.shape[1]) if kind == "image" else None)
+        self._request, self._name, self._epoch = request, name, 0
+        self._bytes = sum(path.stat().st_size for path in paths)
+
+    def __len__(self) -> int:
+        return len(self._files) // self._request.global_batch
+
+    def _batches(self) -> list[list[int]]:
+        request = self._request
+        order = np.arange(len(self._files))
+        if request.shuffled:
+            np.random.default_rng([request.seed, self._epoch]).shuffle(order)
+        each = request.global_batch // request.world
+        starts = range(request.rank * each, len(self) * request.global_batch, request.global_batch)
+        return [order[start : start + each].tolist() for start in starts]
+
+    def __iter__(self) -> Iterator[Batch]:
+        from torch.utils.data import DataLoader
+
+        loader: Any = DataLoader(
+            self._files,
+            batch_sampler=self._batches(),
+            num_workers=min(self._WORKERS, os.cpu_count() or 1),
+            collate_fn=_as_list,
+        )
+        for batch in loader:
+            arrays = [sample.numpy() for sample in batch]
+            yield {self._name: arrays if self._files.side is None else np.stack(arrays)}
+        self._epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        self._epoch = int(state["epoch"])
+
+    def report(self) -> Mapping[str, Any]:
+        return {"source": "torch", "bytes": self._bytes // self._request.world}

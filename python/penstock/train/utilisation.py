@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a storage keeps emulated accelerators busy: the harness calibrated, the feeds run one after another, a verdict.
+
+A run here is a run of `train` with an emulated accelerator; what is added is what the loop itself costs, measured on
+batches that lie in memory, and the refusal of a verdict where that is too much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.bench.results import RunRecord
+from penstock.bench.utilisation import MOST_OVERHEAD, utilisation
+from penstock.errors import ConfigError
+from penstock.train.launch import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal
+
+    from penstock.train.progress import Report
+    from penstock.train.spec import TrainSpec
+
+__all__ = ["Harness", "Verdict", "calibrate", "run_reader", "verdict"]
+
+_CALIBRATION_S = 2.0
+_STEPS = (16, 4096)
+
+
+@dataclass(frozen=True)
+class Harness:
+    """What the loop around a step costs where the data cost nothing.
+
+    Attributes:
+        steps: Taken.
+        step_s: Seconds of one, emulated.
+        overhead_s: Seconds of a step's wall that are not emulated computing, mean over ranks.
+        utilisation: That is reached so, 0 to 1: no storage can show more.
+    """
+
+    steps: int
+    step_s: float
+    overhead_s: float
+    utilisation: float
+
+    @property
+    def share(self) -> float:
+        """Overhead over the step."""
+        return self.overhead_s / self.step_s if self.step_s else math.inf
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`pass` or `fail` against the utilisation that is wanted, or `refused`, each with its reason."""
+
+    answer: Literal["pass", "fail", "refused"]
+    why: str
+
+
+def run_reader(spec: TrainSpec, reader: str, *, report: Report | None = None) -> RunRecord:
+    """One run of the spec through `penstock` or `torch`."""
+    return msgspec.convert(run(msgspec.structs.replace(spec, reader=reader), report=report), RunRecord)
+
+
+def calibrate(spec: TrainSpec, step_s: float) -> Harness:
+    """The spec's own loop, ranks and batches over samples that are in memory, for about two seconds; keeps no result.
+
+    Raises:
+        ConfigError: A step of no length, which nothing can be a share of.
+    """
+    if step_s <= 0:
+        raise ConfigError("a step of 0 s keeps no accelerator busy: give a computation time")
+    steps = min(max(math.ceil(_CALIBRATION_S / step_s), _STEPS[0]), _STEPS[1])
+    null = msgspec.structs.replace(
+        spec, data=f"dummy://{steps * spec.global_batch}", manifest=None, epochs=1, steps=None, runs=None, archive=None
+    )
+    record = run_reader(null, "penstock")
+    lost = [
+        (one["wall_s"] - one["first_s"]) - (one["compute_s"] - one["first_compute_s"]) for one in record.epoch_times
+    ]
+    return Harness(
+        steps=steps,
+        step_s=step_s,
+        overhead_s=max(0.0, sum(lost) / len(lost) / (steps - 1)),
+        utilisation=min(1.0, utilisation(record.epoch_times)[0]),
+    )
+
+
+def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> Verdict:
+    """On the utilisation of each epoch, 0 to 1, against the one that is wanted."""
+    if harness.share > MOST_OVERHEAD:
+        return Verdict(
+            "refused",
+            f"the loop itself costs {1e6 * harness.overhead_s:.1f} us of a {1e3 * harness.step_s:.3f} ms step "
+            f"({100 * harness.share:.1f} %, at most {100 * MOST_OVERHEAD:g} %): this host cannot judge a storage for it",
+        )
+    mean = sum(reached) / len(reached)
+    answer: Literal["pass", "fail"] = "pass" if mean >= wanted else "fail"
+    return Verdict(answer, f"{100 * mean:.2f} % busy, {100 * wanted:g} % is asked for")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any published storage workload on an emulated accelerator: what it reads and how long its step takes, and no model.
+
+The samples are what DLIO writes (argonne-lcf/dlio_benchmark), so that a dataset of either program feeds the other:
+TFRecords of `image` (bytes) and `size`, npz of `x` and `y`, or pictures.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+from penstock.accelerator import EmulatedAccelerator
+from penstock.errors import ConfigError
+from penstock.protocols import Demand, FieldSpec, WorkloadSpec
+from penstock.workloads.emulated.catalogue import MODELS, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["MODELS", "Emulated", "Model", "model_of", "workload"]
+
+
+class Emulated(EmulatedAccelerator):
+    """Settings: `model`, a name of `MODELS`; or, without it, the attributes of a `Model` by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: Model | None = None
+        self._length_s = self._deviation_s = 0.0
+        self._draw = random.Random(0)
+
+    def demand(self, spec: WorkloadSpec) -> Demand:
+        self._model = model = model_of(spec.settings)
+        if spec.accelerator is None or spec.accelerator not in model.step_s:
+            raise ConfigError(
+                f"no step time of {model.name} is known for accelerator `{spec.accelerator}`",
+                hint=f"one of: {', '.join(model.step_s)}",
+            )
+        self._length_s, self._deviation_s = model.step_s[spec.accelerator], model.step_deviation_s
+        self._draw = random.Random(spec.seed * 1_000_003 + spec.rank)
+        return Demand(
+            fields=_fields(model),
+            arrays="numpy",
+            sample_bytes=model.record_bytes,
+            samples_per_s=model.batch / self._length_s,
+            facts={
+                "emulated": spec.accelerator,
+                "model": model.name,
+                "sample_step_s": self._length_s / model.batch,
+                "step_s": self._length_s,
+                "step_batch": model.batch,
+                "au_wanted": model.au,
+            },
+        )
+
+    def step_s(self, samples: int) -> float:
+        assert self._model is not None, "demand comes first"
+        length = self._length_s
+        if self._deviation_s:
+            length = max(0.0, self._draw.gauss(length, self._deviation_s))
+        return length * samples / self._model.batch
+
+
+def model_of(settings: Mapping[str, Any]) -> Model:
+    """The model that settings name or describe.
+
+    Raises:
+        ConfigError: No such model, or settings that cannot be.
+    """
+    name = settings.get("model")
+    if name is None:
+        return Model.of(settings)
+    if len(settings) > 1:
+        raise ConfigError("`model` names all that there is to set", hint="leave `model` out to set the rest by name")
+    if name not in MODELS:
+        raise ConfigError(f"no model `{name}` is in the catalogue", hint=f"one of: {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def _fields(model: Model) -> dict[str, FieldSpec]:
+    if model.format in ("jpeg", "png"):
+        return {"image": FieldSpec("image", (model.side, model.side, 3))}
+    name = "image" if model.format == "tfrecord" else "x"
+    if model.record_deviation_bytes or model.format == "npz":
+        return {name: FieldSpec("bytes", ())}
+    # Records of DLIO are square: their bytes are the square of a whole number.
+    return {name: FieldSpec("uint8", (math.isqrt(model.record_bytes) ** 2,))}
+
+
+def workload() -> Emulated:
+    """The entry point `penstock.workloads: emulated`."""
+    return Emulated()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What published storage workloads read, and how long a step of theirs takes on which accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FORMATS", "MODELS", "Model"]
+
+FORMATS = ("tfrecord", "npz", "jpeg", "png")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One workload.
+
+    Attributes:
+        format: Of its files, one of `FORMATS`.
+        record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size.
+        records_per_file, files: As published.
+        batch: Samples a step and accelerator.
+        step_s: Accelerator -> seconds of such a step.
+        step_deviation_s: Its standard deviation.
+        au: Utilisation that a storage system must reach, 0 to 1.
+        side: Of a decoded picture, pixels.
+    """
+
+    name: str
+    format: str
+    record_bytes: int
+    batch: int
+    step_s: Mapping[str, float]
+    record_deviation_bytes: int = 0
+    records_per_file: int = 1
+    files: int = 1
+    step_deviation_s: float = 0.0
+    au: float = 0.9
+    side: int = 0
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Model:
+        """A model of settings by name.
+
+        Raises:
+            ConfigError: A name that is none, one that is missing, or a value that cannot be.
+        """
+        known = {field.name for field in fields(cls)}
+        wrong = sorted(settings.keys() - known)
+        missing = [name for name in ("name", "format", "record_bytes", "batch", "step_s") if name not in settings]
+        if wrong or missing:
+            raise ConfigError(
+                f"an emulated workload has no setting {', '.join(wrong)}"
+                if wrong
+                else f"an emulated workload lacks {', '.join(missing)}",
+                hint=f"settings: model, or {', '.join(sorted(known))}",
+            )
+        made = cls(**settings)
+        if made.format not in FORMATS:
+            raise ConfigError(f"format `{made.format}` is none of {', '.join(FORMATS)}")
+        if made.record_bytes < 1 or made.batch < 1 or any(s < 0 for s in made.step_s.values()):
+            raise ConfigError(f"{made.name}: record_bytes and batch must be at least 1, step times not negative")
+        if made.format in ("jpeg", "png") and made.side < 1:
+            raise ConfigError(f"{made.name}: pictures need `side`, the pixels of a decoded one")
+        return made
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model(
+            "unet3d", "npz", 146_600_628, 7, {"a100": 0.636, "h100": 0.323, "b200": 0.162},
+            record_deviation_bytes=68_341_808, files=168,
+        ),
+        Model("resnet50", "tfrecord", 114_660, 400, {"a100": 0.435, "h100": 0.224}, records_per_file=1251, files=1024),
+        Model("retinanet", "jpeg", 322_957, 24, {"b200": 0.04755}, files=1_170_301, au=0.85, side=800),
+        Model("dlrm", "tfrecord", 160, 16_384, {"b200": 0.000375}, au=0.7, records_per_file=65_536, files=64),
+    )
+}  # fmt: skip
+"""CosmoFlow has a workload of its own, since its volumes are really inflated.
+
+Source:
+    mlcommons/storage v1.0-v3.0 and dlio_benchmark 2.0, configs/workload/*.yaml: record_length, record_length_stdev,
+    num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's side is MLPerf
+    training's input; DLRM is defined there and unused, its record size and file counts are ours."""

@@ -11,6 +11,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock.bench.rows import End, Latency, Row
 
 MIB = 1 << 20
@@ -159,3 +161,80 @@ def backing_off(per_s_limit, t_op, c, backoff_s=0.4):
     refused = (mean - t_op) / (mean - t_op + backoff_s)
     longest = max(backoff_s * 16, 20 * mean)
     return per_s_limit, Latency(min_us=0.8e6 * t_op, mean_us=1e6 * mean, max_us=1e6 * longest), refused
+
+
+def refusing(seed, threads, *, noise=0.05, counted=True, held_out=False):
+    """A sweep over an object store with a request limit, and above it nothing but bandwidth."""
+    at = random.Random(seed)
+    span = (0.2, 5.0) if held_out else (0.5, 2.0)
+    limit = 2_000 * math.exp(at.uniform(*map(math.log, span)))
+    t_op = 0.02 * math.exp(at.uniform(*map(math.log, span)))
+    stream, bandwidth = 6e7, limit * 6 * MIB
+    sweep = Sweep()
+    for size in (64 * 1024, MIB, 32 * MIB):
+        own = t_op + size / stream
+        for c in threads:
+            per_s, latency, refused = backing_off(limit, own, c)
+            most = bandwidth / size
+            terms = {"concurrency": 1 / (c / own), "throttle": 1 / limit, "bandwidth": 1 / most}
+            order = sorted(terms, key=lambda name: -terms[name])
+            if order[0] == "bandwidth":
+                per_s, refused = most, 0.0
+                mean = 1e6 * c / most
+                latency = Latency(min_us=0.5 * mean, mean_us=mean, max_us=4 * mean)
+            per_s *= math.exp(at.gauss(0, noise))
+            one = row("READ", c, size, per_s, path_type="object", entry_latency=latency)
+            if counted:
+                lost = round(one.last.entries * refused / (1 - refused))
+                one = msgspec.structs.replace(one, statuses={"503": lost, "5xx": 0}, retries=lost)
+            sweep.rows.append(one)
+            sweep.truths[c, size] = Truth(order[0], terms[order[0]] / terms[order[1]], retrograde=False)
+    return sweep
+
+
+def spent_client(seed, threads, sizes, *, noise=0.05, held_out=False):
+    """A storage that a client cannot use up: its processors are full first, by the byte and by the file."""
+    at = random.Random(seed)
+    storage = draw(seed, laws=("slowest",), contended=False, held_out=held_out)
+    per_byte, per_file = at.uniform(1.5, 5) / storage.bandwidth, at.uniform(1.5, 5) / storage.metadata
+    sweep = Sweep()
+    for size in sizes:
+        cost = per_file + size * per_byte
+        for c in threads:
+            own = storage.t_op + size / storage.stream
+            per_s = min(c / own, 1 / cost) * math.exp(at.gauss(0, noise))
+            busy = min(1.0, max(0.0, min(c / own, 1 / cost) * cost + at.gauss(0, 0.02)))
+            sweep.rows.append(row("READ", c, size, per_s, cpu=busy))
+            ratio = c * cost / own
+            sweep.truths[c, size] = Truth(
+                "client" if ratio > 1 else "concurrency", max(ratio, 1 / ratio), retrograde=False
+            )
+    return sweep
+
+
+def disk(seed, threads, blocks, *, noise=0.05, held_out=False):
+    """Random reads of a device with limits on operations and on bytes."""
+    at = random.Random(seed)
+    span = (100, 1_000_000) if held_out else (500, 200_000)
+    operations = math.exp(at.uniform(*map(math.log, span)))
+    storage = Storage(
+        law="slowest",
+        t_op=at.uniform(3, 40) / operations,
+        stream=math.inf,
+        metadata=operations,
+        bandwidth=operations * math.exp(at.uniform(math.log(8e3), math.log(1e6))),
+        operations="iops",
+    )
+    sweep = make(storage, threads, blocks, noise=noise, seed=seed)
+    sweep.rows = [
+        msgspec.structs.replace(
+            r,
+            path_type="blockdev",
+            random=True,
+            file_size_bytes=1 << 38,
+            last=msgspec.structs.replace(r.last, ios_per_s=r.last.entries_per_s, entries_per_s=None, entries=None),
+            first=None,
+        )
+        for r in sweep.rows
+    ]
+    return sweep

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.bench.elbencho import parse, render
 from penstock.bench.rows import End, Latency, Row
 from penstock.bench.verdict import REGIMES, classify
-from tests.bench.sweeps import MIB, Storage, backing_off, draw, make, row
+from tests.bench.sweeps import MIB, Storage, backing_off, disk, draw, make, refusing, row, spent_client
 
 KIB = 1024
 GRIDS = [
@@ -55,6 +55,29 @@ def test_classify_made_sweeps_are_told_right(noise, held_out, wanted):
         assert share_right(of_it) >= wanted - 0.06, matrix
     assert retrograde[False, True] <= 0.03 * (retrograde[False, True] + retrograde[False, False]), retrograde
     assert retrograde[True, False] <= 0.2 * (retrograde[True, True] + retrograde[True, False]), retrograde
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "regime"),
+    [
+        (lambda seed, **more: spent_client(seed, *GRIDS[0], **more), "client"),
+        (lambda seed, **more: disk(seed, [1, 8, 32, 128], [4 * KIB, 32 * KIB, 256 * KIB, 2 * MIB], **more), "iops"),
+        (lambda seed, **more: refusing(seed, [1, 8, 64, 512], **more), "throttle"),
+        (lambda seed, **more: refusing(seed, [1, 8, 64, 512], counted=False, **more), "throttle"),
+    ],
+    ids=["client", "disk", "refusing, counted", "refusing, not counted"],
+)
+def test_classify_what_was_measured_beside_the_rates_is_used(kind, regime, held_out):
+    matrix = Counter()
+    for seed in range(4000, 4010):
+        sweep = kind(seed, held_out=held_out)
+        for cell in classify(sweep.rows).cells:
+            at = (cell.threads, cell.block_size_bytes or cell.file_size_bytes)
+            if sweep.truths[at].margin >= 1.5:
+                matrix[sweep.truths[at].regime, cell.regime] += 1
+    assert share_right(matrix) >= 0.95, matrix
+    assert matrix[regime, regime] >= 5, matrix
 
 
 def test_classify_through_elbencho_s_csv_is_the_same():
@@ -282,3 +305,20 @@ def test_classify_labels_of_repeats_are_one_sweep():
     rows = make(draw(3), [1, 8, 64], [MIB, 64 * MIB]).rows
     named = [msgspec.structs.replace(r, label=f"{r.threads}x{r.file_size_bytes}") for r in rows]
     assert [c.regime for c in classify(named).cells] == [c.regime for c in classify(rows).cells]
+
+
+def test_advice_gain_is_what_the_storage_would_give():
+    """Of points within what was measured; those beyond are marked as extrapolated and held to nothing."""
+    misses = []
+    for seed in range(5000, 5025):
+        storage, (threads, sizes) = draw(seed), GRIDS[0]
+        for cell in classify(make(storage, threads, sizes, noise=0.05, seed=seed).rows).cells:
+            if cell.advice and not cell.advice.extrapolated:
+                there = cell.advice.next["threads"], cell.advice.next["file_size_bytes"]
+                gain = there[0] / storage.time(*there) * there[1]
+                gain /= cell.threads / storage.time(cell.threads, cell.file_size_bytes) * cell.file_size_bytes
+                misses.append(abs(cell.advice.gain / gain - 1))
+    misses.sort()
+    assert len(misses) > 100
+    assert misses[len(misses) // 2] < 0.08
+    assert misses[int(0.9 * len(misses))] < 0.25

@@ -169,6 +169,13 @@ def test_report_of_a_comparison_makes_its_page_again(run_cli, facts, tmp_path):
     assert facts.headline[0] in (tmp_path / "report.html").read_text()
 
 
+def test_report_gives_the_rows_as_elbencho_s_csv(run_cli, results, tmp_path):
+    write_results(tmp_path / "run", results.rows, spec={})
+    done = run_cli("report", str(tmp_path / "run"), "--json", "--elbencho-csv", str(tmp_path / "sweep.csv"))
+    assert done.code == 0
+    assert (tmp_path / "sweep.csv").read_text() == render(results.rows)
+
+
 @pytest.mark.parametrize("what", ["missing", "empty"])
 def test_report_of_nothing_is_told(run_cli, tmp_path, what):
     (tmp_path / "empty").mkdir()

@@ -26,7 +26,9 @@ __all__ = ["command"]
 @click.option(
     "--json", "as_json", is_flag=True, help="The report as one JSON document on stdout; no page unless --out."
 )
-def command(path: Path, out: Path | None, pictures: Path | None, picture_format: str, as_json: bool) -> None:
+def command(
+    path: Path, out: Path | None, pictures: Path | None, picture_format: str, csv_file: Path | None, as_json: bool
+) -> None:
     """Make a page of results that opens offline. The verdict is computed again from the raw rows.
 
     DIR is what `penstock bench` or `penstock demo` wrote, or a folder of elbencho, fio, IOR or mdtest results.
@@ -34,7 +36,7 @@ def command(path: Path, out: Path | None, pictures: Path | None, picture_format:
     from penstock.errors import ConfigError
 
     if (path / "comparison.json").is_file():
-        if pictures or as_json:
+        if pictures or csv_file or as_json:
             raise ConfigError(f"{path} is a comparison of paths: it has a page alone, and comparison.json is its data")
         _of_comparison(path, out or path / "report.html")
         return
@@ -65,6 +67,12 @@ def command(path: Path, out: Path | None, pictures: Path | None, picture_format:
 
         for file in write_pictures(sweep_charts(report.groups, results.rows), pictures, picture_format):
             _tell(file, as_json=as_json)
+    if csv_file is not None:
+        from penstock.bench.elbencho import render
+        from penstock.report.document import write_whole
+
+        write_whole(render(results.rows), csv_file)
+        _tell(csv_file, as_json=as_json)
 
 
 def _tell(file: Path, *, as_json: bool) -> None:

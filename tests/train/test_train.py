@@ -396,7 +396,7 @@ def test_workload_of_a_stranger_comes_through_the_same_door(stranger):
 def test_workload_that_does_not_load_or_is_none_is_told(stranger):
     with pytest.raises(ConfigError, match="does not load"):
         load_workload("broken")
-    with pytest.raises(ConfigError, match="lacks demand"):
+    with pytest.raises(ConfigError, match="lacks begin_epoch, cleanup, demand"):
         load_workload("nothing")
     with pytest.raises(ConfigError, match="no workload `nonesuch`") as caught:
         load_workload("nonesuch")

@@ -25,7 +25,7 @@ _MOVERS = (
     "torch",
 )
 _PLUG_INS = ("workloads", "engines", "launchers")
-_PLUG_IN_MAY = ("penstock.protocols", "penstock.errors", "penstock.units")
+_PLUG_IN_MAY = ("penstock.protocols", "penstock.errors", "penstock.units", "penstock.accelerator")
 
 
 def find(root: Path) -> list[str]:

@@ -24,6 +24,12 @@ __all__ = ["command"]
     "--picture-format", type=click.Choice(["png", "svg"]), default="png", show_default=True, help="Of --pictures."
 )
 @click.option(
+    "--elbencho-csv",
+    "csv_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the rows as elbencho's CSV too.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="The report as one JSON document on stdout; no page unless --out."
 )
 def command(

@@ -207,6 +207,17 @@ def test_classify_operation_without_bytes_is_judged_on_threads():
     assert [c.regime for c in classify(rows).cells] == ["concurrency", "concurrency", "metadata", "metadata"]
 
 
+def test_classify_deleting_is_judged_for_each_size_of_file():
+    """Large files take longer to delete: that is no noise, and no retrograde scaling."""
+    rows = [
+        row("RMFILES", c, size, min(c / 1e-3, most)) for size, most in ((MIB, 9e3), (1 << 30, 90.0)) for c in (1, 4, 16)
+    ]
+    cells = classify(rows).cells
+    assert not any(c.retrograde for c in cells)
+    assert [c.regime for c in cells if c.file_size_bytes == MIB] == ["concurrency", "concurrency", "metadata"]
+    assert [c.regime for c in cells if c.file_size_bytes == 1 << 30] == ["metadata"] * 3
+
+
 @pytest.mark.parametrize(("least_us", "regime"), [(900, "concurrency"), (90, "metadata")])
 def test_classify_one_thread_count_goes_by_how_long_requests_queue(least_us, regime):
     latency = Latency(min_us=least_us, mean_us=1000, max_us=4000)

@@ -171,9 +171,30 @@ def test_report_of_a_comparison_makes_its_page_again(run_cli, facts, tmp_path):
 
 def test_report_gives_the_rows_as_elbencho_s_csv(run_cli, results, tmp_path):
     write_results(tmp_path / "run", results.rows, spec={})
-    done = run_cli("report", str(tmp_path / "run"), "--json", "--elbencho-csv", str(tmp_path / "sweep.csv"))
+    done = run_cli("report", str(tmp_path / "run"), "--json", "--csv", str(tmp_path / "sweep.csv"))
     assert done.code == 0
     assert (tmp_path / "sweep.csv").read_text() == render(results.rows)
+
+
+def test_report_of_a_disk_trace_draws_it_against_its_limits(run_cli, tmp_path):
+    sample = {"seconds": 0.25, "write_bytes_per_s": 0.0, "write_ios_per_s": 0.0, "utilisation": 0.9, "queue": 7.5}
+    trace = {
+        "device": "loop3",
+        "limits": {"ios_per_s": 500.0, "bytes_per_s": 5e8, "source": "AWS st1, 2018"},
+        "samples": [{**sample, "at_s": i / 4, "read_bytes_per_s": 5e7, "read_ios_per_s": 495.0} for i in range(1, 20)],
+        "hit": "IOPS",
+        "seconds": 5.0,
+        "read_bytes": 250_000_000,
+        "write_bytes": 0,
+        "ios": 2475,
+    }
+    (tmp_path / "trace.json").write_text(json.dumps({"schema_version": 1, "traces": [trace]}))
+    done = run_cli("report", str(tmp_path / "trace.json"), "--pictures", str(tmp_path), "--picture-format", "svg")
+    assert done.code == 0
+    assert "loop3 is bound by its operations a second" in done.err
+    assert "stated 500 I/O operations/s" in (tmp_path / "limit-ios_per_s.svg").read_text()
+    (tmp_path / "trace.json").write_text('{"schema_version": 1, "traces": [{}]}')
+    assert run_cli("report", str(tmp_path / "trace.json"), "--json").code == 1
 
 
 @pytest.mark.parametrize("what", ["missing", "empty"])

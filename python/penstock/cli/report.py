@@ -24,7 +24,7 @@ __all__ = ["command"]
     "--picture-format", type=click.Choice(["png", "svg"]), default="png", show_default=True, help="Of --pictures."
 )
 @click.option(
-    "--elbencho-csv",
+    "--csv",
     "csv_file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the rows as elbencho's CSV too.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.bench.rows import DATA_OPERATIONS, Results, Row
+from penstock.bench.traces import TRACE
 from penstock.bench.verdict import Judged, Verdict, classify
 from penstock.units import format_bytes, format_rate
 
@@ -81,6 +82,8 @@ def _threads(count: int) -> str:
 
 def name_of(row: Row) -> str:
     """A row for a legend."""
+    if row.operation == TRACE:
+        return row.label
     block = (
         f" in blocks of {_size_words(row.block_size_bytes)}"
         if row.block_size_bytes not in (None, row.file_size_bytes)
@@ -126,7 +129,19 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
     return tuple(sorted(made, key=lambda g: (g.operation not in DATA_OPERATIONS, g.title)))
 
 
-def _headline(groups: Sequence[Group]) -> tuple[str, str]:
+_HITS = {
+    "throughput": "is bound by its bytes a second",
+    "IOPS": "is bound by its operations a second",
+    "device": "is busy all the time, below every stated limit",
+    "none": "has room to spare",
+}
+
+
+def _headline(groups: Sequence[Group], traced: Sequence[Row]) -> tuple[str, str]:
+    if not groups and traced:
+        told = [f"{row.label} {_HITS.get(row.raw.get('hit', ''), 'was traced')}" for row in traced]
+        stated = ", ".join(dict.fromkeys(row.raw.get("limits") or "nobody" for row in traced))
+        return "; ".join(told), f"As its counters say, second by second; limits are stated by: {stated}."
     if not groups:
         return "Nothing here can be judged", "No row is a sound measurement of an operation; the table says why."
     top = next((g for g in groups if g.best.bytes_per_s), groups[0])
@@ -156,7 +171,7 @@ def summarise(results: Results) -> SweepReport:
     rows = results.rows
     verdict = classify(rows)
     groups = _groups(verdict.cells, rows)
-    headline, lead = _headline(groups)
+    headline, lead = _headline(groups, [r for r in rows if r.operation == TRACE])
     sound = [r for r in rows if not r.invalid]
     hashes = tuple(sorted({r.spec_hash for r in rows if r.spec_hash}))
     doubts = []

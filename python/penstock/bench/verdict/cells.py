@@ -139,7 +139,10 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
     mean = _median(x.mean_us if x else None for x in latency)
     most = _median(x.max_us if x else None for x in latency)
     asked = sum(r.last.ios or r.last.entries or 0 for r in rows)
-    counted = any(r.statuses or r.retries for r in rows)
+    # Our own bench of objects counts every answer: no word of refusals is word of none.
+    counted = any(
+        r.statuses or r.retries or (r.path_type == "object" and r.source.startswith("penstock")) for r in rows
+    )
     refusals = sum(r.statuses.get(name, 0) for r in rows for name in ("429", "503"))
     worker_s = sum(r.last.time_s * r.workers for r in rows)
     if unit == "block":
@@ -196,13 +199,14 @@ def _sweeps(family: list[Row]) -> list[Sweep]:
             blocks_of.setdefault(row.file_size_bytes, set()).add(row.block_size_bytes)
     whole_devices = family[0].path_type in ("file", "blockdev")
     of_blocks = moves and (whole_devices or any(len(blocks) > 1 for blocks in blocks_of.values()))
-    if of_blocks and all(row.block_size_bytes for row in family):
-        by_file: dict[object, list[Row]] = {}
-        for row in family:
-            by_file.setdefault(None if whole_devices else row.file_size_bytes, []).append(row)
-        return [sweep for part in by_file.values() if (sweep := _sweep(part, "block", moves))]
-    sweep = _sweep(family, "file", moves)
-    return [sweep] if sweep else []
+    of_blocks = of_blocks and all(row.block_size_bytes for row in family)
+    parts: dict[object, list[Row]] = {}
+    for row in family:
+        # What moves no bytes may still take longer for larger files (deleting does): each size is a sweep over threads.
+        apart = (of_blocks and not whole_devices) or not moves
+        parts.setdefault(row.file_size_bytes if apart else None, []).append(row)
+    unit = "block" if of_blocks else "file"
+    return [sweep for part in parts.values() if (sweep := _sweep(part, unit, moves))]
 
 
 def _sweep(rows: list[Row], unit: str, moves: bool) -> Sweep | None:  # noqa: FBT001

@@ -134,16 +134,17 @@ test-rust-unit: $(STAMPS)/nasm ## Rust tests that lie beside the code
 
 .PHONY: test-python
 test-python: setup setup-peers ## All Python tests but those that need TensorFlow
-	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters"
+	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters and not needs_pool"
 
 .PHONY: test-python-fast
 test-python-fast: setup ## Python tests that need no server, no browser and no minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_browser and not needs_torch"
+	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_pool and not needs_browser and not needs_torch"
 
 .PHONY: test-peers
-test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters ## Tests that need foreign programs too large for `make test`: TensorFlow, JAX, Lightning, Accelerate
+test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/hadoop-$(HADOOP) ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts
 	@# TensorFlow warns about itself at import; that is no test's business.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
+	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
 # ---------------------------------------------------------------- set-up
@@ -209,7 +210,7 @@ $(STAMPS)/fake-gcs-$(FAKE_GCS): | $(STAMPS)
 	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
 	@touch $@
 
-$(STAMPS)/hadoop-$(HADOOP): tests/hdfs/pom.xml | $(STAMPS)
+$(STAMPS)/hadoop-$(HADOOP): python/penstock/engines/hadoop.pom.xml | $(STAMPS)
 	$(call SAY,Hadoop $(HADOOP)$(comma) the HDFS peer of the store tests$(comma) 91 MB of jars from Maven)
 	@{ command -v java && command -v mvn; } > /dev/null || { \
 		echo "set-up: Java and Maven from Debian (~150 MB)"; \
@@ -217,7 +218,7 @@ $(STAMPS)/hadoop-$(HADOOP): tests/hdfs/pom.xml | $(STAMPS)
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends default-jre-headless maven); \
 		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
 	@rm -rf $(TOOLS)/hadoop
-	@mvn -q -B -f tests/hdfs/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(TOOLS)/hadoop/lib" > $(TOOLS)/mvn.log 2>&1 || { cat $(TOOLS)/mvn.log; exit 1; }
+	@mvn -q -B -f python/penstock/engines/hadoop.pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(TOOLS)/hadoop/lib" > $(TOOLS)/mvn.log 2>&1 || { cat $(TOOLS)/mvn.log; exit 1; }
 	@touch $@
 
 $(STAMPS)/faultfs: $(wildcard benches/peers/stage/faultfs/*) | $(STAMPS)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from penstock.testing.engine_suite import EngineSuite
 from penstock.testing.launcher_suite import LauncherSuite
 
-__all__ = ["LauncherSuite"]
+__all__ = ["EngineSuite", "LauncherSuite"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.cluster import Cluster
 
-__all__ = ["json_flag", "opened", "reaching", "spelt"]
+__all__ = ["json_flag", "opened", "reaching", "settings_of", "spelt"]
 
 
 def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -40,16 +40,22 @@ def json_flag(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")(command)
 
 
+def settings_of(words: tuple[str, ...]) -> dict[str, Any]:
+    """NAME=VALUE words as a mapping."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"`{word}` is not NAME=VALUE", where="--set")
+        found[name] = value
+    return found
+
+
 def opened(launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...]) -> Cluster:
     """The cluster that the flags speak of."""
     from penstock.cluster import Cluster
 
-    found: dict[str, Any] = {}
-    for word in settings:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--set: `{word}` is not NAME=VALUE", where="--set")
-        found[name] = value
+    found = settings_of(settings)
     if nodes is not None:
         found["nodes"] = nodes
     return Cluster.open(launcher, found, only=on)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock pool audit`: what a pool has left on its nodes."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from penstock.cli.pool.options import asked, known, named
+
+__all__ = ["command"]
+
+
+@click.command("audit")
+@named("60s")
+def command(
+    name: str,
+    engine: str | None,
+    disk: str | None,
+    launcher: str | None,
+    nodes: str | None,
+    settings: tuple[str, ...],
+    deadline: float,
+    as_json: bool,
+) -> int:
+    """Look for a pool's processes, mounts, folders and ports. Exit code 1 says that something is there.
+
+    After `pool down` this machine has no record of the pool: name its nodes and its disk.
+    """
+    from penstock.cluster import pools
+    from penstock.errors import ConfigError
+
+    record = asked(name, engine, disk, launcher, nodes, settings)
+    if record is None:
+        raise ConfigError(
+            f"no pool `{name}` is known here",
+            hint="to look for what one has left, give --nodes, --disk and --launcher as `pool up` had them",
+        )
+    with known(record) as cluster:
+        ended = pools.audit(cluster, record, deadline_s=deadline)
+    left = {node: found["left"] for node, found in ended.receipts.items()}
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "name": name, "left": left, "unreached": ended.unreached}))
+    else:
+        for node, words in left.items():
+            for word in words:
+                click.echo(f"{node}  {word}")
+        if not any(left.values()):
+            click.echo(f"pool {name}: nothing is left on {len(left)} nodes")
+    for node in ended.unreached:
+        click.echo(f"error[unreachable]: {node}: it did not answer", err=True)
+    if ended.unreached:
+        return 3
+    return 1 if any(left.values()) else 0

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What status, down and audit share: a pool by its name, as `pool up` left it here, or by flags where nothing was left."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.cluster.options import settings_of
+from penstock.cli.parameters import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.cluster import Cluster
+    from penstock.cluster.pools import Record
+
+__all__ = ["asked", "known", "named"]
+
+
+def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--name and --deadline, and the flags by which a pool is found that this machine has no record of."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout."),
+            click.option("--deadline", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take."),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the launcher."),
+            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="Where this machine has no record of the pool: its nodes."),
+            click.option("--launcher", metavar="NAME", help="Where it has none: what reaches them. [local]"),
+            click.option("--disk", metavar="DIR", help="Where it has none: the disk that was given."),
+            click.option("--engine", metavar="NAME", help="Where it has none: the engine. [local]"),
+            click.option("--name", default="pool", show_default=True, metavar="NAME", help="Which pool."),
+        ):  # fmt: skip
+            command = option(command)
+        return command
+
+    return add
+
+
+def asked(
+    name: str, engine: str | None, disk: str | None, launcher: str | None, nodes: str | None, settings: tuple[str, ...]
+) -> Record | None:
+    """The record of the pool that the flags speak of; None where there is none and the flags do not make one."""
+    from penstock.cluster import pools
+    from penstock.protocols import PoolSpec
+
+    found = pools.find(name)
+    if found is not None or disk is None:
+        return found
+    given: dict[str, Any] = settings_of(settings) | ({} if nodes is None else {"nodes": nodes})
+    return pools.Record(
+        state="unknown", engine=engine or "local", engine_settings={}, spec=PoolSpec(name, disk), lease="",
+        launcher=launcher or "local", launcher_settings=given,
+    )  # fmt: skip
+
+
+@contextmanager
+def known(record: Record) -> Iterator[Cluster]:
+    """The nodes of a record, reached as they were."""
+    from penstock.cluster import Cluster
+
+    with Cluster.open(record.launcher, record.launcher_settings, only=record.nodes) as cluster:
+        yield cluster

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock pool status`: how each node of a pool is."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from penstock.cli.pool.options import asked, known, named
+
+__all__ = ["command"]
+
+
+@click.command("status")
+@named("30s")
+def command(
+    name: str,
+    engine: str | None,
+    disk: str | None,
+    launcher: str | None,
+    nodes: str | None,
+    settings: tuple[str, ...],
+    deadline: float,
+    as_json: bool,
+) -> int:
+    """Say how each node is: up, degraded (it answers, and does not serve) or lost. Exit code 1 says that one is not up."""
+    from penstock.cluster import pools
+    from penstock.errors import NotFound
+
+    record = asked(name, engine, disk, launcher, nodes, settings)
+    if record is None:
+        raise NotFound(f"no pool `{name}` is known here", hint=f"known: {', '.join(pools.names()) or 'none'}")
+    with known(record) as cluster:
+        states = pools.status(cluster, record, deadline_s=deadline)
+    url = record.pool.url if record.pool else None
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "schema_version": 1,
+                    "name": name,
+                    "engine": record.engine,
+                    "state": record.state,
+                    "url": url,
+                    "nodes": states,
+                }
+            )
+        )
+    else:
+        click.echo(f"pool {name} ({record.engine}), {record.state}: {url or 'not ready'}")
+        for node, state in states.items():
+            click.echo(f"  {node}  {state}")
+    return 0 if states and set(states.values()) == {"up"} else 1

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock pool up`: an engine on the nodes, ready or taken back."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from penstock.cli.cluster.options import json_flag, opened, reaching, settings_of
+from penstock.cli.parameters import BYTES
+
+__all__ = ["command"]
+
+
+@click.command("up")
+@click.option(
+    "--engine",
+    default="local",
+    show_default=True,
+    metavar="NAME",
+    help="local, hdfs, mount, or one that a package brings.",
+)
+@click.option(
+    "--disk",
+    required=True,
+    metavar="DIR",
+    help="The folder that the pool may use on every node; {node} in it is the node's name.",
+)
+@click.option(
+    "--name", default="pool", show_default=True, metavar="NAME", help="Of the pool; two names can share nodes."
+)
+@click.option(
+    "--copies", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N", help="Of every object."
+)
+@click.option("--need", type=BYTES, default="0", metavar="SIZE", help="That every node's disk must have free.")
+@click.option(
+    "--engine-set", "engine_settings", multiple=True, metavar="NAME=VALUE", help="A setting of the engine; repeatable."
+)
+@reaching("3min")
+@json_flag
+def command(
+    engine: str,
+    disk: str,
+    name: str,
+    copies: int,
+    need: int,
+    engine_settings: tuple[str, ...],
+    launcher: str,
+    nodes: str | None,
+    on: tuple[str, ...],
+    settings: tuple[str, ...],
+    deadline: float,
+    as_json: bool,
+) -> int:
+    """Bring a pool up. Ends by the deadline: ready, or with nothing left; a second `up` finds it ready and does nothing.
+
+    Objects go in by `penstock stage SRC URL` on the nodes, with the URL that this prints.
+    """
+    from penstock.cluster import pools
+    from penstock.protocols import PoolSpec
+    from penstock.units import format_seconds
+
+    given = settings_of(settings) | ({} if nodes is None else {"nodes": nodes})
+    spec = PoolSpec(name, disk, copies, need)
+    began = time.monotonic()
+    with opened(launcher, nodes, on, settings) as cluster:
+        pool, was_up = pools.up(
+            cluster, spec, engine, settings_of(engine_settings), deadline_s=deadline, launcher=launcher, launcher_settings=given
+        )  # fmt: skip
+    took = time.monotonic() - began
+    if as_json:
+        rows = [{"node": node.name, "address": node.address} for node in pool.nodes]
+        click.echo(
+            json.dumps(
+                {
+                    "schema_version": 1,
+                    "name": name,
+                    "engine": engine,
+                    "url": pool.url,
+                    "nodes": rows,
+                    "was_up": was_up,
+                    "seconds": took,
+                }
+            )
+        )
+    else:
+        how = "was up already" if was_up else f"ready in {format_seconds(took)}"
+        click.echo(f"pool {name} ({engine}, {len(pool.nodes)} nodes) {how}: {pool.url}")
+    return 0

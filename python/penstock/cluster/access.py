@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool's objects from one of its nodes: `python -m penstock.cluster.access ORDERS`, with the pool as JSON on stdin.
+
+Sent to a node by whoever is not on one: the repair of a pool, the suites, `penstock run`. Orders are JSON lists, done in
+order, as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]; answers are one JSON list, bytes as their length and
+CRC-32, errors as {"error": code, "text": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.protocols import Pool
+
+if TYPE_CHECKING:
+    from penstock.protocols import Access
+
+__all__ = ["main", "perform"]
+
+
+def perform(access: Access, order: list[Any]) -> Any:
+    """One order's answer, as plain values."""
+    try:
+        match order:
+            case ["names", prefix]:
+                return access.names(prefix)
+            case ["put", name, path]:
+                return access.put(name, Path(path))
+            case ["read", name, offset, length]:
+                body = access.read(name, offset, length)
+                return {"length": len(body), "crc32": zlib.crc32(body)}
+            case ["locate", names]:
+                return {
+                    name: [[piece.offset, piece.length, list(piece.nodes)] for piece in pieces]
+                    for name, pieces in access.locate(names).items()
+                }
+            case ["fast_path" | "mount_path" as which, name]:
+                path = access.fast_path(name) if which == "fast_path" else access.mount_path(name)
+                if path is None:
+                    return None
+                body = path.read_bytes() if path.is_file() else b""
+                return {"path": str(path), "length": len(body), "crc32": zlib.crc32(body)}
+            case ["delete", names]:
+                return access.delete(names)
+            case _:
+                return {"error": "usage", "text": f"no such order: {order}"}
+    except PenstockError as error:
+        return {"error": error.code, "text": str(error)}
+
+
+def main() -> int:
+    """Does the orders of the command line."""
+    from penstock.cluster.pools import load_engine
+
+    engine, node, orders = sys.argv[1:]
+    pool = msgspec.json.decode(sys.stdin.buffer.read(), type=Pool)
+    access = load_engine(engine, {}).access(pool, node)
+    sys.stdout.write(json.dumps([perform(access, order) for order in json.loads(orders)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

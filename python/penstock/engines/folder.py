@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects as plain files below a folder: what `local` and `mount` share. A name is a path that stays below it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from penstock.errors import KeyRefused, NoSpace, NotFound
+from penstock.protocols import Located
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["FolderAccess", "checked"]
+
+_PART = ".penstock-part-"
+
+
+def checked(name: str) -> str:
+    """A name that can be one.
+
+    Raises:
+        KeyRefused: It is empty, absolute, or would leave its pool.
+    """
+    if (
+        not name
+        or name.startswith("/")
+        or name.endswith("/")
+        or "\0" in name
+        or any(p in ("", ".", "..") for p in name.split("/"))
+    ):
+        raise KeyRefused(f"`{name!r}` is no name of an object in a pool", key=name)
+    return name
+
+
+class FolderAccess:
+    """The objects of one folder, seen from `node`; `is_own` says that it lies on the node's own disk."""
+
+    def __init__(self, folder: Path, node: str, *, is_own: bool) -> None:
+        self._folder = folder
+        self._node = node
+        self._is_own = is_own
+
+    def _path(self, name: str) -> Path:
+        return self._folder / checked(name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Folders and links are not objects."""
+        found = (path for path in self._folder.rglob("*") if path.is_file() and _PART not in path.name)
+        return sorted(name for path in found if (name := path.relative_to(self._folder).as_posix()).startswith(prefix))
+
+    def put(self, name: str, source: Path) -> None:
+        """By way of a temporary name, fsynced, then renamed."""
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{_PART}{uuid4().hex}")
+        try:
+            with source.open("rb") as read, part.open("wb") as write:
+                shutil.copyfileobj(read, write, 1 << 22)
+                write.flush()
+                os.fsync(write.fileno())
+            part.replace(path)
+        except OSError as error:
+            if error.errno == 28:
+                raise NoSpace(f"{path}: no space for {source.stat().st_size:,} bytes", where=str(path)) from error
+            raise
+        finally:
+            with suppress(FileNotFoundError):
+                part.unlink()
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """A plain pread."""
+        try:
+            with self._path(name).open("rb") as file:
+                return os.pread(file.fileno(), length, offset)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise NotFound(f"{name} is not in the pool", where=name) from None
+
+    def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
+        """On this node, where it is its own disk; a mount does not say."""
+        found = {}
+        for name in names:
+            path = self._path(name)
+            nodes = (self._node,) if self._is_own and path.is_file() else ()
+            found[name] = [Located(0, path.stat().st_size if path.is_file() else 0, nodes)]
+        return found
+
+    def fast_path(self, name: str) -> Path | None:
+        """The file itself, where it is here."""
+        path = self._path(name)
+        return path if self._is_own and path.is_file() else None
+
+    def mount_path(self, name: str) -> Path | None:
+        """The file itself."""
+        return self._path(name)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Files only; folders stay."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._path(name).unlink()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hadoop's own side of the engine `hdfs`: where its jars are, and what its daemons are configured with."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
+
+from penstock.engines.hands import root_of
+from penstock.errors import Deadline, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.engines.hands import Hands
+    from penstock.protocols import PoolSpec, Runner
+
+__all__ = ["configured", "data_options", "installed", "placed", "wanted"]
+
+_POM = Path(__file__).with_name("hadoop.pom.xml")
+_SERVER = "hadoop-client-minicluster-*.jar"
+_LOG = """log4j.rootLogger=WARN,A
+log4j.appender.A=org.apache.log4j.ConsoleAppender
+log4j.appender.A.layout=org.apache.log4j.PatternLayout
+log4j.appender.A.layout.ConversionPattern=%d %p %c: %m%n
+"""
+
+
+def installed(given: str, environment: Mapping[str, str]) -> str | None:
+    """The class path of a Hadoop that the user names, or None where ours is to be used."""
+    home = given or environment.get("HADOOP_HOME", "")
+    if not home:
+        return None
+    if (Path(home) / "share/hadoop/hdfs").is_dir() or not given:
+        return ":".join(f"{home}/share/hadoop/{part}/*" for part in ("common", "common/lib", "hdfs", "hdfs/lib"))
+    return f"{home}/*"
+
+
+def wanted(path: str) -> list[str]:
+    """What must be on a node for a class path to hold HDFS."""
+    return [
+        f"{part[:-1]}{_SERVER}" if ":" not in path else f"{part[:-1]}hadoop-hdfs-*.jar"
+        for part in path.split(":")[:3:2]
+    ]
+
+
+def placed(
+    environment: Mapping[str, str], runner: Runner, hands: Hands, spec: PoolSpec, until: float
+) -> dict[str, str]:
+    """Our own jars on every node, by the class path: fetched once to this machine, copied to nodes that do not see them.
+
+    Raises:
+        NotFound: No jars, and no Maven to fetch them.
+    """
+    cache = Path(
+        environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "/nonexistent", ".cache"),
+        "penstock/hadoop",
+    )
+    if not list(cache.glob(_SERVER)):
+        _fetch(cache, until)
+    has = hands.ask("has", until - time.monotonic(), patterns=[f"{cache}/{_SERVER}"])
+    paths = {}
+    for node in runner.nodes:
+        if has[node.name]:
+            paths[node.name] = f"{cache}/*"
+            continue
+        there = f"{root_of(spec, node)}/jars"
+        [ended] = runner.copy_to_all(cache, there, on=[node], deadline_s=max(1.0, until - time.monotonic()))
+        if ended.code != 0:
+            raise ended.fault or NotFound(
+                f"{node.name}: Hadoop's jars did not arrive: {ended.err.decode(errors='replace').strip()[-300:]}"
+            )
+        paths[node.name] = f"{there}/*"
+    return paths
+
+
+def _fetch(cache: Path, until: float) -> None:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
+        line = [
+            "mvn",
+            "-q",
+            "-B",
+            "-f",
+            str(_POM),
+            "dependency:copy-dependencies",
+            "-DincludeScope=runtime",
+            f"-DoutputDirectory={folder}/lib",
+        ]
+        left = max(1.0, until - time.monotonic())
+        try:
+            done = subprocess.run(
+                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=left, check=False
+            )
+        except FileNotFoundError:
+            raise NotFound(
+                "Hadoop's jars are not here, and neither is Maven to fetch them",
+                hint="--engine-set hadoop=DIR names an installed Hadoop, or a folder of its jars",
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise Deadline("Maven has not brought Hadoop's jars (91 MB) in time", limit_s=left) from None
+        if done.returncode != 0:
+            raise NotFound(
+                f"Maven could not fetch Hadoop's jars: {done.stdout.strip().splitlines()[0][:300] if done.stdout.strip() else 'no words'}"
+            )
+        (Path(folder) / "lib").rename(cache)
+
+
+def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, block_bytes: int) -> dict[str, str]:
+    """The files of `conf` on a node."""
+    core = {"fs.defaultFS": f"hdfs://{leader}:{rpc}", "hadoop.tmp.dir": f"{root}/data/tmp"}
+    site = {
+        "dfs.replication": copies,
+        "dfs.blocksize": block_bytes,
+        "dfs.namenode.fs-limits.min-block-size": 1 << 20,
+        "dfs.permissions.enabled": "false",
+        "dfs.namenode.name.dir": f"{root}/data/name",
+        "dfs.namenode.http-address": f"{leader}:{http}",
+        # Only the pool's own nodes: a stranger's DataNode that finds our port is sent away.
+        "dfs.hosts": f"{root}/conf/hosts",
+        "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+        "dfs.namenode.safemode.extension": 0,
+        # A lost node is known after 2 x 2 s + 10 x 1 s, not after ten minutes; a silent one is asked last after 3 s.
+        "dfs.heartbeat.interval": 1,
+        "dfs.namenode.heartbeat.recheck-interval": 2000,
+        "dfs.namenode.stale.datanode.interval": 3000,
+        "dfs.namenode.avoid.read.stale.datanode": "true",
+        "dfs.namenode.avoid.write.stale.datanode": "true",
+        # The writer's own disk takes the first copy, however busy its node is.
+        "dfs.namenode.redundancy.considerLoad": "false",
+        # With as many copies as nodes, a lost one is no reason to refuse a write.
+        "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
+        "dfs.client.socket-timeout": 5000,
+        "dfs.datanode.socket.write.timeout": 5000,
+    }
+    return {
+        "conf/core-site.xml": _xml(core),
+        "conf/hdfs-site.xml": _xml(site),
+        "conf/log4j.properties": _LOG,
+    }
+
+
+def data_options(root: str, address: str, ports: list[int]) -> list[str]:
+    """What a DataNode is told on its command line, being each one's own."""
+    data, http, ipc = ports
+    options = {
+        "dfs.datanode.data.dir": f"{root}/data/blocks",
+        "dfs.datanode.address": f"{address}:{data}",
+        "dfs.datanode.http.address": f"{address}:{http}",
+        "dfs.datanode.ipc.address": f"{address}:{ipc}",
+        "dfs.datanode.hostname": address,
+    }
+    return [word for name, value in options.items() for word in ("-D", f"{name}={value}")]
+
+
+def _xml(settings: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f"<property><name>{name}</name><value>{escape(str(value))}</value></property>\n"
+        for name, value in settings.items()
+    )
+    return f"<configuration>\n{rows}</configuration>\n"

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an engine's orders reach its agent on every node, and how refusals come back: as errors that name the node."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import errors
+from penstock.errors import ConfigError, PenstockError, SystemFault, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.protocols import Exit, Node, PoolSpec, Runner
+
+__all__ = ["Hands", "root_of", "wanting"]
+
+_KINDS: dict[str, type[PenstockError]] = {
+    kind.code: kind
+    for kind in (
+        errors.NotFound,
+        errors.Denied,
+        errors.NoSpace,
+        errors.Deadline,
+        errors.PreconditionFailed,
+        errors.Unreachable,
+    )
+}
+
+
+@cache
+def _source() -> str:
+    return Path(__file__).with_name("agent.py").read_text(encoding="utf-8")
+
+
+def root_of(spec: PoolSpec, node: Node) -> str:
+    """The one folder of the pool on a node."""
+    disk = spec.disk.replace("{node}", node.name)
+    if not posixpath.isabs(disk):
+        raise ConfigError(f"disk: `{disk}` is no absolute path", where="disk")
+    return posixpath.join(posixpath.normpath(disk), f"penstock-pool-{spec.name}")
+
+
+def wanting(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's settings over their defaults; text is taken for the number that it spells.
+
+    Raises:
+        ConfigError: An unknown one, or a value of another kind.
+    """
+    found = dict(known)
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(
+                f"engine {engine}: it has no setting `{key}`",
+                hint=f"its settings are: {', '.join(sorted(known)) or 'none'}",
+            )
+        if isinstance(known[key], int) and isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if not isinstance(value, type(known[key])):
+            raise ConfigError(f"engine {engine}: {key} = {value!r} is no {type(known[key]).__name__}")
+        found[key] = value
+    return found
+
+
+class Hands:
+    """The agents of one pool's nodes."""
+
+    def __init__(self, spec: PoolSpec, runner: Runner, *, python: str = "python3") -> None:
+        self.spec = spec
+        self.runner = runner
+        self._python = python
+
+    def ask(
+        self,
+        verb: str,
+        deadline_s: float,
+        *,
+        on: Sequence[Node] | None = None,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        **alike: Any,
+    ) -> dict[str, Any]:
+        """Every node's answer by its name.
+
+        Raises:
+            PenstockError: The first refusal or the first node that did not answer, with its name.
+        """
+        answers = self.try_asking(verb, deadline_s, on=on, each=each, **alike)
+        for answer in answers.values():
+            if isinstance(answer, PenstockError):
+                raise answer
+        return answers
+
+    def try_asking(
+        self,
+        verb: str,
+        deadline_s: float,
+        *,
+        on: Sequence[Node] | None = None,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        **alike: Any,
+    ) -> dict[str, Any]:
+        """Every node's answer by its name, errors among them."""
+        nodes = list(self.runner.nodes) if on is None else list(on)
+        own = {
+            node.name: {"root": root_of(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}
+            for node in nodes
+        }
+        orders = json.dumps({"all": {"name": self.spec.name, **alike}, "each": own}).encode()
+        exits = self.runner.run(
+            [self._python, "-c", _source(), verb, "{node}"],
+            on=nodes,
+            deadline_s=max(1.0, deadline_s),
+            stdin=orders,
+            fills=True,
+        )
+        return {ended.node: _answer(ended) for ended in exits}
+
+
+def _answer(ended: Exit) -> Any:
+    if ended.fault is not None:
+        return (
+            ended.fault
+            if isinstance(ended.fault, PenstockError)
+            else Unreachable(f"{ended.node}: {ended.fault}", where=ended.node)
+        )
+    try:
+        answer = json.loads(ended.out)
+    except ValueError:
+        said = ended.err.decode(errors="replace").strip().splitlines()
+        return SystemFault(
+            f"{ended.node}: the pool's agent ended with {ended.code}{f': {said[-1][:300]}' if said else ''}",
+            where=ended.node,
+        )
+    if "error" in answer:
+        kind = _KINDS.get(answer["error"], SystemFault)
+        return kind(f"{ended.node}: {answer['text']}", hint=answer["hint"] or None, where=ended.node)
+    return answer["ok"]

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hdfs`: a NameNode on the first node and a DataNode on every one, over the nodes' own disks. Needs Java and nobody's leave.
+
+Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; else fetched once by Maven and copied to nodes
+that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (an object of one block can be read by
+`fast_path`), `port` (of the NameNode; else a free one).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.hadoop import configured, data_options, installed, placed, wanted
+from penstock.engines.hands import Hands, root_of, wanting
+from penstock.engines.webhdfs import HdfsAccess
+from penstock.errors import Deadline, PenstockError, SystemFault, Unreachable
+from penstock.protocols import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.protocols import Node, PoolSpec, Runner
+
+__all__ = ["HdfsEngine", "engine"]
+
+_LOOK_S = 0.3
+_ASK_S = 10.0
+_FORMAT_S = 120.0
+_KNOWN: dict[str, Any] = {
+    "hadoop": "", "java": "java", "namenode_heap_mb": 384, "datanode_heap_mb": 256, "block_bytes": 1 << 30, "port": 0,
+}  # fmt: skip
+
+
+class HdfsEngine:
+    """One HDFS a pool, ended with it."""
+
+    name = "hdfs"
+
+    def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self._settings = wanting(settings, self.name, _KNOWN)
+        self._environment = dict(environment)
+
+    def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        lacks = []
+        for node, found in facts.items():
+            if not found["java"] and self._settings["java"] == "java":
+                lacks.append(f"{node}: there is no Java (11 or 17)")
+            if found["unresolved"]:
+                lacks.append(f"{node}: it cannot resolve {', '.join(found['unresolved'])}")
+        if spec.copies > len(facts):
+            lacks.append(f"{spec.copies} copies want as many nodes, and there are {len(facts)}")
+        return lacks
+
+    # ------------------------------------------------------------ up
+
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+        until = time.monotonic() + deadline_s
+        hands = Hands(spec, runner)
+        path = installed(self._settings["hadoop"], self._environment)
+        leader, fixed = runner.nodes[0], [self._settings["port"]] if self._settings["port"] else []
+        found = hands.ask(
+            "prepare", until - time.monotonic(), lease=lease, of=self.name, need_bytes=spec.need_bytes,
+            wants=[] if path is None else wanted(path), each={n.name: {"ports": 5 if n == leader else 3, "fixed": fixed if n == leader else []} for n in runner.nodes},
+        )  # fmt: skip
+        paths = dict.fromkeys(found, path) if path else placed(self._environment, runner, hands, spec, until)
+        rpc, http, *_ = found[leader.name]["ports"]
+        data = {node.name: found[node.name]["ports"][-3:] for node in runner.nodes}
+        orders = {
+            node.name: self._order(spec, node, leader, (rpc, http), data[node.name], paths[node.name], runner)
+            for node in runner.nodes
+        }
+        hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
+        pool = Pool(
+            spec.name, self.name, lease, f"hdfs://{leader.address}:{rpc}/", tuple(runner.nodes), spec.copies,
+            {
+                "http": f"{leader.address}:{http}",
+                "nodes": {node.name: {"data": f"{node.address}:{data[node.name][0]}", "root": root_of(spec, node)} for node in runner.nodes},
+                "block_bytes": self._settings["block_bytes"],
+            },
+        )  # fmt: skip
+        self._await(pool, spec, hands, until, deadline_s)
+        return pool
+
+    def _order(
+        self,
+        spec: PoolSpec,
+        node: Node,
+        leader: Node,
+        names: tuple[int, int],
+        data: list[int],
+        jars: str,
+        runner: Runner,
+    ) -> dict[str, Any]:
+        root = root_of(spec, node)
+        java = [self._settings["java"], "-XX:+UseSerialGC", "--add-opens=java.base/java.lang=ALL-UNNAMED"]
+        path = ["-cp", f"{root}/conf:{jars}"]
+        master = [
+            *java,
+            f"-Xmx{self._settings['namenode_heap_mb']}m",
+            *path,
+            "org.apache.hadoop.hdfs.server.namenode.NameNode",
+        ]
+        worker = [
+            *java,
+            f"-Xmx{self._settings['datanode_heap_mb']}m",
+            *path,
+            "org.apache.hadoop.hdfs.server.datanode.DataNode",
+        ]
+        order: dict[str, Any] = {
+            "files": configured(
+                root, leader.address, *names, copies=spec.copies, block_bytes=self._settings["block_bytes"]
+            ),
+            "daemons": [
+                {
+                    "name": "datanode",
+                    "argv": [*worker, *data_options(root, node.address, data)],
+                    "log": "logs/datanode.log",
+                }
+            ],
+        }
+        if node == leader:
+            order["files"]["conf/hosts"] = "".join(f"{each.address}\n" for each in runner.nodes)
+            order["once"] = [{
+                "what": "formatting the NameNode", "unless": "data/name/current/VERSION", "log": "logs/format.log",
+                "argv": [*master, "-format", "-force", "-nonInteractive"], "limit_s": _FORMAT_S,
+            }]  # fmt: skip
+            order["daemons"].insert(0, {"name": "namenode", "argv": master, "log": "logs/namenode.log"})
+        return order
+
+    def _await(self, pool: Pool, spec: PoolSpec, hands: Hands, until: float, deadline_s: float) -> None:
+        """Until every DataNode is live in this name space and writes are taken."""
+        tries, seen = 0, "the NameNode has not answered"
+        while True:
+            tries += 1
+            try:
+                state = self._state(pool, hands, _ASK_S)
+                live, missing = len(state["live"]), [n.name for n in pool.nodes if n.name not in state["live"]]
+                if not missing and not state["safemode"]:
+                    return
+                seen = (
+                    f"{live} of {len(pool.nodes)} DataNodes have reported, {', '.join(missing[:4])} not"
+                    if missing
+                    else state["safemode"]
+                )
+            except PenstockError as error:
+                seen = str(error)
+            if tries % 4 == 0:
+                for name, answer in hands.ask("alive", _ASK_S).items():
+                    for daemon, words in answer["dead"].items():
+                        raise SystemFault(f"{name}: the {daemon} has ended: {words}", where=name)
+            if time.monotonic() > until:
+                raise Deadline(f"pool {spec.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
+            time.sleep(_LOOK_S)
+
+    def _state(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, Any]:
+        """What the NameNode says of its nodes, asked from its own host."""
+        leader = [pool.nodes[0]]
+        url = f"http://{pool.facts['http']}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
+        answer = hands.ask("http", limit_s, on=leader, url=url, limit_s=limit_s / 2)[leader[0].name]
+        beans = answer.get("beans") if isinstance(answer, dict) else None
+        if not beans:
+            raise Unreachable(f"{leader[0].name}: the NameNode has not begun to speak", where=leader[0].name)
+        live = {facts["xferaddr"] for facts in json.loads(beans[0]["LiveNodes"]).values()}
+        return {
+            "live": [name for name, facts in pool.facts["nodes"].items() if facts["data"] in live],
+            "safemode": beans[0]["Safemode"],
+            "missing": beans[0].get("NumberOfMissingBlocks", 0),
+        }
+
+    # ------------------------------------------------------------ while it is up
+
+    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+        hands = Hands(_spec(pool), runner)
+        answers = hands.try_asking("alive", deadline_s, on=pool.nodes, each=_roots(pool))
+        try:
+            live = self._state(pool, hands, min(deadline_s, _ASK_S))["live"]
+        except PenstockError:
+            live = []
+        states = {}
+        for name, answer in answers.items():
+            if isinstance(answer, PenstockError):
+                states[name] = "lost"
+            else:
+                states[name] = (
+                    "up" if answer["lease"] == pool.lease and not answer["dead"] and name in live else "degraded"
+                )
+        return states
+
+    def access(self, pool: Pool, node: str) -> HdfsAccess:
+        return HdfsAccess(pool, node)
+
+    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
+        leader, hands = [pool.nodes[0]], Hands(_spec(pool), runner)
+        url = f"http://{pool.facts['http']}/fsck?ugi=penstock&path=%2F&listcorruptfileblocks=1"
+        text = hands.ask("http", deadline_s, on=leader, each=_roots(pool), url=url, limit_s=deadline_s / 2)[
+            leader[0].name
+        ]
+        # Lines of `blk_1073741825<tab>/x`, with the number of copies between in newer ones; then a sentence.
+        lines = (line.split("\t") for line in str(text).splitlines() if line.startswith("blk_"))
+        names = {words[-1].lstrip("/") for words in lines if len(words) > 1}
+        return sorted(names)
+
+    # ------------------------------------------------------------ down
+
+    def down(
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+    ) -> dict[str, dict[str, Any]]:
+        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
+        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        answers = Hands(spec, runner).try_asking("audit", deadline_s)
+        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+
+
+def _spec(pool: Pool) -> PoolSpec:
+    from penstock.protocols import PoolSpec
+
+    return PoolSpec(pool.name, "/", pool.copies)
+
+
+def _roots(pool: Pool) -> dict[str, dict[str, str]]:
+    return {name: {"root": facts["root"]} for name, facts in pool.facts["nodes"].items()}
+
+
+def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> HdfsEngine:
+    """The entry point `penstock.engines: hdfs`."""
+    return HdfsEngine(settings, environment)

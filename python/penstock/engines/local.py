@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`local`: a folder per node and nothing else. Every node holds what was put there; nothing is shared, nothing must run.
+
+The default: most jobs need no pool. A lost node's objects are lost with it; `heal` cannot know them (the manifest does).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.folder import FolderAccess
+from penstock.engines.hands import Hands, root_of, wanting
+from penstock.errors import PenstockError, Unsupported
+from penstock.protocols import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.protocols import PoolSpec, Runner
+
+__all__ = ["LocalEngine", "engine"]
+
+
+class LocalEngine:
+    """Folders under leases."""
+
+    name = "local"
+
+    def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:  # noqa: ARG002
+        return []
+
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+        if spec.copies != 1:
+            raise Unsupported(
+                f"engine local: {spec.copies} copies are more than the one that a folder is",
+                hint="--engine hdfs keeps copies",
+            )
+        Hands(spec, runner).ask("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        folders = {node.name: f"{root_of(spec, node)}/data" for node in runner.nodes}
+        # One URL for all: where every node's folder has the same path, it is that; else each rank asks `facts`.
+        url = (
+            next(iter(folders.values()))
+            if len(set(folders.values())) == 1
+            else f"{spec.disk}/penstock-pool-{spec.name}/data"
+        )
+        return Pool(spec.name, self.name, lease, url, tuple(runner.nodes), 1, {"folders": folders})
+
+    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+        answers = Hands(_spec(pool), runner).try_asking("alive", deadline_s, on=pool.nodes, each=_roots(pool))
+        return {
+            name: "lost" if isinstance(answer, PenstockError) else "up" if answer["lease"] == pool.lease else "degraded"
+            for name, answer in answers.items()
+        }
+
+    def access(self, pool: Pool, node: str) -> FolderAccess:
+        return FolderAccess(Path(pool.facts["folders"][node]), node, is_own=True)
+
+    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
+        return []
+
+    def down(
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+    ) -> dict[str, dict[str, Any]]:
+        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
+        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        answers = Hands(spec, runner).try_asking("audit", deadline_s)
+        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+
+
+def _spec(pool: Pool) -> PoolSpec:
+    from penstock.protocols import PoolSpec
+
+    return PoolSpec(pool.name, "/", pool.copies)
+
+
+def _roots(pool: Pool) -> dict[str, dict[str, str]]:
+    return {name: {"root": folder.removesuffix("/data")} for name, folder in pool.facts["folders"].items()}
+
+
+def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalEngine:  # noqa: ARG001
+    """The entry point `penstock.engines: local`."""
+    wanting(settings, "local", {})
+    return LocalEngine()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mount`: a parallel file system that every node has mounted already (Lustre, GPFS, BeeGFS, CephFS, NFS, FSx). Nothing is
+brought up, nothing is taken down but the pool's own folder.
+
+The disk of the pool is a folder on it. No settings.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.folder import FolderAccess
+from penstock.engines.hands import Hands, root_of, wanting
+from penstock.errors import ConfigError, PenstockError
+from penstock.protocols import Pool, PoolSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.protocols import Runner
+
+__all__ = ["MountEngine", "engine"]
+
+
+class MountEngine:
+    """A folder of a mounted file system, the same on all nodes. The first node holds its lease."""
+
+    name = "mount"
+
+    def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        lacks = []
+        for node, found in facts.items():
+            if not any(
+                spec.disk == disk["path"] or spec.disk.startswith(disk["path"].rstrip("/") + "/")
+                for disk in found["disks"]
+            ):
+                lacks.append(f"{node}: {spec.disk} lies on nothing that is mounted")
+        return lacks
+
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+        if "{" in spec.disk:
+            raise ConfigError("engine mount: its disk is one path for all nodes", where="disk")
+        hands, leader = Hands(spec, runner), [runner.nodes[0]]
+        hands.ask("prepare", deadline_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        root = root_of(spec, leader[0])
+        seen = hands.ask("has", deadline_s, patterns=[f"{root}/lease.json"])
+        for node, is_seen in seen.items():
+            if not is_seen:
+                raise ConfigError(
+                    f"{node}: it does not see {root}, which {leader[0].name} has made: the mount is not shared",
+                    where=node,
+                )
+        return Pool(spec.name, self.name, lease, f"{root}/data", tuple(runner.nodes), 1, {"root": root})
+
+    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+        hands = Hands(PoolSpec(pool.name, "/"), runner)
+        answers = hands.try_asking("has", deadline_s, on=pool.nodes, patterns=[f"{pool.facts['root']}/lease.json"])
+        return {
+            name: "lost" if isinstance(answer, PenstockError) else "up" if answer else "degraded"
+            for name, answer in answers.items()
+        }
+
+    def access(self, pool: Pool, node: str) -> FolderAccess:
+        return FolderAccess(Path(pool.url), node, is_own=False)
+
+    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
+        return []
+
+    def down(
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+    ) -> dict[str, dict[str, Any]]:
+        hands = Hands(spec, runner)
+        seen = hands.try_asking("has", deadline_s / 2, patterns=[])
+        reached = [node for node in runner.nodes if not isinstance(seen[node.name], PenstockError)]
+        # One folder: the first node that answers removes it for all.
+        first = hands.ask("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data) if reached else {}
+        return {node.name: first.get(node.name, {}) for node in reached}
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        answers = Hands(spec, runner).try_asking("audit", deadline_s)
+        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+
+
+def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MountEngine:  # noqa: ARG001
+    """The entry point `penstock.engines: mount`."""
+    wanting(settings, "mount", {})
+    return MountEngine()

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool's objects in HDFS by WebHDFS, for a process on one of its nodes. Every wait ends in seconds, and a copy that
+does not answer is passed over for another. Objects of one block whose copy lies here are plain files: `fast_path`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import time
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from penstock.engines.folder import checked
+from penstock.errors import Deadline, NoSpace, NotFound, ServerError, Unreachable
+from penstock.protocols import Located
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.protocols import Pool
+
+__all__ = ["HdfsAccess"]
+
+# Of one answer. A DataNode that hangs would otherwise hold a reader for two minutes.
+_WAIT_S = 5.0
+# Of one write of a socket: a disk may be slow, but not silent.
+_WRITE_S = 30.0
+_TRIES = 4
+_CHUNK = 1 << 20
+_PART = ".penstock-part-"
+
+
+class HdfsAccess:
+    """Names below the root of the pool's HDFS."""
+
+    def __init__(self, pool: Pool, node: str) -> None:
+        self._http: str = pool.facts["http"]
+        self._nodes: dict[str, dict[str, Any]] = dict(pool.facts["nodes"])
+        self._by_data = {facts["data"]: name for name, facts in self._nodes.items()}
+        self._node = node
+        self._copies = pool.copies
+
+    def names(self, prefix: str = "") -> list[str]:
+        """By one listing a folder, beginning at the last folder of the prefix."""
+        found, waiting = [], [prefix.rpartition("/")[0]]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                answer = self._ask("GET", folder, op="LISTSTATUS")
+            except NotFound:
+                continue
+            for status in answer["FileStatuses"]["FileStatus"]:
+                name = f"{folder}/{status['pathSuffix']}".lstrip("/") if status["pathSuffix"] else folder
+                if status["type"] == "DIRECTORY":
+                    waiting.append(name)
+                elif name.startswith(prefix) and _PART not in name:
+                    found.append(name)
+        return sorted(found)
+
+    def put(self, name: str, source: Path) -> None:
+        """Whole under a temporary name, then renamed; from the start again where a DataNode fails. The NameNode gives
+        the first copy to the writer's own DataNode.
+        """
+        checked(name)
+        size = source.stat().st_size
+        folder = name.rpartition("/")[0]
+        # One block, so that its owner reads it as a file; HDFS wants a multiple of its checksum's chunk.
+        block = max(1 << 20, math.ceil(size / (1 << 20)) << 20)
+        for last in [False] * (_TRIES - 1) + [True]:
+            part = f"{folder}/{_PART}{uuid4().hex}".lstrip("/")
+            try:
+                self._ask("PUT", folder, op="MKDIRS")
+                where = self._ask(
+                    "PUT",
+                    part,
+                    op="CREATE",
+                    noredirect="true",
+                    overwrite="true",
+                    replication=self._copies,
+                    blocksize=block,
+                )["Location"]
+                self._send(where, source, size)
+                done = self._ask("PUT", part, op="RENAME", destination=f"/{name}", renameoptions="OVERWRITE")
+                # Without a wish HDFS answers with a boolean; with OVERWRITE it answers with nothing, or an exception.
+                if done.get("boolean") is False:
+                    raise ServerError(f"{name}: the NameNode did not rename it")
+            except (Unreachable, ServerError, Deadline):
+                if last:
+                    raise
+                time.sleep(0.5)
+            else:
+                return
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """From the copy that the NameNode thinks nearest; where it does not answer in seconds, from the others."""
+        checked(name)
+        shunned: list[str] = []
+        trouble: Exception | None = None
+        while True:
+            query: dict[str, Any] = {"op": "OPEN", "offset": offset, "length": length, "noredirect": "true"}
+            if shunned:
+                query["excludedatanodes"] = ",".join(shunned)
+            try:
+                where = self._ask("GET", name, **query)["Location"]
+            except (ServerError, Unreachable) as error:  # no DataNode is left to ask
+                if trouble is not None:
+                    raise trouble from error
+                if self._has_lost(name):
+                    raise NotFound(f"{name}: no copy of it is left in the pool", where=name) from error
+                raise
+            try:
+                return self._fetch(where, length)
+            except (Unreachable, Deadline, ServerError) as error:
+                trouble = error
+                place = urllib.parse.urlsplit(where).netloc
+                if place in shunned or len(shunned) >= len(self._nodes):
+                    raise
+                shunned.append(self._data_of(where) or place)
+
+    def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
+        """By the NameNode, a question an object."""
+        return {
+            name: [
+                Located(block["startOffset"], block["block"]["numBytes"], tuple(self._holders(block)))
+                for block in self._blocks(name)["locatedBlocks"]
+            ]
+            for name in names
+        }
+
+    def fast_path(self, name: str) -> Path | None:
+        """The finalized block of an object of one block, where this node holds a copy."""
+        blocks = self._blocks(name)["locatedBlocks"]
+        if len(blocks) != 1 or self._node not in self._holders(blocks[0]):
+            return None
+        block = blocks[0]["block"]
+        number = block["blockId"]
+        folder = Path(self._nodes[self._node]["root"], "data/blocks/current", block["blockPoolId"], "current/finalized")
+        path = folder / f"subdir{number >> 16 & 31}" / f"subdir{number >> 8 & 31}" / f"blk_{number}"
+        try:
+            return path if path.stat().st_size == block["numBytes"] else None
+        except OSError:
+            return None
+
+    def mount_path(self, name: str) -> Path | None:  # noqa: ARG002
+        """HDFS mounts nothing."""
+        return None
+
+    def delete(self, names: Sequence[str]) -> None:
+        """One request a name."""
+        for name in names:
+            self._ask("DELETE", checked(name), op="DELETE")
+
+    # ------------------------------------------------------------ how
+
+    def _blocks(self, name: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._ask("GET", checked(name), op="GET_BLOCK_LOCATIONS")["LocatedBlocks"]
+        return answer
+
+    def _holders(self, block: dict[str, Any]) -> list[str]:
+        places = (f"{place['ipAddr']}:{place['xferPort']}" for place in block["locations"])
+        return [self._by_data[place] for place in places if place in self._by_data]
+
+    def _has_lost(self, name: str) -> bool:
+        return any(not self._holders(block) for block in self._blocks(name)["locatedBlocks"])
+
+    def _data_of(self, location: str) -> str | None:
+        """A DataNode's transfer address, by which the NameNode knows whom to leave out."""
+        host = urllib.parse.urlsplit(location).hostname
+        mine = [data for data in self._by_data if data.rpartition(":")[0] == host]
+        return mine[0] if len(mine) == 1 else None
+
+    def _ask(self, method: str, name: str, **query: Any) -> dict[str, Any]:
+        """A question to the NameNode."""
+        words = urllib.parse.urlencode({**query, "user.name": "penstock"})
+        status, body = _request(method, self._http, f"/webhdfs/v1/{urllib.parse.quote(name)}?{words}", _WAIT_S)
+        try:
+            answer: dict[str, Any] = json.loads(body) if body else {}
+        except ValueError:
+            answer = {}
+        if status in (200, 201, 307):
+            return answer
+        remote = answer.get("RemoteException", {})
+        text = f"{name or '/'}: {remote.get('exception', status)}: {str(remote.get('message', '')).splitlines()[0][:300] if remote.get('message') else 'no words'}"
+        if status == 404 or remote.get("exception") == "FileNotFoundException":
+            raise NotFound(f"{name} is not in the pool", where=name)
+        if "DSQuota" in text or "could only be written to 0" in text:
+            raise NoSpace(f"{text}; no DataNode has room", where=name)
+        raise ServerError(text, status=status, where=name)
+
+    def _fetch(self, location: str, length: int) -> bytes:
+        place = urllib.parse.urlsplit(location)
+        status, body = _request("GET", place.netloc, _path_of(place), _WAIT_S, limit=length)
+        if status != 200:
+            raise ServerError(f"{place.netloc} answered {status}: {body[:200].decode(errors='replace')}", status=status)
+        return body
+
+    def _send(self, location: str, source: Path, size: int) -> None:
+        place = urllib.parse.urlsplit(location)
+        connection = http.client.HTTPConnection(place.netloc, timeout=_WRITE_S, blocksize=_CHUNK)
+        try:
+            with source.open("rb") as body:
+                connection.request("PUT", _path_of(place), body=body, headers={"Content-Length": str(size)})
+                answer = connection.getresponse()
+                words = answer.read(2000)
+        except TimeoutError as error:
+            raise Deadline(f"{place.netloc} took no byte for {_WRITE_S:g} s", limit_s=_WRITE_S) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"{place.netloc}: {error or type(error).__name__}", where=place.netloc) from error
+        finally:
+            connection.close()
+        if answer.status != 201:
+            raise ServerError(
+                f"{place.netloc} answered {answer.status}: {words[:300].decode(errors='replace')}", status=answer.status
+            )
+
+
+def _path_of(place: urllib.parse.SplitResult) -> str:
+    # The NameNode leaves letters as they are, which HTTP does not take.
+    return f"{urllib.parse.quote(place.path, safe='/%+')}?{urllib.parse.quote(place.query, safe='=&%+/:')}"
+
+
+def _request(method: str, place: str, path: str, wait_s: float, *, limit: int = 1 << 26) -> tuple[int, bytes]:
+    """One request, whose every wait is bounded and whose whole is too."""
+    connection = http.client.HTTPConnection(place, timeout=wait_s)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        parts, left = [], max(limit, 4096)
+        while left > 0 and (chunk := answer.read(min(left, _CHUNK))):
+            parts.append(chunk)
+            left -= len(chunk)
+        return answer.status, b"".join(parts)
+    except TimeoutError as error:
+        raise Deadline(f"{place} has not answered within {wait_s:g} s", where=place, limit_s=wait_s) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"{place}: {error or type(error).__name__}", where=place) from error
+    finally:
+        connection.close()

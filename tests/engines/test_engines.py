@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every engine that runs here passes the suite, a stranger's too, and refuses what cannot be. Issue 5, point 3."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from penstock.cluster import Cluster, pools
+from penstock.errors import (
+    ConfigError,
+    NoSpace,
+    NotFound,
+    PenstockError,
+    SystemFault,
+    Unreachable,
+    Unsupported,
+)
+from penstock.protocols import PoolSpec
+from penstock.testing import EngineSuite
+
+_STRANGER = """
+from penstock.engines.local import LocalEngine
+
+class Mine(LocalEngine):
+    name = "mine"
+
+def engine(settings, environment):
+    return Mine()
+"""
+
+
+def test_local_passes_the_suite_on_processes(home, tmp_path):
+    with Cluster.open("local", {"nodes": 2}) as cluster:
+        EngineSuite("local", {}, cluster, f"{tmp_path}/disk-{{node}}", tmp_path, shared=False).run()
+
+
+def test_mount_passes_the_suite_on_one_folder(home, tmp_path):
+    with Cluster.open("local", {"nodes": 2}) as cluster:
+        EngineSuite("mount", {}, cluster, f"{tmp_path}/shared", tmp_path, shared=True).run()
+
+
+def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_path, monkeypatch):
+    (tmp_path / "stranger_engine.py").write_text(_STRANGER)
+    info = tmp_path / "stranger_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[penstock.engines]\nmine = stranger_engine:engine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "mine" in pools.engine_names()
+    with Cluster.open("local", {"nodes": 2}) as cluster:
+        suite = EngineSuite(
+            "mine",
+            {},
+            cluster,
+            f"{tmp_path}/disk-{{node}}",
+            tmp_path,
+            shared=False,
+            environment={"PYTHONPATH": str(tmp_path)},
+        )
+        suite.run()
+    sys.modules.pop("stranger_engine", None)
+
+
+@pytest.mark.needs_root
+def test_mount_that_nodes_do_not_share_is_refused_and_taken_back(cluster, hosts):
+    spec = PoolSpec("apart", hosts.own_disk)
+    with pytest.raises(ConfigError, match=r"h2: it does not see .* the mount is not shared"):
+        pools.up(cluster, spec, "mount", {}, deadline_s=60)
+    assert list(hosts.disk("h1").iterdir()) == []
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.needs_root
+def test_node_that_is_gone_is_named_and_nothing_is_left_on_the_others(cluster, hosts):
+    hosts.kill("h2")
+    with pytest.raises(Unreachable, match="h2"):
+        pools.up(cluster, PoolSpec("p", hosts.own_disk), "local", {}, deadline_s=60)
+    assert list(hosts.disk("h1").iterdir()) == []
+    assert pools.find("p") is None
+
+
+def test_node_without_space_is_named_and_rolled_back(home, tmp_path):
+    with (
+        Cluster.open("local", {"nodes": 2}) as cluster,
+        pytest.raises(NoSpace, match=r"n0: .* bytes free, and the pool wants"),
+    ):
+        pools.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}", need_bytes=1 << 60), "local", {}, deadline_s=60)
+    assert not (tmp_path / "n0/penstock-pool-p").exists()
+    assert pools.find("p") is None
+
+
+def test_two_nodes_on_one_folder_are_told_apart(home, tmp_path):
+    with (
+        Cluster.open("local", {"nodes": 2}) as cluster,
+        pytest.raises(PenstockError, match="is the pool's folder on n"),
+    ):
+        pools.up(cluster, PoolSpec("p", f"{tmp_path}/d"), "local", {}, deadline_s=60)
+    assert not (tmp_path / "d/penstock-pool-p").exists()
+
+
+def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
+    spec = PoolSpec("p", f"{tmp_path}/{{node}}")
+    with Cluster.open("local", {"nodes": 2}) as cluster:
+        pools.up(cluster, spec, "local", {}, deadline_s=60)
+        pools.forget("p")  # the machine that knew of it is gone
+        with pytest.raises(
+            PenstockError, match=r"n0: .* holds the pool `p` of another start .*: nothing of it runs any more"
+        ) as raised:
+            pools.up(cluster, spec, "local", {}, deadline_s=60)
+        assert "pool down" in raised.value.hint
+        assert (tmp_path / "n1/penstock-pool-p/data").is_dir()
+        record = pools.Record(state="unknown", engine="local", engine_settings={}, spec=spec, lease="")
+        assert pools.down(cluster, record, deadline_s=60).unreached == ()
+        pools.up(cluster, spec, "local", {}, deadline_s=60)
+        two = PoolSpec("q", f"{tmp_path}/{{node}}")
+        pools.up(cluster, two, "local", {}, deadline_s=60)
+        for name in ("p", "q"):
+            found = pools.find(name)
+            assert found is not None
+            pools.down(cluster, found, deadline_s=60)
+
+
+def test_up_that_was_killed_on_its_way_is_taken_back_by_the_next(home, tmp_path):
+    spec = PoolSpec("p", f"{tmp_path}/{{node}}")
+    with Cluster.open("local", {"nodes": 2}) as cluster:
+        first, _ = pools.up(cluster, spec, "local", {}, deadline_s=60)
+        found = pools.find("p")
+        assert found is not None
+        found.state = "coming"
+        pools._keep(found)
+        second, was_up = pools.up(cluster, spec, "local", {}, deadline_s=60)
+        assert not was_up
+        assert second.lease != first.lease
+        found = pools.find("p")
+        assert found is not None
+        pools.down(cluster, found, deadline_s=60)
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "spec", "kind", "word"),
+    [
+        ("nonesuch", {}, PoolSpec("p", "/x"), ConfigError, "no engine `nonesuch`"),
+        ("hdfs", {"colour": "1"}, PoolSpec("p", "/x"), ConfigError, "no setting `colour`"),
+        ("local", {}, PoolSpec("../p", "/x"), ConfigError, "no name of a pool"),
+        ("local", {}, PoolSpec("p", "x"), ConfigError, "no absolute path"),
+        ("local", {}, PoolSpec("p", "/x", copies=2), Unsupported, "2 copies"),
+        ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies want as many nodes"),
+        ("local", {}, PoolSpec("p", "/proc/none"), NotFound, "n0"),
+    ],
+)  # fmt: skip
+def test_pool_that_cannot_be_is_refused(engine, settings, spec, kind, word, home):
+    with Cluster.open("local", {"nodes": 2}) as cluster, pytest.raises((kind, PenstockError), match=word):
+        pools.up(cluster, spec, engine, settings, deadline_s=60)
+    assert pools.names() == []
+
+
+def test_lacks_of_nodes_are_told_by_name():
+    made = pools.load_engine("hdfs", {})
+    facts = {"h1": {"java": "openjdk 17", "unresolved": []}, "h2": {"java": None, "unresolved": ["h9"]}}
+    assert made.probe(PoolSpec("p", "/x"), facts) == ["h2: there is no Java (11 or 17)", "h2: it cannot resolve h9"]
+    with pytest.raises(SystemFault, match=r"h1: its clock is \+90 s"):
+        pools._refuse(PoolSpec("p", "/x"), [], {"h1": {"skew_s": 90.0}})
+
+
+def test_cli_pool_up_status_down_audit(home, tmp_path, run_cli):
+    flags = ["--disk", f"{tmp_path}/{{node}}", "--nodes", "2"]
+    up = run_cli("pool", "up", *flags)
+    assert up.code == 0, up.err
+    assert "ready in" in up.out
+    assert "was up already" in run_cli("pool", "up", *flags).out
+    other = run_cli("pool", "up", "--disk", f"{tmp_path}/x-{{node}}", "--nodes", "2")
+    assert (other.code, "up with other nodes or settings" in other.err) == (3, True)
+    assert run_cli("pool", "status").code == 0
+    assert run_cli("pool", "audit").code == 1
+    assert run_cli("pool", "down").code == 0
+    assert "none is known" in run_cli("pool", "down").out
+    assert run_cli("pool", "audit", *flags).code == 0
+    nothing = run_cli("pool", "audit")
+    assert (nothing.code, "no pool `pool` is known here" in nothing.err) == (2, True)
+    assert run_cli("pool", "status").code == 3

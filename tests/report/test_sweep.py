@@ -197,6 +197,31 @@ def test_report_of_a_disk_trace_draws_it_against_its_limits(run_cli, tmp_path):
     assert run_cli("report", str(tmp_path / "trace.json"), "--json").code == 1
 
 
+def test_report_of_training_runs_shows_where_their_time_went(run_cli, tmp_path):
+    from penstock.bench import results
+
+    def record(name, **seconds):
+        return results.RunRecord(
+            id=name,
+            kind="train",
+            created="2026-01-01T00:00:00Z",
+            spec={},
+            spec_hash="0" * 16,
+            provenance=msgspec.structs.replace(results.provenance(), build_profile="release"),
+            seed=0,
+            train_s=10.0,
+            bytes=1_000_000,
+            loader={"seconds": {"wall_s": 10.0, **seconds}, "limiting": "inflate_s"},
+        )
+
+    results.save(record("one", compute_s=4.0, inflate_s=6.0), tmp_path)
+    results.save(record("two", compute_s=9.0, transfer_s=1.0), tmp_path)
+    done = run_cli("report", str(tmp_path), "--pictures", str(tmp_path), "--picture-format", "svg")
+    assert done.code == 0
+    assert "one is limited by inflate; two is limited by inflate" in done.err
+    assert {"inflate", "transfer", "compute"} <= set(re.findall(r">(\w+)<", (tmp_path / "losses.svg").read_text()))
+
+
 @pytest.mark.parametrize("what", ["missing", "empty"])
 def test_report_of_nothing_is_told(run_cli, tmp_path, what):
     (tmp_path / "empty").mkdir()

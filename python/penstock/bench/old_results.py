@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.bench import elbencho, fio, ior, traces
+from penstock.bench import elbencho, fio, ior, watched
 from penstock.bench.rows import Results, read_results
 from penstock.errors import Corrupt, NotFound
 
@@ -22,7 +22,8 @@ _LIMIT_BYTES = 256_000_000
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], ...] = (
     (elbencho.looks_like, elbencho.parse),
     (fio.looks_like, fio.parse),
-    (traces.looks_like, traces.parse),
+    (watched.is_trace, watched.parse_trace),
+    (watched.is_run, watched.parse_run),
     (ior.looks_like_mdtest, ior.parse_mdtest),
     (ior.looks_like_ior, ior.parse_ior),
 )

@@ -33,8 +33,10 @@ __all__ = ["End", "Latency", "Results", "Row", "Sample", "read_results", "write_
 
 # Operations in elbencho's words, so that its CSV and our rows say the same of the same thing.
 DATA_OPERATIONS = frozenset({"READ", "WRITE", "RWMIX"})
-# What is done between the phases, or beside them; timed, and never judged.
-HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE", "TRACE"})
+# What is seen from beside: a disk under a run, a training run itself.
+WATCHED = frozenset({"TRACE", "TRAIN"})
+# What is no phase of one size, or is done between such; timed, and never judged.
+HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE"}) | WATCHED
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

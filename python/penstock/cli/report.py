@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Make a page of results that opens offline. The verdict is computed again from the raw rows.
 
-    DIR is what `penstock bench` or `penstock demo` wrote, or a folder of elbencho, fio, IOR or mdtest results.
+    DIR is what `penstock bench`, `train` or `demo` wrote, or a folder of elbencho, fio, IOR or mdtest results.
     """
     from penstock.errors import ConfigError
 

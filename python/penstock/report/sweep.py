@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.bench.rows import DATA_OPERATIONS, Results, Row
-from penstock.bench.traces import TRACE
+from penstock.bench.rows import DATA_OPERATIONS, WATCHED, Results, Row
 from penstock.bench.verdict import Judged, Verdict, classify
 from penstock.units import format_bytes, format_rate
 
@@ -82,7 +81,7 @@ def _threads(count: int) -> str:
 
 def name_of(row: Row) -> str:
     """A row for a legend."""
-    if row.operation == TRACE:
+    if row.operation in WATCHED:
         return row.label
     block = (
         f" in blocks of {_size_words(row.block_size_bytes)}"
@@ -129,19 +128,16 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
     return tuple(sorted(made, key=lambda g: (g.operation not in DATA_OPERATIONS, g.title)))
 
 
-_HITS = {
-    "throughput": "is bound by its bytes a second",
-    "IOPS": "is bound by its operations a second",
-    "device": "is busy all the time, below every stated limit",
-    "none": "has room to spare",
-}
-
-
-def _headline(groups: Sequence[Group], traced: Sequence[Row]) -> tuple[str, str]:
-    if not groups and traced:
-        told = [f"{row.label} {_HITS.get(row.raw.get('hit', ''), 'was traced')}" for row in traced]
-        stated = ", ".join(dict.fromkeys(row.raw.get("limits") or "nobody" for row in traced))
-        return "; ".join(told), f"As its counters say, second by second; limits are stated by: {stated}."
+def _headline(groups: Sequence[Group], watched: Sequence[Row]) -> tuple[str, str]:
+    if not groups and watched:
+        told = [f"{row.label} {'is ' + row.raw['limit'] if 'limit' in row.raw else 'was watched'}" for row in watched]
+        stated = ", ".join(dict.fromkeys(row.raw["stated by"] for row in watched if row.raw.get("stated by")))
+        more = (
+            f"Limits are stated by: {stated}."
+            if stated
+            else "As each run said of itself, of the rank that waited longest."
+        )
+        return "; ".join(told), more
     if not groups:
         return "Nothing here can be judged", "No row is a sound measurement of an operation; the table says why."
     top = next((g for g in groups if g.best.bytes_per_s), groups[0])
@@ -153,7 +149,7 @@ def _headline(groups: Sequence[Group], traced: Sequence[Row]) -> tuple[str, str]
     of = len(top.cells)
     lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its one point: {_WAITS[regime]}"
     if top.retrograde:
-        lead += f"; at {top.retrograde} more threads make it slower"
+        lead += f"; {top.retrograde} are slower than with fewer threads"
     # Of what a user of the best number of threads may still change, not of what nobody would run.
     near = [c for c in top.cells if c.advice and c.threads == best.threads]
     if near:
@@ -171,7 +167,7 @@ def summarise(results: Results) -> SweepReport:
     rows = results.rows
     verdict = classify(rows)
     groups = _groups(verdict.cells, rows)
-    headline, lead = _headline(groups, [r for r in rows if r.operation == TRACE])
+    headline, lead = _headline(groups, [r for r in rows if r.operation in WATCHED and not r.invalid])
     sound = [r for r in rows if not r.invalid]
     hashes = tuple(sorted({r.spec_hash for r in rows if r.spec_hash}))
     doubts = []

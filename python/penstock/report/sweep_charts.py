@@ -83,7 +83,7 @@ def surface(group: Group) -> Spec:
             scale=alt.Scale(domain=shown, range=[REGIME_COLOURS[r] for r in shown]),
             legend=alt.Legend(orient="top", title=None, symbolType="square", columns=6),
         ),
-        opacity=alt.Opacity("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.3, 0.95]), legend=None),
+        opacity=alt.Opacity("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.25, 0.8]), legend=None),
         tooltip=tip,
     )
     text = base.mark_text(color="@ink", fontWeight=600).encode(text="rate:N", tooltip=tip)

@@ -115,7 +115,7 @@ def _size(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
     field = "block_size_bytes" if sweep.unit == "block" else "file_size_bytes"
     verb = "read and write" if sweep.unit == "block" else "pack into"
     return Advice(
-        text=f"{verb} {what} of {format_bytes(int(size))} or more",
+        text=f"{verb} {what} of {format_bytes(int(size), binary=True)} or more",
         gain=rates[size] / (cell.size_bytes * model.per_s(cell.workers, cell.size_bytes)),
         next=_next(cell, **{field: int(size)}),
         extrapolated=size > largest,

@@ -153,6 +153,31 @@ def test_classify_hosts_that_each_bring_as_much_were_at_their_own_end():
     assert told[4, 64, 16 * MIB] == "bandwidth"
 
 
+def test_classify_rate_just_under_a_link_is_said_to_be():
+    """dvassallo's s3-benchmark (2019): 93 MB/s a thread, 20 ms to the first byte, at most 1,156 MB/s on 10 Gb/s."""
+    rows = [
+        row("READ", c, size, min(c / (0.02 + size / 93e6), 1.156e9 / size), path_type="object")
+        for size in (64 * KIB, MIB, 32 * MIB)
+        for c in (1, 8, 32, 128)
+    ]
+    told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
+    assert told[128, 32 * MIB].regime == "bandwidth"
+    assert told[128, 32 * MIB].evidence["near_link_gbit_per_s"] == 10
+    assert told[128, 64 * KIB].regime == "concurrency"
+
+
+def test_classify_random_beside_sequential_is_no_larger_block():
+    rows = []
+    for random_, most in ((False, 2e9), (True, 5e8)):
+        rows += [
+            row("READ", c, size, min(c / (1e-3 + size / 5e8), most / size), block_size_bytes=MIB, random=random_)
+            for size in (4 * MIB, 64 * MIB)
+            for c in (1, 8, 64)
+        ]
+    told = {(c.random, c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert told[True, 64, 64 * MIB] == told[False, 64, 64 * MIB] == "bandwidth"
+
+
 @pytest.mark.parametrize("path_type", ["file", "blockdev"])
 def test_classify_disk_with_few_operations_is_iops_limited(path_type):
     # st1 of study C: 500 MB/s, 500 operations/s, whatever their size up to 1 MiB.

@@ -50,6 +50,11 @@ _MANY_BLOCKS = 4
 _SAME_RATE = 0.15
 # Blocks under which I/O past the page cache is a matter of operations on any disk: no read-ahead puts it together.
 _TINY_BLOCK_BYTES = 64 * 1024
+# Of the gain that more hosts would bring if each were at its own end, so much shows that each was.
+_IN_PROPORTION = 0.7
+# Links of hosts, and what is left of them above Ethernet, TCP and HTTP.
+_LINKS_GBIT = (1, 10, 25, 40, 50, 100, 200, 400)
+_LINK_SHARE = (0.86, 0.985)
 # One count of workers: as many queue at the server, fewer wait for themselves.
 _MANY_WORKERS = 16
 _QUEUES = 3.0
@@ -90,8 +95,8 @@ class _Seen(msgspec.Struct, frozen=True):
     model: Model
     several_workers: bool
     peak_bytes_per_s: float
-    # Of the same operation in other sweeps of the file: larger blocks, more hosts.
-    best_elsewhere: float
+    # Of the same operation in other sweeps of the file: the best rate with larger blocks; more hosts.
+    larger_blocks: float
     hosts_help: bool
     blocks_alone: bool
 
@@ -109,24 +114,31 @@ def classify(rows: Iterable[Row]) -> Verdict:
 
 def _look(sweep: Sweep, others: Sequence[Sweep]) -> _Seen:
     points = [Point(c.workers, sweep.fitted_size(c), c.workers / c.per_s) for c in sweep.cells]
-    one = sweep.cells[0].row
-    near = [
-        s
-        for s in others
-        if s is not sweep
-        and s.moves_bytes
-        and s.cells[0].row.operation == one.operation
-        and s.cells[0].row.hosts == one.hosts
-    ]
     model = fit(points)
     return _Seen(
         sweep=sweep,
         model=model,
         several_workers=len({c.workers for c in sweep.cells}) > 1,
         peak_bytes_per_s=max(c.bytes_per_s for c in sweep.cells),
-        best_elsewhere=max((c.bytes_per_s for s in near for c in s.cells), default=0.0),
+        larger_blocks=_larger_blocks(sweep, others),
         hosts_help=_hosts_help(sweep, others),
         blocks_alone=_blocks_alone(sweep, model),
+    )
+
+
+def _larger_blocks(sweep: Sweep, others: Sequence[Sweep]) -> float:
+    """The best rate of the same operation on the same hosts with larger blocks than any here; 0 where nobody tried."""
+    one = sweep.cells[0].row
+    largest = max(c.row.block_size_bytes or 0 for c in sweep.cells)
+    return max(
+        (
+            cell.bytes_per_s
+            for other in others
+            for cell in other.cells
+            if (cell.row.operation, cell.row.hosts, cell.row.label) == (one.operation, one.hosts, one.label)
+            and (cell.row.block_size_bytes or 0) > largest
+        ),
+        default=0.0,
     )
 
 
@@ -155,15 +167,14 @@ def _hosts_help(sweep: Sweep, others: Sequence[Sweep]) -> bool:
     best = max(c.per_s * max(c.size_bytes, 1.0) for c in sweep.cells)
     for other in others:
         row = other.cells[0].row
-        same = (row.operation, row.io_depth, row.direct, row.random) == (
-            one.operation,
-            one.io_depth,
-            one.direct,
-            one.random,
+        same = other.unit == sweep.unit and all(
+            getattr(row, name) == getattr(one, name) for name in ("operation", "io_depth", "direct", "random")
         )
-        if same and row.hosts > one.hosts and other.unit == sweep.unit:
+        # What moves no bytes is a sweep for each size of file.
+        same = same and (sweep.moves_bytes or row.file_size_bytes == one.file_size_bytes)
+        if same and row.hosts > one.hosts:
             there = max(c.per_s * max(c.size_bytes, 1.0) for c in other.cells)
-            if there / best > 1 + 0.7 * (row.hosts / one.hosts - 1):
+            if there / best > 1 + _IN_PROPORTION * (row.hosts / one.hosts - 1):
                 return True
     return False
 
@@ -177,11 +188,10 @@ def _elasticity(cell: Cell, cells: Sequence[Cell], axis: str) -> float | None:
     def rate(c: Cell) -> float:
         return c.bytes_per_s or c.per_s
 
-    other = "size" if axis == "workers" else "workers"
-    line = sorted(
-        (c for c in cells if (c.size_bytes == cell.size_bytes if other == "size" else c.workers == cell.workers)),
-        key=where,
-    )
+    def beside(c: Cell) -> bool:
+        return c.size_bytes == cell.size_bytes if axis == "workers" else c.workers == cell.workers
+
+    line = sorted(filter(beside, cells), key=where)
     at = [where(c) for c in line].index(where(cell))
     low, high = line[max(0, at - 1)], line[min(len(line) - 1, at + 1)]
     if where(low) == where(high) or where(low) <= 0:
@@ -274,8 +284,8 @@ def _counts_operations(cell: Cell, seen: _Seen, limit: str) -> str | None:
         return None
     block = row.block_size_bytes
     if limit == "bytes" and seen.sweep.unit == "file" and block and row.file_size_bytes and block < row.file_size_bytes:
-        if seen.best_elsewhere > 1.5 * cell.bytes_per_s and block <= _SMALL_BLOCK_BYTES:
-            return f"larger blocks move {seen.best_elsewhere / cell.bytes_per_s:.1f} times as much"
+        if seen.larger_blocks > 1.5 * cell.bytes_per_s and block <= _SMALL_BLOCK_BYTES:
+            return f"larger blocks move {seen.larger_blocks / cell.bytes_per_s:.1f} times as much"
         if row.random and block <= _SMALL_BLOCK_BYTES:
             return f"random blocks of {block} bytes"
         if row.direct and block < _TINY_BLOCK_BYTES:
@@ -324,6 +334,8 @@ def _judge(cell: Cell, seen: _Seen) -> Judged:
         "spread": cell.spread,
     }
     evidence |= {name: _rounded(value) for name, value in measured.items() if value is not None}
+    if regime == "bandwidth" and (link := _near_link(seen.peak_bytes_per_s / row.hosts)):
+        evidence["near_link_gbit_per_s"] = link
     return Judged(
         operation=row.operation,
         label=row.label,
@@ -341,6 +353,11 @@ def _judge(cell: Cell, seen: _Seen) -> Judged:
         evidence=evidence,
         advice=advise(cell, seen.sweep, seen.model, regime),
     )
+
+
+def _near_link(bytes_per_s: float) -> int | None:
+    """The network link that a host's best rate is just under, if any: a hint that it is the link's, no judgement."""
+    return next((g for g in _LINKS_GBIT if _LINK_SHARE[0] <= bytes_per_s * 8 / (g * 1e9) <= _LINK_SHARE[1]), None)
 
 
 def _rounded(value: float | None) -> float | None:

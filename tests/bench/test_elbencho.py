@@ -103,6 +103,11 @@ def test_parse_phase_ended_by_a_time_limit_has_no_entries():
     assert row.last.bytes_per_s == pytest.approx(4831 * (1 << 20), rel=1e-3)
 
 
+def test_parse_table_copied_from_a_paper_has_rates_alone():
+    (row,) = parse("operation,hosts,threads,file size,MiB/s [last]\nREAD,4,8,256k,1000\n", "a.csv")
+    assert (row.file_size_bytes, row.last.time_s, row.last.bytes_per_s) == (262_144, 0.0, 1000 * (1 << 20))
+
+
 def test_parse_readers_of_a_mix_are_a_row_of_their_own():
     mixed = phase("WRITE", last=(1000, 700, 700), **{"rwmix read MiB [last]": "300", "rwmix read MiB/s [last]": "300"})
     rows = parse(text(mixed), "a.csv")
@@ -128,7 +133,7 @@ def test_file_comes_out_as_it_went_in(lines):
     ("broken", "said"),
     [
         ("date,rate\n1,2\n", "no elbencho CSV"),
-        (text(line(operation="READ")), "READ has no time"),
+        (text(line(operation="READ")), "READ has neither time nor rate"),
         (text(line(**{"operation": "READ", "time ms [last]": "soon"})), "'soon', not a number"),
         (text(line(**{"operation": "READ", "time ms [last]": "nan"})), "not a figure"),
         (text(line(**{"time ms [last]": "3"})), "no operation"),

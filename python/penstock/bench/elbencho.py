@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench.rows import End, Latency, Row
@@ -73,6 +74,12 @@ def _whole(row: Mapping[str, str], column: str, place: str, default: int | None 
     return default if value is None else int(value)
 
 
+def _size(row: Mapping[str, str], column: str, place: str) -> int | None:
+    """Bytes; written by hand, a size may be as elbencho takes it: `256k`, `1M`, powers of two."""
+    found = re.fullmatch(r"(\d{1,18})([kmgt])(?:i?b)?", row.get(column, "").strip().lower())
+    return int(found[1]) << 10 * ("kmgt".index(found[2]) + 1) if found else _whole(row, column, place)
+
+
 def _finer(count: float | None, rate: float | None, time_s: float) -> float | None:
     """Of a rate as printed and one from count and time, that which rounding hurt less."""
     if not count or time_s <= 0:
@@ -89,17 +96,18 @@ def _end(row: Mapping[str, str], which: str, prefix: str, place: str) -> End | N
         return _number(row, f"{prefix}{name} {which}", place)
 
     time_ms = _number(row, f"time ms {which}", place)
-    if time_ms is None:
-        return None
-    time_s = time_ms / 1000
-    entries, mib = get("entries"), get("MiB")
+    entries, entries_rate, mib = get("entries"), get("entries/s"), get("MiB")
     mib_rate, iops, cpu = get("MiB/s"), get("IOPS"), None if prefix else get("CPU%")
     moved = None if mib is None else mib * _MIB
+    if time_ms is None and entries_rate is None and mib_rate is None and iops is None:
+        return None
+    # Tables that were copied from a paper have rates and no time.
+    time_s = (time_ms or 0.0) / 1000
     return End(
         time_s=time_s,
         entries=entries,
         bytes=moved,
-        entries_per_s=_finer(entries, get("entries/s"), time_s),
+        entries_per_s=_finer(entries, entries_rate, time_s),
         ios_per_s=iops,
         bytes_per_s=_MIB * finer if (finer := _finer(mib, mib_rate, time_s)) is not None else None,
         cpu=None if cpu is None else cpu / 100,
@@ -157,7 +165,7 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
         raise Corrupt(f"{place}: no operation", where=place)
     last = _end(fields, "[last]", "", place) or _end(fields, "[first]", "", place)
     if last is None:
-        raise Corrupt(f"{place}: {operation} has no time", where=place)
+        raise Corrupt(f"{place}: {operation} has neither time nor rate", where=place)
     kind = fields.get("path type", "").strip().lower()
     version = fields.get("version", "").strip()
     given: dict[str, Any] = {
@@ -167,8 +175,8 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
         "io_depth": max(1, _whole(fields, "IO depth", place, 1) or 1),
         "directories": _whole(fields, "dirs", place),
         "files": _whole(fields, "files", place),
-        "file_size_bytes": _whole(fields, "file size", place),
-        "block_size_bytes": _whole(fields, "block size", place),
+        "file_size_bytes": _size(fields, "file size", place),
+        "block_size_bytes": _size(fields, "block size", place),
         "direct": bool(_whole(fields, "direct IO", place, 0)),
         "random": bool(_whole(fields, "random", place, 0)),
         "created": fields.get("ISO date", "").strip(),

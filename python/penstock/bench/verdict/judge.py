@@ -15,13 +15,16 @@ import msgspec
 
 from penstock.bench.results import SCHEMA_VERSION
 from penstock.bench.verdict.advice import Advice, advise
-from penstock.bench.verdict.cells import Cell, Sweep, gather
-from penstock.bench.verdict.fit import Model, Point, fit
+from penstock.bench.verdict.cells import gather
+from penstock.bench.verdict.context import look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.bench.rows import Row
+    from penstock.bench.verdict.cells import Cell
+    from penstock.bench.verdict.context import Seen
+    from penstock.bench.verdict.fit import Model
 
 __all__ = ["REGIMES", "Judged", "Verdict", "classify"]
 
@@ -29,6 +32,8 @@ REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
 
 # A machine this busy has no more to give, whatever the storage could.
 _BUSY = 0.85
+# More workers that bring less are not what a point waits for.
+_WORTH_MORE = 1.2
 # A rate this far under one of fewer workers is retrograde, if the noise does not explain it.
 _DROP = 0.05
 # So far under it that no noise of a run worth keeping explains it.
@@ -45,13 +50,8 @@ _ALL_IO = 0.85
 _SMALL_FILE_BYTES = 512 * 1024
 # Blocks under which random I/O is counted in operations by every disk that states limits (io1, Premium SSD: 256 KiB).
 _SMALL_BLOCK_BYTES = 256 * 1024
-# Files of so many blocks wait for their blocks, not for being opened; rates so near are one.
-_MANY_BLOCKS = 4
-_SAME_RATE = 0.15
 # Blocks under which I/O past the page cache is a matter of operations on any disk: no read-ahead puts it together.
 _TINY_BLOCK_BYTES = 64 * 1024
-# Of the gain that more hosts would bring if each were at its own end, so much shows that each was.
-_IN_PROPORTION = 0.7
 # Links of hosts, and what is left of them above Ethernet, TCP and HTTP.
 _LINKS_GBIT = (1, 10, 25, 40, 50, 100, 200, 400)
 _LINK_SHARE = (0.86, 0.985)
@@ -88,95 +88,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-class _Seen(msgspec.Struct, frozen=True):
-    """What is known of a sweep as a whole."""
-
-    sweep: Sweep
-    model: Model
-    several_workers: bool
-    peak_bytes_per_s: float
-    # Of the same operation in other sweeps of the file: the best rate with larger blocks; more hosts.
-    larger_blocks: float
-    hosts_help: bool
-    blocks_alone: bool
-
-
 def classify(rows: Iterable[Row]) -> Verdict:
     """Judge every cell of a set of rows."""
     rows = list(rows)
     sweeps = gather(rows)
     judged: list[Judged] = []
     for sweep in sweeps:
-        seen = _look(sweep, sweeps)
+        seen = look(sweep, sweeps)
         judged += [_judge(cell, seen) for cell in sweep.cells]
     return Verdict(cells=tuple(judged), left_out=len(rows) - sum(c.repeats for s in sweeps for c in s.cells))
-
-
-def _look(sweep: Sweep, others: Sequence[Sweep]) -> _Seen:
-    points = [Point(c.workers, sweep.fitted_size(c), c.workers / c.per_s) for c in sweep.cells]
-    model = fit(points)
-    return _Seen(
-        sweep=sweep,
-        model=model,
-        several_workers=len({c.workers for c in sweep.cells}) > 1,
-        peak_bytes_per_s=max(c.bytes_per_s for c in sweep.cells),
-        larger_blocks=_larger_blocks(sweep, others),
-        hosts_help=_hosts_help(sweep, others),
-        blocks_alone=_blocks_alone(sweep, model),
-    )
-
-
-def _larger_blocks(sweep: Sweep, others: Sequence[Sweep]) -> float:
-    """The best rate of the same operation on the same hosts with larger blocks than any here; 0 where nobody tried."""
-    one = sweep.cells[0].row
-    largest = max(c.row.block_size_bytes or 0 for c in sweep.cells)
-    return max(
-        (
-            cell.bytes_per_s
-            for other in others
-            for cell in other.cells
-            if (cell.row.operation, cell.row.hosts, cell.row.label) == (one.operation, one.hosts, one.label)
-            and (cell.row.block_size_bytes or 0) > largest
-        ),
-        default=0.0,
-    )
-
-
-def _blocks_alone(sweep: Sweep, model: Model) -> bool:
-    """Whether one limit on blocks explains both what operations and what bytes seem to share.
-
-    Files of one block and files of many are then done at one rate of blocks; that a metadata server and a bandwidth meet just
-    there would be chance.
-    """
-    rates: dict[str, list[float]] = {"op": [], "bytes": []}
-    for cell in sweep.cells if sweep.unit == "file" else ():
-        terms = model.terms(cell.workers, sweep.fitted_size(cell))
-        blocks = cell.size_bytes / cell.row.block_size_bytes if cell.row.block_size_bytes else 0.0
-        if max(terms) > terms.own and blocks and not 1 < blocks < _MANY_BLOCKS:
-            rates["op" if blocks <= 1 else "bytes"].append(cell.per_s * max(1.0, blocks))
-    small, large = rates["op"], rates["bytes"]
-    if not small or not large or len({c.row.block_size_bytes for c in sweep.cells}) > 1:
-        return False
-    known = [*small, *large]
-    return max(known) / min(known) < 1 + max(_SAME_RATE, 3 * model.noise)
-
-
-def _hosts_help(sweep: Sweep, others: Sequence[Sweep]) -> bool:
-    """Whether the same threads on more hosts brought more, nearly in proportion: then each host was at its own end."""
-    one = sweep.cells[0].row
-    best = max(c.per_s * max(c.size_bytes, 1.0) for c in sweep.cells)
-    for other in others:
-        row = other.cells[0].row
-        same = other.unit == sweep.unit and all(
-            getattr(row, name) == getattr(one, name) for name in ("operation", "io_depth", "direct", "random")
-        )
-        # What moves no bytes is a sweep for each size of file.
-        same = same and (sweep.moves_bytes or row.file_size_bytes == one.file_size_bytes)
-        if same and row.hosts > one.hosts:
-            there = max(c.per_s * max(c.size_bytes, 1.0) for c in other.cells)
-            if there / best > 1 + _IN_PROPORTION * (row.hosts / one.hosts - 1):
-                return True
-    return False
 
 
 def _elasticity(cell: Cell, cells: Sequence[Cell], axis: str) -> float | None:
@@ -199,7 +119,7 @@ def _elasticity(cell: Cell, cells: Sequence[Cell], axis: str) -> float | None:
     return math.log(rate(high) / rate(low)) / math.log(where(high) / where(low))
 
 
-def _drop(cell: Cell, seen: _Seen) -> float:
+def _drop(cell: Cell, seen: Seen) -> float:
     """How far the rate is under the best of fewer workers at this size, as a share; the measured and the fitted agree on it."""
     fewer = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes and c.workers < cell.workers]
     if not fewer:
@@ -212,17 +132,17 @@ def _drop(cell: Cell, seen: _Seen) -> float:
     return (measured + max(fitted, 0.0)) / 2 if measured > 0 else 0.0
 
 
-def _retrograde(cell: Cell, seen: _Seen) -> bool:
+def _retrograde(cell: Cell, seen: Seen) -> bool:
     return _drop(cell, seen) > min(_CERTAIN_DROP, max(_DROP, 1.2 * seen.model.noise))
 
 
-def _limit(cell: Cell, seen: _Seen) -> tuple[str, dict[str, float], str]:
+def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
     """The resource that the rates point at: "own", "op" or "bytes"; the terms; and how it is known."""
     model, sweep = seen.model, seen.sweep
     terms = model.terms(cell.workers, sweep.fitted_size(cell))
     shares = {"own": terms.own, "op": terms.op, "bytes": terms.bytes}
     if seen.several_workers and (seen.sweep.several_sizes or not sweep.moves_bytes):
-        return max(shares, key=lambda name: shares[name]), shares, "fit over threads and sizes"
+        return _largest(shares, cell, seen), shares, "fit over threads and sizes"
     if all(c.workers == 1 for c in sweep.cells):
         # Whether one stream is the storage's bandwidth, too, is what a second thread would tell.
         return "own", shares, "one request at a time, and no other number was tried"
@@ -246,10 +166,29 @@ def _limit(cell: Cell, seen: _Seen) -> tuple[str, dict[str, float], str]:
     opening, how = cell.size_bytes < _SMALL_FILE_BYTES, "its size"
     if cell.io_share is not None:
         opening, how = cell.io_share < 0.5, "the share of opening"
-    shared = "op" if opening else "bytes"
-    if terms.own >= terms.op:
-        return "own", {"own": terms.own, shared: terms.op}, "fit over threads"
-    return shared, {"own": terms.own, shared: terms.op}, f"fit over threads; one size, what is shared by {how}"
+    shares = {"own": terms.own, "op" if opening else "bytes": terms.op}
+    return _largest(shares, cell, seen), shares, f"fit over threads; one size, what is shared by {how}"
+
+
+def _largest(shares: dict[str, float], cell: Cell, seen: Seen) -> str:
+    """The largest term; but a worker's own only if more workers would bring more.
+
+    Where contention sets in before the server is full, a worker may wait for itself longest and still be helped by nobody.
+    """
+    largest = max(shares, key=lambda name: shares[name])
+    if largest != "own" or _gain_of_more(cell, seen) >= _WORTH_MORE:
+        return largest
+    return max((name for name in shares if name != "own"), key=lambda name: shares[name])
+
+
+def _gain_of_more(cell: Cell, seen: Seen) -> float:
+    """What more workers bring at this size, at best: as measured and as fitted, where there are both."""
+    size = seen.sweep.fitted_size(cell)
+    more = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes and c.workers > cell.workers]
+    tried = [*(c.workers for c in more), 2 * cell.workers, 4 * cell.workers]
+    fitted = max(seen.model.per_s(workers, size) for workers in tried) / seen.model.per_s(cell.workers, size)
+    measured = max((c.per_s for c in more), default=0.0) / cell.per_s
+    return math.sqrt(fitted * measured) if more else fitted
 
 
 def _throttled(cell: Cell) -> str | None:
@@ -269,7 +208,7 @@ def _throttled(cell: Cell) -> str | None:
     return None
 
 
-def _counts_operations(cell: Cell, seen: _Seen, limit: str) -> str | None:
+def _counts_operations(cell: Cell, seen: Seen, limit: str) -> str | None:
     """Why the shared limit is one of I/O operations, not of opening files or of bytes; or None."""
     row = cell.row
     if limit != "own" and seen.blocks_alone:
@@ -293,7 +232,7 @@ def _counts_operations(cell: Cell, seen: _Seen, limit: str) -> str | None:
     return None
 
 
-def _judge(cell: Cell, seen: _Seen) -> Judged:
+def _judge(cell: Cell, seen: Seen) -> Judged:
     limit, shares, how = _limit(cell, seen)
     row = cell.row
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]

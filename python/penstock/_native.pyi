@@ -22,6 +22,7 @@ __all__ = [
     "StageJob",
     "StageRequest",
     "Tensor",
+    "UnindexedFeed",
     "__profile__",
     "__version__",
     "crc32c",
@@ -143,9 +144,15 @@ class RaggedTensor:
 @final
 class Source:
     @staticmethod
-    def open(url: str, manifest: bytes | None, env: Mapping[str, str], format: str | None = None) -> Source: ...  # noqa: A002
+    def open(
+        url: str,
+        manifest: bytes | None,
+        env: Mapping[str, str],
+        format: str | None = None,  # noqa: A002
+        indexes: str | None = None,
+    ) -> Source: ...
     @staticmethod
-    def restore(manifest: bytes, ignored: int, format: str) -> Source: ...  # noqa: A002
+    def restore(manifest: bytes, ignored: int, format: str, indexes: bytes | None = None) -> Source: ...  # noqa: A002
     def schema(self, env: Mapping[str, str]) -> tuple[str, list[str]]: ...
     @property
     def format(self) -> str: ...
@@ -157,7 +164,7 @@ class Source:
         scans: bool,
         env: Mapping[str, str],
         cache: str | PathLike[str] | None = None,
-    ) -> Counted | None: ...
+    ) -> tuple[Counted | None, list[str]]: ...
     @property
     def url(self) -> str: ...
     @property
@@ -165,7 +172,11 @@ class Source:
     @property
     def size_bytes(self) -> int: ...
     @property
+    def requests(self) -> int: ...
+    @property
     def ignored(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
     def key(self, number: int) -> str: ...
     def logical_name(self, number: int) -> str: ...
 
@@ -232,6 +243,36 @@ class Feed:
     def memory_bytes(self) -> int: ...
     def start(self, epoch: int, cursor: int) -> Run: ...
     def gather(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Tensor]: ...
+    def metrics(self) -> dict[str, float]: ...
+
+# Batches of one rank of a dataset nobody counted; cursors are object x 2^40 + record.
+@final
+class UnindexedFeed:
+    def __new__(
+        cls,
+        source: Source,
+        fields: str,
+        *,
+        seed: int | None,
+        batch: int,
+        rank: int,
+        world: int,
+        drops_tail: bool,
+        memory_bytes: int | None,
+        max_in_flight: int,
+        read_ahead: int | None,
+        threads: int | None,
+        deadline_s: float,
+        env: Mapping[str, str],
+        on_error: str = "raise",
+    ) -> UnindexedFeed: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def objects(self) -> int: ...
+    def start(self, epoch: int, cursor: int) -> Run: ...
     def metrics(self) -> dict[str, float]: ...
 
 # One pass over an epoch: (fields, rows, cursor) a batch.

@@ -22,3 +22,25 @@ def test_index_records_is_what_a_loader_finds(tmp_path, monkeypatch, run_cli):
     assert (counted.rung, counted.samples, counted.is_indexed) == ("index", 6, True)
     refused = run_cli("index", str(folder), "--records", "--select", "*.tfrecord")
     assert refused.code == 2
+
+
+def test_index_records_says_what_a_scan_reads_and_costs_before_it_reads(tmp_path, monkeypatch, run_cli, emulator):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for number in range(3):
+        content = b"".join(_native.encode_tfrecord({"x": bytes(row + 1)}) for row in range(number + 1))
+        (folder / f"{number}.tfrecord").write_bytes(content)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    server = emulator(folder=folder)
+    said = run_cli("index", server.url, "--records", "--dry-run", "--json", env=server.env)
+    facts = json.loads(said.out)
+    assert (facts["rung"], facts["scan_bytes"], facts["scan_requests"]) == ("scan", size, 3)
+    assert facts["scan_money"]["requests_usd"] > 0
+    assert "records" not in facts
+    assert not (tmp_path / "cache/records").exists()
+    done = run_cli("index", server.url, "--records", env=server.env)
+    assert (done.code, "a scan reads" in done.err, "3 requests: $" in done.err) == (0, True, True), done.err
+    again = run_cli("index", server.url, "--records", "--dry-run", env=server.env)
+    assert "by rung `index`" in again.out
+    assert run_cli("index", server.url, "--dry-run", env=server.env).code == 2

@@ -6,6 +6,8 @@ from __future__ import annotations
 import gzip
 import logging
 import socket
+import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +101,37 @@ def test_feature_missing_or_of_another_size_is_named_with_its_numbers(made, fiel
     opened = penstock.open(made([1] * 2)).fields(**{field: penstock.tensor(*spec)})
     with pytest.raises(Corrupt, match=rf"part-0000.*record 0.*\b{words}\b"):
         next(iter(penstock.Loader(opened, batch_size=1)))
+
+
+def golden_images() -> dict[str, bytes]:
+    path = Path(__file__).resolve().parents[2] / "crates/record/tests/golden/image.tar.gz"
+    with tarfile.open(path) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive if member.name.count(".") == 1}
+
+
+def test_jpegs_of_odd_kinds_are_pictures_and_absurd_sizes_are_refused_alone(tmp_path):
+    images = golden_images()
+    folder = tmp_path / "d/class"
+    folder.mkdir(parents=True)
+    kinds = ["420.jpg", "cmyk.jpg", "grey.jpg", "progressive.jpg"]
+    for name in kinds:
+        (folder / name).write_bytes(images[name])
+    absurd = bytearray(images["420.jpg"])
+    at = absurd.index(b"\xff\xc0")
+    absurd[at + 5 : at + 9] = b"\xff\xff\xff\xff"
+    (folder / "zabsurd.jpg").write_bytes(absurd)
+    opened = penstock.open(tmp_path / "d").fields(image=penstock.image(24, 32, crop="none"))
+    seen = []
+    with pytest.raises(Corrupt, match=r"zabsurd\.jpg.*65,535 x 65,535 pixels, 1 to 100,000,000 are taken"):
+        seen.extend(penstock.Loader(opened, batch_size=4))
+    (batch,) = seen
+    means = batch["image"].reshape(4, -1, 3).mean(axis=1)
+    # All are the one picture, as they were saved; grey has one channel three times.
+    assert abs(means[[0, 1, 3]] - means[0]).max() < 12
+    assert (means[2] == means[2][0]).all()
+    loader = penstock.Loader(opened, batch_size=5, on_error="skip")
+    (batch,) = loader
+    assert (len(batch["image"]), loader.report()["skipped"]) == (4, 1)
 
 
 def test_endpoint_that_nobody_serves_is_unreachable(monkeypatch):

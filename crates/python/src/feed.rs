@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Column, Counted, Feed, FeedSettings, Field, FormatSpec, Next, RecordIndex, Run, Rung, Source, Steps, Tensor,
-    Wanted, count, glob_matches, scan, schema, split_glob,
+    Beside, Column, Counted, Feed, FeedSettings, Field, FormatSpec, Known, Next, RecordIndex, Rung, Source, Steps,
+    Tensor, Wanted, count, glob_matches, indexes_in, requests_of, scan, schema, split_glob, without_indexes,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, index};
@@ -27,6 +27,7 @@ use crate::course::PyCourse;
 use crate::dlpack;
 use crate::enter::{SIGNAL_POLL, enter, enter_async, runtime};
 use crate::raise::raise;
+use crate::unindexed::{Pass, PyUnindexed};
 
 /// By when a listing, or the counting of records, must have ended.
 const LISTING: Duration = Duration::from_secs(3600);
@@ -37,21 +38,24 @@ const MOST_TOLD: u64 = 1 << 30;
 /// What `__reduce__` gives: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
+/// A listing, how many of its objects were left aside, its format, and other programs' indexes.
+type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>);
+
 /// Runs of equal counts (records, times), the rung, the fingerprint, and where the index lies.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
 /// A value that only the process that made it may use or drop.
-struct Own<T> {
+pub(crate) struct Own<T> {
     pid: u32,
     value: ManuallyDrop<T>,
 }
 
 impl<T> Own<T> {
-    fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self { pid: std::process::id(), value: ManuallyDrop::new(value) }
     }
 
-    fn get(&self, what: &str) -> Result<&T> {
+    pub fn get(&self, what: &str) -> Result<&T> {
         if self.pid == std::process::id() {
             Ok(&self.value)
         } else {
@@ -71,7 +75,7 @@ impl<T> Drop for Own<T> {
 
 /// The store of a listing, and the listing in its format: the one that is said, or the one that its names say. Of a store
 /// behind a network at most `in_flight` requests are asked at a time, as many as it bears.
-fn opened(
+pub(crate) fn opened(
     manifest: &Manifest,
     format: Option<&FormatSpec>,
     env: &HashMap<String, String>,
@@ -90,6 +94,12 @@ fn opened(
         None => Source::new(store, prefix, manifest, metrics.clone())?,
     };
     Ok((source, metrics))
+}
+
+/// One listing of what `url` names.
+fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResult<Manifest> {
+    let opened = enter(py, || open(&url, &StoreSettings::from_env(env)?, Arc::<Metrics>::default()))?;
+    enter_async(py, async move { index(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
 }
 
 /// The format of a listing, with what an object of the dataset must tell of it.
@@ -273,15 +283,17 @@ pub struct PySource {
     pub(crate) manifest: Manifest,
     /// What the order calls objects, where those are not the listing's own: the blocks of arrays.
     blocks: Option<Manifest>,
+    /// Other programs' indexes of its objects.
+    indexes: Option<Manifest>,
     ignored: usize,
-    format: FormatSpec,
+    pub(crate) format: FormatSpec,
 }
 
 impl PySource {
-    fn of(source: &Source) -> Self {
+    fn of(source: &Source, indexes: Option<Manifest>) -> Self {
         let (listing, format) = (source.listing().clone(), source.format().clone());
         let blocks = (!std::ptr::eq(source.listing(), source.manifest())).then(|| source.manifest().clone());
-        Self { manifest: listing, blocks, ignored: source.ignored(), format }
+        Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format }
     }
 
     fn ordered(&self) -> &Manifest {
@@ -291,15 +303,17 @@ impl PySource {
 
 #[pymethods]
 impl PySource {
-    /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON.
+    /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON. Other programs'
+    /// indexes are looked for beside the objects, or at `indexes`.
     #[staticmethod]
-    #[pyo3(signature = (url, manifest, env, format=None))]
+    #[pyo3(signature = (url, manifest, env, format=None, indexes=None))]
     fn open(
         py: Python<'_>,
         url: &str,
         manifest: Option<Vec<u8>>,
         env: HashMap<String, String>,
         format: Option<&str>,
+        indexes: Option<&str>,
     ) -> PyResult<Self> {
         let format = enter(py, || format.map(FormatSpec::from_json).transpose())?;
         let url: Url = enter(py, || url.parse())?;
@@ -315,13 +329,15 @@ impl PySource {
                 }
                 Ok(listed)
             })?,
-            None => {
-                let metrics = Arc::<Metrics>::default();
-                let opened = enter(py, || open(&folder, &StoreSettings::from_env(&env)?, metrics))?;
-                enter_async(py, async move {
-                    index(&*opened.store, &opened.prefix, &folder, Deadline::within(LISTING)).await
-                })?
-            }
+            None => listed_at(py, folder, &env)?,
+        };
+        let beside = indexes_in(&listed);
+        if let Some(beside) = &beside {
+            without_indexes(&mut listed, beside);
+        }
+        let indexes = match indexes {
+            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env)?),
+            None => beside,
         };
         if let Some((_, pattern)) = &pattern {
             listed.objects.retain(|entry| glob_matches(pattern, entry.key.as_bytes()));
@@ -334,23 +350,33 @@ impl PySource {
         let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight))?.0);
         let asked = source.clone();
         match enter_async(py, async move { asked.told(Deadline::within(LISTING)).await })? {
-            Some(format) => Ok(Self::of(&enter(py, || opened(&listed, Some(&format), &env, in_flight))?.0)),
-            None => Ok(Self::of(&source)),
+            Some(format) => Ok(Self::of(&enter(py, || opened(&listed, Some(&format), &env, in_flight))?.0, indexes)),
+            None => Ok(Self::of(&source, indexes)),
         }
     }
 
     /// Rebuilds a source that was pickled.
     #[staticmethod]
-    fn restore(py: Python<'_>, manifest: Vec<u8>, ignored: usize, format: &str) -> PyResult<Self> {
+    #[pyo3(signature = (manifest, ignored, format, indexes=None))]
+    fn restore(
+        py: Python<'_>,
+        manifest: Vec<u8>,
+        ignored: usize,
+        format: &str,
+        indexes: Option<Vec<u8>>,
+    ) -> PyResult<Self> {
         enter(py, || {
             let manifest = Manifest::from_json(&manifest, "a pickled dataset")?;
+            let indexes = indexes.map(|json| Manifest::from_json(&json, "a pickled dataset")).transpose()?;
             let format = FormatSpec::from_json(format)?;
-            Ok(Self { blocks: format.ordered(&manifest)?, manifest, ignored, format })
+            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored, format })
         })
     }
 
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, (Bound<'py, PyBytes>, usize, String)>> {
-        Ok((py.get_type::<Self>().getattr("restore")?, (self.manifest(py)?, self.ignored, self.format(py)?)))
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, PickledSource<'py>>> {
+        let indexes = enter(py, || self.indexes.as_ref().map(Manifest::to_json).transpose())?;
+        let indexes = indexes.map(|json| PyBytes::new(py, &json));
+        Ok((py.get_type::<Self>().getattr("restore")?, (self.manifest(py)?, self.ignored, self.format(py)?, indexes)))
     }
 
     /// The format as JSON.
@@ -402,12 +428,25 @@ impl PySource {
         self.manifest.bytes()
     }
 
+    /// Requests that reading everything once takes.
+    #[getter]
+    fn requests(&self) -> u64 {
+        self.manifest.objects.iter().map(|entry| requests_of(entry.size)).sum()
+    }
+
     #[getter]
     fn ignored(&self) -> usize {
         self.ignored
     }
 
-    /// The record counts: by the cheap rungs, or (`scans`) by reading everything. None when only a scan can tell.
+    /// Of the names alone, whatever the objects hold.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        format!("{:032x}", self.manifest.fingerprint(&[]))
+    }
+
+    /// The record counts: by the cheap rungs, or (`scans`) by reading everything. None when only a scan can tell. With
+    /// them, what is wrong with indexes that were set aside.
     #[pyo3(signature = (declared, *, scans, env, cache=None))]
     fn count(
         &self,
@@ -416,18 +455,27 @@ impl PySource {
         scans: bool,
         env: HashMap<String, String>,
         cache: Option<PathBuf>,
-    ) -> PyResult<Option<PyCounted>> {
+    ) -> PyResult<(Option<PyCounted>, Vec<String>)> {
         let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env, Rates::default().in_flight))?;
+        let beside = match &self.indexes {
+            Some(listed) => Some(enter(py, || {
+                let opened = open(&listed.url.parse()?, &StoreSettings::from_env(&env)?, Arc::<Metrics>::default())?;
+                Ok(Beside::new(opened.store, opened.prefix, listed.clone()))
+            })?),
+            None => None,
+        };
         let source = Arc::new(source);
-        let counted = enter_async(py, async move {
+        let (counted, notes) = enter_async(py, async move {
             let deadline = Deadline::within(LISTING);
-            if scans {
-                scan(&source, cache.as_deref(), deadline).await.map(Some)
+            let mut known = Known { cache: cache.as_deref(), beside: beside.as_ref(), ..Known::default() };
+            let counted = if scans {
+                Some(scan(&source, known.cache, deadline).await?)
             } else {
-                count(&source, declared, cache.as_deref(), deadline).await
-            }
+                count(&source, declared, &mut known, deadline).await?
+            };
+            Ok((counted, known.notes))
         })?;
-        Ok(counted.map(PyCounted::new))
+        Ok((counted.map(PyCounted::new), notes))
     }
 }
 
@@ -482,8 +530,7 @@ impl PyCounted {
     ) -> PyResult<Self> {
         enter(py, || {
             let bad = || Error::bug("pickled counts do not read");
-            let rungs = [Rung::Declared, Rung::Manifest, Rung::Index, Rung::Format, Rung::Sizes, Rung::Scan];
-            let rung = rungs.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
+            let rung = Rung::ALL.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
             let records: Vec<u64> =
                 runs.iter().flat_map(|&(records, times)| std::iter::repeat_n(records, times)).collect();
             let fingerprint = u128::from_str_radix(fingerprint, 16).map_err(|_| bad())?;
@@ -613,7 +660,7 @@ impl PyFeed {
             let feed = self.feed.get("loader")?;
             let run = feed.start(&handle, epoch, Steps { cursor, ..self.steps })?;
             let names = feed.fields().iter().map(|field| field.name.clone()).collect();
-            Ok(PyRun { run: Mutex::new(run), names, pid: std::process::id() })
+            Ok(PyRun::new(Pass::Counted(run), names))
         })
     }
 
@@ -630,29 +677,38 @@ impl PyFeed {
 
     /// The counters of this feed's requests; times in seconds.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let dict = PyDict::new(py);
-        for &metric in Metric::ALL {
-            let value = self.metrics.iter().map(|metrics| metrics.get(metric)).sum();
-            match metric.unit() {
-                Unit::Nanoseconds => dict.set_item(metric.name(), Duration::from_nanos(value).as_secs_f64())?,
-                Unit::Count | Unit::Bytes => dict.set_item(metric.name(), value)?,
-            }
-        }
-        Ok(dict)
+        metrics_of(py, &self.metrics)
     }
+}
+
+/// The counters of several sources, added; times in seconds.
+pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for &metric in Metric::ALL {
+        let value = counted.iter().map(|metrics| metrics.get(metric)).sum();
+        match metric.unit() {
+            Unit::Nanoseconds => dict.set_item(metric.name(), Duration::from_nanos(value).as_secs_f64())?,
+            Unit::Count | Unit::Bytes => dict.set_item(metric.name(), value)?,
+        }
+    }
+    Ok(dict)
 }
 
 /// One pass over an epoch.
 #[pyclass(name = "Run", module = "penstock._native", frozen)]
 pub struct PyRun {
-    run: Mutex<Run>,
+    run: Mutex<Pass>,
     names: Vec<String>,
     pid: u32,
 }
 
 impl PyRun {
+    pub(crate) fn new(pass: Pass, names: Vec<String>) -> Self {
+        Self { run: Mutex::new(pass), names, pid: std::process::id() }
+    }
+
     /// The pass; refused while another thread waits in it (waiting for it would need the GIL that the other one wants).
-    fn run<T>(&self, work: impl FnOnce(&mut Run) -> Result<T>) -> Result<T> {
+    fn run<T>(&self, work: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
         let mut run = match self.run.try_lock() {
             Ok(run) => run,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -688,12 +744,12 @@ impl PyRun {
 
     /// True when `next` would answer at once.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
-        enter(py, || self.run(Run::is_ready))
+        enter(py, || self.run(Pass::is_ready))
     }
 
     /// Seconds waited, by what for (`wait_*`), and seconds that threads were busy (`busy_*`).
     fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (waits, busy) = enter(py, || self.run(Run::timing))?;
+        let (waits, busy) = enter(py, || self.run(Pass::timing))?;
         let dict = PyDict::new(py);
         for (name, time) in [
             ("wait_first_byte_s", waits.first_byte),
@@ -714,7 +770,7 @@ impl PyRun {
 
     /// Samples left out, samples that others took the place of, and the first few errors.
     fn mended(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
-        let mended = enter(py, || self.run(Run::mended))?;
+        let mended = enter(py, || self.run(Pass::mended))?;
         Ok((mended.skipped, mended.substituted, mended.errors))
     }
 
@@ -736,6 +792,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyCounted>()?;
     module.add_class::<PyCourse>()?;
     module.add_class::<PyFeed>()?;
+    module.add_class::<PyUnindexed>()?;
     module.add_class::<PyRun>()?;
     Ok(())
 }

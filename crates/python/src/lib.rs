@@ -16,6 +16,7 @@ mod put;
 mod raise;
 mod record;
 mod stage;
+mod unindexed;
 
 use pyo3::prelude::*;
 

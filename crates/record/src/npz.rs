@@ -204,7 +204,8 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let header = bytes.get(at..).and_then(|rest| rest.get(..LOCAL_LEN)).filter(|header| u32_at(header, 0) == LOCAL);
     let header = header.ok_or_else(|| corrupt(format!("has no header at byte {}", grouped(local))))?;
     let offset = (at + LOCAL_LEN + usize::from(u16_at(header, 26)) + usize::from(u16_at(header, 28))) as u64;
-    let room = (bytes.len() as u64).saturating_sub(offset);
+    let room = (bytes.len() as u64).checked_sub(offset);
+    let room = room.ok_or_else(|| corrupt(format!("begins at byte {}, beyond the archive", grouped(offset))))?;
     if stored > room {
         return Err(corrupt(format!("has {} stored bytes where {} are left", grouped(stored), grouped(room))));
     }

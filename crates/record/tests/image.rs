@@ -140,6 +140,28 @@ fn absurd_sizes_are_refused_before_memory_is_taken() {
     assert_eq!(problem(&bytes, &spec), "a.jpg is an image of 47 x 0 pixels, 1 to 1,550 are taken");
 }
 
+/// Found by the fuzzer: the png crate takes any palette for whole colours, and more transparencies than colours for none.
+#[test]
+fn palette_that_is_no_list_of_colours_is_refused() {
+    let chunk = |name: &[u8; 4], body: &[u8]| {
+        let named = [&name[..], body].concat();
+        [&(body.len() as u32).to_be_bytes()[..], &named, &penstock_codec::crc32(&named).to_be_bytes()].concat()
+    };
+    let header = [0, 0, 0, 2, 0, 0, 0, 2, 8, 3, 0, 0, 0];
+    let picture = |palette: &[u8], alphas: &[u8]| {
+        let alphas = if alphas.is_empty() { Vec::new() } else { chunk(b"tRNS", alphas) };
+        let parts =
+            [chunk(b"IHDR", &header), chunk(b"PLTE", palette), alphas, chunk(b"IDAT", b"x"), chunk(b"IEND", b"")];
+        [&b"\x89PNG\r\n\x1a\n"[..], &parts.concat()].concat()
+    };
+    let spec = ImageSpec::new(8, 8);
+    let refused = |palette: &[u8], alphas: &[u8]| problem(&picture(palette, alphas), &spec);
+    assert_eq!(refused(&[7; 49], &[]), "a.jpg is a damaged PNG: its palette has 49 bytes and 0 transparencies");
+    for (palette, alphas) in [(&[7; 3][..], &[1; 2][..]), (&[], &[]), (&[7; 1], &[]), (&[7; 900], &[])] {
+        assert!(refused(palette, alphas).starts_with("a.jpg is a damaged PNG: "), "{palette:?} {alphas:?}");
+    }
+}
+
 #[test]
 fn cut_images_are_refused_wherever_the_crop_lies() {
     for name in ["420.jpg", "largeprogressive.jpg", "large420.jpg", "rgb.png", "palette.png"] {

@@ -163,3 +163,21 @@ proptest! {
         let _ = npy::parse(&bytes[..at], "p");
     }
 }
+
+/// Found by the fuzzer: a member of no bytes, whose header says that its name goes on beyond the archive.
+#[test]
+fn member_that_begins_beyond_its_archive_is_refused() {
+    let mut local = [0u8; 30];
+    local[..4].copy_from_slice(b"PK\x03\x04");
+    local[26..28].copy_from_slice(&[0xff, 0xff]);
+    let mut entry = [0u8; 46];
+    entry[..4].copy_from_slice(b"PK\x01\x02");
+    let mut end = [0u8; 22];
+    end[..4].copy_from_slice(b"PK\x05\x06");
+    end[10] = 1; // members
+    end[12] = 46; // bytes of the directory
+    end[16] = 30; // where it begins
+    let bytes = [&local[..], &entry, &end].concat();
+    let error = npz::Directory::parse(&bytes, "a.npz").unwrap_err().to_string();
+    assert_eq!(error, "member `` of a.npz begins at byte 65,565, beyond the archive");
+}

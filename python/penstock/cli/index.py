@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.parameters import SECONDS, patterns
+
+if TYPE_CHECKING:
+    import penstock
 
 __all__ = ["command"]
 
@@ -27,6 +30,7 @@ __all__ = ["command"]
 )
 @patterns
 @click.option("--records", is_flag=True, help="Read every object once and keep where its records lie.")
+@click.option("--dry-run", is_flag=True, help="With --records: say what would be read and cost, and read nothing.")
 @click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
 @click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line of facts.")
@@ -37,6 +41,7 @@ def command(
     select: tuple[str, ...],
     exclude: tuple[str, ...],
     records: bool,
+    dry_run: bool,
     deadline: float | None,
     give_up_after: float | None,
     as_json: bool,
@@ -49,11 +54,14 @@ def command(
     and `penstock.open(url, manifest=...)` read instead of listing again, pinned to the versions it saw.
 
     With --records, every object that no index holds yet is read once; where its records lie is kept in PENSTOCK_CACHE,
-    and loaders read single records by it.
+    and loaders read single records by it. What that reads and costs is said first; with --dry-run, nothing more is done.
+    Indexes that other programs left (DALI's .idx, wids' index.json) and what a stage has noted spare the reading.
     """
     from penstock import stage
     from penstock.errors import ConfigError
 
+    if dry_run and not records:
+        raise ConfigError("--dry-run: it goes with --records; a listing reads no object", where="--dry-run")
     if records and (select or exclude):
         raise ConfigError("--records: indexes all of URL; it does not go with --select or --exclude", where="--records")
 
@@ -69,10 +77,41 @@ def command(
     if records:
         import penstock
 
-        counted = penstock.open(url).index()
-        facts |= {"records": counted.samples, "records_indexed": counted.is_indexed}
+        dataset = penstock.open(url)
+        facts |= _scan(dataset)
+        if not as_json:
+            click.echo(_announced(facts), err=not dry_run)
+        if not dry_run:
+            counted = dataset.index()
+            facts |= {"records": counted.samples, "records_indexed": counted.is_indexed}
     click.echo(json.dumps(facts) if as_json else _readable(facts))
     return 0
+
+
+def _scan(dataset: penstock.Dataset) -> dict[str, Any]:
+    """By which rung the records are found, and what a scan of all objects reads and costs where there is none."""
+    from penstock.cli.stage_estimate import estimated
+
+    rung = dataset.indexed_rung()
+    source = dataset.source
+    requests, size = (0, 0) if rung else (source.requests, source.size_bytes)
+    money = estimated({"source": dataset.url, "share_requests": [requests], "shares": [size]})["money"]
+    return {"rung": rung or "scan", "scan_bytes": size, "scan_requests": requests, "scan_money": money}
+
+
+def _announced(facts: dict[str, Any]) -> str:
+    from penstock.units import format_bytes
+
+    if facts["rung"] != "scan":
+        return f"records are known without a scan, by rung `{facts['rung']}` of the ladder"
+    text = f"a scan reads {format_bytes(facts['scan_bytes'])} in {facts['scan_requests']:,} requests"
+    money = facts["scan_money"]
+    if money is None:
+        return text
+    text += f": ${money['requests_usd']:,.2f} for the requests ({money['tier']})"
+    if money["egress_usd"] is not None:
+        text += f", and ${money['egress_usd']:,.2f} where the bytes leave the cloud"
+    return text
 
 
 def _readable(facts: dict[str, Any]) -> str:

@@ -25,6 +25,9 @@ __all__ = ["Dataset", "Schema", "open"]
 
 _LOG = logging.getLogger("penstock.feed")
 
+_NEVER_INDEXED = ("parquet", "zarr", "hdf5")
+"""Formats whose own tables are the index."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:
@@ -60,6 +63,7 @@ class Dataset(Shaped):
     asked_window: int | None = None
     records_per_object: int | None = None
     asked_cache: node_cache.Asked = node_cache.AS_FOUND
+    indexed: bool = True
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
     def fields(self, **specs: FieldSpec) -> Dataset:
@@ -93,6 +97,10 @@ class Dataset(Shaped):
             raise ConfigError(f"window: {window} objects cannot be mixed", where="window")
         if self.mappings:
             raise ConfigError("shuffle: it comes before map()", where="shuffle")
+        if not self.indexed:
+            if window is not None:
+                raise ConfigError("window: unindexed, records mix within their objects only", where="window")
+            return replace(self, seed=seed)
         steps = self.steps
         names = [name for name, _, _ in steps]
         # What stands behind an order cannot come before another one; a shuffle right after a shuffle replaces it.
@@ -126,9 +134,10 @@ class Dataset(Shaped):
 
     def caches(self) -> list[node_cache.NodeCache | None]:
         """Where each dataset of it is kept on this node."""
-        if self.format in ("zarr", "hdf5"):
+        if self.format in ("zarr", "hdf5") or not self.indexed:
             if self.asked_cache.is_on:
-                raise ConfigError("cache: chunks of arrays are not kept on the node", where="cache")
+                what = "chunks of arrays are" if self.indexed else "what is read unindexed is"
+                raise ConfigError(f"cache: {what} not kept on the node", where="cache")
             return [None]
         return [node_cache.place(self.asked_cache, self.url, self.source.size_bytes, env.read())]
 
@@ -139,6 +148,7 @@ class Dataset(Shaped):
         parts = [self.url, f"{self.source.objects:,} objects of {self.format}"]
         parts += [f"fields {fields}"] if fields else ["fields as schema() finds them"]
         parts += [f"seed {self.seed}"] if self.seed is not None else []
+        parts += [] if self.indexed else ["unindexed"]
         return f"Dataset({', '.join(parts)}{self._told_steps()})"
 
     @property
@@ -166,11 +176,15 @@ class Dataset(Shaped):
         return dict(self.specs or self.schema().specs)
 
     def counted(self) -> _native.Counted:
-        """Record counts by the ladder (declared, manifest, sizes, scan), found once. A scan is announced first."""
+        """Record counts by the ladder (declared, manifest, indexes, sizes, scan), found once. A scan is announced first."""
+        if not self.indexed:
+            raise ConfigError(
+                f"{self.url}: it was opened with indexed=False, and this needs its records counted",
+                where="indexed",
+                hint="open it without, or make the counts ahead of time: penstock index URL --records",
+            )
         if self._counts.found is None:
-            variables = dict(env.read())
-            cache = caches.records(variables)
-            found = self.source.count(self.records_per_object, scans=False, env=variables, cache=cache)
+            found = self._count(self.records_per_object, scans=False)
             if found is None:
                 _LOG.warning(
                     "%s: its objects do not say how many records they hold, so all are read once and indexed: %d objects, "
@@ -179,19 +193,32 @@ class Dataset(Shaped):
                     self.source.objects,
                     f"{self.source.size_bytes:,}",
                 )
-                found = self.source.count(None, scans=True, env=variables, cache=cache)
+                found = self._count(None, scans=True)
             if found is None:
                 raise AssertionError("a scan always finds counts or raises")
             self._counts.found = found
         return self._counts.found
 
+    def _count(self, declared: int | None, *, scans: bool) -> _native.Counted | None:
+        variables = dict(env.read())
+        found, notes = self.source.count(declared, scans=scans, env=variables, cache=caches.records(variables))
+        for note in notes:
+            _LOG.warning("%s: an index is set aside: %s", self.url, note)
+        return found
+
+    def indexed_rung(self) -> str | None:
+        """How it is known where records lie; None where all of the dataset must be read once to know it."""
+        found = self._count(None, scans=False)
+        return found.rung if found is not None and (found.is_indexed or self.format in _NEVER_INDEXED) else None
+
     def index(self) -> _native.Counted:
         """Reads all objects that no index has yet, once, and keeps where their records lie in the cache.
 
-        With it, single records of objects that are stored uncompressed are read by range.
+        With it, single records of objects that are stored uncompressed are read by range. Other programs' indexes spare
+        the reading.
         """
-        variables = dict(env.read())
-        self._counts.found = self.source.count(None, scans=True, env=variables, cache=caches.records(variables))
+        found = self._count(None, scans=self.indexed_rung() is None)
+        self._counts.found = found
         return self.counted()
 
     @property
@@ -231,6 +258,8 @@ def open(  # noqa: A001 - the verb is the API
     *,
     format: str | Format | None = None,  # noqa: A002 - the argument's name is the API
     records_per_object: int | None = None,
+    indexes: str | os.PathLike[str] | None = None,
+    indexed: bool = True,
 ) -> Dataset:
     """Lists a dataset: one listing, no object opened.
 
@@ -239,22 +268,28 @@ def open(  # noqa: A001 - the verb is the API
         manifest: A file of `penstock index`, instead of the listing; reads are then pinned to its versions.
         format: A name (`"tfrecord"`) or one of `penstock.formats`; by default what the objects' names say.
         records_per_object: Records in every object, where that is known; else the ladder finds out.
+        indexes: A folder of indexes that other programs made (DALI's `.idx`, wids' `index.json`); by default those that lie
+            beside the objects.
+        indexed: False counts nothing, ever: TFRecords and tars are passed over as streams. Each rank has whole objects of
+            its own, records mix within 32 MiB of their object, a loader has no length, ranks may end at different batches,
+            and a state is good for the same rank of as many ranks alone.
     Raises:
         NotFound: Nothing is there.
         ConfigError: An object lies beside its inflated copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store refused.
     """
-    text = os.fsdecode(url)
-    if not text:
-        raise ConfigError("url: it is empty", where="url", hint="the working directory is `.`")
-    if "://" not in text:
-        tail = "/" if text.endswith("/") else ""
-        text = str(Path(text).absolute()) + tail
+    text = _located(url, "url")
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(f"records_per_object: {records_per_object} is less than 1", where="records_per_object")
     listed = None if manifest is None else _read(Path(manifest))
     said = formats.named(format)
-    source = _native.Source.open(text, listed, dict(env.read()), None if said is None else said.to_json())
+    source = _native.Source.open(
+        text,
+        listed,
+        dict(env.read()),
+        None if said is None else said.to_json(),
+        None if indexes is None else _located(indexes, "indexes"),
+    )
     if said is not None and said.labels is not None:
         # Found below the folder that was listed, which is known now; nothing is listed again.
         known = replace(said, facts={**said.facts, "labels": labels.read(said.labels, source.url, dict(env.read()))})
@@ -267,7 +302,21 @@ def open(  # noqa: A001 - the verb is the API
     if said is not None and said.name == "hdf5":
         told = chunk_maps.read(source, said)
         source = _native.Source.open(text, source.manifest(), dict(env.read()), told.to_json())
-    return Dataset(source, records_per_object=records_per_object)
+    if not indexed and records_per_object is not None:
+        raise ConfigError(
+            "records_per_object: it says counts, and indexed=False wants none", where="records_per_object"
+        )
+    return Dataset(source, records_per_object=records_per_object, indexed=indexed)
+
+
+def _located(url: str | os.PathLike[str], what: str) -> str:
+    text = os.fsdecode(url)
+    if not text:
+        raise ConfigError(f"{what}: it is empty", where=what, hint="the working directory is `.`")
+    if "://" not in text:
+        tail = "/" if text.endswith("/") else ""
+        text = str(Path(text).absolute()) + tail
+    return text
 
 
 def _read(manifest: Path) -> bytes:

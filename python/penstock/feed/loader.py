@@ -20,6 +20,7 @@ from penstock import _native, env, ranks
 from penstock.errors import ConfigError, Unsupported
 from penstock.feed import columns, fields
 from penstock.feed import report as reporting
+from penstock.feed.unindexed import WORDS, Unindexed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,6 +143,11 @@ class BaseLoader(Generic[Batch]):
         self.rank, self.world = rank, world
         self.global_batch = _sizes(batch_size, global_batch, world)
         self.tail = tail
+        self._unindexed = (
+            None
+            if dataset.indexed
+            else Unindexed(dataset, global_batch=self.global_batch, rank=rank, world=world, tail=tail)  # type: ignore[arg-type]
+        )
         for name, value in (("memory_bytes", memory_bytes), ("max_in_flight", max_in_flight), ("threads", threads)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value} is less than 1", where=name)
@@ -159,7 +165,7 @@ class BaseLoader(Generic[Batch]):
         self._cursor = 0
         # Where the next iterator begins: 0, or once what load_state_dict said.
         self._resume = 0
-        self._feed: tuple[int, _native.Feed] | None = None
+        self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
         self._crew: Crew | None = None
         self._live: weakref.ref[_Epoch[Batch]] | None = None
         self._measured = reporting.Measured()
@@ -184,7 +190,13 @@ class BaseLoader(Generic[Batch]):
         )
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, the same on every rank; an iterator that goes on from a state gives fewer."""
+        """Batches in a whole epoch, the same on every rank; an iterator that goes on from a state gives fewer.
+
+        Raises:
+            TypeError: The dataset is unindexed, so nobody knows.
+        """
+        if self._unindexed is not None:
+            raise TypeError(f"a loader of {self.dataset!r} has no length: its records are not counted")
         samples = self.dataset.samples
         return samples // self.global_batch if self.tail == "drop" else -(-samples // self.global_batch)
 
@@ -193,11 +205,15 @@ class BaseLoader(Generic[Batch]):
         """The epoch that is under way, or begins next."""
         return self._epoch
 
-    def _native_feed(self) -> _native.Feed:
+    def _native_feed(self) -> _native.Feed | _native.UnindexedFeed:
         if self._feed is None or self._feed[0] != os.getpid():
+            said = fields.to_json(self.dataset.fields_said().items())
+            if self._unindexed is not None:
+                self._feed = (os.getpid(), self._unindexed.feed(said, dict(env.read()), self._bounds))
+                return self._feed[1]
             made = _native.Feed(
                 self.dataset.course(),
-                fields.to_json(self.dataset.fields_said().items()),
+                said,
                 global_batch=self.global_batch,
                 rank=self.rank,
                 world=self.world,
@@ -225,7 +241,7 @@ class BaseLoader(Generic[Batch]):
             self._crew = Crew(self.dataset.mappings)
         return self._crew
 
-    def _run(self, feed: _native.Feed, epoch: int, cursor: int) -> _native.Run | MapRun:
+    def _run(self, feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int) -> _native.Run | MapRun:
         """A pass of the feed, through the dataset's functions where it has any."""
         run = feed.start(epoch, cursor)
         if not self.dataset.mappings:
@@ -264,6 +280,8 @@ class BaseLoader(Generic[Batch]):
 
     def _is_spent(self) -> bool:
         """True when every batch of the epoch was delivered."""
+        if self._unindexed is not None:
+            return self._unindexed.is_spent(self._cursor)
         left = self.dataset.samples - self._cursor
         return self._cursor > 0 and left < (self.global_batch if self.tail == "drop" else 1)
 
@@ -281,7 +299,12 @@ class BaseLoader(Generic[Batch]):
             self._cursor = 0  # it is wanted once more
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, counted in delivered batches: JSON under 1 KB, identical on all ranks."""
+        """Where the loader stands, counted in delivered batches: JSON under 1 KB, identical on all ranks.
+
+        Of an unindexed dataset each rank has its own, for the same rank of as many alone.
+        """
+        if self._unindexed is not None:
+            return {"version": STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
         return {
             "version": STATE_VERSION,
             "order": _native.ORDER_VERSION,
@@ -294,8 +317,18 @@ class BaseLoader(Generic[Batch]):
         """The next iterator goes on where `state` was taken, on any number of ranks and with any batch size.
 
         Raises:
-            ConfigError: The state is of another dataset, seed or window; the message has both values.
+            ConfigError: The state is of another dataset, seed or window, or an unindexed one of another rank or world; the
+                message has both values.
         """
+        if self._unindexed is not None:
+            self._go_on(*self._unindexed.cursor(state))
+            return
+        if "unindexed" in state:
+            raise ConfigError(
+                "state: it is of an unindexed pass, which counted no samples; this dataset's are counted",
+                where="state",
+                hint="penstock.open(url, indexed=False) goes on from it",
+            )
         mine = self.state_dict()
         for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps"):
             if state.get(name) != mine.get(name):
@@ -307,6 +340,9 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError(f"state: epoch {epoch!r} is no epoch", where="state")
         if not isinstance(cursor, int) or not 0 <= cursor <= mine["samples"]:
             raise ConfigError(f"state: cursor {cursor!r} is not within {mine['samples']} samples", where="state")
+        self._go_on(epoch, cursor)
+
+    def _go_on(self, epoch: int, cursor: int) -> None:
         self._supersede("load_state_dict was called")
         self._epoch, self._cursor, self._resume = epoch, cursor, cursor
 
@@ -324,11 +360,12 @@ class BaseLoader(Generic[Batch]):
         if live is not None:
             live.measure()
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
+        counted = self._unindexed is None
         facts = {
-            "counts": self.dataset.rung,
-            "window": self.dataset.window,
+            "counts": self.dataset.rung if counted else WORDS,
+            "window": self.dataset.window if counted else None,
             "caches": [cache and {"folder": cache.folder, "limit_bytes": cache.limit_bytes} for cache in self.caches],
-            "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world),
+            "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world) if counted else None,
             "threads": feed.threads if feed is not None else 0,
             "max_in_flight": self._bounds["max_in_flight"],
             "memory_bytes": feed.memory_bytes if feed is not None else self._bounds["memory_bytes"],
@@ -346,7 +383,9 @@ class BaseLoader(Generic[Batch]):
 class _Epoch(Generic[Batch]):
     """One pass over (what is left of) an epoch. Ends its threads and requests when it is done, dropped or superseded."""
 
-    def __init__(self, loader: BaseLoader[Batch], feed: _native.Feed, epoch: int, cursor: int) -> None:
+    def __init__(
+        self, loader: BaseLoader[Batch], feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int
+    ) -> None:
         self._loader = loader
         self._feed = feed
         self._epoch = epoch

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples by index, for samplers and loaders that bring their own order: `penstock.torch.MapDataset`.
 
-Owns one feed a process, built there at first use, so that it survives fork, spawn and forkserver. Objects are read whole
-and kept for a while: a sampler that asks for neighbours together costs less than one that does not.
+Owns one feed a process, built there at first use, so that it survives fork, spawn and forkserver. Where records lie is
+looked up in the index: of an object that is stored uncompressed only their ranges are read. Compressed objects, and those
+whose records nobody indexed, are read whole and kept for a while: a sampler that asks for neighbours together costs less
+than one that does not.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock import _native
 from penstock.feed.columns import adapt, rows
 from penstock.feed.loader import Loader
 from penstock.feed.mapping import run_here
@@ -73,7 +76,9 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
                 raise IndexError(f"{index} is not within {samples:,} samples")
         positions = [index % samples for index in positions]
         places = self.dataset.course().places(self.epoch, positions)
-        columns = self._loader._native_feed().gather(places)  # noqa: SLF001 - one unit, two classes
+        feed = self._loader._native_feed()  # noqa: SLF001 - one unit, two classes
+        assert isinstance(feed, _native.Feed)  # an unindexed dataset has no places
+        columns = feed.gather(places)
         if self.dataset.mappings:
             return [
                 {name: _tensor(value) for name, value in sample.items()}

@@ -108,10 +108,11 @@ class Report(Mapping[str, Any]):
             f"  {self['bytes_in'] / 1e9:.3f} GB in, {self['bytes_out'] / 1e9:.3f} GB out, {self['requests']:,} requests, "
             f"{self['throttles']:,} throttled, {self['retries']:,} retried; counts: {self['counts']}"
         )
-        lines.append(
-            f"  window {self['window']:,} objects: {self['expected_gets_per_batch']:.1f} object reads expected for a batch of"
-            f" {self['global_batch']:,} over {self['world']:,} ranks"
-        )
+        if self["window"] is not None:
+            lines.append(
+                f"  window {self['window']:,} objects: {self['expected_gets_per_batch']:.1f} object reads expected for a batch of"
+                f" {self['global_batch']:,} over {self['world']:,} ranks"
+            )
         if any(self["caches"]):
             lines.append(
                 f"  node cache: {self['cache_hits']:,} reads from it ({self['cache_bytes'] / 1e9:.3f} GB), "

@@ -131,6 +131,11 @@ class Shaped:
     # What a part must say.
 
     @property
+    def indexed(self) -> bool:
+        """True where records are counted, so that positions have a meaning."""
+        return True
+
+    @property
     def specs(self) -> tuple[tuple[str, Any], ...]:
         """Names of the fields, and what they are."""
         raise NotImplementedError

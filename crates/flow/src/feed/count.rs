@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The ladder by which record counts are found: declared, from the manifest, by a check of sizes, by a scan.
+//! The ladder by which record counts are found: declared, from the manifest, by an index (our own, or another program's),
+//! by the format or a check of sizes, by a scan.
 //!
 //! The cheap rungs may be wrong about a strange dataset; the feed counts what it reads and says so then.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::{Codec, gzip_size_hint, inflate_into};
 use penstock_types::{Deadline, Error, Result, grouped};
 
+use super::beside::{Beside, Imported};
 use super::format::{EndTells, Span};
 use super::index::{IndexWriter, RecordIndex, stamp};
 use super::source::Source;
+use super::staged::Staged;
 use crate::order::Counts;
 
 /// No object may inflate to more than this while its records are counted.
@@ -40,8 +43,10 @@ pub enum Rung {
     Declared,
     /// The manifest knows.
     Manifest,
-    /// An index of the records was there.
+    /// An index of the records was there: a scan's, or what a stage noted on its way.
     Index,
+    /// Another program's indexes were there, beside the objects or where the user said.
+    Existing,
     /// The format makes it arithmetic over stored sizes, or one record an object.
     Format,
     /// The first object was read, and all others inflate to the same size.
@@ -51,12 +56,17 @@ pub enum Rung {
 }
 
 impl Rung {
+    /// Every rung.
+    pub const ALL: [Self; 7] =
+        [Self::Declared, Self::Manifest, Self::Index, Self::Existing, Self::Format, Self::Sizes, Self::Scan];
+
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Declared => "declared",
             Self::Manifest => "manifest",
             Self::Index => "index",
+            Self::Existing => "existing",
             Self::Format => "format",
             Self::Sizes => "sizes",
             Self::Scan => "scan",
@@ -77,6 +87,17 @@ pub struct Counted {
     pub index: Option<Arc<RecordIndex>>,
 }
 
+/// Where records may already be indexed, and what was set aside there.
+#[derive(Debug, Default)]
+pub struct Known<'a> {
+    /// The folder of our own indexes.
+    pub cache: Option<&'a Path>,
+    /// Other programs'.
+    pub beside: Option<&'a Beside>,
+    /// What is wrong with those that were set aside.
+    pub notes: Vec<String>,
+}
+
 impl Counted {
     fn new(source: &Source, records: &[u64], rung: Rung, index: Option<Arc<RecordIndex>>) -> Self {
         let fingerprint = source.manifest().fingerprint(records);
@@ -89,11 +110,25 @@ impl Counted {
 pub async fn count(
     source: &Arc<Source>,
     declared: Option<u64>,
-    cache: Option<&Path>,
+    known: &mut Known<'_>,
     deadline: Deadline,
 ) -> Result<Option<Counted>> {
     let objects = &source.manifest().objects;
-    let index = cached(source, cache)?.filter(RecordIndex::is_complete).map(Arc::new);
+    let mut index = cached(source, known.cache)?;
+    // What a stage noted on its way is in our own form.
+    if !index.as_ref().is_some_and(RecordIndex::is_complete)
+        && let Some(staged) = Staged::of(source)
+    {
+        index = Some(staged.import(source, index.as_ref(), writer(source, known.cache)?)?);
+    }
+    let (mut rung, mut listed) = (Rung::Index, None);
+    if !index.as_ref().is_some_and(RecordIndex::is_complete)
+        && let Some(beside) = known.beside
+    {
+        (index, listed) = import(source, beside, index.as_ref(), known, deadline).await?;
+        rung = Rung::Existing;
+    }
+    let index = index.filter(RecordIndex::is_complete).map(Arc::new);
     let counted = |records: &[u64], rung| Some(Counted::new(source, records, rung, index.clone()));
     if source.blocks().is_some() {
         if declared.is_some() {
@@ -112,8 +147,11 @@ pub async fn count(
     if let Some(index) = &index {
         let records: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| index.count(object)).collect();
         if let Some(records) = records {
-            return Ok(counted(&records, Rung::Index));
+            return Ok(counted(&records, rung));
         }
+    }
+    if let Some(records) = listed {
+        return Ok(counted(&records, Rung::Existing));
     }
     let framing = source.framing();
     let told: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| framing.count_of_object(object)).collect();
@@ -213,9 +251,33 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
 
 /// The index of a dataset that a cache has, if any.
 fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> {
-    let Some(cache) = cache else { return Ok(None) };
-    let path = cache.join(format!("{}.idx", source.cache_name()?));
-    Ok(RecordIndex::open(&path, &source.manifest().objects))
+    let path = path_in(source, cache)?;
+    Ok(path.and_then(|path| RecordIndex::open(&path, &source.manifest().objects)))
+}
+
+/// Where a cache keeps the index of a dataset.
+fn path_in(source: &Source, cache: Option<&Path>) -> Result<Option<PathBuf>> {
+    cache.map(|cache| Ok(cache.join(format!("{}.idx", source.cache_name()?)))).transpose()
+}
+
+/// Another program's indexes as one of ours, kept in the cache where there is one; and the counts of its list of shards.
+async fn import(
+    source: &Arc<Source>,
+    beside: &Beside,
+    before: Option<&RecordIndex>,
+    known: &mut Known<'_>,
+    deadline: Deadline,
+) -> Result<(Option<RecordIndex>, Option<Vec<u64>>)> {
+    let mut writer = writer(source, known.cache)?;
+    let Imported { indexed, counts } = beside.import(source, before, &mut writer, &mut known.notes, deadline).await?;
+    Ok((if indexed > 0 { Some(writer.finish(&source.manifest().objects)?) } else { None }, counts))
+}
+
+/// Writes an index into the cache, or into memory where none can be kept.
+fn writer(source: &Source, cache: Option<&Path>) -> Result<IndexWriter> {
+    let objects = source.manifest().objects.len();
+    let kept = path_in(source, cache)?.and_then(|path| IndexWriter::create(&path, objects).ok());
+    kept.map_or_else(|| IndexWriter::in_memory(objects), Ok)
 }
 
 /// The counts by reading everything once; where there is a cache, where the records lie is kept in it. Objects that an
@@ -227,20 +289,16 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     }
     // Where rows of arrays lie is arithmetic: no index says it better.
     if source.blocks().is_some()
-        && let Some(counted) = Box::pin(count(source, None, None, deadline)).await?
+        && let Some(counted) = Box::pin(count(source, None, &mut Known::default(), deadline)).await?
     {
         return Ok(counted);
     }
     let objects = &source.manifest().objects;
     let before = cached(source, cache)?;
-    let path = cache.map(|cache| source.cache_name().map(|name| cache.join(format!("{name}.idx")))).transpose()?;
+    let path = path_in(source, cache)?;
     // A cache that cannot be written costs another scan next time, not this one.
     let mut writer = path.as_ref().and_then(|path| IndexWriter::create(path, objects.len()).ok());
-    let known = |object: u64| -> Option<Vec<Span>> {
-        let index = before.as_ref()?;
-        let count = index.count(object)?;
-        (0..count).map(|record| index.span(object, record)).collect()
-    };
+    let known = |object: u64| before.as_ref().and_then(|index| index.spans(object));
     let mut found = stream::iter(0..objects.len() as u64)
         .map(|object| {
             let (source, known) = (source.clone(), known(object));
@@ -261,8 +319,7 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
             writer = None;
         }
     }
-    let written = writer.is_some_and(|writer| writer.finish().is_ok());
-    let index = if written { cached(source, cache)?.map(Arc::new) } else { None };
+    let index = writer.and_then(|writer| writer.finish(objects).ok()).map(Arc::new);
     Ok(Counted::new(source, &records, Rung::Scan, index))
 }
 
@@ -321,7 +378,7 @@ fn too_long(place: &str, at: u64) -> Error {
 }
 
 /// Says that the offsets of a message count from byte `at`.
-fn behind(error: Error, at: u64) -> Error {
+pub(super) fn behind(error: Error, at: u64) -> Error {
     match error {
         Error::Corrupt { place, problem } if at > 0 => {
             Error::Corrupt { place, problem: format!("{problem}, counted from byte {}", grouped(at)) }

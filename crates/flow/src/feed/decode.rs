@@ -216,7 +216,14 @@ impl Cut<'_> {
 }
 
 /// Writes every field of a record into its row.
-fn fill(record: &dyn Record, id: &RecordId<'_>, number: u32, key: u64, fields: &[Field], rows: &Rows) -> Result<()> {
+pub(crate) fn fill(
+    record: &dyn Record,
+    id: &RecordId<'_>,
+    number: u32,
+    key: u64,
+    fields: &[Field],
+    rows: &Rows,
+) -> Result<()> {
     let place = || format!("{} record {}", id.place, id.record);
     for (seat, field) in fields.iter().enumerate() {
         let mut found = None;

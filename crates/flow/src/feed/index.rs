@@ -7,7 +7,7 @@
 //! never trusted beyond its object's size.
 
 use std::fs::File;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Cursor, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -34,7 +34,7 @@ pub(crate) fn stamp(entry: &Entry) -> u64 {
 }
 
 /// A file's bytes, mapped.
-struct Map {
+pub(super) struct Map {
     start: NonNull<u8>,
     len: usize,
 }
@@ -45,18 +45,24 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    fn of(file: &File, place: &str) -> Result<Self> {
+    pub fn of(file: &File, place: &str) -> Result<Self> {
         use std::os::fd::AsRawFd;
         let io = |error: std::io::Error| Error::from_io(place, &error);
         let len = usize::try_from(file.metadata().map_err(io)?.len()).unwrap_or(usize::MAX).max(1);
-        // SAFETY: a new mapping of a file touches no memory of ours. Files of this cache are replaced by renaming, never
-        // written in place, so the bytes stay what they are.
+        // SAFETY: a new mapping of a file touches no memory of ours. Files of this cache are replaced by renaming, files
+        // of a stage and its logs only grow: the bytes stay what they are.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
             return Err(io(std::io::Error::last_os_error()));
         }
         Ok(Self { start: NonNull::new(start.cast()).ok_or_else(|| Error::bug("a mapping at address 0"))?, len })
+    }
+
+    /// The file's bytes; of an empty file one, which must not be looked at.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping lives as long as the borrow.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
@@ -75,8 +81,7 @@ enum Bytes {
 impl Bytes {
     fn get(&self) -> &[u8] {
         match self {
-            // SAFETY: the mapping lives as long as the borrow.
-            Self::Mapped(map) => unsafe { std::slice::from_raw_parts(map.start.as_ptr(), map.len) },
+            Self::Mapped(map) => map.bytes(),
             Self::Held(bytes) => bytes,
         }
     }
@@ -101,11 +106,11 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-fn packed(span: &Span) -> u128 {
+pub(super) fn packed(span: &Span) -> u128 {
     u128::from(span.offset) | u128::from(span.len) << 48 | u128::from(span.crc) << 96
 }
 
-fn unpacked(bits: u128) -> Span {
+pub(super) fn unpacked(bits: u128) -> Span {
     Span { offset: bits as u64 % WIDE, len: (bits >> 48) as u64 % WIDE, crc: (bits >> 96) as u32 }
 }
 
@@ -117,8 +122,7 @@ impl RecordIndex {
         Self::of(Bytes::Mapped(map), path, entries)
     }
 
-    /// An index in memory; for tests and the fuzzer.
-    #[doc(hidden)]
+    /// An index in memory.
     pub fn parse(bytes: Vec<u8>, entries: &[Entry]) -> Option<Self> {
         Self::of(Bytes::Held(bytes), Path::new(""), entries)
     }
@@ -146,7 +150,7 @@ impl RecordIndex {
         Some(Self { bytes, objects, path: path.to_owned(), stale })
     }
 
-    /// Where it lies.
+    /// Where it lies; empty for one in memory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -169,6 +173,11 @@ impl RecordIndex {
         self.range(object).map(|range| range.end - range.start)
     }
 
+    /// Where the records of an object lie; `None` where it is not as it was indexed.
+    pub(crate) fn spans(&self, object: u64) -> Option<Vec<Span>> {
+        (0..self.count(object)?).map(|record| self.span(object, record)).collect()
+    }
+
     /// Where a record lies.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
         let range = self.range(object)?;
@@ -179,11 +188,32 @@ impl RecordIndex {
     }
 }
 
-/// Writes an index, object by object, under a temporary name.
+/// Where an index is written: a file under a temporary name, or memory where nothing is kept.
+enum Sheet {
+    File { file: BufWriter<File>, temporary: PathBuf, path: PathBuf },
+    Memory(Cursor<Vec<u8>>),
+}
+
+impl Sheet {
+    fn write(&mut self, at: Option<u64>, bytes: &[u8]) -> Result<()> {
+        fn put(to: &mut (impl Write + Seek), at: Option<u64>, bytes: &[u8]) -> std::io::Result<()> {
+            if let Some(at) = at {
+                to.seek(SeekFrom::Start(at))?;
+            }
+            to.write_all(bytes)
+        }
+        match self {
+            Self::File { file, temporary, .. } => {
+                put(file, at, bytes).map_err(|error| Error::from_io(temporary.display().to_string(), &error))
+            }
+            Self::Memory(memory) => put(memory, at, bytes).map_err(|error| Error::from_io("an index", &error)),
+        }
+    }
+}
+
+/// Writes an index, object by object.
 pub(crate) struct IndexWriter {
-    file: BufWriter<File>,
-    temporary: PathBuf,
-    path: PathBuf,
+    sheet: Sheet,
     table: Vec<u8>,
     objects: usize,
     records: u64,
@@ -198,9 +228,18 @@ impl IndexWriter {
             std::fs::create_dir_all(folder).map_err(io)?;
         }
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        let mut file = BufWriter::new(File::create(&temporary).map_err(io)?);
-        file.seek(SeekFrom::Start((HEADER + (objects + 1) * ROW) as u64)).map_err(io)?;
-        Ok(Self { file, temporary, path: path.to_owned(), table: Vec::new(), objects, records: 0 })
+        let file = BufWriter::new(File::create(&temporary).map_err(io)?);
+        Self::on(Sheet::File { file, temporary, path: path.to_owned() }, objects)
+    }
+
+    /// An index of `objects` objects that no file keeps.
+    pub fn in_memory(objects: usize) -> Result<Self> {
+        Self::on(Sheet::Memory(Cursor::default()), objects)
+    }
+
+    fn on(mut sheet: Sheet, objects: usize) -> Result<Self> {
+        sheet.write(Some((HEADER + (objects + 1) * ROW) as u64), &[])?;
+        Ok(Self { sheet, table: Vec::new(), objects, records: 0 })
     }
 
     /// Adds the next object.
@@ -213,11 +252,15 @@ impl IndexWriter {
                     by: "the record index".to_owned(),
                 });
             }
-            let write = self.file.write_all(&packed(&span).to_le_bytes());
-            write.map_err(|error| Error::from_io(self.temporary.display().to_string(), &error))?;
+            self.sheet.write(None, &packed(&span).to_le_bytes())?;
             self.records += 1;
         }
         Ok(())
+    }
+
+    /// Adds the next object as one that is not indexed.
+    pub fn push_unknown(&mut self, entry: &Entry) {
+        self.row(!stamp(entry));
     }
 
     fn row(&mut self, stamp: u64) {
@@ -225,33 +268,38 @@ impl IndexWriter {
         self.table.extend_from_slice(&self.records.to_le_bytes());
     }
 
-    /// Puts it where it belongs.
-    pub fn finish(mut self) -> Result<()> {
+    /// Puts it where it belongs, and opens it.
+    pub fn finish(mut self, entries: &[Entry]) -> Result<RecordIndex> {
         self.row(0);
         if self.table.len() != (self.objects + 1) * ROW {
             return Err(Error::bug("an index was finished before its last object"));
         }
-        let place = self.path.display().to_string();
-        let write = || -> std::io::Result<()> {
-            self.file.seek(SeekFrom::Start(0))?;
-            self.file.write_all(MAGIC)?;
-            self.file.write_all(&(self.objects as u64).to_le_bytes())?;
-            self.file.write_all(&self.records.to_le_bytes())?;
-            self.file.write_all(&xxh3_64(&self.table).to_le_bytes())?;
-            self.file.write_all(&self.table)?;
-            self.file.flush()?;
-            self.file.get_ref().sync_all()?;
-            std::fs::rename(&self.temporary, &self.path)
+        let numbers = [self.objects as u64, self.records, xxh3_64(&self.table)];
+        let header = [&MAGIC[..], &numbers.map(u64::to_le_bytes).concat()].concat();
+        self.sheet.write(Some(0), &header)?;
+        self.sheet.write(None, &self.table)?;
+        let opened = match &mut self.sheet {
+            Sheet::Memory(memory) => RecordIndex::parse(std::mem::take(memory).into_inner(), entries),
+            Sheet::File { file, temporary, path } => {
+                let mut put = || -> std::io::Result<()> {
+                    file.flush()?;
+                    file.get_ref().sync_all()?;
+                    std::fs::rename(&*temporary, &*path)
+                };
+                put().map_err(|error| Error::from_io(path.display().to_string(), &error))?;
+                RecordIndex::open(path, entries)
+            }
         };
-        let mut write = write;
-        write().map_err(|error| Error::from_io(place, &error))
+        opened.ok_or_else(|| Error::bug("an index that was just written does not read"))
     }
 }
 
 impl Drop for IndexWriter {
     fn drop(&mut self) {
-        // Gone already where it was finished.
-        let _ = std::fs::remove_file(&self.temporary);
+        if let Sheet::File { temporary, .. } = &self.sheet {
+            // Gone already where it was finished.
+            let _ = std::fs::remove_file(temporary);
+        }
     }
 }
 
@@ -281,7 +329,7 @@ mod tests {
             for (entry, spans) in entries.iter().zip(&objects) {
                 writer.push(stamp(entry), spans.iter().copied()).unwrap();
             }
-            writer.finish().unwrap();
+            writer.finish(&entries).unwrap();
             let index = RecordIndex::open(&path, &entries).unwrap();
             prop_assert!(index.is_complete());
             for (object, spans) in objects.iter().enumerate() {
@@ -312,12 +360,23 @@ mod tests {
         for entry in &before {
             writer.push(stamp(entry), [Span { offset: 0, len: entry.size, crc: 1 }]).unwrap();
         }
-        writer.finish().unwrap();
+        writer.finish(&before).unwrap();
         let index = RecordIndex::open(&path, &entries(&[10, 21, 30])).unwrap();
         assert_eq!((index.is_complete(), index.count(1), index.span(1, 0)), (false, None, None));
         assert_eq!(index.span(2, 0), Some(Span { offset: 0, len: 30, crc: 1 }));
         assert!(RecordIndex::open(&path, &entries(&[10, 20])).is_none());
         assert!(RecordIndex::open(&folder.path().join("none"), &before).is_none());
+    }
+
+    #[test]
+    fn an_index_in_memory_knows_what_it_was_told() {
+        let entries = entries(&[10, 20]);
+        let mut writer = IndexWriter::in_memory(2).unwrap();
+        writer.push_unknown(&entries[0]);
+        writer.push(stamp(&entries[1]), [Span { offset: 3, len: 4, crc: 0 }]).unwrap();
+        let index = writer.finish(&entries).unwrap();
+        assert_eq!((index.is_complete(), index.count(0), index.count(1)), (false, None, Some(1)));
+        assert_eq!(index.span(1, 0), Some(Span { offset: 3, len: 4, crc: 0 }));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! no epoch: the caller says which epoch, from where, for which rank.
 
 mod arrays;
+mod beside;
 mod count;
 mod decode;
 mod field;
@@ -22,8 +23,10 @@ mod schedule;
 mod schema;
 mod slot;
 mod source;
+pub(crate) mod staged;
 mod tell;
 mod timing;
+mod unindexed;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,7 +35,8 @@ use penstock_codec::Codec;
 use penstock_types::{DType, Error, Result};
 use tokio::runtime::Handle;
 
-pub use count::{Counted, Rung, count, scan};
+pub use beside::{Beside, indexes_in, without_indexes};
+pub use count::{Counted, Known, Rung, count, scan};
 pub use field::{Field, Kind};
 pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold};
 pub use gather::Wanted;
@@ -45,8 +49,11 @@ pub use rows::Column;
 pub use run::{Delivered, Next, Run};
 pub use schema::{Seen, schema};
 pub use slot::Tensor;
-pub use source::Source;
+pub use source::{Source, requests_of};
+#[doc(hidden)]
+pub use staged::records_noted;
 pub use timing::{Busy, Waits};
+pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 
 use crate::budget::Budget;
 use crate::course::{Course, Leaf, Walk};

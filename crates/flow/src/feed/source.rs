@@ -31,6 +31,11 @@ const PART: u64 = 8 << 20;
 /// Parts of one object under way at a time.
 const PARTS_IN_FLIGHT: usize = 8;
 
+/// Requests that reading the whole of an object of so many bytes takes.
+pub fn requests_of(size: u64) -> u64 {
+    if size <= 2 * PART { 1 } else { size.div_ceil(PART) }
+}
+
 /// The objects and their store. Cheap to share.
 #[derive(Debug)]
 pub struct Source {

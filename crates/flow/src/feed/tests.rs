@@ -65,7 +65,7 @@ impl World {
     }
 
     fn count(&self, source: &Arc<Source>) -> Result<Counted> {
-        match self.runtime.block_on(count(source, None, None, Deadline::NEVER))? {
+        match self.runtime.block_on(count(source, None, &mut Known::default(), Deadline::NEVER))? {
             Some(counted) => Ok(counted),
             None => self.runtime.block_on(scan(source, None, Deadline::NEVER)),
         }
@@ -196,7 +196,8 @@ fn a_count_that_is_not_true_is_found_out() {
     let case = World::new("feed-lie");
     case.fill(&[2, 2], true);
     let source = case.source(case.list().unwrap());
-    let counted = case.runtime.block_on(count(&source, Some(1), None, Deadline::NEVER)).unwrap().unwrap();
+    let counted =
+        case.runtime.block_on(count(&source, Some(1), &mut Known::default(), Deadline::NEVER)).unwrap().unwrap();
     let steps = steps(2, 1, 0, 1, Tail::Ragged);
     let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
     let error = next(&mut feed.start(case.runtime.handle(), 0, steps).unwrap()).unwrap_err();
@@ -258,7 +259,8 @@ fn a_bad_object_errs_at_its_batch_and_ends_the_pass() {
         damage(&mut bytes);
         case.put("o005.tfrecord", bytes);
         let source = case.source(case.list().unwrap());
-        let counted = case.runtime.block_on(count(&source, Some(1), None, Deadline::NEVER)).unwrap().unwrap();
+        let counted =
+            case.runtime.block_on(count(&source, Some(1), &mut Known::default(), Deadline::NEVER)).unwrap().unwrap();
         let steps = steps(8, 2, 0, 1, Tail::Ragged);
         let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
         let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();

@@ -239,6 +239,12 @@ pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     Ok(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into())
 }
 
+/// As [`open_own`], each write at its end.
+pub(crate) fn open_to_append(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into())
+}
+
 /// Opens a file in an open folder as it is, for reading; never through a link.
 pub(crate) fn open_to_read(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -29,6 +29,7 @@ mod undo;
 mod verify;
 mod verify_remote;
 
+pub(crate) use jail::{FileState, open_to_append};
 pub use job::Job;
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};

@@ -23,7 +23,8 @@ use super::journal::Line;
 use super::plan::{Item, PART_BYTES, StageOptions};
 use super::progress::Progress;
 use super::squeeze::{Deflate, Squeeze};
-use crate::manifest::{Entry, Origin};
+use crate::feed::staged;
+use crate::manifest::{Entry, OWN_PREFIX, Origin};
 
 /// The unit in which memory is handed out; the semaphore counts in u32.
 const MEMORY_UNIT: u64 = 64 << 10;
@@ -298,6 +299,10 @@ impl Workshop {
                 ));
             }
             self.compare(entry, &seal.digests(), &inflated.digests)?;
+        }
+        if let Ok(Some(own)) = self.jail.folder(OWN_PREFIX) {
+            let node = format!("{}-of-{}", self.options.node, self.options.nodes);
+            staged::note(&own, &node, &item.target, file, state);
         }
         Ok(Line {
             target: item.target.clone(),

@@ -4,7 +4,7 @@
 use std::io::Cursor;
 
 use penstock_types::{Error, Result, grouped};
-use png::{ColorType, Decoder, Limits, Transformations};
+use png::{ColorType, Decoder, Info, Limits, Transformations};
 
 use super::{Kind, Pixels, Probe, jpeg::reserve};
 
@@ -31,6 +31,7 @@ pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &s
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     let mut reader = decoder.read_info().map_err(damaged)?;
+    check_palette(reader.info(), place)?;
     let (color, _) = reader.output_color_type();
     let count = probe.width as usize * probe.height as usize;
     let samples = color.samples();
@@ -58,5 +59,17 @@ pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &s
         }
     }
     (pixels.width, pixels.height, pixels.left, pixels.top, pixels.scale) = (probe.width, probe.height, 0, 0, 1);
+    Ok(())
+}
+
+/// Errs with a palette that is no list of colours: the crate takes it for one, and panics.
+fn check_palette(info: &Info<'_>, place: &str) -> Result<()> {
+    let Some(palette) = info.palette.as_ref().filter(|_| info.color_type == ColorType::Indexed) else { return Ok(()) };
+    let (colours, rest) = (palette.len() / 3, palette.len() % 3);
+    let alphas = info.trns.as_ref().map_or(0, |trns| trns.len());
+    if colours == 0 || colours > 256 || rest != 0 || alphas > colours {
+        let problem = format!("is a damaged PNG: its palette has {} bytes and {alphas} transparencies", palette.len());
+        return Err(Error::corrupt(place, problem));
+    }
     Ok(())
 }

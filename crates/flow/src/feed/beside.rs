@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Indexes that other programs left for a dataset: DALI's `.idx` of TFRecords and tars, wids' list of shards.
+//!
+//! Owns which index belongs to which object and what becomes of it: rows of our own index. One that does not agree with
+//! its object (or does not read) is set aside with a note, and the object is as if nobody had indexed it. Those of
+//! compressed objects are passed over: their offsets are of bytes that no range gives.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use penstock_codec::{Codec, strip_suffix};
+use penstock_record::existing::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
+use penstock_record::tfrecord::frame_len;
+use penstock_store::{ObjectRef, Store, read_whole};
+use penstock_types::{Deadline, Error, Key, Result, grouped};
+
+use super::format::{FormatSpec, Span};
+use super::index::{IndexWriter, RecordIndex, stamp};
+use super::source::Source;
+use crate::manifest::{Entry, Manifest};
+
+/// What an index of one object may have: of 10^8 records, 2 GB.
+const MOST_BYTES: u64 = 4 << 30;
+
+/// Indexes under way at a time.
+const IN_FLIGHT: usize = 64;
+
+/// Bytes of a tar that its index may say nothing of: folders, long names and, at the end, blocks of zeros (GNU tar and
+/// Python fill up to 10,240 bytes).
+const MOST_GAP: u64 = 64 << 10;
+
+/// What DALI's tools call an index.
+const SUFFIX: &[u8] = b".idx";
+
+/// The name of wids' list of shards.
+const SHARD_LIST: &[u8] = b"index.json";
+
+/// Notes that are kept; of 10^6 indexes that lie the same way, a few tell it.
+const MOST_NOTES: usize = 8;
+
+/// Indexes that lie somewhere: beside the objects, or in a folder of their own.
+#[derive(Debug)]
+pub struct Beside {
+    store: Arc<dyn Store>,
+    base: Key,
+    manifest: Manifest,
+}
+
+/// What they gave.
+#[derive(Debug, Default)]
+pub(crate) struct Imported {
+    /// Objects whose records are known now.
+    pub indexed: usize,
+    /// Counts of all objects, where a list of shards has them.
+    pub counts: Option<Vec<u64>>,
+}
+
+/// What is an index among the objects of a listing: `.idx` that is named after another of them, and lists of shards.
+/// `None` where nothing is.
+pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
+    let mut objects: Vec<Entry> = listing.objects.iter().filter(|entry| has_index_name(entry)).cloned().collect();
+    if objects.iter().any(|entry| entry.key.as_bytes().ends_with(SUFFIX)) {
+        let data = listing.objects.iter().filter(|entry| !entry.key.as_bytes().ends_with(SUFFIX));
+        let named: HashSet<Vec<u8>> = data.flat_map(|entry| names_of(entry.key.as_bytes())).collect();
+        objects.retain(|entry| !entry.key.as_bytes().ends_with(SUFFIX) || named.contains(entry.key.as_bytes()));
+    }
+    (!objects.is_empty()).then(|| Manifest { objects, ..Manifest::new(listing.url.clone(), Vec::new()) })
+}
+
+/// The listing without the indexes of its objects.
+pub fn without_indexes(listing: &mut Manifest, indexes: &Manifest) {
+    let named: HashSet<&[u8]> = indexes.objects.iter().map(|entry| entry.key.as_bytes()).collect();
+    listing.objects.retain(|entry| !entry.key.as_bytes().ends_with(SUFFIX) || !named.contains(entry.key.as_bytes()));
+}
+
+fn has_index_name(entry: &Entry) -> bool {
+    let key = entry.key.as_bytes();
+    key.ends_with(SUFFIX) || base_name(key) == SHARD_LIST
+}
+
+fn base_name(key: &[u8]) -> &[u8] {
+    key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+/// The names that an object's index goes by: `a.tfrecord.idx` and `a.idx`.
+fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
+    let logical = strip_suffix(key);
+    let base = logical.len() - base_name(logical).len();
+    let stem = logical[base..].iter().rposition(|&byte| byte == b'.').filter(|&dot| dot > 0);
+    let stem = stem.map_or(logical, |dot| &logical[..base + dot]);
+    [[logical, b".idx"].concat(), [stem, b".idx"].concat()]
+}
+
+impl Beside {
+    /// The indexes of `manifest`, whose keys are below `base` in `store`.
+    pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest) -> Self {
+        Self { store, base, manifest }
+    }
+
+    /// Writes what the indexes say to `writer`, a row for each object of `source`, and to `notes` what is wrong with
+    /// those that were set aside. What `before` knows is not asked for again. Errs where the store refuses.
+    pub(crate) async fn import(
+        &self,
+        source: &Source,
+        before: Option<&RecordIndex>,
+        writer: &mut IndexWriter,
+        notes: &mut Vec<String>,
+        deadline: Deadline,
+    ) -> Result<Imported> {
+        let objects = &source.manifest().objects;
+        let mut imported = Imported::default();
+        let named: HashMap<&[u8], &Entry> =
+            self.manifest.objects.iter().map(|entry| (entry.key.as_bytes(), entry)).collect();
+        // In a folder of their own they may lie flat.
+        let mut flat: HashMap<&[u8], Option<&Entry>> = HashMap::new();
+        if self.manifest.url != source.manifest().url {
+            for entry in &self.manifest.objects {
+                flat.entry(base_name(entry.key.as_bytes())).and_modify(|known| *known = None).or_insert(Some(entry));
+            }
+        }
+        let index_of = |entry: &Entry| {
+            let names = names_of(entry.key.as_bytes());
+            let own = names.iter().find_map(|name| named.get(name.as_slice()).copied());
+            own.or_else(|| names.iter().find_map(|name| flat.get(base_name(name)).copied().flatten()))
+        };
+        let mut found = stream::iter(0..objects.len() as u64)
+            .map(|object| {
+                let index = index_of(source.entry(object)).filter(|_| source.codec(object) == Codec::None);
+                let kept = before.and_then(|before| before.spans(object));
+                async move {
+                    match index {
+                        _ if kept.is_some() => Ok(kept),
+                        Some(index) => self.spans(source, object, index, deadline).await.map(Some),
+                        None => Ok(None),
+                    }
+                }
+            })
+            .buffered(IN_FLIGHT);
+        for entry in objects {
+            match found.next().await.ok_or_else(|| Error::bug("an object has no outcome"))? {
+                Ok(Some(spans)) => {
+                    writer.push(stamp(entry), spans)?;
+                    imported.indexed += 1;
+                }
+                Ok(None) => writer.push_unknown(entry),
+                Err(error @ (Error::Corrupt { .. } | Error::Unsupported { .. } | Error::NotFound { .. })) => {
+                    note(notes, error.to_string());
+                    writer.push_unknown(entry);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        drop(found);
+        if imported.indexed < objects.len() && matches!(source.format(), FormatSpec::Tar {}) {
+            let list = self.manifest.objects.iter().find(|entry| base_name(entry.key.as_bytes()) == SHARD_LIST);
+            if let Some(list) = list {
+                imported.counts = self.shard_counts(source, list, notes, deadline).await?;
+            }
+        }
+        Ok(imported)
+    }
+
+    /// Where an object's records lie, by its index.
+    async fn spans(&self, source: &Source, object: u64, index: &Entry, deadline: Deadline) -> Result<Vec<Span>> {
+        let text = self.read(index, deadline).await?;
+        let (size, place) = (source.entry(object).size, self.place(index));
+        match source.format() {
+            FormatSpec::TfRecord {} => {
+                let spans = parse_tfrecord_index(&text, size, &place)?;
+                Ok(spans.iter().map(|span| Span { offset: span.offset, len: frame_len(span.len), crc: 0 }).collect())
+            }
+            FormatSpec::Tar {} => tar_spans(&text, size, &place),
+            other => Err(Error::Unsupported { what: place, by: format!("records of {}", other.name()) }),
+        }
+    }
+
+    /// The counts that a list of shards has, where it has those of every object.
+    async fn shard_counts(
+        &self,
+        source: &Source,
+        list: &Entry,
+        notes: &mut Vec<String>,
+        deadline: Deadline,
+    ) -> Result<Option<Vec<u64>>> {
+        let place = self.place(list);
+        let shards = match parse_shard_list(&self.read(list, deadline).await?, &place) {
+            Ok(shards) => shards,
+            Err(error) => {
+                note(notes, error.to_string());
+                return Ok(None);
+            }
+        };
+        let known: HashMap<&[u8], _> = shards.iter().map(|shard| (base_name(shard.url.as_bytes()), shard)).collect();
+        let mut counts = Vec::new();
+        for entry in &source.manifest().objects {
+            let Some(shard) = known.get(base_name(entry.key.as_bytes())) else {
+                note(notes, format!("{place} does not list `{}`", entry.key));
+                return Ok(None);
+            };
+            if let Some(size) = shard.size.filter(|&size| size != entry.size) {
+                let (want, have) = (grouped(size), grouped(entry.size));
+                note(notes, format!("{place} says that `{}` has {want} bytes, and it has {have}", entry.key));
+                return Ok(None);
+            }
+            let Some(samples) = shard.samples else { return Ok(None) };
+            counts.push(samples);
+        }
+        Ok(Some(counts))
+    }
+
+    async fn read(&self, index: &Entry, deadline: Deadline) -> Result<Vec<u8>> {
+        if index.size > MOST_BYTES {
+            let problem = format!("has {} bytes, more than any index of one object", grouped(index.size));
+            return Err(Error::corrupt(self.place(index), problem));
+        }
+        let object = ObjectRef { key: self.base.join(index.key.as_bytes()), version: index.version.clone() };
+        Ok(read_whole(&*self.store, &object, None, deadline).await?.1.into())
+    }
+
+    fn place(&self, index: &Entry) -> String {
+        format!("{}{}", self.manifest.url, index.key)
+    }
+}
+
+fn note(notes: &mut Vec<String>, text: String) {
+    if notes.len() < MOST_NOTES {
+        notes.push(text);
+    }
+}
+
+/// The samples of a tar by DALI's index, each from where the one before it ends: folders and long names, which the index
+/// does not have, stand there. Errs where more lies between two than such things take.
+fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
+    let samples = parse_tar_index(text, size, place)?;
+    let mut spans = Vec::with_capacity(samples.len());
+    let mut end = 0;
+    let silent = |from: u64, to: u64| {
+        let problem = format!(
+            "says nothing of bytes {} to {} of an object of {}: it is another's, or old",
+            grouped(from),
+            grouped(to),
+            grouped(size)
+        );
+        Error::corrupt(place, problem)
+    };
+    for sample in samples {
+        let next = sample.offset.saturating_add(sample.len);
+        if sample.offset < end || sample.offset - end > MOST_GAP {
+            return Err(silent(end.min(sample.offset), sample.offset.max(end)));
+        }
+        spans.push(Span { offset: end, len: next - end, crc: 0 });
+        end = next;
+    }
+    if size - end.min(size) > MOST_GAP { Err(silent(end, size)) } else { Ok(spans) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_goes_by_its_objects_name() {
+        let names = |key: &str| names_of(key.as_bytes()).map(|name| String::from_utf8(name).unwrap());
+        assert_eq!(names("d/a.tfrecord"), ["d/a.tfrecord.idx", "d/a.idx"]);
+        assert_eq!(names("d.x/train-00000-of-00002"), ["d.x/train-00000-of-00002.idx", "d.x/train-00000-of-00002.idx"]);
+        assert_eq!(names("a.tfrecord.gz"), ["a.tfrecord.idx", "a.idx"]);
+        assert_eq!(names("d/.tar"), ["d/.tar.idx", "d/.tar.idx"]);
+    }
+
+    #[test]
+    fn an_index_of_nothing_is_an_object_like_others() {
+        let entries = ["a.idx", "b.idx", "b.tar", "index.json"].map(|name| Entry::new(Key::from(name), 1)).to_vec();
+        let mut listing = Manifest::new("memory://x/".to_owned(), entries);
+        let found = indexes_in(&listing).unwrap();
+        let keys = |manifest: &Manifest| manifest.objects.iter().map(|entry| entry.key.to_string()).collect::<Vec<_>>();
+        assert_eq!(keys(&found), ["b.idx", "index.json"]);
+        without_indexes(&mut listing, &found);
+        assert_eq!(keys(&listing), ["a.idx", "b.tar", "index.json"]);
+    }
+
+    #[test]
+    fn samples_of_a_tar_begin_where_the_one_before_ends() {
+        let index = b"v1.2 2\njpg 1536 9 a.jpg\npng 3072 600 b.png\n";
+        let spans = tar_spans(index, 10_240, "a.idx").unwrap();
+        let (first, second) = (Span { offset: 0, len: 2048, crc: 0 }, Span { offset: 2048, len: 2048, crc: 0 });
+        assert_eq!(spans, [first, second]);
+        let problem = |size: u64, text: &str| tar_spans(text.as_bytes(), size, "a.idx").unwrap_err().to_string();
+        assert_eq!(
+            problem(1 << 20, "v1.2 1\njpg 512 9 a.jpg\n"),
+            "a.idx says nothing of bytes 1,024 to 1,048,576 of an object of 1,048,576: it is another's, or old"
+        );
+        assert!(problem(1 << 20, "v1.2 1\njpg 512000 9 a.jpg\n").contains("bytes 0 to 511,488"));
+        assert!(
+            problem(9216, "v1.2 2\njpg 512 900 a.jpg\njpg 1024 9 b.jpg\n").contains("says nothing of bytes 512 to")
+        );
+    }
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Unindexed mode: a dataset whose records nobody counts. Objects are permuted over the dataset, each rank passes over
+//! every W-th of them as a stream, and records are permuted within windows of it that are bounded in bytes.
+//!
+//! Owns the order and the place in it, an (object, record) of one rank of one world: no other world can go on from it,
+//! since nobody knows how many records lie before. Nothing is said of how many batches there will be.
+
+mod pass;
+mod windows;
+
+use std::sync::Arc;
+
+use penstock_codec::Codec;
+use penstock_types::{Error, Result};
+use tokio::runtime::Handle;
+
+use super::field::Field;
+use super::format::FormatSpec;
+use super::slot::{Layout, Pool};
+use super::source::Source;
+use super::{DEFAULT_MEMORY, FeedSettings, LIKELY_RATIO, OnError, SPARE_SLOTS};
+use crate::budget::Budget;
+use crate::order::{Counts, Order, Permutation, Shuffle};
+
+pub use pass::UnindexedRun;
+use windows::{PARTS_AHEAD, WINDOW};
+
+/// Objects whose streams are open at a time, at most.
+const MOST_AHEAD: usize = 16;
+
+/// Where a rank stands: how many objects it is done with, and how many records of the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Position {
+    /// Objects of this rank, in the epoch's order.
+    pub object: u64,
+    /// Records of that one, in the epoch's order.
+    pub record: u64,
+}
+
+/// Which part of an epoch a rank reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turns {
+    /// Samples in a batch of this rank.
+    pub batch: u64,
+    /// Which rank this is.
+    pub rank: u64,
+    /// How many ranks there are.
+    pub world: u64,
+    /// Leave out a last batch that is not full.
+    pub drops_tail: bool,
+}
+
+/// A dataset nobody counted, its order, its fields and its bounds, ready to run.
+#[derive(Debug)]
+pub struct Unindexed {
+    source: Arc<Source>,
+    /// Without a shuffle everything is as stored.
+    seed: Option<u64>,
+    fields: Vec<Field>,
+    turns: Turns,
+    layout: Arc<Layout>,
+    pool: Arc<Pool>,
+    loose: Arc<Pool>,
+    settings: FeedSettings,
+    threads: usize,
+    read_ahead: u64,
+    /// For the streams that are open.
+    budget: Budget,
+    memory_bytes: u64,
+    /// Crops' keys; of no counts.
+    keys: Order,
+}
+
+impl Unindexed {
+    /// A feed of `turns.batch` rows a batch.
+    ///
+    /// Errs with `BudgetExceeded` where the budget cannot hold the batches under way, a window for each thread and one
+    /// object's stream.
+    pub fn new(
+        source: Arc<Source>,
+        seed: Option<u64>,
+        fields: Vec<Field>,
+        turns: Turns,
+        settings: FeedSettings,
+    ) -> Result<Arc<Self>> {
+        if !matches!(source.format(), FormatSpec::TfRecord {} | FormatSpec::Tar {}) {
+            return Err(Error::Unsupported {
+                what: format!("unindexed {}, whose counts cost next to nothing,", source.format().name()),
+                by: "the unindexed mode, which is for TFRecord and tar".to_owned(),
+            });
+        }
+        if turns.world == 0 || turns.rank >= turns.world {
+            let problem = format!("{} is not one of {} ranks (0 to N - 1)", turns.rank, turns.world);
+            return Err(Error::config("rank", problem));
+        }
+        if fields.is_empty() {
+            return Err(Error::config("fields", "none is given"));
+        }
+        if settings.on_error == OnError::Substitute {
+            let problem = "substitute takes the next record of a counted object; unindexed, say skip or raise";
+            return Err(Error::config("on_error", problem));
+        }
+        let rows = usize::try_from(turns.batch).ok().filter(|&rows| rows > 0 && u32::try_from(rows).is_ok());
+        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows make no batch", turns.batch)))?;
+        let layout = Arc::new(Layout::new(&fields, rows)?);
+        let has_loose = fields.iter().any(|field| field.fixed().is_none());
+        let read_ahead = settings.read_ahead.unwrap_or(2).max(1);
+        let batches = (layout.bytes as u64 + 4096).saturating_mul(read_ahead + 2);
+        let threads = settings.threads.max(1);
+        let objects = &source.manifest().objects;
+        let stream = (0..objects.len() as u64).map(|object| stream_bytes(&source, object)).max().unwrap_or(0);
+        let windows = WINDOW.min(stream).saturating_mul(threads as u64 + 1);
+        let need = batches.saturating_add(windows).saturating_add(stream);
+        let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(need.saturating_mul(2)));
+        let rest = memory_bytes.checked_sub(need).ok_or_else(|| Error::BudgetExceeded {
+            what: format!(
+                "{} batches of {rows} samples, windows of {WINDOW} bytes for {threads} threads and the stream of one object",
+                read_ahead + 2
+            ),
+            need,
+            budget: memory_bytes,
+        })?;
+        let shuffle = seed.map(|seed| Shuffle { seed, window: 1 });
+        Ok(Arc::new(Self {
+            keys: Order::new(Counts::Equal { objects: objects.len() as u64, each: 1 }, shuffle),
+            source,
+            seed,
+            fields,
+            turns,
+            layout,
+            pool: Pool::new(SPARE_SLOTS as usize),
+            loose: Pool::new(if has_loose { SPARE_SLOTS as usize } else { 0 }),
+            settings,
+            threads,
+            read_ahead,
+            budget: Budget::new(stream + rest),
+            memory_bytes,
+        }))
+    }
+
+    /// The fields of a batch.
+    pub fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    /// Bytes that may be in flight.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// Decoding threads of a run.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Objects that this rank passes over in an epoch.
+    pub fn objects(&self) -> u64 {
+        let Turns { rank, world, .. } = self.turns;
+        (self.source.manifest().objects.len() as u64).saturating_sub(rank).div_ceil(world)
+    }
+
+    /// Begins a pass over an epoch from `position` on.
+    pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, position: Position) -> Result<UnindexedRun> {
+        if position.object > self.objects() {
+            let problem = format!("object {} is beyond the {} of this rank", position.object, self.objects());
+            return Err(Error::config("state", problem));
+        }
+        UnindexedRun::start(self.clone(), runtime, epoch, position)
+    }
+
+    /// The object that is `turn`-th of this rank.
+    fn object(&self, epoch: u64, turn: u64) -> u64 {
+        let objects = self.source.manifest().objects.len() as u64;
+        let order = match self.seed {
+            Some(seed) => Permutation::keyed(objects, seed, epoch, 0),
+            None => Permutation::identity(objects),
+        };
+        order.at(turn * self.turns.world + self.turns.rank)
+    }
+
+    /// The order of `records` records that begin with record `first` of an object. Any world size has the same.
+    fn records(&self, epoch: u64, object: u64, first: u64, records: u64) -> Permutation {
+        match self.seed {
+            // An object has fewer than 2^40 records, and a dataset fewer than 2^24 objects that have more than 2^40.
+            Some(seed) => Permutation::keyed(records, seed, epoch, ((object + 1) << 40) ^ first),
+            None => Permutation::identity(records),
+        }
+    }
+}
+
+/// What the stream of an object holds at most: parts on their way, what it inflates in, and a window that waits.
+fn stream_bytes(source: &Source, object: u64) -> u64 {
+    let size = source.entry(object).size;
+    let ratio = if source.codec(object) == Codec::None { 1 } else { LIKELY_RATIO };
+    size.min(PARTS_AHEAD) + (2 * WINDOW).min(size.saturating_mul(ratio))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The unindexed mode for Python: a feed over a dataset whose records nobody counted, and the pass that either feed makes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_flow::feed::{
+    Busy, FeedSettings, Field, Mended, Next, Position, Run, Turns, Unindexed, UnindexedRun, Waits,
+};
+use penstock_types::{Error, Metrics, Result};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::enter::{enter, runtime};
+use crate::feed::{Own, PyRun, PySource, metrics_of, opened};
+
+/// A pass of either kind of feed.
+pub(crate) enum Pass {
+    /// Over counted records.
+    Counted(Run),
+    /// Over records that nobody counted.
+    Unindexed(UnindexedRun),
+}
+
+impl Pass {
+    pub fn next(&mut self, patience: Duration) -> Result<Next> {
+        match self {
+            Self::Counted(run) => run.next(patience),
+            Self::Unindexed(run) => run.next(patience),
+        }
+    }
+
+    pub fn is_ready(&mut self) -> Result<bool> {
+        match self {
+            Self::Counted(run) => run.is_ready(),
+            Self::Unindexed(run) => run.is_ready(),
+        }
+    }
+
+    pub fn timing(&mut self) -> Result<(Waits, Busy)> {
+        match self {
+            Self::Counted(run) => run.timing(),
+            Self::Unindexed(run) => run.timing(),
+        }
+    }
+
+    pub fn mended(&mut self) -> Result<Mended> {
+        match self {
+            Self::Counted(run) => run.mended(),
+            Self::Unindexed(run) => run.mended(),
+        }
+    }
+
+    pub fn close(&mut self) {
+        match self {
+            Self::Counted(run) => run.close(),
+            Self::Unindexed(run) => run.close(),
+        }
+    }
+}
+
+/// A feed for one rank's batches of a dataset nobody counted. Cursors are (object, record), packed into one number.
+#[pyclass(name = "UnindexedFeed", module = "penstock._native", frozen)]
+pub struct PyUnindexed {
+    feed: Own<Arc<Unindexed>>,
+    metrics: Arc<Metrics>,
+    #[pyo3(get)]
+    threads: usize,
+    #[pyo3(get)]
+    memory_bytes: u64,
+    /// Objects of this rank.
+    #[pyo3(get)]
+    objects: u64,
+}
+
+#[pymethods]
+impl PyUnindexed {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
+    #[pyo3(signature = (
+        source, fields, *, seed, batch, rank, world, drops_tail, memory_bytes, max_in_flight, read_ahead, threads,
+        deadline_s, env, on_error="raise"
+    ))]
+    fn new(
+        py: Python<'_>,
+        source: &PySource,
+        fields: &str,
+        seed: Option<u64>,
+        batch: u64,
+        rank: u64,
+        world: u64,
+        drops_tail: bool,
+        memory_bytes: Option<u64>,
+        max_in_flight: usize,
+        read_ahead: Option<u64>,
+        threads: Option<usize>,
+        deadline_s: f64,
+        env: HashMap<String, String>,
+        on_error: &str,
+    ) -> PyResult<Self> {
+        enter(py, || {
+            let fields = Field::from_json(fields)?;
+            let deadline = Duration::try_from_secs_f64(deadline_s)
+                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            let (threads, on_error) = (threads.unwrap_or(cores), on_error.parse()?);
+            let settings = FeedSettings { memory_bytes, max_in_flight, read_ahead, threads, deadline, on_error };
+            let (source, metrics) = opened(&source.manifest, Some(&source.format), &env, max_in_flight)?;
+            let turns = Turns { batch, rank, world, drops_tail };
+            let feed = Unindexed::new(Arc::new(source), seed, fields, turns, settings)?;
+            Ok(Self {
+                threads: feed.threads(),
+                memory_bytes: feed.memory_bytes(),
+                objects: feed.objects(),
+                feed: Own::new(feed),
+                metrics,
+            })
+        })
+    }
+
+    /// Begins a pass over an epoch from a cursor on.
+    fn start(&self, py: Python<'_>, epoch: u64, cursor: u64) -> PyResult<PyRun> {
+        let handle = runtime();
+        enter(py, || {
+            let feed = self.feed.get("loader")?;
+            let run = feed.start(&handle, epoch, Position::unpacked(cursor))?;
+            let names = feed.fields().iter().map(|field| field.name.clone()).collect();
+            Ok(PyRun::new(Pass::Unindexed(run), names))
+        })
+    }
+
+    /// The counters of this feed's requests; times in seconds.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        metrics_of(py, std::slice::from_ref(&self.metrics))
+    }
+}

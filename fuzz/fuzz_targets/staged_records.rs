@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The log in which a stage notes where records lie: no panic, and no more records than the log has bytes for.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use penstock_flow::feed::records_noted;
+
+fuzz_target!(|data: &[u8]| {
+    assert!(records_noted(data) * 16 <= data.len());
+});

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unindexed mode: what a loader does otherwise when nobody counts the records.
+
+Owns the state of one rank, (object, record), and the words in which the any-world promise is withdrawn. A rank passes over
+every W-th object of the epoch's order; how many records lie before is known to nobody, so no other world can go on from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.feed.dataset import Dataset
+
+__all__ = ["WORDS", "Unindexed"]
+
+VERSION = 1
+"""Of the state and of the order that it is a place in."""
+
+WORDS = "unindexed: a place in this rank's own objects, which no other world size can go on from"
+
+_RECORDS = 1 << 40
+"""A cursor is object x 2^40 + record: what native passes count in."""
+
+
+class Unindexed:
+    """The part of a loader that a dataset without counts needs."""
+
+    def __init__(self, dataset: Dataset, *, global_batch: int, rank: int, world: int, tail: str) -> None:
+        if dataset.steps or dataset.mappings:
+            what = dataset.steps[0][0] if dataset.steps else "map"
+            raise ConfigError(
+                f"{what}: it needs positions, which an unindexed dataset has none of",
+                where=what,
+                hint="open the dataset without indexed=False",
+            )
+        dataset.caches()  # refuses one that was asked for
+        if tail == "pad":
+            raise ConfigError(
+                'tail: "pad" fills the epoch\'s last batch from its first, and unindexed ranks end at different batches',
+                where="tail",
+                hint='say "drop" or "ragged"',
+            )
+        if global_batch % world:
+            raise ConfigError(
+                f"global_batch: {global_batch} samples are not a whole number for each of {world} ranks, which unindexed "
+                "ranks need",
+                where="global_batch",
+            )
+        self.dataset, self.rank, self.world, self.tail = dataset, rank, world, tail
+        self.batch = global_batch // world
+
+    def feed(self, fields: str, env: dict[str, str], bounds: Mapping[str, Any]) -> _native.UnindexedFeed:
+        """A native feed of this process."""
+        return _native.UnindexedFeed(
+            self.dataset.source,
+            fields,
+            seed=self.dataset.seed,
+            batch=self.batch,
+            rank=self.rank,
+            world=self.world,
+            drops_tail=self.tail == "drop",
+            env=env,
+            **bounds,
+        )
+
+    def is_spent(self, cursor: int) -> bool:
+        """True when every object of this rank was passed over."""
+        objects = self.dataset.source.objects
+        return cursor >= -(-max(objects - self.rank, 0) // self.world) * _RECORDS > 0
+
+    def identity(self) -> dict[str, Any]:
+        """What a state must agree on."""
+        return {
+            "unindexed": VERSION,
+            "fingerprint": self.dataset.source.fingerprint,
+            "seed": self.dataset.seed,
+            "rank": self.rank,
+            "world": self.world,
+        }
+
+    def state(self, epoch: int, cursor: int) -> dict[str, Any]:
+        """Where this rank stands: JSON under 1 KB, each rank's own."""
+        place = {"epoch": epoch, "object": cursor // _RECORDS, "record": cursor % _RECORDS}
+        return {**self.identity(), **place, "promise": WORDS}
+
+    def cursor(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Epoch and cursor of a state.
+
+        Raises:
+            ConfigError: It is another rank's, another world's or another dataset's; the message has both values.
+        """
+        if "unindexed" not in state:
+            raise ConfigError(
+                "state: it counts samples, and this dataset is unindexed",
+                where="state",
+                hint="open the dataset without indexed=False to go on from it",
+            )
+        mine = self.identity()
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise ConfigError(
+                    f"state: its {name} is {state.get(name)!r} and this loader's is {value!r}"
+                    + ("; unindexed ranks go on only in the world they began in" if name in ("rank", "world") else ""),
+                    where="state",
+                    hint="with counts (penstock index --records) a state goes on in any world"
+                    if name in ("rank", "world")
+                    else None,
+                )
+        epoch, place, record = (
+            _number(state, name, most) for name, most in (("epoch", 2**63), ("object", 1 << 24), ("record", _RECORDS))
+        )
+        return epoch, place * _RECORDS + record
+
+
+def _number(state: Mapping[str, Any], name: str, most: int) -> int:
+    number = state.get(name)
+    if not isinstance(number, int) or not 0 <= number < most:
+        raise ConfigError(f"state: {name} {number!r} cannot be", where="state")
+    return number

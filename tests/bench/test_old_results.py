@@ -149,6 +149,18 @@ def test_folder_of_all_tools_is_one_set_of_rows(tmp_path):
     assert {r.source.partition("-")[0].partition(" ")[0] for r in found} == {"fio", "IOR", "mdtest", "elbencho", ""}
 
 
+def test_folder_with_data_beside_the_results_reads_their_beginnings_alone(tmp_path):
+    with (tmp_path / "shard.tfrecord").open("wb") as sparse:
+        sparse.truncate(1 << 40)  # reading it whole would end this test by its memory
+    (tmp_path / "a.json").write_text(GROUPED)
+    assert len(read_any(tmp_path).rows) == 1
+
+
+def test_mdtest_that_was_killed_before_its_summary_is_told():
+    with pytest.raises(Corrupt, match="no summary of rates"):
+        ior.parse_mdtest(MDTEST.partition("SUMMARY")[0], "out.txt")
+
+
 def test_folder_without_results_is_told(tmp_path):
     (tmp_path / "notes").write_text("x")
     with pytest.raises(NotFound, match="holds no results that we know"):

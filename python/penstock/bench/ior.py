@@ -42,7 +42,7 @@ def looks_like_ior(text: str) -> bool:
 
 def looks_like_mdtest(text: str) -> bool:
     """Whether a text holds what mdtest prints."""
-    return "was launched with" in text and "SUMMARY rate" in text
+    return _LAUNCHED.search(text) is not None
 
 
 def _whole(text: str | None, place: str) -> int | None:
@@ -151,8 +151,8 @@ def parse_mdtest(text: str, place: str) -> list[Row]:
         Corrupt: No summary.
     """
     runs = list(_LAUNCHED.finditer(text))
-    if not runs:
-        raise Corrupt(f"{place} is no output of mdtest: nothing was launched", where=place)
+    if not runs or "SUMMARY rate" not in text:
+        raise Corrupt(f"{place} is no whole output of mdtest: it has no summary of rates", where=place)
     ends = [*(run.start() for run in runs[1:]), len(text)]
     return [
         row for run, end in zip(runs, ends, strict=True) for row in _mdtest_run(run, text[run.start() : end], place)

@@ -19,6 +19,8 @@ __all__ = ["read_any"]
 
 # The text of a sweep is thousands of lines; what is larger is a log or a data set given by mistake.
 _LIMIT_BYTES = 256_000_000
+# What a format shows of itself; a folder of results may hold the data too, which nobody wants read.
+_HEAD_BYTES = 1 << 16
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], ...] = (
     (elbencho.looks_like, elbencho.parse),
     (fio.looks_like, fio.parse),
@@ -30,19 +32,17 @@ _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], .
 _KNOWN = "elbencho's CSV, fio's JSON, what IOR and mdtest print, and folders that penstock bench wrote"
 
 
-def _text(file: Path) -> str:
-    if (size_bytes := file.stat().st_size) > _LIMIT_BYTES:
-        raise Corrupt(
-            f"{file} is too large for results ({size_bytes:,} bytes, limit {_LIMIT_BYTES:,})", where=str(file)
-        )
-    return file.read_bytes().decode("utf-8", errors="replace")
-
-
-def _parse(text: str, place: str) -> list[Row] | None:
-    for knows, parse in _READERS:
-        if knows(text):
-            return parse(text, place)
-    return None
+def _rows(file: Path) -> list[Row] | None:
+    """Rows of a file; None where its beginning is of no format that we know."""
+    with file.open("rb") as opened:
+        head = opened.read(_HEAD_BYTES)
+        parse = next((parse for knows, parse in _READERS if knows(head.decode("utf-8", errors="replace"))), None)
+        if parse is None:
+            return None
+        text = (head + opened.read(_LIMIT_BYTES)).decode("utf-8", errors="replace")
+    if len(text) >= _LIMIT_BYTES:
+        raise Corrupt(f"{file} is too large for results (limit {_LIMIT_BYTES:,} bytes)", where=str(file))
+    return parse(text, str(file))
 
 
 def read_any(path: Path) -> Results:
@@ -64,7 +64,7 @@ def read_any(path: Path) -> Results:
                 found += read_results(file.parent).rows
                 known = True
                 continue
-            rows = _parse(_text(file), str(file)) if file.stat().st_size <= _LIMIT_BYTES else None
+            rows = _rows(file)
             known = known or rows is not None
             found += rows or ()
         if not known:
@@ -74,7 +74,7 @@ def read_any(path: Path) -> Results:
         raise NotFound(f"no results at {path}", where=str(path))
     if path.name == "rows.jsonl":
         return read_results(path.parent)
-    rows = _parse(_text(path), str(path))
+    rows = _rows(path)
     if rows is None:
         raise Corrupt(f"{path} is no format that we know", where=str(path), hint=f"known are {_KNOWN}")
     return Results(rows=tuple(rows))

@@ -227,6 +227,20 @@ def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
     assert told[1, 128 * KIB].regime == "concurrency"
 
 
+@pytest.mark.parametrize(
+    ("more", "regime"),
+    [({}, "throttle"), ({"source": "penstock 0.1.0"}, "metadata"), ({"statuses": {"5xx": 1}}, "metadata")],
+)
+def test_classify_request_limit_of_an_object_store_refuses_unless_refusals_were_counted(more, regime):
+    rows = [
+        row("READ", c, size, min(c / (0.02 + size / 9e7), 2_000.0, 3e9 / size), path_type="object", **more)
+        for size in (64 * KIB, MIB, 32 * MIB)
+        for c in (1, 8, 64, 512)
+    ]
+    told = {(c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert (told[512, 64 * KIB], told[512, 32 * MIB], told[1, MIB]) == (regime, "bandwidth", "concurrency")
+
+
 def test_classify_operation_without_bytes_is_judged_on_threads():
     rows = [row("STAT", c, MIB, min(c / 1e-3, 9_000)) for c in (1, 4, 16, 64)]
     assert [c.regime for c in classify(rows).cells] == ["concurrency", "concurrency", "metadata", "metadata"]

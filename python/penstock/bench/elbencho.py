@@ -120,7 +120,7 @@ def _of_latency(row: Mapping[str, str], name: str, place: str) -> Latency | None
 
 
 # elbencho says `bucket` of many objects and `object` of one; HDFS is files in folders.
-_PATH_TYPES = {"bucket": "object", "object": "object", "hdfs": "dir"}
+_PATH_TYPES = {"bucket": "object", "object": "object", "s3": "object", "hdfs": "dir"}
 
 
 def parse(text: str, place: str) -> list[Row]:

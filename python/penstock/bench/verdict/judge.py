@@ -191,7 +191,7 @@ def _gain_of_more(cell: Cell, seen: Seen) -> float:
     return math.sqrt(fitted * measured) if more else fitted
 
 
-def _throttled(cell: Cell) -> str | None:
+def _throttled(cell: Cell, limit: str) -> str | None:
     """Why a cell is at a limit that refuses rather than queues, or None."""
     if cell.refused is not None and cell.refused >= _REFUSED:
         return f"{cell.refused:.1%} of the requests were refused for rate"
@@ -199,12 +199,15 @@ def _throttled(cell: Cell) -> str | None:
         return f"{cell.lost:.0%} of the workers' time went to backing off"
     if cell.refused is not None:
         return None  # somebody counted, and there were few
-    far = cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S
-    if far and cell.row.path_type == "object":
+    if cell.row.path_type != "object":
+        return None
+    if cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S:
         return (
             f"the slowest request took {cell.worst:.0f} times the mean ({cell.worst_s:.1f} s): "
             "an object store that refuses and is asked again; nobody counted refusals"
         )
+    if limit == "op":
+        return "an object store's limit on requests, which it keeps by refusing; nobody counted refusals"
     return None
 
 
@@ -238,7 +241,7 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
     busy = cell.cpu is not None and cell.cpu >= _BUSY
-    if (reason := _throttled(cell)) and limit != "own":
+    if (reason := _throttled(cell, limit)) and limit != "own":
         regime, why = "throttle", reason
     elif busy and cell.cpu is not None and (limit != "own" or cell.cpu >= 0.97):
         regime, why = "client", f"{cell.cpu:.0%} of the client's processors are busy"

@@ -37,6 +37,7 @@ VERBS = {
     "bench": "Measure a path, say what limits it and what to change.",
     "cluster": "Reach a set of nodes: list them, run on them, copy to them.",
     "report": "Make a page of results, ours or somebody's old ones, with a verdict.",
+    "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Bring a file system up on the job's own nodes, and take it down.",
     "config": "Show which settings hold, and who said so.",
 }

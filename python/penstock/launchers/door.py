@@ -49,12 +49,13 @@ def place(options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any
         return options
     for rank, world, local, node in LAUNCHERS:
         if environment.get(rank, "").isdecimal():
-            found = {"rank": int(environment[rank]), "world": int(environment.get(world, "1"))}
+            found: dict[str, Any] = {"rank": int(environment[rank]), "world": int(environment.get(world, "1"))}
             found["local_rank"] = int(environment.get(local) or 0)
             a_node = options.get("ranks_per_node", 1)
             at = int(environment[node]) if node and environment.get(node, "").isdecimal() else found["rank"] // a_node
             names = options.get("names") or [""]
-            found["node"] = names[at % len(names)]
+            told = environment.get("SLURMD_NODENAME", "")
+            found["node"] = told if node and told in names else names[at % len(names)]
             return found
     return {"rank": 0, "world": 1, "local_rank": 0, "node": (options.get("names") or [""])[0]}
 

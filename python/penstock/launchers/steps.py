@@ -36,6 +36,7 @@ __all__ = [
     "StepLauncher",
     "check",
     "door_line",
+    "ended_here",
     "exit_of",
     "heard",
     "parcel_line",
@@ -269,7 +270,7 @@ class StepLauncher:
         )
         opened = None if stdin is None else Path(f"/proc/self/fd/{stdin.fileno()}").open("rb")  # noqa: SIM115 - an own offset for each
         try:
-            attend(
+            code = attend(
                 call.argv, env={**self.environment, **env}, limit_s=limit_s + BEYOND_S, stop=self._stop,
                 out=keep or out, err=err, stdin=opened,
             )  # fmt: skip
@@ -288,7 +289,13 @@ class StepLauncher:
                 each.end()
         told, rest = records(bytes(_kept(err)))
         took = time.monotonic() - began
-        return exit_of(call.node.name, call.rank, told[-1] if told else None, bytes(_kept(out)), rest, took, limit_s)
+        record = told[-1] if told else ended_here(code, is_stopped=self._stop.is_set())
+        return exit_of(call.node.name, call.rank, record, bytes(_kept(out)), rest, took, limit_s)
+
+
+def ended_here(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
+    """The record of a rank whose door told nothing: where its launcher's process was ended by us, that is why."""
+    return None if code is not None else {"fault": "stopped" if is_stopped else "deadline"}
 
 
 def check(argv: Sequence[str], on: Sequence[Node], ranks_per_node: int) -> None:

@@ -74,9 +74,9 @@ class LauncherSuite:
     def check_words_arrive_as_they_were(self) -> None:
         odd = ["", " ", "a b", "$HOME", "`id`", "'\"\\", "*", "{rank}", "é✓", "-n", "a\nb", "~", "#x", "!1", "%h"]
         [ended] = self.launcher.run(
-            self._sh('for w in "$@"; do printf "<%s>" "$w"; done', *odd), self.nodes[:1], deadline_s=_LIMIT_S
+            self._sh('for w in "$@"; do printf "<%s>" "$w"; done; echo', *odd), self.nodes[:1], deadline_s=_LIMIT_S
         )
-        assert ended.out.decode() == "".join(f"<{word}>" for word in odd), ended
+        assert ended.out.decode() == "".join(f"<{word}>" for word in odd) + "\n", ended
 
     def check_exit_codes_are_each_ranks_own(self) -> None:
         exits = self.launcher.run(self._sh('exit "$(($1 * 3))"', "{rank}"), self.nodes, deadline_s=_LIMIT_S, fills=True)

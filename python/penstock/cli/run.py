@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run`: a job file from its first node to its last."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from penstock.cluster.execute import StepRow
+
+__all__ = ["command"]
+
+
+@click.command("run")
+@click.argument("file", metavar="JOB.toml", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--runs",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    metavar="DIR",
+    help="Holds the job's state and its nodes' logs, under the job's name.",
+)
+@click.option("--resume", is_flag=True, help="Go on where an earlier start was stopped or killed.")
+@click.option("--dry-run", is_flag=True, help="Print every command line that would be started, and start none.")
+@click.option("--quiet", is_flag=True, help="Leave the nodes' lines to the logs.")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON line: the steps and what each took.")
+def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as_json: bool) -> int:
+    """Run a job on a cluster: provision its nodes, bring a pool up, stage, run the ranks, archive, take the pool down.
+
+    Each step is timed. Ctrl-C, and any failure, takes the pool down. --resume does again only what is not done.
+    """
+    from penstock.cluster.execute import Execution
+    from penstock.cluster.job import load
+    from penstock.stage.job import variables
+
+    job = load(file)
+    execution = Execution(
+        job, runs / job.name, variables(), say=_quietly if as_json else _say, hear=None if quiet or as_json else _hear
+    )
+    if dry_run:
+        from penstock.cli.cluster.options import spelt
+
+        try:
+            for step, lines in execution.plan():
+                click.echo(f"# {step}")
+                for line in lines:
+                    click.echo(spelt(line))
+        finally:
+            execution.close()
+        return 0
+    steps = execution.run(resume=resume)
+    if as_json:
+        rows = [{"name": row.name, "state": row.state, "seconds": row.seconds, "detail": row.detail} for row in steps]
+        click.echo(
+            json.dumps(
+                {"schema_version": 1, "name": job.name, "steps": rows, "lost": sorted({e.node for e in execution.lost})}
+            )
+        )
+    return 1 if execution.lost else 0
+
+
+def _quietly(_row: StepRow) -> None:
+    return
+
+
+def _say(row: StepRow) -> None:
+    from penstock.units import format_seconds
+
+    if row.state == "running":
+        click.echo(f"{row.name} ...", err=True)
+        return
+    click.echo(f"{row.name}: {row.state} in {format_seconds(row.seconds)}{f': {row.detail}' if row.detail else ''}")
+
+
+def _hear(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
+    # The job's own words are on stdout; what the ranks say is talk, and stands in the logs too.
+    sys.stderr.buffer.write(f"{node}: ".encode() + line + b"\n")
+    sys.stderr.flush()

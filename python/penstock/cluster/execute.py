@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job from its first node to its last: provision, pool up, stage, ranks, archive, pool down. Every step is timed and logged,
+what is done is written down, and whatever happens the pool is taken down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.cluster import pools
+from penstock.cluster.cluster import Cluster
+from penstock.cluster.faults import check, told
+from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
+from penstock.protocols import Pool, PoolSpec
+from penstock.units import parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.cluster.job import Job
+    from penstock.protocols import Exit, Hear
+
+__all__ = ["Execution", "Step", "StepRow"]
+
+_DOWN_S = 120.0
+
+
+class StepRow(msgspec.Struct):
+    """A step that has begun: `done`, `failed`, `skipped` (done by an earlier start) or `running`."""
+
+    name: str
+    state: str = "running"
+    seconds: float = 0.0
+    detail: str = ""
+
+
+class _State(msgspec.Struct):
+    """What is known of a job across starts. `marks` are steps that need not be done again, each with what it was done for."""
+
+    job: str
+    marks: dict[str, str] = {}
+    steps: list[StepRow] = []
+
+
+Step = tuple[str, "Callable[[], str]"]
+
+
+class Execution:
+    """One start of a job.
+
+    Args:
+        folder: Holds `job.json` (the state) and `logs/STEP/NODE.log`.
+        environment: What the steps on the nodes get beside their own: credentials of stores.
+        say: Told when a step begins and ends.
+    """
+
+    def __init__(
+        self, job: Job, folder: Path, environment: Mapping[str, str], *, say: Callable[[StepRow], None], hear: Hear | None = None
+    ) -> None:  # fmt: skip
+        self.job = job
+        self.folder = folder
+        self.environment = dict(environment)
+        self._say = say
+        self._hear = hear
+        self._penstock = list(job.cluster.penstock) or [sys.executable, "-m", "penstock"]
+        self._state = _State(hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:16])
+        self._pool: Pool | None = None
+        self._cluster: Cluster | None = None
+        self.lost: list[Exit] = []
+
+    # ------------------------------------------------------------ what is done
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes; opened when first asked for."""
+        if self._cluster is None:
+            self._cluster = Cluster.open(self.job.cluster.launcher, self.job.cluster.given())
+        return self._cluster
+
+    def plan(self) -> list[tuple[str, list[list[str]]]]:
+        """Every step's command lines as this machine would start them; a pool's URL, not being there yet, is POOL."""
+        job, cluster, lines = self.job, self.cluster, self.cluster.launcher.line
+        steps: list[tuple[str, list[list[str]]]] = []
+        everyone = list(cluster.nodes)
+        if job.provision:
+            steps.append(("provision", [list(line) for line in lines(["sh", job.provision.at], everyone)]))
+        if job.pool:
+            steps.append(("pool up", [self._pool_words()]))
+        if job.stage:
+            steps.append(("stage", [list(line) for line in lines(self._stage_words(self._data("POOL/")), everyone)]))
+        argv = self._rank_words(self._data("POOL/") if job.stage else "")
+        steps.append(("ranks", [list(line) for line in lines(argv, everyone, job.run.ranks_per_node)]))
+        if job.archive:
+            on = everyone if job.archive.on == "all" else everyone[:1]
+            steps.append(("archive", [list(line) for line in lines(self._archive_words(), on)]))
+        if job.pool:
+            steps.append(("pool down", [["penstock", "pool", "down", "--name", job.name]]))
+        return steps
+
+    def run(self, *, resume: bool) -> list[StepRow]:
+        """All steps. The pool is taken down in the end, also after a failure or Ctrl-C.
+
+        Raises:
+            ConfigError: The folder holds another start and this is no resumption, or that of another job.
+            PenstockError: A step failed; the text begins with its name.
+        """
+        self._open(resume=resume)
+        steps: list[Step] = []
+        if self.job.provision:
+            steps.append(("provision", self._provision))
+        if self.job.pool:
+            steps.append(("pool up", self._up))
+        if self.job.stage:
+            steps.append(("stage", self._stage))
+        steps.append(("ranks", self._ranks))
+        if self.job.archive:
+            steps.append(("archive", self._archive))
+        try:
+            for name, do in steps:
+                self._do(name, do)
+        finally:
+            if self.job.pool and pools.find(self.job.name) is not None:
+                self._do("pool down", self._down)
+            self.close()
+        return self._state.steps
+
+    def close(self) -> None:
+        """Lets the nodes go."""
+        if self._cluster is not None:
+            self._cluster.close()
+
+    # ------------------------------------------------------------ state
+
+    def _open(self, *, resume: bool) -> None:
+        path = self.folder / "job.json"
+        if path.exists():
+            if not resume:
+                raise ConfigError(
+                    f"{self.folder} holds an earlier start of this job",
+                    hint="--resume goes on with it; --runs names another folder",
+                )
+            found = msgspec.json.decode(path.read_bytes(), type=_State)
+            if found.job != self._state.job:
+                raise ConfigError(
+                    f"{self.folder} holds a start of another job file",
+                    hint="resume with the file that it was started with",
+                )
+            self._state.marks = found.marks
+        elif resume:
+            raise NotFound(f"{self.folder} holds no start of a job to go on with")
+        self._save()
+
+    def _save(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self.folder / ".job.json"
+        part.write_bytes(msgspec.json.encode(self._state))
+        part.replace(self.folder / "job.json")
+
+    def _do(self, name: str, do: Callable[[], str]) -> None:
+        row = StepRow(name)
+        self._state.steps.append(row)
+        self._say(row)
+        began = time.monotonic()
+        try:
+            row.detail = do()
+            row.state = "skipped" if row.detail == "done before" else "done"
+        except BaseException as error:
+            row.state, row.detail = "failed", str(error)
+            raise
+        finally:
+            row.seconds = time.monotonic() - began
+            self._save()
+            self._say(row)
+
+    def _is_marked(self, step: str, what: str) -> bool:
+        return self._state.marks.get(step) == what
+
+    def _mark(self, step: str, what: str) -> None:
+        self._state.marks[step] = what
+        self._save()
+
+    # ------------------------------------------------------------ steps
+
+    def _on_nodes(self, step: str, argv: list[str], deadline: str, **options: Any) -> list[Exit]:
+        return self.cluster.run(
+            argv, deadline_s=parse_seconds(deadline), env=self.environment | options.pop("env", {}),
+            logs=self.folder / "logs" / step.replace(" ", "-"), hear=self._hear, fills=True, **options,
+        )  # fmt: skip
+
+    def _provision(self) -> str:
+        part = self.job.provision
+        assert part is not None
+        script = Path(part.script)
+        try:
+            digest = hashlib.sha256(script.read_bytes()).hexdigest()
+        except OSError as error:
+            raise NotFound(f"provision: {script}: {error.strerror}", where=str(script)) from error
+        # The node itself remembers which script it was set up with: a fresh node is set up, whatever this machine believes.
+        stamp = f"{part.at}.done"
+        seen = self.cluster.run(["cat", stamp], deadline_s=60)
+        todo = [
+            node
+            for node, ended in zip(self.cluster.nodes, seen, strict=True)
+            if ended.out.decode(errors="replace").strip() != digest
+        ]
+        if not todo:
+            return "done before"
+        check(self.cluster.copy_to_all(script, part.at, on=todo, deadline_s=60), "provision")
+        check(self._on_nodes("provision", ["sh", part.at], part.deadline, on=todo), "provision")
+        check(
+            self.cluster.run(["sh", "-c", 'printf %s "$1" > "$2"', "sh", digest, stamp], on=todo, deadline_s=60),
+            "provision",
+        )
+        return f"{len(todo)} of {len(self.cluster.nodes)} nodes"
+
+    def _up(self) -> str:
+        part = self.job.pool
+        assert part is not None
+        self._pool, was_up = pools.up(
+            self.cluster, PoolSpec(self.job.name, part.disk, part.copies), part.engine, part.settings,
+            deadline_s=parse_seconds(part.deadline), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
+        )  # fmt: skip
+        return f"{self._pool.url}{' (was up)' if was_up else ''}"
+
+    def _stage(self) -> str:
+        part = self.job.stage
+        assert part is not None
+        data = self._data(self._pool.url if self._pool else "")
+        # A pool that was brought up anew is empty, whatever an earlier start has done.
+        what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
+        if self._is_marked("stage", what):
+            return "done before"
+        check(self._on_nodes("stage", self._stage_words(data), part.deadline), "stage")
+        self._mark("stage", what)
+        return data
+
+    def _ranks(self) -> str:
+        part = self.job.run
+        if self._is_marked("ranks", "ended"):
+            return "done before"
+        data = self._data(self._pool.url if self._pool else "") if self.job.stage else ""
+        exits = self._on_nodes(
+            "ranks",
+            self._rank_words(data),
+            part.deadline,
+            ranks_per_node=part.ranks_per_node,
+            cwd=part.cwd,
+            env=part.env,
+        )
+        self.lost = [ended for ended in exits if ended.code is None]
+        failed = [ended for ended in exits if ended.code not in (None, 0)]
+        if failed:
+            check(failed, "ranks")
+        if self.lost:
+            if part.lost_node == "abort" or len(self.lost) == len(exits):
+                check(self.lost, "ranks")
+            nodes = sorted({ended.node for ended in self.lost})
+            self._cluster_without(nodes)
+            self._mark("ranks", "ended")
+            return (
+                f"{len(exits) - len(self.lost)} of {len(exits)} ranks; lost: {', '.join(nodes)} ({told(self.lost[0])})"
+            )
+        self._mark("ranks", "ended")
+        return f"{len(exits)} ranks"
+
+    def _cluster_without(self, lost: list[str]) -> None:
+        self.cluster.nodes = tuple(node for node in self.cluster.nodes if node.name not in lost)
+        if not self.cluster.nodes:
+            raise RankFailed("ranks: no node is left")
+
+    def _archive(self) -> str:
+        part = self.job.archive
+        assert part is not None
+        on = list(self.cluster.nodes) if part.on == "all" else [self.cluster.leader]
+        check(self._on_nodes("archive", self._archive_words(), part.deadline, on=on), "archive")
+        return part.to
+
+    def _down(self) -> str:
+        record = pools.find(self.job.name)
+        assert record is not None
+        everyone = Cluster(self.cluster.launcher)  # also those that were lost: they are named
+        ended = pools.down(everyone, record, deadline_s=_DOWN_S)
+        if ended.unreached:
+            text = f"{', '.join(ended.unreached)} did not answer; what the pool has there is there still"
+            if self.lost:
+                return text
+            raise PenstockError(f"pool down: {text}", hint=f"penstock pool down --name {self.job.name}, when they do")
+        return f"{len(ended.receipts)} nodes"
+
+    # ------------------------------------------------------------ words
+
+    def _data(self, pool_url: str) -> str:
+        if self.job.pool is None:
+            assert self.job.stage is not None
+            return self.job.stage.destination or ""
+        return f"{pool_url.rstrip('/')}/data"
+
+    def _pool_words(self) -> list[str]:
+        part = self.job.pool
+        assert part is not None
+        settings = [word for name, value in part.settings.items() for word in ("--engine-set", f"{name}={value}")]
+        return [
+            "penstock", "pool", "up", "--name", self.job.name, "--engine", part.engine, "--disk", part.disk,
+            "--copies", str(part.copies), *settings,
+        ]  # fmt: skip
+
+    def _stage_words(self, data: str) -> list[str]:
+        part = self.job.stage
+        assert part is not None
+        inflate = ["--inflate"] if part.inflate else []
+        journal = []
+        if self.job.pool and "://" in data:
+            # Beside the pool and gone with it; homes are shared between nodes often enough.
+            journal = ["--journal", f"{self.job.pool.disk}/penstock-pool-{self.job.name}/journal"]
+        return [*self._penstock, "stage", part.source, data, *inflate, "--quiet", *journal, *part.args]
+
+    def _rank_words(self, data: str) -> list[str]:
+        return [word.replace("{data}", data) for word in self.job.run.argv]
+
+    def _archive_words(self) -> list[str]:
+        part = self.job.archive
+        assert part is not None
+        to = f"{part.to.rstrip('/')}/{{node}}" if part.on == "all" else part.to
+        # Each node has its own outputs: nothing is shared out.
+        return [*self._penstock, "stage", part.source, to, "--node", "0", "--nodes", "1", "--quiet"]

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job file: nodes, provisioning, pool, stage, ranks, archive. Parsed once into frozen structs; refuses what cannot be."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.errors import ConfigError, NotFound
+from penstock.units import parse_seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Archive", "Job", "Nodes", "PoolPart", "Provision", "Ranks", "StagePart", "load"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Nodes(_Part, frozen=True):
+    """`[cluster]`: by which launcher nodes are reached.
+
+    Attributes:
+        settings: The launcher's own, as `--set` has them.
+        penstock: The words that start Penstock on a node; else this interpreter's, which a shared file system has there too.
+    """
+
+    launcher: str = "local"
+    nodes: int | str | None = None
+    settings: dict[str, Any] = {}
+    penstock: tuple[str, ...] = ()
+
+    def given(self) -> dict[str, Any]:
+        """What the launcher is opened with."""
+        return {**self.settings, **({} if self.nodes is None else {"nodes": self.nodes})}
+
+
+class Provision(_Part, frozen=True):
+    """`[provision]`: a script that is copied to `at` on every node and run there; once, until it changes."""
+
+    script: str
+    at: str
+    deadline: str = "10min"
+
+
+class PoolPart(_Part, frozen=True):
+    """`[pool]`: as the flags of `penstock pool up`."""
+
+    disk: str
+    engine: str = "local"
+    copies: int = 1
+    settings: dict[str, Any] = {}
+    deadline: str = "3min"
+
+
+class StagePart(_Part, frozen=True):
+    """`[stage]`: what every node brings its share of, to the pool, or to `destination` on its own disk."""
+
+    source: str
+    destination: str | None = None
+    inflate: bool = False
+    args: tuple[str, ...] = ()
+    deadline: str = "2h"
+
+
+class Ranks(_Part, frozen=True):
+    """`[run]`: the workload. `{data}`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in its words are filled.
+
+    Attributes:
+        lost_node: What is done when a node is lost under way: `abort` ends the job; `continue` goes on with what the
+            other nodes' ranks bring to an end.
+    """
+
+    argv: tuple[str, ...]
+    ranks_per_node: int = 1
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    deadline: str = "24h"
+    lost_node: Literal["abort", "continue"] = "abort"
+
+
+class Archive(_Part, frozen=True):
+    """`[archive]`: outputs of the first node, or of all (each under its name), to a store or a folder."""
+
+    source: str
+    to: str
+    on: Literal["leader", "all"] = "leader"
+    deadline: str = "1h"
+
+
+class Job(_Part, frozen=True):
+    """The whole file."""
+
+    name: str
+    run: Ranks
+    cluster: Nodes = Nodes()
+    provision: Provision | None = None
+    pool: PoolPart | None = None
+    stage: StagePart | None = None
+    archive: Archive | None = None
+
+
+def load(path: Path) -> Job:
+    """The job of a file.
+
+    Raises:
+        NotFound: There is no file.
+        ConfigError: It is no TOML, or asks for what cannot be; the text names the key.
+    """
+    try:
+        job = msgspec.toml.decode(path.read_bytes(), type=Job)
+    except FileNotFoundError:
+        raise NotFound(f"{path} does not exist", where=str(path)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", where=str(path)) from error
+    try:
+        _check(job)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", where=str(path), hint=error.hint) from error
+    return job
+
+
+def _check(job: Job) -> None:
+    if not _NAME.fullmatch(job.name):
+        raise ConfigError(f"name: `{job.name}` is no name: letters, digits and dashes, 40 at most")
+    if not job.run.argv:
+        raise ConfigError("run.argv: no command")
+    if job.run.ranks_per_node < 1:
+        raise ConfigError(f"run.ranks_per_node: {job.run.ranks_per_node} ranks run nothing")
+    for part in (job.provision, job.pool, job.stage, job.run, job.archive):
+        if part is not None:
+            parse_seconds(part.deadline)
+    if job.stage is not None and (job.pool is None) == (job.stage.destination is None):
+        what = "a destination as well as a [pool]" if job.pool else "neither a destination nor a [pool]"
+        raise ConfigError(f"stage: it has {what}", hint="one of them says where the dataset goes")
+    if job.pool is not None and job.stage is None:
+        raise ConfigError("pool: nothing is staged into it", hint="a [stage] with a source fills it")
+    if job.stage is None and any("{data}" in word for word in job.run.argv):
+        raise ConfigError("run.argv: it has {data}, and no [stage] says which")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mpi`: nodes that mpirun starts ranks on: Open MPI's, or MPICH's and its kin's (Hydra).
+
+Settings: `nodes` (`h1,h2`; else those of the Slurm or PBS job that this is), `program` ([mpirun]), `args` (words for every
+start, as `--mca btl tcp,self`), `python`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, NotFound
+from penstock.launchers.labelled import LabelledLauncher
+from penstock.launchers.slurm import allocated
+from penstock.launchers.steps import settings_of
+from penstock.protocols import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["MpiLauncher", "launcher"]
+
+_ASK_S = 20
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_OPEN = re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?")
+_HYDRA = re.compile(rb"\[(?P<rank>\d+)\] ")
+
+
+class MpiLauncher(LabelledLauncher):
+    """One mpirun a call."""
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        nodes: list[Node],
+        *,
+        program: str,
+        is_open: bool,
+        args: list[str],
+        python: str,
+    ) -> None:
+        super().__init__(environment, python=python)
+        self._nodes = nodes
+        self._program = program
+        self._is_open = is_open
+        self._args = args
+        self.label = _OPEN if is_open else _HYDRA
+
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
+
+    def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
+        return self._start([node], 1, {}, labels=[], argv=argv)
+
+    def step(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int, env: Mapping[str, str]) -> list[str]:
+        return self._start(
+            on, ranks_per_node, env, labels=["--tag-output"] if self._is_open else ["-prepend-rank"], argv=argv
+        )
+
+    def _start(
+        self, on: Sequence[Node], ranks_per_node: int, env: Mapping[str, str], *, labels: list[str], argv: Sequence[str]
+    ) -> list[str]:
+        hosts = ",".join(f"{node.name}:{ranks_per_node}" for node in on)
+        count = ["-np", str(len(on) * ranks_per_node)]
+        if not self._is_open:
+            # One rank's exit code is no reason to end the others: that is for whoever asked.
+            return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *argv]
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        alone = ["--mca", "orte_abort_on_non_zero_status", "0", "--bind-to", "none", "--oversubscribe"]
+        passed = [word for name in env for word in ("-x", name)]
+        return [
+            self._program,
+            *root,
+            *alone,
+            *count,
+            "--host",
+            hosts,
+            "--map-by",
+            f"ppr:{ranks_per_node}:node",
+            *labels,
+            *passed,
+            *self._args,
+            *argv,
+        ]
+
+
+def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MpiLauncher:
+    """The entry point `penstock.launchers: mpi`."""
+    found = settings_of("mpi", settings, {"nodes": str, "program": str, "args": str, "python": str})
+    program = found.get("program", "mpirun")
+    try:
+        said = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise NotFound(f"launcher mpi: there is no {program}", hint="--set program=mpiexec.hydra, say") from None
+    if found.get("nodes"):
+        names = [word.strip() for word in found["nodes"].split(",") if word.strip()]
+    elif "PBS_NODEFILE" in environment:
+        names = list(dict.fromkeys(Path(environment["PBS_NODEFILE"]).read_text(encoding="utf-8").split()))
+    else:
+        names = allocated(environment)
+    for name in names:
+        if not _HOST.fullmatch(name):
+            raise ConfigError(f"nodes: `{name}` is no host")
+    if len(set(names)) < len(names) or not names:
+        raise ConfigError(f"nodes: `{found.get('nodes', '')}` names a host twice, or none")
+    return MpiLauncher(
+        environment, [Node(name, name) for name in names], program=program, is_open="Open MPI" in said or "OpenRTE" in said,
+        args=shlex.split(found.get("args", "")), python=found.get("python", ""),
+    )  # fmt: skip

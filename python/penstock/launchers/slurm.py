@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`slurm`: the nodes of the allocation that this process is in (sbatch, salloc), reached by srun steps.
+
+Settings: `srun` (words that every srun is given, as `--mpi=pmix --cpu-bind=none`), `python`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.launchers.labelled import LabelledLauncher
+from penstock.launchers.steps import settings_of
+from penstock.protocols import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["SlurmLauncher", "allocated", "launcher"]
+
+_ASK_S = 20
+
+
+class SlurmLauncher(LabelledLauncher):
+    """Steps overlap: a pool's daemons and the ranks share the allocation."""
+
+    label = re.compile(rb"\s*(?P<rank>\d+): ?")
+
+    def __init__(self, environment: Mapping[str, str], nodes: list[Node], *, srun: list[str], python: str) -> None:
+        # What a batch script set for itself would bind every step of ours.
+        own = (
+            "SLURM_NTASKS",
+            "SLURM_NPROCS",
+            "SLURM_NTASKS_PER_NODE",
+            "SLURM_TASKS_PER_NODE",
+            "SLURM_CPU_BIND",
+            "SLURM_DISTRIBUTION",
+        )
+        super().__init__(
+            {name: value for name, value in environment.items() if not name.startswith(own)}, python=python
+        )
+        self._nodes = nodes
+        self._srun = srun
+
+    def nodes(self) -> Sequence[Node]:
+        return self._nodes
+
+    def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
+        return [*self._step([node], 1), "--", *argv]
+
+    def step(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int, env: Mapping[str, str]) -> list[str]:  # noqa: ARG002
+        return [*self._step(on, ranks_per_node), "--label", "--", *argv]
+
+    def _step(self, on: Sequence[Node], ranks_per_node: int) -> list[str]:
+        return [
+            "srun", "--overlap", "--kill-on-bad-exit=0", f"--nodes={len(on)}", f"--ntasks={len(on) * ranks_per_node}",
+            f"--ntasks-per-node={ranks_per_node}", f"--nodelist={','.join(node.name for node in on)}", *self._srun,
+        ]  # fmt: skip
+
+
+def allocated(environment: Mapping[str, str]) -> list[str]:
+    """The hosts of the allocation.
+
+    Raises:
+        ConfigError: There is none, or Slurm cannot spell its list.
+    """
+    listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    if not listed:
+        raise ConfigError(
+            "launcher slurm: this process is in no allocation",
+            hint="run it by salloc or sbatch, or `penstock run --submit`",
+        )
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", listed], env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=_ASK_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"launcher slurm: scontrol could not spell {listed}: {error}") from error
+    return done.stdout.split()
+
+
+def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SlurmLauncher:
+    """The entry point `penstock.launchers: slurm`."""
+    found = settings_of("slurm", settings, {"srun": str, "python": str})
+    nodes = [Node(name, name) for name in allocated(environment)]
+    return SlurmLauncher(environment, nodes, srun=shlex.split(found.get("srun", "")), python=found.get("python", ""))

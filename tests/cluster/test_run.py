@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock run`: a job file from pool to archive, resumed, shown, refused. Issue 5, point 5."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster import pools
+
+_JOB = """
+name = "{name}"
+[cluster]
+nodes = 2
+[provision]
+script = "{folder}/setup.sh"
+at = "{folder}/{{node}}-setup.sh"
+[pool]
+disk = "{folder}/disk-{{node}}"
+[stage]
+source = "{folder}/set"
+inflate = true
+[run]
+argv = ["sh", "-c", "{command}", "sh", "{{data}}", "{{rank}}", "{{world}}"]
+ranks_per_node = 2
+[archive]
+source = "{folder}/out"
+to = "{folder}/kept"
+"""
+# Each rank counts the files that its node has, so that the shares can be added up.
+_COUNT = "mkdir -p {folder}/out; find $1 -name '*.bin' | wc -l > {folder}/out/$2-of-$3"
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """`job(command)`: a job file over 12 gzip'd objects; its home is the test's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "set").mkdir()
+    for at in range(12):
+        (tmp_path / f"set/{at}.bin.gz").write_bytes(gzip.compress(random.Random(at).randbytes(5000), 1, mtime=0))
+    (tmp_path / "setup.sh").write_text(f"echo x >> {tmp_path}/provisioned\n")
+
+    def write(command: str = _COUNT, **replaced: str) -> Path:
+        text = _JOB.format(name="job", folder=tmp_path, command=command.format(folder=tmp_path))
+        # Two nodes of one machine share its paths: the script is one file.
+        text = text.replace(f"{tmp_path}/{{node}}-setup.sh", f"{tmp_path}/node-setup.sh")
+        for old, new in replaced.items():
+            text = text.replace(old, new)
+        (tmp_path / "job.toml").write_text(text)
+        return tmp_path / "job.toml"
+
+    return write
+
+
+def _steps(text: str) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in json.loads(text.strip().splitlines()[-1])["steps"]}
+
+
+def test_run_does_all_steps_and_leaves_no_pool(job, run_cli, tmp_path):
+    ran = run_cli("run", job(), "--json", cwd=tmp_path, timeout_s=110)
+    assert ran.code == 0, ran.err
+    names = ["provision", "pool up", "stage", "ranks", "archive", "pool down"]
+    assert _steps(ran.out) == dict.fromkeys(names, "done")
+    told = {path.name: int(path.read_text()) for path in (tmp_path / "kept").glob("*-of-4")}
+    assert sorted(told) == ["0-of-4", "1-of-4", "2-of-4", "3-of-4"]
+    assert told["0-of-4"] == told["1-of-4"]
+    assert told["0-of-4"] + told["2-of-4"] == 12
+    assert pools.names() == []
+    assert list(tmp_path.glob("disk-*/*")) == []
+
+
+def test_run_that_failed_is_torn_down_and_resumed(job, run_cli, tmp_path):
+    gate = f"test -e {tmp_path}/gate || exit 9; " + _COUNT
+    ran = run_cli("run", job(gate), cwd=tmp_path, timeout_s=110)
+    assert (ran.code, "ranks: n0: exit code 9 (and 3 more of 4)" in ran.err) == (1, True), ran.err
+    assert "pool down: done" in ran.out
+    assert pools.names() == []
+    again = run_cli("run", job(gate), cwd=tmp_path)
+    assert (again.code, "holds an earlier start" in again.err) == (2, True)
+    (tmp_path / "gate").touch()
+    resumed = run_cli("run", job(gate), "--resume", "--json", cwd=tmp_path, timeout_s=110)
+    assert resumed.code == 0, resumed.err
+    assert _steps(resumed.out) == {
+        "provision": "skipped", "pool up": "done", "stage": "done", "ranks": "done", "archive": "done", "pool down": "done",
+    }  # fmt: skip
+    other = run_cli("run", job("true"), "--resume", cwd=tmp_path)
+    assert (other.code, "another job file" in other.err) == (2, True)
+
+
+def test_run_that_is_killed_in_its_ranks_goes_on_with_the_pool_that_stands(job, tmp_path, run_cli):
+    gate = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/gate ]; do sleep 0.1; done; " + _COUNT
+    program = Path(sys.executable).with_name("penstock")
+    first = subprocess.Popen(
+        [program, "run", job(gate), "--quiet"], cwd=tmp_path, env=os.environ.copy(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    until = time.monotonic() + 90
+    while not (tmp_path / "begun").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert pools.names() == ["job"]
+    (tmp_path / "gate").touch()
+    resumed = run_cli("run", job(gate), "--resume", "--json", cwd=tmp_path, timeout_s=110)
+    assert resumed.code == 0, resumed.err
+    assert (_steps(resumed.out)["stage"], _steps(resumed.out)["ranks"]) == ("skipped", "done")
+    assert "was up" in resumed.out
+    assert pools.names() == []
+
+
+def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
+    ran = run_cli("run", job(), "--dry-run", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    heads = [line for line in ran.out.splitlines() if line.startswith("# ")]
+    assert heads == ["# provision", "# pool up", "# stage", "# ranks", "# archive", "# pool down"]
+    assert ran.out.count("<door.py>") == 2 + 2 + 4 + 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("nodes = 2", "nods = 2", "unknown field `nods`"),
+        ("inflate = true", 'inflate = true\ndestination = "/x"', "a destination as well as a [pool]"),
+        ('argv = ["sh"', 'argv = []\nx = ["sh"', "x"),
+        ("ranks_per_node = 2", "ranks_per_node = 0", "0 ranks run nothing"),
+        ('name = "job"', 'name = "../job"', "is no name"),
+        ("ranks_per_node = 2", 'deadline = "soon"', "`soon` is not a duration"),
+        ("[run]", "[run", "Expected"),
+    ],
+)
+def test_job_file_that_cannot_be_is_refused(old, new, word, job, run_cli, tmp_path):
+    ran = run_cli("run", job(**{old: new}), cwd=tmp_path)
+    assert ran.code == 2, ran.err
+    assert word in ran.err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers `slurm` and `mpi` inside a real Slurm of four hosts, and mpirun on one machine. Issue 5, point 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, NotFound
+from penstock.launchers import mpi, slurm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stage"))
+from cluster_kit import HOSTS, Cluster, remove, short_folder
+
+# Runs the suite where the allocation is: in a batch script on the first host.
+_SUITE = """
+import os, pathlib, sys
+from penstock.cluster import Cluster
+from penstock.testing import LauncherSuite
+launcher, private, here = sys.argv[1:]
+with Cluster.open(launcher, {}) as cluster:
+    print([node.name for node in cluster.nodes])
+    print(LauncherSuite(cluster.launcher, private, pathlib.Path(here), is_shared=False).run())
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm_hosts():
+    folder = short_folder()
+    try:
+        with Cluster(folder) as running:
+            yield running
+    finally:
+        remove(folder)
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("name", ["slurm", pytest.param("mpi", marks=pytest.mark.needs_pool)])
+@pytest.mark.timeout(240)
+def test_launcher_inside_an_allocation_passes_the_suite(name, slurm_hosts, tmp_path):
+    ran = slurm_hosts.run(
+        1, "salloc", "-Q", f"-N{HOSTS}", sys.executable, "-c", _SUITE, name, slurm_hosts.private, tmp_path, timeout_s=220
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    nodes, checks = ran.stdout.strip().splitlines()
+    assert nodes == str([f"h{at}" for at in range(1, HOSTS + 1)])
+    assert "check_deadline_ends_the_command_on_its_node" in checks
+
+
+@pytest.mark.needs_root
+def test_cluster_run_inside_an_allocation_keeps_slurms_numbers(slurm_hosts):
+    program = Path(sys.executable).with_name("penstock")
+    code = "import os, penstock.ranks as r; p = r.detect(os.environ); print(p.launcher, p.node, p.rank, p.world)"
+    ran = slurm_hosts.run(
+        1, "salloc", "-Q", f"-N{HOSTS}", program, "cluster", "run", "--launcher", "slurm", "--ranks-per-node", "2", "--json",
+        "--", sys.executable, "-c", code,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    said = [row["out"].split() for row in json.loads(ran.stdout)["exits"]]
+    assert said == [["slurm", str(rank // 2), str(rank), "8"] for rank in range(8)]
+
+
+@pytest.mark.parametrize("program", ["mpirun.openmpi", "mpiexec.hydra"])
+def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp_path):
+    made = mpi.launcher({"nodes": "localhost", "program": program}, {**os.environ, "HOME": str(tmp_path)})
+    exits = made.run(["sh", "-c", "echo r{rank} of {world}; exit {rank}"], made.nodes(), 3, deadline_s=60, fills=True)
+    assert [(e.rank, e.code, e.out) for e in exits] == [(r, r, f"r{r} of 3\n".encode()) for r in range(3)], exits
+    [ended] = made.run(["cat"], made.nodes(), deadline_s=60, stdin=b"in")
+    assert ended.out == b"in"
+    made.close()
+
+
+def test_launchers_outside_a_job_say_what_they_want():
+    with pytest.raises(ConfigError, match="in no allocation"):
+        slurm.launcher({}, {"PATH": os.environ["PATH"]})
+    with pytest.raises(NotFound, match="there is no mpirun-of-nobody"):
+        mpi.launcher({"program": "mpirun-of-nobody"}, {})
+    for nodes in ("a b", "-x", "h1,h1", "h1;id"):
+        with pytest.raises(ConfigError):
+            mpi.launcher({"nodes": nodes, "program": "mpirun.openmpi"}, {})
+
+
+def test_dry_run_shows_one_line_for_all_ranks():
+    made = mpi.launcher({"nodes": "h1,h2", "program": "mpirun.openmpi"}, os.environ)
+    [line] = made.line(["hostname"], made.nodes(), 4)
+    assert line[line.index("--host") + 1] == "h1:4,h2:4"
+    assert line[-1] == "hostname"
+    assert subprocess.list2cmdline(line)

@@ -117,6 +117,26 @@ def test_run_that_is_killed_in_its_ranks_goes_on_with_the_pool_that_stands(job, 
     assert pools.names() == []
 
 
+def test_run_ctrl_c_ends_the_ranks_and_takes_the_pool_down(job, tmp_path):
+    program = Path(sys.executable).with_name("penstock")
+    line = f"touch {tmp_path}/begun-$2; exec sleep 300.{os.getpid()}"
+    first = subprocess.Popen(
+        [program, "run", job(line)], cwd=tmp_path, env=os.environ.copy(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 90
+    while len(list(tmp_path.glob("begun-*"))) < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=100)
+    assert first.returncode == 130, err
+    assert "pool down: done" in out
+    assert pools.names() == []
+    assert list(tmp_path.glob("disk-*/*")) == []
+    left = subprocess.run(["pgrep", "-f", f"^sleep 300.{os.getpid()}"], capture_output=True, check=False)
+    assert left.stdout == b""
+
+
 def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
     ran = run_cli("run", job(), "--dry-run", cwd=tmp_path)
     assert ran.code == 0, ran.err

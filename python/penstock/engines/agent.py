@@ -8,6 +8,7 @@ Answers with one line of JSON: {"ok": ...}, or {"error": code, "text": ..., "hin
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import json
 import os
@@ -25,6 +26,7 @@ from typing import Any
 LEASE = "lease.json"
 MARK = "PENSTOCK_POOL"
 GRACE_S = 5.0
+LOCK_S = 10.0
 
 
 class Refused(Exception):
@@ -78,6 +80,25 @@ def lease_of(root: str) -> dict[str, Any] | None:
             return dict(json.load(file))
     except (OSError, ValueError):
         return None
+
+
+def locked(root: str, wait_s: float) -> Any:
+    """The pool's folder for this process alone; None where it is not there or stays another's. Freed with the process."""
+    try:
+        lock = open(os.path.join(root, LEASE), "rb")  # noqa: SIM115 - held on purpose
+    except OSError:
+        return None
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                lock.close()
+                return None
+            time.sleep(0.05)
+        else:
+            return lock
 
 
 # ---------------------------------------------------------------- verbs
@@ -142,8 +163,10 @@ def ports(address: str, count: int, fixed: list[int]) -> list[int]:
 def start(order: dict[str, Any]) -> dict[str, Any]:
     """Writes files, runs what is to be run once, and starts daemons that are not running yet."""
     root = order["root"]
+    # Held until the last daemon runs: a `stop` that comes in between waits, and finds them all.
+    lock = locked(root, LOCK_S)
     held = lease_of(root)
-    if held is None or held["lease"] != order["lease"]:
+    if lock is None or held is None or held["lease"] != order["lease"]:
         raise Refused("precondition", f"{root} is not held by this start of the pool")
     for name, text in order.get("files", {}).items():
         with open(os.path.join(root, name), "w") as file:
@@ -243,22 +266,33 @@ def http(order: dict[str, Any]) -> Any:
         return text
 
 
-def stop(order: dict[str, Any]) -> dict[str, Any]:
-    """Ends the pool's processes, mounts and folder."""
-    root, name, lease = order["root"], order["name"], order["lease"]
+def end_processes(name: str, root: str, lease: str) -> dict[int, str]:
+    """Asks the pool's processes to end, then kills them; those that it found."""
     ended: dict[int, str] = {}
     for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         until = time.monotonic() + wait_s
         while True:
-            # Asked for again each time: a daemon that was about to start another has done so meanwhile.
+            # Asked for again each time: what was about to start another has done so meanwhile.
             now = marked(name, root, lease)
             ended.update(now)
             for pid in now:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-            if not now or time.monotonic() > until:
+            if not now:
+                return ended
+            if time.monotonic() > until:
                 break
             time.sleep(0.05)
+    return ended
+
+
+def stop(order: dict[str, Any]) -> dict[str, Any]:
+    """Ends the pool's processes, mounts and folder."""
+    root, name, lease = order["root"], order["name"], order["lease"]
+    ended = end_processes(name, root, lease)
+    # A start that was left alone by its killed owner may be about to run the next daemon: it is waited for.
+    lock = locked(root, LOCK_S)
+    ended.update(end_processes(name, root, lease))
     held = lease_of(root)
     if lease and held is not None and held["lease"] != lease:
         return {"processes": sorted(ended.values()), "mounts": [], "folders": []}  # the folder is another start's
@@ -286,6 +320,8 @@ def stop(order: dict[str, Any]) -> dict[str, Any]:
         if not os.listdir(root):
             os.rmdir(root)
             folders.append(root)
+    if lock is not None:
+        lock.close()
     return {"processes": sorted(ended.values()), "mounts": gone, "folders": folders}
 
 

@@ -63,17 +63,18 @@ class LabelledLauncher(StepLauncher):
         heard = _Heard(self.label, on, ranks_per_node, hear)
         out, err = heard.sink("out"), heard.sink("err")
         code: int | None = -1
-        try:
-            code = attend(
-                self.step(words, on, ranks_per_node, env or {}), env={**self.environment, **(env or {})},
-                limit_s=deadline_s + BEYOND_S, stop=self._stop, out=out, err=err,
-            )  # fmt: skip
-        except OSError as error:
-            heard.own.take(f"{self.step([], on, 1, {})[0]}: {error.strerror}".encode())
+        with self.stoppable() as stop:
+            try:
+                code = attend(
+                    self.step(words, on, ranks_per_node, env or {}), env={**self.environment, **(env or {})},
+                    limit_s=deadline_s + BEYOND_S, stop=stop, out=out, err=err,
+                )  # fmt: skip
+            except OSError as error:
+                heard.own.take(f"{self.step([], on, 1, {})[0]}: {error.strerror}".encode())
         out.end()
         err.end()
         took = time.monotonic() - began
-        silent = ended_here(code, is_stopped=self._stop.is_set())
+        silent = ended_here(code, is_stopped=stop.is_set())
         return [heard.exit(rank, silent, took, deadline_s) for rank in range(len(on) * ranks_per_node)]
 
     def _door(

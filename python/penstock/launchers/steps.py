@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from penstock.launchers.process import Lines, Sink, Tail, attend
 from penstock.protocols import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.protocols import Hear, Node
 
@@ -169,7 +170,8 @@ class StepLauncher:
     def __init__(self, environment: Mapping[str, str], *, python: str = "") -> None:
         self.environment = dict(environment)
         self.python = python or sys.executable
-        self._stop = Event()
+        # One a call that is under way: what ends one call must not end those that clean up after it.
+        self._stops: set[Event] = set()
 
     def nodes(self) -> Sequence[Node]:
         raise NotImplementedError
@@ -214,14 +216,29 @@ class StepLauncher:
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
         [call] = self._calls(parcel_line(self.python, "send", src), [on], 1, limit_s=deadline_s, cwd=None, fills=False)
         with tempfile.TemporaryFile() as held:
-            ended = self._one(call, {}, deadline_s, None, None, keep=_File(held))
+            with self.stoppable() as stop:
+                ended = self._one(call, {}, deadline_s, None, None, stop, keep=_File(held))
             if ended.code == 0:
                 held.seek(0)
                 parcel.unpack(held, str(dst))
             return ended
 
     def close(self) -> None:
-        self._stop.set()
+        for stop in tuple(self._stops):
+            stop.set()
+
+    @contextmanager
+    def stoppable(self) -> Iterator[Event]:
+        """An event that ends a call: set by `close`, and by whatever ends the block early (Ctrl-C)."""
+        stop = Event()
+        self._stops.add(stop)
+        try:
+            yield stop
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            self._stops.discard(stop)
 
     # ------------------------------------------------------------ how
 
@@ -245,12 +262,9 @@ class StepLauncher:
     def _all(
         self, calls: Sequence[Call], env: Mapping[str, str], limit_s: float, stdin: IO[bytes] | None, hear: Hear | None
     ) -> list[Exit]:
-        with ThreadPoolExecutor(len(calls), thread_name_prefix="penstock-launch") as pool:
-            try:
-                return list(pool.map(lambda call: self._one(call, env, limit_s, stdin, hear), calls))
-            except BaseException:
-                self._stop.set()  # Ctrl-C: the pool's end waits for threads that end their processes
-                raise
+        # The pool's end waits for its threads, and those for processes that `stop` ends: so it is entered last.
+        with ThreadPoolExecutor(len(calls), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
+            return list(pool.map(lambda call: self._one(call, env, limit_s, stdin, hear, stop), calls))
 
     def _one(
         self,
@@ -259,6 +273,7 @@ class StepLauncher:
         limit_s: float,
         stdin: IO[bytes] | None,
         hear: Hear | None,
+        stop: Event,
         *,
         keep: Sink | None = None,
     ) -> Exit:
@@ -271,7 +286,7 @@ class StepLauncher:
         opened = None if stdin is None else Path(f"/proc/self/fd/{stdin.fileno()}").open("rb")  # noqa: SIM115 - an own offset for each
         try:
             code = attend(
-                call.argv, env={**self.environment, **env}, limit_s=limit_s + BEYOND_S, stop=self._stop,
+                call.argv, env={**self.environment, **env}, limit_s=limit_s + BEYOND_S, stop=stop,
                 out=keep or out, err=err, stdin=opened,
             )  # fmt: skip
         except OSError as error:
@@ -289,7 +304,7 @@ class StepLauncher:
                 each.end()
         told, rest = records(bytes(_kept(err)))
         took = time.monotonic() - began
-        record = told[-1] if told else ended_here(code, is_stopped=self._stop.is_set())
+        record = told[-1] if told else ended_here(code, is_stopped=stop.is_set())
         return exit_of(call.node.name, call.rank, record, bytes(_kept(out)), rest, took, limit_s)
 
 

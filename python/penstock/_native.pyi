@@ -30,7 +30,6 @@ __all__ = [
     "diff",
     "encode_tfrecord",
     "index",
-    "put_object",
     "verify",
 ]
 
@@ -364,6 +363,8 @@ def verify(
     cores: int = 1,
     remote: str | None = None,
     quick: bool = False,
+    select: list[str] = ...,
+    exclude: list[str] = ...,
 ) -> StageJob: ...
 def diff(
     a: str,

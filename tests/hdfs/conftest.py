@@ -66,6 +66,13 @@ class Hdfs:
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 201
 
+    def owner(self, path: str) -> str:
+        """Whose a file is, by WebHDFS."""
+        query = "op=GETFILESTATUS&user.name=foreign"
+        where = f"http://127.0.0.1:{self._told['http']}/webhdfs/v1{urllib.parse.quote(path)}?{query}"
+        with urllib.request.urlopen(where, timeout=30) as answer:
+            return str(json.load(answer)["FileStatus"]["owner"])
+
     def get(self, path: str) -> bytes:
         """Reads by WebHDFS."""
         where = f"http://127.0.0.1:{self._told['http']}/webhdfs/v1{urllib.parse.quote(path)}?op=OPEN&user.name=foreign"

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock import _native
-
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {
@@ -90,15 +88,34 @@ def test_open_reads_records_over_hdfs(hdfs, run_cli, tmp_path):
     assert int(done.stdout) == 8
 
 
-def test_put_is_seen_whole_by_a_foreign_client(hdfs):
+def test_stage_to_hdfs_is_seen_whole_by_a_foreign_client(hdfs, run_cli, tmp_path):
     body = random.Random(1).randbytes(3_000_000)
-    _native.put_object(f"{hdfs.url}/runs/one", "model é+%.bin", body, hdfs.env)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/model é+%.bin").write_bytes(body)
+    argv = ("stage", tmp_path / "run", f"{hdfs.url}/runs/one", "--quiet", "--journal", tmp_path / "journal")
+    assert run_cli(*argv, env=hdfs.env).code == 0
     assert hdfs.get("/runs/one/model é+%.bin") == body
 
 
-def test_key_that_hdfs_refuses_is_named(hdfs):
-    with pytest.raises(Exception, match="HDFS takes no `:` in names"):
-        _native.put_object(f"{hdfs.url}/runs/one", "a:b", b"", hdfs.env)
+def test_key_that_hdfs_refuses_is_named(hdfs, run_cli, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/a:b").write_bytes(b"x")
+    argv = ("stage", tmp_path / "run", f"{hdfs.url}/runs/two", "--json", "--journal", tmp_path / "journal")
+    ran = run_cli(*argv, env=hdfs.env)
+    assert ran.code == 1
+    assert "HDFS takes no `:` in names" in ran.err
+
+
+def test_tenant_of_hdfs_acts_as_its_own_user_and_never_as_ours(hdfs, run_cli, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/x").write_bytes(b"x")
+    tenant = {"HADOOP_USER_NAME": "stranger", "PENSTOCK_STORE_LAB_URL": hdfs.url}
+    argv = ("stage", tmp_path / "run", f"{hdfs.url}/runs/three", "--quiet", "--journal", tmp_path / "journal")
+    ran = run_cli(*argv, env=tenant)
+    assert ran.code == 2
+    assert "HADOOP_USER_NAME" in ran.err
+    assert run_cli(*argv, env=tenant | {"PENSTOCK_STORE_LAB_HADOOP_USER_NAME": "penstock"}).code == 0
+    assert hdfs.owner("/runs/three/x") == "penstock"
 
 
 def test_address_where_no_namenode_is_gives_up_and_says_so(run_cli, tmp_path):

@@ -25,6 +25,8 @@ class Lie:
     length: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     ignores_pins: bool = False
+    part_bytes: int | None = None  # of a multipart upload, whose parts are answered one by one
+    flips: int = 0  # answers in which a bit is yet to flip
 
     @property
     def true_etag(self) -> str:
@@ -63,9 +65,9 @@ class Liar:
                 elif not lie.ignores_pins and self.headers.get("If-Match", "").strip('"') not in ("", lie.true_etag):
                     self.answer(412, b"<Error><Code>PreconditionFailed</Code></Error>", {})
                 else:
-                    self.give(lie)
+                    self.give(lie, int(query.get("partNumber", ["0"])[0]))
 
-            def give(self, lie: Lie) -> None:
+            def give(self, lie: Lie, part: int) -> None:
                 headers, body, status = {"ETag": f'"{lie.true_etag}"', **lie.headers}, lie.body, 200
                 if asked := self.headers.get("Range", "").removeprefix("bytes="):
                     start, _, end = asked.partition("-")
@@ -73,6 +75,11 @@ class Liar:
                     last = int(start) + len(body) - 1
                     headers["Content-Range"] = f"bytes {start}-{last}/{len(lie.body)}"
                     status = 206
+                if part and lie.part_bytes:
+                    body, status = body[(part - 1) * lie.part_bytes : part * lie.part_bytes], 206
+                if lie.flips and body and self.command == "GET":
+                    lie.flips -= 1
+                    body = bytes([body[0] ^ 1]) + body[1:]
                 self.answer(status, body, headers, None if asked else lie.length)
 
             def answer(self, status: int, body: bytes, headers: dict[str, str], length: int | None = None) -> None:

@@ -265,11 +265,11 @@ def test_seats_follow_the_launcher_or_else_the_hosts():
 
 
 def test_rank_failed_survives_being_told():
-    from penstock.stage.everywhere import _packed, _unpacked
+    from penstock.stage.told import packed, unpacked
 
-    again = _unpacked(json.loads(json.dumps(_packed(RankFailed("rank 3 failed: x", hint="h")))))
+    again = unpacked(json.loads(json.dumps(packed(RankFailed("rank 3 failed: x", hint="h")))))
     assert (type(again), str(again), again.hint) == (RankFailed, "rank 3 failed: x", "h")
-    assert str(_unpacked(_packed(ValueError("odd")))) == "ValueError: odd"
+    assert str(unpacked(packed(ValueError("odd")))) == "ValueError: odd"
 
 
 def test_room_and_function_are_one():

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from penstock import stage
 from penstock.bench import results
 from penstock.errors import ConfigError, Corrupt, NotFound, PenstockError, RankFailed
 from penstock.protocols import Demand, FieldSpec, StepCost
@@ -420,10 +421,9 @@ def test_archive_copies_result_and_checkpoint(tmp_path):
     told = run(spec(steps=2, runs=str(runs), allow_debug=True, checkpoint=str(kept), archive=store.as_uri()))
     home = store / told["id"]
     assert told["archive"] == f"{store.as_uri()}/{told['id']}/"
-    assert sorted(p.relative_to(home).as_posix() for p in home.rglob("*") if p.is_file()) == [
-        "checkpoint/last.pt",
-        "result.json",
-    ]
+    files = sorted(p.relative_to(home).as_posix() for p in home.rglob("*") if p.is_file())
+    assert [name for name in files if ".penstock" not in name] == ["checkpoint/last.pt", "result.json"]
+    assert all(stage.verify(str(folder))["wrong"] == [] for folder in (home, home / "checkpoint"))
     assert (home / "checkpoint" / "last.pt").read_bytes() == (kept / "last.pt").read_bytes()
     assert json.loads((home / "result.json").read_text())["losses"] == told["losses"]
 

@@ -154,7 +154,7 @@ def failing_disk(folder: Path, seed: int, counts: collections.Counter[str]) -> I
     finally:
         server.send_signal(signal.SIGTERM)
         try:
-            said, _ = server.communicate(timeout=20)
+            said, _ = server.communicate(timeout=90)
         finally:
             server.kill()
             subprocess.run(["umount", "-l", str(mount)], check=False, stderr=subprocess.DEVNULL)

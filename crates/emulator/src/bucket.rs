@@ -107,6 +107,29 @@ struct Described {
     checksum: Option<StoredChecksum>,
     range: std::ops::Range<u64>,
     is_partial: bool,
+    /// Of a multipart upload, where one of its parts was asked for.
+    parts_count: Option<i32>,
+}
+
+/// The bytes of a part by its number, and how many parts there are; an object that came at once is its own first part.
+fn part_of(found: &Found, number: i32) -> S3Result<(std::ops::Range<u64>, Option<i32>)> {
+    let parts = found.fact.as_ref().map(|fact| fact.parts.as_slice()).unwrap_or_default();
+    let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+    let part = match (parts, at) {
+        ([], Some(0)) => Some(0..found.stamp.size),
+        (parts, Some(at)) if at < parts.len() => {
+            let start = parts[..at].iter().sum();
+            Some(start..start + parts[at])
+        }
+        _ => None,
+    };
+    let count = (!parts.is_empty()).then_some(parts.len() as i32);
+    part.map(|part| (part, count)).ok_or_else(|| {
+        let code = S3ErrorCode::Custom("InvalidPartNumber".into());
+        let mut error = S3Error::with_message(code, "The requested partnumber is not satisfiable");
+        error.set_status_code(http::StatusCode::RANGE_NOT_SATISFIABLE);
+        error
+    })
 }
 
 impl Bucket {
@@ -120,31 +143,38 @@ impl Bucket {
     /// A fact of an object that is being written.
     pub(crate) fn fact(etag: String, checksum: Option<StoredChecksum>, kept: Kept) -> Fact {
         let stamp = Stamp { inode: 0, modified_ns: 0, size: 0 }; // set when it gets its name
-        Fact { stamp, etag: Some(etag), checksum, headers: kept.headers, metadata: kept.metadata, side: false }
+        let (headers, metadata) = (kept.headers, kept.metadata);
+        Fact { stamp, etag: Some(etag), checksum, parts: Vec::new(), headers, metadata, side: false }
     }
 
     async fn describe(
         &self,
         key: String,
         range: Option<Range>,
+        part_number: Option<i32>,
         reading: Reading,
         wants_sum: bool,
     ) -> S3Result<Described> {
-        let folder = self.folder.clone();
+        if range.is_some() && part_number.is_some() {
+            return Err(s3_error!(InvalidRequest, "Cannot specify both Range header and partNumber query parameter"));
+        }
+        let (folder, is_ranged) = (self.folder.clone(), range.is_some());
         blocking(move || {
             let Some(found) = folder.find(&key)? else { return Err(Failure(no_such_key())) };
             reading.check(&found)?;
             let size = found.stamp.size;
-            let is_partial = range.is_some();
-            let range = match range {
-                None => 0..size,
-                Some(range) => range
-                    .check(size)
-                    .map_err(|_| Failure(s3_error!(InvalidRange, "The requested range is not satisfiable")))?,
+            let (range, parts_count) = match (range, part_number) {
+                (None, None) => (0..size, None),
+                (None, Some(number)) => part_of(&found, number)?,
+                (Some(range), _) => {
+                    let refused = |_| Failure(s3_error!(InvalidRange, "The requested range is not satisfiable"));
+                    (range.check(size).map_err(refused)?, None)
+                }
             };
+            let is_partial = is_ranged || (part_number.is_some() && size > 0);
             // S3 gives an object's checksum with the whole object only.
             let checksum = if wants_sum && !is_partial { Some(checksum_of(&folder, &key, &found)?) } else { None };
-            Ok::<_, Failure>(Described { found, checksum, range, is_partial })
+            Ok::<_, Failure>(Described { found, checksum, range, is_partial, parts_count })
         })
         .await
     }
@@ -189,6 +219,7 @@ fn checksum_of(folder: &Folder, key: &str, found: &Found) -> io::Result<StoredCh
         stamp: found.stamp,
         etag: None,
         checksum: None,
+        parts: Vec::new(),
         headers: BTreeMap::new(),
         metadata: BTreeMap::new(),
         side: false,
@@ -286,9 +317,6 @@ impl S3 for Bucket {
     async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let input = req.input;
         self.check_name(&input.bucket)?;
-        if input.part_number.is_some_and(|number| number != 1) {
-            return Err(s3_error!(NotImplemented, "partNumber is not implemented; read a range"));
-        }
         let reading = Reading {
             if_match: input.if_match,
             if_none_match: input.if_none_match,
@@ -296,8 +324,8 @@ impl S3 for Bucket {
             if_unmodified_since: input.if_unmodified_since,
         };
         let wants_sum = is_enabled(input.checksum_mode.as_ref());
-        let Described { found, checksum, range, is_partial } =
-            self.describe(input.key, input.range, reading, wants_sum).await?;
+        let Described { found, checksum, range, is_partial, parts_count } =
+            self.describe(input.key, input.range, input.part_number, reading, wants_sum).await?;
         let fact = found.fact.as_deref();
         let length = range.end - range.start;
         let output = GetObjectOutput {
@@ -308,6 +336,7 @@ impl S3 for Bucket {
             e_tag: Some(ETag::Strong(found.etag.clone())),
             last_modified: Some(modified(found.stamp)),
             metadata: metadata_of(fact),
+            parts_count,
             ..Default::default()
         };
         let mut headers = object_headers(fact, checksum.as_ref());
@@ -335,8 +364,8 @@ impl S3 for Bucket {
             if_unmodified_since: input.if_unmodified_since,
         };
         let wants_sum = is_enabled(input.checksum_mode.as_ref());
-        let Described { found, checksum, range, is_partial } =
-            self.describe(input.key, input.range, reading, wants_sum).await?;
+        let Described { found, checksum, range, is_partial, parts_count } =
+            self.describe(input.key, input.range, input.part_number, reading, wants_sum).await?;
         let fact = found.fact.as_deref();
         let output = HeadObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
@@ -344,6 +373,7 @@ impl S3 for Bucket {
             e_tag: Some(ETag::Strong(found.etag.clone())),
             last_modified: Some(modified(found.stamp)),
             metadata: metadata_of(fact),
+            parts_count,
             ..Default::default()
         };
         let mut response = S3Response::with_headers(output, object_headers(fact, checksum.as_ref()));

@@ -40,6 +40,9 @@ pub(crate) struct Fact {
     pub etag: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksum: Option<Checksum>,
+    /// Bytes of each part of a multipart upload; empty for an object that came at once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<u64>,
     /// `content-type`, `content-encoding` and their like, as they were sent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
@@ -167,6 +170,7 @@ mod tests {
             stamp,
             etag: Some("e".into()),
             checksum: None,
+            parts: Vec::new(),
             headers: BTreeMap::new(),
             metadata: BTreeMap::new(),
             side,

@@ -20,7 +20,8 @@ fn filled(keys: &[String]) -> (tempfile::TempDir, Folder) {
 fn put(folder: &Folder, key: &str) {
     let stamp = Stamp { inode: 0, modified_ns: 0, size: 0 };
     let (headers, metadata) = (BTreeMap::new(), BTreeMap::new());
-    let fact = Fact { stamp, etag: Some("e".into()), checksum: None, headers, metadata, side: false };
+    let fact =
+        Fact { stamp, etag: Some("e".into()), checksum: None, parts: Vec::new(), headers, metadata, side: false };
     folder.commit::<io::Error>(key, folder.temp().unwrap(), fact, |_| Ok(())).unwrap();
 }
 

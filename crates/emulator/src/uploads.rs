@@ -16,7 +16,7 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use crate::bucket::{Bucket, Failure, Kept, blocking, stamp_now};
 use crate::condition::{check_write, modified};
-use crate::facts::{Checksum as StoredChecksum, Stamp};
+use crate::facts::{Checksum as StoredChecksum, Fact, Stamp};
 use crate::folder::Temp;
 use crate::incoming::{Promise, hasher, receive, value_of};
 use crate::outgoing::CHUNK;
@@ -264,6 +264,7 @@ impl Bucket {
         let stated = algorithm.as_deref().and_then(|name| stated!(input, name));
         let (folder, key) = (self.folder.clone(), input.key.clone());
         let (if_match, if_none_match) = (input.if_match, input.if_none_match);
+        let sizes = chosen.iter().map(|part| part.size).collect();
         let (etag, checksum) = blocking(move || {
             let Joined { temp, etag, checksum } = join(&chosen, algorithm.as_deref(), is_full, folder.temp()?)?;
             let differs = match (&stated, &checksum) {
@@ -275,7 +276,7 @@ impl Bucket {
                 let text = "The checksum of the object did not match the one you specified.";
                 return Err(Failure(S3Error::with_message(S3ErrorCode::BadDigest, text)));
             }
-            let fact = Self::fact(etag.clone(), checksum.clone(), kept);
+            let fact = Fact { parts: sizes, ..Self::fact(etag.clone(), checksum.clone(), kept) };
             folder.commit::<Failure>(&key, temp, fact, |there| {
                 Ok(check_write(if_match.as_ref(), if_none_match.as_ref(), there)?)
             })?;

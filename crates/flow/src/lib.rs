@@ -13,6 +13,7 @@ pub mod order;
 mod select;
 mod share;
 pub mod stage;
+mod urls;
 
 pub use budget::{Budget, Reservation};
 pub use diff::{Change, Difference, diff};
@@ -22,3 +23,4 @@ pub use manifest::{
 };
 pub use select::Select;
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};
+pub use urls::{Listed, UrlList};

@@ -23,6 +23,7 @@ pub(crate) use document::{Head, write};
 
 use crate::feed::split_glob;
 use crate::select::Select;
+use crate::urls::UrlList;
 
 /// The version of the document that this build writes and reads.
 pub const MANIFEST_VERSION: u32 = 1;
@@ -220,7 +221,7 @@ impl Entry {
         }
     }
 
-    fn of_meta(key: Key, meta: Meta) -> Self {
+    pub(crate) fn of_meta(key: Key, meta: Meta) -> Self {
         Self {
             version: meta.version,
             modified_s: meta.modified_s,
@@ -473,7 +474,7 @@ pub fn without_pattern(url: &Url, select: Select) -> (Url, Select) {
     }
 }
 
-/// Opens what a URL (with a pattern or without) names, and lists what is meant.
+/// Opens what a URL (with a pattern or without) or a local list of URLs names, and lists what is meant.
 pub async fn list(
     url: &Url,
     select: Select,
@@ -481,6 +482,10 @@ pub async fn list(
     metrics: Arc<Metrics>,
     deadline: Deadline,
 ) -> Result<Manifest> {
+    if let Some(list) = UrlList::load(url)? {
+        let opened = penstock_store::open(&list.folder, settings, metrics)?;
+        return list.manifest(&*opened.store, &opened.prefix, &select, deadline).await;
+    }
     let (url, select) = without_pattern(url, select);
     let opened = penstock_store::open(&url, settings, metrics)?;
     index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await

@@ -84,6 +84,7 @@ impl Bench {
 
     fn verify(&self, quick: bool, repair: bool) -> Verified {
         let request = VerifyRequest {
+            select: Select::default(),
             destination: self.home.path().join("verify"),
             remote: self.request(StageOptions::default()).remote,
             quick,

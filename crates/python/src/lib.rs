@@ -12,7 +12,6 @@ mod enter;
 mod feed;
 mod files;
 mod index;
-mod put;
 mod raise;
 mod record;
 mod stage;
@@ -32,7 +31,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stage::verify, module)?)?;
     module.add_class::<stage::PyStageRequest>()?;
     module.add_class::<stage::PyStageJob>()?;
-    module.add_function(wrap_pyfunction!(put::put_object, module)?)?;
     // Stands in every result: rates of a debug build are not to be believed.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;

@@ -39,11 +39,12 @@ pub fn with_budget(mut settings: StoreSettings, give_up_after_s: Option<f64>) ->
     Ok(settings)
 }
 
-/// Settings of a copy that vouches for every byte: where a store gives no CRC, its MD5 is worth its price, unless the
-/// user says otherwise.
+/// Settings of a copy that vouches for every byte: where a store gives no CRC, its MD5 is worth its price, and where it has
+/// one of the parts only, so is a question for their size, unless the user says otherwise.
 fn vouching(env: &HashMap<String, String>, give_up_after_s: Option<f64>) -> Result<StoreSettings> {
     let mut settings = with_budget(StoreSettings::from_env(env)?, give_up_after_s)?;
     settings.s3.verifies_md5 |= !env.contains_key("PENSTOCK_S3_MD5");
+    settings.s3.verifies_parts |= !env.contains_key("PENSTOCK_S3_PARTS");
     Ok(settings)
 }
 
@@ -179,7 +180,8 @@ impl PyStageRequest {
 /// Reads a staged folder again; returns the job at once.
 #[pyfunction]
 #[pyo3(signature = (
-    destination, env, *, repair=false, concurrency=64, memory_bytes=1073741824, deadline_s=None, give_up_after_s=None, cores=1, remote=None, quick=false
+    destination, env, *, repair=false, concurrency=64, memory_bytes=1073741824, deadline_s=None, give_up_after_s=None, cores=1, remote=None, quick=false,
+    select=Vec::new(), exclude=Vec::new()
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub fn verify(
@@ -194,12 +196,15 @@ pub fn verify(
     cores: usize,
     remote: Option<String>,
     quick: bool,
+    select: Vec<String>,
+    exclude: Vec<String>,
 ) -> PyResult<PyStageJob> {
     let request = || {
         Ok(VerifyRequest {
             destination,
             remote: remote.as_deref().map(str::parse).transpose()?,
             quick,
+            select: Select::new(&select, &exclude)?,
             repair,
             settings: vouching(&env, give_up_after_s)?,
             deadline: duration("--deadline", deadline_s)?,

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use md5::Digest as _;
-use penstock_types::{Algorithm, Digest, Error, Result};
+use penstock_types::{Algorithm, Digest, Error, PartDigest, Result};
 
 use crate::Chunk;
 use crate::upload::Part;
@@ -31,50 +31,104 @@ pub fn combined(parts: &[Part]) -> Option<Digest> {
 }
 
 /// A digest in the making.
-pub(crate) struct Running {
+#[derive(Debug, Clone)]
+pub struct Digester {
     algorithm: Algorithm,
     state: State,
 }
 
+#[derive(Debug, Clone)]
 enum State {
     Crc(Box<crc_fast::Digest>),
     Md5(Box<md5::Md5>),
+    Sha256(Box<sha2::Sha256>),
+    Parts(Box<Parts>),
 }
 
-impl Running {
-    /// Starts one; `None` for algorithms that we do not compute here (SHA-1, SHA-256, XXH3).
-    pub(crate) fn new(algorithm: Algorithm) -> Option<Self> {
+/// A digest of the digests of parts.
+#[derive(Debug, Clone)]
+struct Parts {
+    part: Digester,
+    part_bytes: u64,
+    /// Bytes that the part still takes; it is closed when bytes follow.
+    room: u64,
+    closed: Digester,
+}
+
+impl Digester {
+    /// Starts one; `None` for algorithms that we do not compute here (SHA-1, XXH3).
+    pub fn new(algorithm: Algorithm) -> Option<Self> {
         let crc = |kind| Some(State::Crc(Box::new(crc_fast::Digest::new(kind))));
         let state = match algorithm {
             Algorithm::Crc32 => crc(crc_fast::CrcAlgorithm::Crc32IsoHdlc),
             Algorithm::Crc32c => crc(crc_fast::CrcAlgorithm::Crc32Iscsi),
             Algorithm::Crc64Nvme => crc(crc_fast::CrcAlgorithm::Crc64Nvme),
             Algorithm::Md5 => Some(State::Md5(Box::default())),
-            Algorithm::Sha1 | Algorithm::Sha256 | Algorithm::Xxh3 => None,
+            Algorithm::Sha256 => Some(State::Sha256(Box::default())),
+            Algorithm::Parts(kind, part_bytes) => {
+                let part = Self::new(kind.of_a_part())?;
+                Some(State::Parts(Box::new(Parts { closed: part.clone(), part, part_bytes, room: part_bytes })))
+            }
+            Algorithm::Sha1 | Algorithm::Xxh3 => None,
         }?;
         Some(Self { algorithm, state })
     }
 
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
+    /// What it makes.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.state {
             State::Crc(crc) => crc.update(bytes),
             State::Md5(md5) => md5.update(bytes),
+            State::Sha256(sha) => sha.update(bytes),
+            State::Parts(parts) => parts.update(bytes),
         }
     }
 
-    pub(crate) fn finish(self) -> Digest {
+    /// The digest of all that it took.
+    pub fn finish(self) -> Digest {
         let value = match self.state {
             State::Crc(crc) if self.algorithm == Algorithm::Crc64Nvme => crc.finalize().to_be_bytes().to_vec(),
             State::Crc(crc) => (crc.finalize() as u32).to_be_bytes().to_vec(),
             State::Md5(md5) => md5.finalize().to_vec(),
+            State::Sha256(sha) => sha.finalize().to_vec(),
+            State::Parts(mut parts) => {
+                parts.close();
+                parts.closed.finish().value
+            }
         };
         Digest { algorithm: self.algorithm, value }
     }
 }
 
+impl Parts {
+    fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.room == 0 {
+                self.close();
+                self.room = self.part_bytes;
+            }
+            let (now, later) = bytes.split_at((bytes.len() as u64).min(self.room) as usize);
+            self.part.update(now);
+            self.room -= now.len() as u64;
+            bytes = later;
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(fresh) = Digester::new(self.part.algorithm) {
+            self.closed.update(&std::mem::replace(&mut self.part, fresh).finish().value);
+        }
+    }
+}
+
 /// The digest of `parts`, where we compute that algorithm.
 pub(crate) fn of_parts(algorithm: Algorithm, parts: &[Bytes]) -> Option<Digest> {
-    let mut running = Running::new(algorithm)?;
+    let mut running = Digester::new(algorithm)?;
     parts.iter().for_each(|part| running.update(part));
     Some(running.finish())
 }
@@ -85,7 +139,9 @@ pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     let rank = |digest: &Digest| match digest.algorithm {
         Algorithm::Crc32c | Algorithm::Crc64Nvme => Some(0),
         Algorithm::Crc32 => Some(1),
-        Algorithm::Md5 => Some(2),
+        Algorithm::Parts(PartDigest::Crc32 | PartDigest::Crc32c, _) => Some(2),
+        Algorithm::Md5 => Some(3),
+        Algorithm::Parts(PartDigest::Md5, _) => Some(4),
         Algorithm::Sha1 | Algorithm::Sha256 | Algorithm::Xxh3 => None,
     };
     digests.iter().filter_map(|digest| Some((rank(digest)?, digest))).min_by_key(|(rank, _)| *rank).map(|(_, d)| d)
@@ -107,7 +163,7 @@ pub(crate) fn verified(
     want: &Digest,
     place: String,
 ) -> BoxStream<'static, Result<Chunk>> {
-    let Some(running) = Running::new(want.algorithm) else {
+    let Some(running) = Digester::new(want.algorithm) else {
         return chunks;
     };
     let state = Some((chunks, running, want.clone(), place));
@@ -141,9 +197,24 @@ mod tests {
             (Algorithm::Crc32c, "crc32c:e3069283"),
             (Algorithm::Crc64Nvme, "crc64nvme:ae8b14860a799888"),
             (Algorithm::Md5, "md5:25f9e794323b453885f5181f1b624d0b"),
+            (Algorithm::Sha256, "sha256:15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"),
         ] {
             let parts = [Bytes::from_static(b"1234"), Bytes::from_static(b"56789")];
             assert_eq!(of_parts(algorithm, &parts).unwrap().to_string(), want);
+        }
+    }
+
+    #[test]
+    fn test_digest_of_parts_is_that_of_the_parts_own_however_bytes_come() {
+        let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();
+        for (kind, part_bytes) in [(PartDigest::Crc32c, 300), (PartDigest::Crc32, 500), (PartDigest::Md5, 1000)] {
+            let one = |bytes: &[u8]| of_parts(kind.of_a_part(), &[Bytes::copy_from_slice(bytes)]).unwrap().value;
+            let want = one(&bytes.chunks(part_bytes).flat_map(one).collect::<Vec<u8>>());
+            for step in [1, 7, 300, 1000] {
+                let pieces: Vec<Bytes> = bytes.chunks(step).map(Bytes::copy_from_slice).collect();
+                let have = of_parts(Algorithm::Parts(kind, part_bytes as u64), &pieces).unwrap();
+                assert_eq!(have.value, want, "{kind:?} in steps of {step}");
+            }
         }
     }
 

@@ -31,7 +31,7 @@ mod whole;
 mod wire;
 
 pub use azure::{Azure, AzureSettings};
-pub use checksum::{cheapest, combined};
+pub use checksum::{Digester, cheapest, combined};
 pub use count::Count;
 pub use fault::{Fault, Faults};
 pub use gcs::{Gcs, GcsSettings};

@@ -43,6 +43,9 @@ pub struct S3Settings {
     pub is_anonymous: bool,
     /// An ETag that is an MD5 is checked where the store gives no CRC. Off by default: MD5 runs at 0.77 GB/s a core.
     pub verifies_md5: bool,
+    /// The checksum of a multipart upload's parts is checked too; where they are several, that costs one HEAD or two for
+    /// their size.
+    pub verifies_parts: bool,
     /// What the credential chain may see: the AWS_* variables.
     pub(crate) variables: HashMap<String, String>,
     /// Where `~/.aws` is.
@@ -58,18 +61,23 @@ impl fmt::Debug for S3Settings {
             .field("asks_instance", &self.asks_instance)
             .field("is_anonymous", &self.is_anonymous)
             .field("verifies_md5", &self.verifies_md5)
+            .field("verifies_parts", &self.verifies_parts)
             .finish_non_exhaustive()
     }
 }
 
 impl StoreSettings {
     /// Reads the AWS variables that every S3 client reads, and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
-    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_ANONYMOUS`,
+    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_ANONYMOUS`,
     /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS` (1 or 0) and `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling).
     ///
     /// `PENSTOCK_STORE_<NAME>_*` name other tenants' stores and what holds there (`tenants`).
     pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
-        let tenants = tenants(variables)?.into_iter().map(|tenant| Ok((tenant.url, Self::plain(&tenant.variables)?)));
+        let tenants = tenants(variables)?.into_iter().map(|tenant| {
+            let mut settings = Self::plain(&tenant.variables)?;
+            settings.hdfs = settings.hdfs.beside(variables);
+            Ok((tenant.url, settings))
+        });
         Ok(Self { tenants: tenants.collect::<Result<_>>()?, ..Self::plain(variables)? })
     }
 
@@ -82,6 +90,7 @@ impl StoreSettings {
         };
         settings.retry = self.retry.clone();
         settings.s3.verifies_md5 |= self.s3.verifies_md5;
+        settings.s3.verifies_parts |= self.s3.verifies_parts;
         settings
     }
 
@@ -122,6 +131,7 @@ impl StoreSettings {
                 asks_instance: flag("PENSTOCK_S3_IMDS")? && !metadata_off,
                 is_anonymous: flag("PENSTOCK_S3_ANONYMOUS")?,
                 verifies_md5: flag("PENSTOCK_S3_MD5")?,
+                verifies_parts: flag("PENSTOCK_S3_PARTS")?,
                 variables: variables
                     .iter()
                     .filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty())

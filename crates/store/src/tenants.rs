@@ -29,8 +29,9 @@ fn is_identity(name: &str) -> bool {
     let clouds = ["AWS_", "AZURE_", "GOOGLE_", "IDENTITY_", "CLOUDSDK_"];
     let asks = ["_IMDS", "_METADATA", "_ANONYMOUS"];
     let ours = name.starts_with("PENSTOCK_") && asks.iter().any(|end| name.ends_with(end));
+    let hadoop = matches!(name, "HADOOP_USER_NAME" | "HADOOP_PROXY_USER" | "HADOOP_TOKEN_FILE_LOCATION");
     let theirs = clouds.iter().any(|cloud| name.starts_with(cloud));
-    ours || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
+    ours || hadoop || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
 }
 
 /// A tenant: the URL that its stores begin with, and the whole environment that holds there.
@@ -134,6 +135,23 @@ mod tests {
         assert!(theirs.s3.verifies_md5);
         assert_eq!(theirs.retry.give_up_after.as_secs(), 7);
         assert!(crate::open(&"s3://theirs/set/x".parse().unwrap(), &settings, Arc::default()).is_ok());
+    }
+
+    #[test]
+    fn test_tenant_of_hdfs_has_its_own_user_or_is_refused_ours() {
+        let ours = [("HADOOP_USER_NAME", "us"), ("PENSTOCK_STORE_LAB_URL", "hdfs://theirs")];
+        let theirs = "hdfs://theirs/set".parse().unwrap();
+        let settings = StoreSettings::from_env(&env(&ours)).unwrap();
+        let error = crate::open(&theirs, &settings, Arc::default()).unwrap_err();
+        assert!(error.code() == "config" && error.to_string().contains("HADOOP_USER_NAME"), "{error}");
+        assert!(crate::open(&"hdfs://ours/set".parse().unwrap(), &settings, Arc::default()).is_ok());
+        let own = [&ours[..], &[("PENSTOCK_STORE_LAB_HADOOP_USER_NAME", "them")]].concat();
+        let settings = StoreSettings::from_env(&env(&own)).unwrap();
+        assert_eq!(settings.of(&theirs).hdfs.user.as_deref(), Some("them"));
+        assert!(crate::open(&theirs, &settings, Arc::default()).is_ok());
+        // Nobody is named anywhere: it is the login's name, there as here.
+        let none = StoreSettings::from_env(&env(&ours[1..])).unwrap();
+        assert!(crate::open(&theirs, &none, Arc::default()).is_ok());
     }
 
     #[test]

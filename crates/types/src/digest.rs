@@ -8,9 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What made a digest. The first four are what stores give; `Xxh3` (128 bits) is our own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// What made a digest. All but `Xxh3` (128 bits), which is our own, are what stores give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// CRC-32 (ISO-HDLC), as in gzip.
     Crc32,
@@ -26,10 +25,39 @@ pub enum Algorithm {
     Md5,
     /// XXH3, 128 bits: detects damage, resists no attacker.
     Xxh3,
+    /// A digest of the digests of parts of so many bytes each, of which the last may be shorter: what S3 knows of a
+    /// multipart upload.
+    Parts(PartDigest, u64),
+}
+
+/// What makes the digests of parts, and the digest of those.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PartDigest {
+    /// CRC-32.
+    Crc32,
+    /// CRC-32C.
+    Crc32c,
+    /// MD5, as in the ETag `...-8`.
+    Md5,
+}
+
+impl PartDigest {
+    /// The algorithm that each part's digest is of.
+    pub fn of_a_part(self) -> Algorithm {
+        match self {
+            Self::Crc32 => Algorithm::Crc32,
+            Self::Crc32c => Algorithm::Crc32c,
+            Self::Md5 => Algorithm::Md5,
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        [Self::Crc32, Self::Crc32c, Self::Md5].into_iter().find(|kind| kind.of_a_part().name() == name)
+    }
 }
 
 impl Algorithm {
-    /// Its name in manifests and journals.
+    /// Its name in manifests and journals; of parts, that of the parts' own.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crc32 => "crc32",
@@ -39,11 +67,31 @@ impl Algorithm {
             Self::Sha256 => "sha256",
             Self::Md5 => "md5",
             Self::Xxh3 => "xxh3",
+            Self::Parts(kind, _) => kind.of_a_part().name(),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        if let Some((name, bytes)) = text.split_once('@') {
+            return Some(Self::Parts(PartDigest::named(name)?, bytes.parse().ok().filter(|bytes| *bytes > 0)?));
+        }
+        [Self::Crc32, Self::Crc32c, Self::Crc64Nvme, Self::Sha1, Self::Sha256, Self::Md5, Self::Xxh3]
+            .into_iter()
+            .find(|algorithm| algorithm.name() == text)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Parts(_, bytes) => write!(f, "{}@{bytes}", self.name()),
+            _ => f.write_str(self.name()),
         }
     }
 }
 
-/// A digest: an algorithm and its big-endian value. Printed and stored as `algorithm:hex`.
+/// A digest: an algorithm and its big-endian value. Printed and stored as `algorithm:hex`, of parts as
+/// `algorithm@part-bytes:hex`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digest {
     /// What made it.
@@ -66,7 +114,7 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:", self.algorithm.name())?;
+        write!(f, "{}:", self.algorithm)?;
         self.value.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
@@ -77,18 +125,7 @@ impl FromStr for Digest {
     fn from_str(text: &str) -> Result<Self> {
         let bad = || Error::config("digest", format!("`{text}` is not algorithm:hex"));
         let (name, hex) = text.split_once(':').ok_or_else(bad)?;
-        let algorithm = [
-            Algorithm::Crc32,
-            Algorithm::Crc32c,
-            Algorithm::Crc64Nvme,
-            Algorithm::Sha1,
-            Algorithm::Sha256,
-            Algorithm::Md5,
-            Algorithm::Xxh3,
-        ]
-        .into_iter()
-        .find(|algorithm| algorithm.name() == name)
-        .ok_or_else(bad)?;
+        let algorithm = Algorithm::parse(name).ok_or_else(bad)?;
         if !hex.is_ascii() || hex.len() % 2 != 0 {
             return Err(bad());
         }
@@ -123,5 +160,11 @@ mod tests {
         assert_eq!("crc32c:00c0ffee".parse::<Digest>().unwrap(), digest);
         assert!("crc32c:0x".parse::<Digest>().is_err());
         assert!("nope:00".parse::<Digest>().is_err());
+        let parts = Digest::of_u32(Algorithm::Parts(PartDigest::Crc32c, 8 << 20), 0x00c0_ffee);
+        assert_eq!(parts.to_string(), "crc32c@8388608:00c0ffee");
+        assert_eq!("crc32c@8388608:00c0ffee".parse::<Digest>().unwrap(), parts);
+        for text in ["crc32c@0:00", "crc32c@-1:00", "sha1@5:00", "xxh3@5:00", "@5:00", "crc32c@:00"] {
+            assert!(text.parse::<Digest>().is_err(), "{text}");
+        }
     }
 }

@@ -13,7 +13,7 @@ mod shape;
 mod url;
 
 pub use clock::{Deadline, Stopwatch, now, unix_now};
-pub use digest::{Algorithm, Digest};
+pub use digest::{Algorithm, Digest, PartDigest};
 pub use error::{Error, Result};
 pub use metric::{Metric, Metrics, Unit};
 pub use number::grouped;

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.parameters import BYTES, SECONDS
+from penstock.cli.parameters import BYTES, SECONDS, patterns
 from penstock.cli.progress import Follow, Log, options
 from penstock.cli.signals import stopped
 
@@ -22,6 +22,7 @@ _TOLD = 20
 @click.argument("destination", metavar="DST")
 @click.option("--repair", is_flag=True, help="Fetch what is wrong again from its source, then verify it.")
 @click.option("--quick", is_flag=True, help="Of a copy in a store: believe the store's own size, digest and version.")
+@patterns
 @click.option(
     "--journal",
     type=click.Path(file_okay=False),
@@ -55,6 +56,8 @@ def command(
     destination: str,
     repair: bool,
     quick: bool,
+    select: tuple[str, ...],
+    exclude: tuple[str, ...],
     journal: str | None,
     concurrency: int,
     memory: int,
@@ -71,6 +74,8 @@ def command(
     touched. --repair fetches exactly what is wrong from where it came from, at the version that was staged: a source
     that is gone or was replaced leaves the file as it is.
 
+    --select and --exclude are held against paths below DST; what does not fit is neither read nor repaired nor reported.
+
     Exit code 0: all is right. 1: something is wrong; it is listed. 3: nothing was staged there.
     """
     from penstock import stage
@@ -84,6 +89,8 @@ def command(
         give_up_after_s=give_up_after,
         quick=quick,
         journal=journal,
+        select=select,
+        exclude=exclude,
     )
     with Log(log) as log_file:
         log_file.say("start", f"verify {destination}{' --repair' if repair else ''}")

@@ -7,7 +7,8 @@
     from penstock import stage
     summary = stage.run("s3://frames/train/", "/local/train", inflate=True)  # in one process, whoever else there is
 
-`index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it. `verify` reads a staged folder
+`index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it; `whole` raises what a summary says
+failed. `verify` reads a staged folder
 again, and `diff` compares two datasets by what is known of them. The core does the work
 (`crates/flow`); this room knows the environment: credentials, launchers, the working directory.
 """
@@ -21,6 +22,7 @@ from typing import Any
 from penstock.stage.check import diff, start_verify, verify
 from penstock.stage.everywhere import Staged, everywhere
 from penstock.stage.job import StageSpec, index, is_local, local_path, run, run_as, start, wait
+from penstock.stage.told import whole
 
 __all__ = [
     "StageSpec",
@@ -36,6 +38,7 @@ __all__ = [
     "start_verify",
     "verify",
     "wait",
+    "whole",
 ]
 
 

@@ -26,13 +26,17 @@ def start_verify(
     give_up_after_s: float | None = None,
     quick: bool = False,
     journal: str | None = None,
+    select: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
 ) -> StageJob:
     """Start reading a staged copy again and return at once; `stage.wait` gives what `verify` does.
 
-    A copy in a store is read from there; `quick` believes what the store says of size, digest and version.
+    A copy in a store is read from there; `quick` believes what the store says of size, digest and version. `select` and
+    `exclude` are patterns over paths below the destination; nothing else is looked at.
 
     Raises:
         ConfigError: `quick`, of a folder, which keeps no digests.
+        NotFound: From the job: nothing was staged there, or nothing that fits.
     """
     from penstock import _native
 
@@ -50,6 +54,8 @@ def start_verify(
         deadline_s=deadline_s,
         give_up_after_s=give_up_after_s,
         cores=len(os.sched_getaffinity(0)),
+        select=list(select),
+        exclude=list(exclude),
     )
 
 

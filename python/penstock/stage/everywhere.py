@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import env, errors, ranks
-from penstock.errors import Bug, ConfigError, Deadline, PenstockError, RankFailed
+from penstock import env, ranks
+from penstock.errors import ConfigError, Deadline, PenstockError, RankFailed
 from penstock.ranks import Rank
 from penstock.stage import job as jobs
 from penstock.stage.board import summed
 from penstock.stage.hub import Hub, find
 from penstock.stage.job import StageSpec
+from penstock.stage.told import packed, unpacked, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,8 +90,12 @@ def everywhere(
         rank = ranks.detect(env.read())
         by = "files" if rank.world > 1 else "alone"
         summary = _by_files(replace(spec, rank=rank), progress, arrive_s=arrive_s, silence_s=silence_s)
-    if summary["failed"] and not allow_partial:
-        raise _partial(summary)
+    if not allow_partial:
+        try:
+            whole(summary)
+        except PenstockError as error:
+            error.add_note("allow_partial=True goes on without them")
+            raise
     folder = Path(jobs.local_path(spec.destination))
     name = "manifest.json" if rank.nodes == 1 else f"manifest-{rank.node}-of-{rank.nodes}.json"
     return Staged(
@@ -105,36 +110,6 @@ def everywhere(
         by,
         summary,
     )
-
-
-# ---------------------------------------------------------------- errors that travel
-
-
-def _classes() -> dict[str, type[PenstockError]]:
-    kinds = [getattr(errors, name) for name in errors.__all__]
-    return {kind.code: kind for kind in kinds}
-
-
-def _packed(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, PenstockError):
-        return {"code": error.code, "message": str(error), "hint": error.hint}
-    return {"code": Bug.code, "message": f"{type(error).__name__}: {error}", "hint": None}
-
-
-def _unpacked(told: dict[str, Any]) -> PenstockError:
-    kind = _classes().get(told["code"], PenstockError)
-    error: PenstockError = kind(told["message"], hint=told.get("hint"))
-    return error
-
-
-def _partial(summary: dict[str, Any]) -> PenstockError:
-    first = summary["failed"][0]
-    error = _unpacked({"code": first["code"], "message": first["error"]})
-    error.add_note(
-        f"{len(summary['failed']):,} of {summary['objects']:,} objects of node {summary['node']} are not staged; "
-        "allow_partial=True goes on without them"
-    )
-    return error
 
 
 # ---------------------------------------------------------------- by the files beside the journal
@@ -154,7 +129,7 @@ def _by_files(
         return jobs.wait(jobs.start(spec), look=look)
     told = json.loads(spec.request().leader_ends(start_s=arrive_s, silence_s=max(silence_s, 2.0)))
     if "failed" in told:
-        raise _unpacked(told["failed"])
+        raise unpacked(told["failed"])
     summary: dict[str, Any] = told["summary"]
     return summary
 
@@ -214,7 +189,7 @@ def _together(
     finally:
         hub.close(_LAST_WORDS_S)
     if "failed" in ended:
-        raise _unpacked(ended["failed"])
+        raise unpacked(ended["failed"])
     summary: dict[str, Any] = ended["summaries"][str(node)]
     return summary, rank
 
@@ -235,7 +210,7 @@ def _agree(hub: Hub, arrive_s: float) -> list[list[int]]:
                         rank=missing[0],
                         hint="all ranks have to call penstock.stage, and as often",
                     )
-                    hub.down("seats", {"failed": _packed(late)})
+                    hub.down("seats", {"failed": packed(late)})
                     hub.close(_LAST_WORDS_S)
                     raise late
                 time.sleep(_LOOK_S / 4)
@@ -245,7 +220,7 @@ def _agree(hub: Hub, arrive_s: float) -> list[list[int]]:
             raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {arrive_s:.0f} s", rank=0)
         time.sleep(_LOOK_S)
     if "failed" in told:
-        raise _unpacked(told["failed"])
+        raise unpacked(told["failed"])
     seats: list[list[int]] = told["seats"]
     return seats
 
@@ -272,7 +247,7 @@ def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
         with suppress(PenstockError):
             job.wait(1.0)
     except BaseException as error:
-        hub.up("ended", {"failed": _packed(error)})
+        hub.up("ended", {"failed": packed(error)})
         if not isinstance(error, PenstockError) or isinstance(error, KeyboardInterrupt):
             watch.look()  # the first rank passes its own end on
             raise
@@ -344,7 +319,7 @@ class _Watch:
                     f"rank {leader} failed: it stages for node {node} and gave no sign for {self._silence_s:.0f} s",
                     rank=leader,
                 )
-                hub.down("end", {"failed": _packed(lost)})
+                hub.down("end", {"failed": packed(lost)})
                 return
         if len(self._ended) == len(self._leaders):
             hub.down("end", {"summaries": {str(node): one["summary"] for node, one in self._ended.items()}})

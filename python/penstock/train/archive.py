@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of a run copied to a store at its end, each under its own name, whole or not at all."""
+"""Outputs of a run copied to a store at its end: a stage like any other, so that `penstock verify` reads it again."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from penstock.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,25 +13,17 @@ __all__ = ["archive"]
 
 
 def archive(folder: Path, url: str, *, extra: Iterable[Path] = ()) -> str:
-    """Copies the run's folder, and the files of `extra` folders beside it, to `url/<run>/`.
+    """Stages the run's folder, and `extra` folders below it under their own names, to `url/<run>/`.
 
     Returns:
         The URL that now holds the run.
+    Raises:
+        PenstockError: The first of what could not be copied; a stage's own errors.
     """
-    from penstock import _native, env
+    from penstock import stage
 
     base = f"{url.rstrip('/')}/{folder.name}/"
-    sources = [(file, file.relative_to(folder).as_posix()) for file in _files(folder)]
-    for other in extra:
-        sources += [(file, f"{other.name}/{file.relative_to(other).as_posix()}") for file in _files(other)]
-    for file, name in sources:
-        try:
-            data = file.read_bytes()
-        except FileNotFoundError:
-            raise NotFound(f"{file} went away while it was archived", where=str(file)) from None
-        _native.put_object(base, name, data, dict(env.read()))
+    for source, below in ((folder, ""), *((other, f"{other.name}/") for other in extra)):
+        if any(file.is_file() for file in source.rglob("*")):
+            stage.whole(stage.run(str(source), base + below))
     return base
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.is_file() and not f.name.startswith(".penstock"))

@@ -344,9 +344,10 @@ impl<'a> Vessel<'a> {
         }
         let can_skip = self.change.is_copy()
             && self.yard.from.store.capabilities().ranges
-            && self.promised.iter().all(|digest| {
-                matches!(digest.algorithm, Algorithm::Crc32c | Algorithm::Xxh3 | Algorithm::Sha1 | Algorithm::Sha256)
-            });
+            && self
+                .promised
+                .iter()
+                .all(|digest| matches!(digest.algorithm, Algorithm::Crc32c | Algorithm::Xxh3 | Algorithm::Sha1));
         match &self.hold {
             Hold::Parts { held, .. } if can_skip && !held.is_empty() => self.carry_missing().await,
             _ => self.carry_all().await,

@@ -20,6 +20,7 @@ use super::apart::{Apart, Means};
 use super::commit::{Finished, temporary_name};
 use super::jail::{Jail, open_alone, remove_own, state_of_file};
 use super::journal::Line;
+use super::parts::Stored;
 use super::plan::{Item, PART_BYTES, StageOptions};
 use super::progress::Progress;
 use super::squeeze::{Deflate, Squeeze};
@@ -169,9 +170,9 @@ impl Workshop {
         let (shop, entry) = (self.clone(), entry.clone());
         let item = item.settled(self.options.inflate, meta.encoding.as_deref(), &stored);
         blocking(move || {
-            let mut seal = Seal::default();
-            seal.update(&stored);
-            let digests = seal.digests();
+            let mut sums = Stored::new(&entry.digests);
+            sums.update(&stored);
+            let mut digests = sums.digests();
             shop.compare(&entry, &digests, &meta.digests)?;
             shop.compare(&entry, &digests, &entry.digests)?;
             // The store's own was checked as the bytes came.
@@ -180,6 +181,7 @@ impl Workshop {
                 digests.iter().any(|digest| digest.algorithm == algorithm)
                     || cheapest(&meta.digests).is_some_and(|digest| digest.algorithm == algorithm)
             });
+            digests.truncate(2);
             let seen = Seen { digests, checked, encoding: meta.encoding };
             let temporary = temporary_name(&item.target, "tmp");
             // Syncing needs neither memory nor a core.

@@ -13,10 +13,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use md5::Digest as _;
 use penstock_codec::{Codec, checksum, gzip_size_hint};
-use penstock_store::{Version, cheapest};
-use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
+use penstock_store::{Digester, Version, cheapest};
+use penstock_types::{Algorithm, ByteRange, Digest, Error, PartDigest, Result};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
@@ -136,16 +135,6 @@ async fn known_of(shop: &Workshop, item: &Item, entry: &Entry) -> Result<(Vec<Di
     let mut digests = entry.digests.clone();
     digests.extend(meta.digests.into_iter().filter(|digest| !entry.digests.contains(digest)));
     Ok((digests, meta.encoding))
-}
-
-/// The CRCs that are checked over a whole large object besides our own two.
-fn whole_crc(algorithm: Algorithm) -> Option<crc_fast::CrcAlgorithm> {
-    match algorithm {
-        Algorithm::Crc32 => Some(crc_fast::CrcAlgorithm::Crc32IsoHdlc),
-        Algorithm::Crc32c => Some(crc_fast::CrcAlgorithm::Crc32Iscsi),
-        Algorithm::Crc64Nvme => Some(crc_fast::CrcAlgorithm::Crc64Nvme),
-        Algorithm::Sha1 | Algorithm::Sha256 | Algorithm::Md5 | Algorithm::Xxh3 => None,
-    }
 }
 
 /// Opens the two files, keeps the parts that are still what they were, and says which are missing.
@@ -377,48 +366,44 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
     Ok(gzip_size_hint(last).max(size))
 }
 
-/// Our own two digests of stored bytes, and the store's where it is another CRC; its MD5 only where there is no CRC.
+/// Our own two digests of stored bytes, and the store's where it is another CRC; its MD5 or SHA-256 only where there is no CRC.
 #[derive(Clone)]
 pub(crate) struct Stored {
     pub seal: Seal,
-    other: Vec<(Algorithm, crc_fast::Digest)>,
-    md5: Option<md5::Md5>,
+    other: Vec<Digester>,
 }
 
 impl Stored {
     pub fn new(known: &[Digest]) -> Self {
-        let other = known
-            .iter()
-            .filter(|digest| digest.algorithm != Algorithm::Crc32c)
-            .filter_map(|digest| Some((digest.algorithm, crc_fast::Digest::new(whole_crc(digest.algorithm)?))))
-            .collect();
-        let md5 = cheapest(known).is_some_and(|digest| digest.algorithm == Algorithm::Md5).then(md5::Md5::default);
-        Self { seal: Seal::default(), other, md5 }
+        let first = cheapest(known).map(|digest| digest.algorithm);
+        let is_wanted = |digest: &&Digest| match digest.algorithm {
+            Algorithm::Crc32c => false,
+            // The dear ones only where nothing else is promised.
+            kind @ (Algorithm::Md5 | Algorithm::Parts(PartDigest::Md5, _)) => first == Some(kind),
+            Algorithm::Sha256 => first.is_none(),
+            _ => true,
+        };
+        let other = known.iter().filter(is_wanted).filter_map(|digest| Digester::new(digest.algorithm)).collect();
+        Self { seal: Seal::default(), other }
     }
 
     /// The MD5 too.
     pub fn with_md5(mut self) -> Self {
-        self.md5.get_or_insert_default();
+        if !self.other.iter().any(|other| other.algorithm() == Algorithm::Md5) {
+            self.other.extend(Digester::new(Algorithm::Md5));
+        }
         self
     }
 
     pub fn update(&mut self, bytes: &[u8]) {
         self.seal.update(bytes);
-        self.other.iter_mut().for_each(|(_, crc)| crc.update(bytes));
-        if let Some(md5) = &mut self.md5 {
-            md5.update(bytes);
-        }
+        self.other.iter_mut().for_each(|other| other.update(bytes));
     }
 
     /// Ours first.
     pub fn digests(&self) -> Vec<Digest> {
         let mut digests = self.seal.digests();
-        digests.extend(self.other.iter().map(|(algorithm, crc)| match algorithm {
-            Algorithm::Crc64Nvme => Digest { algorithm: *algorithm, value: crc.finalize().to_be_bytes().to_vec() },
-            algorithm => Digest::of_u32(*algorithm, crc.finalize() as u32),
-        }));
-        let md5 = self.md5.clone();
-        digests.extend(md5.map(|md5| Digest { algorithm: Algorithm::Md5, value: md5.finalize().to_vec() }));
+        digests.extend(self.other.iter().map(|other| other.clone().finish()));
         digests
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use penstock_codec::{Codec, gzip_size_hint, strip_suffix};
 use penstock_store::{Govern, Governor, MirrorReport, Mirrors, Opened, Rates, StoreSettings};
-use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch, Url, unix_now};
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Scheme, Stopwatch, Url, unix_now};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -29,6 +29,7 @@ use super::status::{FOLDER, Identity, Leader, replace_own, replace_own_with};
 use super::undo::{HEAD, unsaid};
 use crate::manifest::{Entry, Head, Manifest, ManifestFormat, SaidBy, index_selected, without_pattern, write};
 use crate::select::Select;
+use crate::urls::UrlList;
 
 /// A trailer that claims more than this times the stored bytes is not believed when room is counted.
 const HONEST_RATIO: u64 = 32;
@@ -36,7 +37,7 @@ const HONEST_RATIO: u64 = 32;
 /// What to stage, parsed once at the edge.
 #[derive(Debug, Clone)]
 pub struct StageRequest {
-    /// A folder of objects, or one object.
+    /// A folder of objects, one object, or a local list of URLs.
     pub source: Url,
     /// How to reach it.
     pub settings: StoreSettings,
@@ -228,6 +229,10 @@ async fn run(
     let mut mirrors = None;
     let result = match planned {
         Ok((source, manifest, plan)) => {
+            // A list of URLs is where their server is told, and not where objects are.
+            if request.source.scheme == Scheme::File && !source.url.starts_with("file:") {
+                summary.source = source.url.clone();
+            }
             summary.objects = plan.items.len() as u64;
             summary.bytes = plan.bytes;
             summary.objects_in_all = manifest.objects.len() as u64;
@@ -300,7 +305,14 @@ async fn list(
     metrics: &Arc<Metrics>,
     deadline: Deadline,
 ) -> Result<(Source, Manifest)> {
-    let (url, select) = without_pattern(&request.source, request.select.clone());
+    let named = {
+        let source = request.source.clone();
+        blocking(move || UrlList::load(&source)).await?
+    };
+    let (url, select) = match &named {
+        Some(list) => (list.folder.clone(), request.select.clone()),
+        None => without_pattern(&request.source, request.select.clone()),
+    };
     let (opened, mirrors) = match &request.mirrors[..] {
         [] => (penstock_store::open(&url, &request.settings, metrics.clone())?, None),
         mirrors => {
@@ -311,8 +323,8 @@ async fn list(
     };
     let opened = Opened { store: Arc::new(Govern::new(opened.store, governor.clone())), ..opened };
     let folder_url = url.as_folder().to_string();
-    let manifest = match &request.manifest {
-        Some(path) => {
+    let manifest = match (&request.manifest, named) {
+        (Some(path), _) => {
             let path = path.clone();
             let (place, manifest) = (path.display().to_string(), blocking(move || Manifest::load(&path)).await?);
             let manifest = match manifest.source.as_deref() == Some(&folder_url) && manifest.url != folder_url {
@@ -327,7 +339,8 @@ async fn list(
             }
             manifest.only(&select)?
         }
-        None => index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await?,
+        (None, Some(list)) => list.manifest(&*opened.store, &opened.prefix, &select, deadline).await?,
+        (None, None) => index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await?,
     };
     let mut source = Source::of(opened, &folder_url, manifest.url.clone());
     if let Some(mirrors) = mirrors {

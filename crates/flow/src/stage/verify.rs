@@ -25,6 +25,7 @@ use super::progress::Progress;
 use super::recorded::{Record, read};
 use super::status::FOLDER;
 use crate::manifest::is_own;
+use crate::select::Select;
 
 /// One read; a worker holds one such buffer and nothing else.
 const PIECE: usize = 1 << 20;
@@ -40,6 +41,8 @@ pub struct VerifyRequest {
     pub remote: Option<Url>,
     /// Believe what a store says of its objects.
     pub quick: bool,
+    /// Which of the files are meant, by their path below the folder.
+    pub select: Select,
     /// Fetch again what is wrong.
     pub repair: bool,
     /// How to reach its source.
@@ -118,11 +121,14 @@ async fn run(
     }
     let clock = Stopwatch::start();
     let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
-    let path = request.destination.clone();
+    let (path, select) = (request.destination.clone(), request.select.clone());
     let (jail, records) = blocking(move || {
         let jail = Jail::open_existing(&path)?;
         match read(&jail)? {
-            Some(records) => Ok((Arc::new(jail), records)),
+            Some(records) => {
+                let place = path.display().to_string();
+                Ok((Arc::new(jail), only(&select, records, &place, |record| &record.target)?))
+            }
             // The folder is there; what a stage leaves in it is not.
             None => Err(Error::NotFound { place: jail.place(FOLDER.as_bytes()) }),
         }
@@ -137,8 +143,8 @@ async fn run(
     let mut wrong =
         check_all(&jail, &records, everything, request.cores, deadline, &progress, cancelled.clone()).await?;
     let (strangers, strangers_in_all) = {
-        let (jail, records) = (jail.clone(), records.clone());
-        blocking(move || strangers(&jail, &records)).await?
+        let (jail, records, select) = (jail.clone(), records.clone(), request.select.clone());
+        blocking(move || strangers(&jail, &records, &select)).await?
     };
     let mut repaired = Vec::new();
     if request.repair && !wrong.is_empty() {
@@ -281,9 +287,19 @@ fn seal_of(file: &File, buffer: &mut [u8], stop: &AtomicBool, progress: &Progres
     }
 }
 
-/// Names below the folder that no record has: the first ones, and how many. Links are not followed. A folder that
-/// cannot be read has no names.
-fn strangers(jail: &Jail, records: &[Record]) -> Result<(Vec<String>, u64)> {
+/// The records that are meant. Errs where there are records and none of them is.
+pub(crate) fn only<R>(select: &Select, mut records: Vec<R>, place: &str, target: fn(&R) -> &Key) -> Result<Vec<R>> {
+    let is_empty = records.is_empty();
+    records.retain(|record| select.takes(target(record)));
+    match records.is_empty() && !is_empty {
+        true => Err(Error::NotFound { place: format!("any file of {place} that fits {}", select.text()) }),
+        false => Ok(records),
+    }
+}
+
+/// Names below the folder that are meant and that no record has: the first ones, and how many. Links are not followed. A
+/// folder that cannot be read has no names.
+fn strangers(jail: &Jail, records: &[Record], select: &Select) -> Result<(Vec<String>, u64)> {
     let root = jail.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -297,7 +313,7 @@ fn strangers(jail: &Jail, records: &[Record]) -> Result<(Vec<String>, u64)> {
             }
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 folders.push(path);
-            } else if records.binary_search_by(|record| record.target.cmp(&key)).is_err() {
+            } else if select.takes(&key) && records.binary_search_by(|record| record.target.cmp(&key)).is_err() {
                 count += 1;
                 if named.len() < STRANGERS_NAMED {
                     named.push(key.to_string());

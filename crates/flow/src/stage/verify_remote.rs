@@ -21,8 +21,9 @@ use super::progress::Progress;
 use super::recorded::Document;
 use super::remote::{Again, Target, again, documents, manifest_names};
 use super::send::Load;
-use super::verify::{Verified, VerifyRequest, Wrong};
+use super::verify::{Verified, VerifyRequest, Wrong, only};
 use crate::manifest::{Entry, Manifest, is_own};
+use crate::select::Select;
 
 /// Strangers that are named; all of them are counted.
 const STRANGERS_NAMED: usize = 1_000;
@@ -102,6 +103,7 @@ async fn verify(
         }
     }
     drop(seen);
+    let mut records = only(&request.select, records, &to.url, |record| &record.entry.key)?;
     records.sort_by(|a, b| a.entry.key.cmp(&b.entry.key));
     let bytes = records.iter().map(|record| record.entry.size).sum();
     Progress::add(&progress.objects, records.len() as u64);
@@ -115,7 +117,7 @@ async fn verify(
     });
     let all: Vec<usize> = (0..records.len()).collect();
     let mut wrong = sight.all(&records, &all, request.concurrency).await?;
-    let (strangers, strangers_in_all) = strangers(&to, &records, deadline).await?;
+    let (strangers, strangers_in_all) = strangers(&to, &records, &request.select, deadline).await?;
     let mut repaired = Vec::new();
     if request.repair && !wrong.is_empty() {
         let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
@@ -273,13 +275,14 @@ fn told(entry: &Entry, meta: &Meta) -> Problem {
     }
 }
 
-/// Objects below the destination that no manifest names: the first ones, and how many.
-async fn strangers(to: &Target, records: &[Record], deadline: Deadline) -> Result<(Vec<String>, u64)> {
+/// Objects below the destination that are meant and that no manifest names: the first ones, and how many.
+async fn strangers(to: &Target, records: &[Record], select: &Select, deadline: Deadline) -> Result<(Vec<String>, u64)> {
     let mut listing = to.store.list(&to.prefix, None, deadline);
     let (mut named, mut count) = (Vec::new(), 0);
     while let Some(meta) = listing.try_next().await? {
         let Some(key) = meta.key.strip_prefix(&to.prefix) else { continue };
-        if !is_own(&key) && records.binary_search_by(|record| record.entry.key.cmp(&key)).is_err() {
+        if !is_own(&key) && select.takes(&key) && records.binary_search_by(|record| record.entry.key.cmp(&key)).is_err()
+        {
             count += 1;
             if named.len() < STRANGERS_NAMED {
                 named.push(key.to_string());

@@ -87,6 +87,10 @@ impl Hdfs {
             return Err(Error::config("url", "what follows hdfs:// is neither host:port nor a name service"));
         }
         let root = Url { scheme: Scheme::Hdfs, authority: authority.to_owned(), key: Key::default() };
+        if settings.is_strange {
+            let problem = "it is another tenant's, for whom no HADOOP_USER_NAME is given; yours is not used there";
+            return Err(Error::config(root.to_string(), problem));
+        }
         let cluster = Cluster { root, settings: settings.clone(), metrics, clients: Mutex::default() };
         Ok(Self { cluster: Arc::new(cluster) })
     }
@@ -354,7 +358,11 @@ mod tests {
 
     #[tokio::test]
     async fn test_name_service_without_a_configuration_is_a_config_error() {
-        let nowhere = HdfsSettings { conf_dir: Some("/nonexistent".into()), user: Some("u".to_owned()) };
+        let nowhere = HdfsSettings {
+            conf_dir: Some("/nonexistent".into()),
+            user: Some("u".to_owned()),
+            ..HdfsSettings::default()
+        };
         let store = Hdfs::new("a-name-service", &nowhere, Arc::default()).unwrap();
         let error = store.head(&Key::from("k"), Deadline::within(Duration::from_secs(5))).await.unwrap_err();
         assert_eq!(error.code(), "config", "{error}");

@@ -11,6 +11,8 @@ pub struct HdfsSettings {
     pub conf_dir: Option<PathBuf>,
     /// The user to act as, where the cluster takes a user's word.
     pub user: Option<String>,
+    /// It names no user and hdfs-native would take the process's, who is a stranger there.
+    pub(crate) is_strange: bool,
 }
 
 impl HdfsSettings {
@@ -21,7 +23,15 @@ impl HdfsSettings {
         Self {
             conf_dir: text("HADOOP_CONF_DIR").map(PathBuf::from).or_else(home),
             user: text("HADOOP_USER_NAME").cloned(),
+            is_strange: false,
         }
+    }
+
+    /// The same as another tenant's, in a process of these variables: hdfs-native asks those for a user by itself.
+    pub(crate) fn beside(self, process: &HashMap<String, String>) -> Self {
+        let names = ["HADOOP_USER_NAME", "HADOOP_PROXY_USER"];
+        let is_named = names.iter().any(|name| process.get(*name).is_some_and(|value| !value.is_empty()));
+        Self { is_strange: self.user.is_none() && is_named, ..self }
     }
 }
 

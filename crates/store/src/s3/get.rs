@@ -9,7 +9,7 @@ use http::{HeaderMap, Method, Response};
 use hyper::body::Incoming;
 use penstock_types::{Deadline, Key, Metric, Metrics, Result};
 
-use super::{Ask, Bucket};
+use super::{Ask, Bucket, parts};
 use crate::wire::{Remote, quoted, read};
 use crate::{Meta, Version};
 
@@ -34,7 +34,7 @@ impl Remote for Bucket {
         ask.headers.insert(MODE, HeaderValue::from_static("ENABLED"));
         let answer = self.send(ask, deadline).await?;
         let size = read::length(self, key, answer.headers())?;
-        Ok(self.meta(key, size, answer.headers()))
+        self.vouched(self.meta(key, size, answer.headers()), answer.headers(), deadline).await
     }
 
     async fn get(
@@ -57,6 +57,10 @@ impl Remote for Bucket {
 
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
         self.described(key, size, headers)
+    }
+
+    async fn vouched(&self, meta: Meta, headers: &HeaderMap, deadline: Deadline) -> Result<Meta> {
+        parts::vouched(self, meta, headers, deadline).await
     }
 
     fn slices(&self) -> bool {

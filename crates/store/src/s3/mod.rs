@@ -11,6 +11,7 @@ mod error;
 mod get;
 mod list;
 mod multipart;
+mod parts;
 mod put;
 mod sign;
 mod upload;
@@ -29,7 +30,7 @@ use self::endpoint::Endpoint;
 use self::sign::Sign;
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
-use crate::wire::{Remote, read, unquoted, within};
+use crate::wire::{Remote, read, text, unquoted, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, S3Settings, Store, Uploads, Version, dates,
 };
@@ -48,6 +49,7 @@ struct Bucket {
     sign: Sign,
     metrics: Arc<Metrics>,
     verifies_md5: bool,
+    verifies_parts: bool,
 }
 
 impl fmt::Debug for S3 {
@@ -83,7 +85,8 @@ impl S3 {
         let http = Http::new();
         let sign = Sign::new(settings, endpoint.region());
         let root = Url { scheme: Scheme::S3, authority: bucket.to_owned(), key: Key::default() };
-        let bucket = Bucket { root, endpoint, http, sign, metrics, verifies_md5: settings.verifies_md5 };
+        let (verifies_md5, verifies_parts) = (settings.verifies_md5, settings.verifies_parts);
+        let bucket = Bucket { root, endpoint, http, sign, metrics, verifies_md5, verifies_parts };
         Ok(Self { bucket: Arc::new(bucket), verifies: true })
     }
 
@@ -149,13 +152,11 @@ impl Bucket {
 
     /// What an answer's headers tell of an object of `size` bytes.
     fn described(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let text = |name: &str| text(headers, name);
         let etag = text("etag").map(unquoted);
         let mut digests = checksums(headers);
-        let is_encrypted = text("x-amz-server-side-encryption").is_some_and(|how| how != "AES256")
-            || text("x-amz-server-side-encryption-customer-algorithm").is_some();
         if self.verifies_md5
-            && !is_encrypted
+            && !is_encrypted(headers)
             && let Some(etag) = etag
             && etag.len() == 32
             && let Ok(md5) = format!("md5:{etag}").parse()
@@ -173,6 +174,12 @@ impl Bucket {
     }
 }
 
+/// Encrypted with a key of which the ETag tells nothing: it is no MD5 then.
+fn is_encrypted(headers: &HeaderMap) -> bool {
+    text(headers, "x-amz-server-side-encryption").is_some_and(|how| how != "AES256")
+        || text(headers, "x-amz-server-side-encryption-customer-algorithm").is_some()
+}
+
 /// Content-Encoding without `aws-chunked`, which tells of a transfer and not of the object.
 fn stored_encoding(text: &str) -> Option<String> {
     let kept: Vec<&str> =
@@ -188,7 +195,7 @@ const CHECKSUMS: [(&str, Algorithm, usize); 5] = [
     ("x-amz-checksum-sha1", Algorithm::Sha1, 20),
 ];
 
-/// The whole-object checksums in an answer; those of multipart uploads made part by part (`COMPOSITE`) are of no use.
+/// The whole-object checksums in an answer; those of multipart uploads made part by part (`COMPOSITE`) are for `parts`.
 fn checksums(headers: &HeaderMap) -> Vec<Digest> {
     if headers.get("x-amz-checksum-type").is_some_and(|kind| kind != "FULL_OBJECT") {
         return Vec::new();

@@ -52,6 +52,11 @@ pub(crate) trait Remote: Send + Sync + 'static {
     /// What the headers of an answer tell of an object of `size` bytes.
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta;
 
+    /// The same with the digest that only another question makes useful; asked of whole objects that came without one.
+    async fn vouched(&self, meta: Meta, _: &HeaderMap, _: Deadline) -> Result<Meta> {
+        Ok(meta)
+    }
+
     /// A server that answers a ranged read with all of it is taken as it is, and the ranges are cut out here.
     fn slices(&self) -> bool;
 }

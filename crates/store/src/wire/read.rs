@@ -207,6 +207,7 @@ async fn get(
     let meta = remote.meta(key, size, &head.headers);
     // Not every server holds to If-Match.
     check_pin(&**remote, key, pin, &meta)?;
+    let meta = if is_whole { remote.vouched(meta, &head.headers, deadline).await? } else { meta };
     let at = if comes_whole { 0 } else { group.start };
     let shown = remote.shown().to_owned();
     Ok((meta, Body { body, at, left: sent, members: group.members, place, shown, deadline }, comes_whole))

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A text file of URLs as a dataset: what a publisher gives whose server lists nothing.
+//!
+//! One URL a line, all of one web server; after it, in any order, the object's size and its digests (`md5:HEX`,
+//! `sha256:HEX`). `#` begins a comment. Google's `TsvHttpData-1.0` lists are read too. Owns the text and the questions
+//! for sizes that it does not say; the objects' keys are what follows the longest folder that all URLs share.
+
+use std::io::Read;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_store::{Meta, Store};
+use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Result, Scheme, Url};
+
+use crate::manifest::{Entry, Manifest};
+use crate::select::Select;
+
+/// A longer file is refused before it is read: it would name some 10^7 objects.
+const MOST_BYTES: u64 = 1 << 30;
+/// Enough to see what a file begins with.
+const HEAD: u64 = 64 << 10;
+/// Questions for sizes at once.
+const AT_ONCE: usize = 64;
+/// The first line of Google's lists: URL, size and MD5 in base64, between tabs.
+const TSV: &str = "TsvHttpData-1.0";
+
+/// What a line says of one object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listed {
+    /// Below the list's folder.
+    pub key: Key,
+    /// Stored bytes, where they are said.
+    pub size: Option<u64>,
+    /// Digests that were said.
+    pub digests: Vec<Digest>,
+}
+
+/// A list, as it was read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UrlList {
+    /// The longest folder that all URLs share.
+    pub folder: Url,
+    /// In the file's order.
+    pub objects: Vec<Listed>,
+}
+
+/// True for text that begins as a list does.
+fn begins(head: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(head);
+    let first = lines(&text).next();
+    first.is_some_and(|(_, line)| line == TSV || line.starts_with("http://") || line.starts_with("https://"))
+}
+
+/// Lines that say something, by their number.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let trimmed = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
+    trimmed.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
+impl UrlList {
+    /// Reads the list that a URL of a local file names; `None` for whatever is none.
+    pub fn load(url: &Url) -> Result<Option<Self>> {
+        let Some(path) = url.to_path().filter(|path| path.is_file()) else { return Ok(None) };
+        let place = path.display().to_string();
+        let io = |error: std::io::Error| Error::System { place: place.clone(), reason: error.to_string() };
+        let mut file = std::fs::File::open(&path).map_err(io)?;
+        let mut bytes = Vec::new();
+        file.by_ref().take(HEAD).read_to_end(&mut bytes).map_err(io)?;
+        if !begins(&bytes) {
+            return Ok(None);
+        }
+        file.take(MOST_BYTES + 1 - bytes.len() as u64).read_to_end(&mut bytes).map_err(io)?;
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(Error::config(place, format!("a list of URLs has at most {MOST_BYTES} bytes")));
+        }
+        Self::parse(&bytes, &place).map(Some)
+    }
+
+    /// Reads the text of a list; `place` stands in errors. What a refused line holds is not shown: it may be a secret.
+    pub fn parse(bytes: &[u8], place: &str) -> Result<Self> {
+        let bad = |line: usize, problem: &str| Error::config(format!("{place} line {line}"), problem);
+        let text = std::str::from_utf8(bytes).map_err(|error| {
+            bad(bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1, "it is not UTF-8")
+        })?;
+        let (mut urls, mut objects) = (Vec::<Url>::new(), Vec::new());
+        let mut is_tsv = false;
+        for (number, line) in lines(text) {
+            if line == TSV && urls.is_empty() {
+                is_tsv = true;
+                continue;
+            }
+            let mut words = line.split_whitespace();
+            let url: Url =
+                words.next().unwrap_or_default().parse().map_err(|_| {
+                    bad(number, "it begins with no URL of a web server, or with one that holds a query")
+                })?;
+            if !matches!(url.scheme, Scheme::Http | Scheme::Https) {
+                return Err(bad(number, "it names no http:// or https:// URL"));
+            }
+            if url.key.is_empty() || url.key.as_bytes().ends_with(b"/") {
+                return Err(bad(number, "it names a folder, and no object"));
+            }
+            if urls.first().is_some_and(|first| first.scheme != url.scheme || first.authority != url.authority) {
+                return Err(bad(number, "it is of another server than the lines before it; one list names one server"));
+            }
+            let mut listed = Listed { key: Key::default(), size: None, digests: Vec::new() };
+            for word in words {
+                match said(word, is_tsv) {
+                    Some(Said::Size(size)) if listed.size.is_none() => listed.size = Some(size),
+                    Some(Said::Digest(digest)) => listed.digests.push(digest),
+                    _ => return Err(bad(number, "after the URL stands neither a size nor a digest as md5:HEX")),
+                }
+            }
+            urls.push(url);
+            objects.push(listed);
+        }
+        let Some(first) = urls.first() else { return Err(Error::NotFound { place: format!("any URL in {place}") }) };
+        let shared = urls.iter().fold(first.key.as_bytes(), |shared, url| {
+            let same = shared.iter().zip(url.key.as_bytes()).take_while(|(a, b)| a == b).count();
+            &shared[..same]
+        });
+        let cut = shared.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        let folder = first.with_key(first.key.head(cut));
+        for (listed, url) in objects.iter_mut().zip(&urls) {
+            listed.key = url.key.strip_prefix(&folder.key).unwrap_or_default();
+        }
+        let mut sorted: Vec<&Key> = objects.iter().map(|listed| &listed.key).collect();
+        sorted.sort_unstable();
+        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::config(place, format!("it names `{}` twice", pair[0]))),
+            None => Ok(Self { folder, objects }),
+        }
+    }
+
+    /// The manifest of what is meant: `store` is opened at the folder, whose keys begin with `prefix`, and is asked for
+    /// every size that the list does not say, and once where it says all, so that what the server can is known.
+    pub async fn manifest(
+        self,
+        store: &dyn Store,
+        prefix: &Key,
+        select: &Select,
+        deadline: Deadline,
+    ) -> Result<Manifest> {
+        let Self { folder, mut objects } = self;
+        objects.retain(|listed| select.takes(&listed.key));
+        if objects.is_empty() {
+            return Err(Error::NotFound { place: format!("any object of the list that fits {}", select.text()) });
+        }
+        let entries: Vec<Entry> = stream::iter(objects.into_iter().enumerate())
+            .map(|(at, Listed { key, size, digests })| async move {
+                match size {
+                    Some(size) if at > 0 => Ok(Entry { digests, ..Entry::new(key, size) }),
+                    _ => {
+                        let meta = store.head(&prefix.join(key.as_bytes()), deadline).await?;
+                        entry(key, size, digests, meta, store.root())
+                    }
+                }
+            })
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
+        Ok(Manifest::new(folder.to_string(), entries))
+    }
+}
+
+/// An object by what its line said and what its server says.
+fn entry(key: Key, said: Option<u64>, digests: Vec<Digest>, meta: Meta, root: &Url) -> Result<Entry> {
+    match said {
+        Some(want) if want != meta.size => {
+            let place = penstock_store::place(root, &meta.key);
+            Err(Error::Changed { place, want: format!("of {want} bytes"), have: format!("one of {} bytes", meta.size) })
+        }
+        _ => {
+            let mut entry = Entry::of_meta(key, meta);
+            entry.digests.extend(digests);
+            Ok(entry)
+        }
+    }
+}
+
+enum Said {
+    Size(u64),
+    Digest(Digest),
+}
+
+/// What a word after the URL says; `None` for one that says nothing.
+fn said(word: &str, is_tsv: bool) -> Option<Said> {
+    if let Ok(size) = word.parse() {
+        return Some(Said::Size(size));
+    }
+    if is_tsv {
+        let value = BASE64_STANDARD.decode(word).ok().filter(|value| value.len() == 16)?;
+        return Some(Said::Digest(Digest { algorithm: Algorithm::Md5, value }));
+    }
+    let digest: Digest = word.to_ascii_lowercase().parse().ok()?;
+    let bytes = match digest.algorithm {
+        Algorithm::Crc32 | Algorithm::Crc32c => 4,
+        Algorithm::Crc64Nvme => 8,
+        Algorithm::Md5 | Algorithm::Xxh3 => 16,
+        Algorithm::Sha1 => 20,
+        Algorithm::Sha256 => 32,
+        Algorithm::Parts(..) => return None,
+    };
+    (digest.value.len() == bytes).then_some(Said::Digest(digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parsed(text: &str) -> Result<UrlList> {
+        UrlList::parse(text.as_bytes(), "urls.txt")
+    }
+
+    #[test]
+    fn list_of_urls_shares_a_folder_and_keeps_what_is_said() {
+        let list = parsed(
+            "\u{feff}# a set\r\nhttps://h:1/d/train/a%20b.gz 12 md5:000102030405060708090A0B0C0D0E0F\r\n\r\n\
+             https://h:1/d/train-2/c\n",
+        )
+        .unwrap();
+        assert_eq!(list.folder.to_string(), "https://h:1/d/");
+        let keys: Vec<String> = list.objects.iter().map(|listed| listed.key.to_string()).collect();
+        assert_eq!(keys, ["train/a b.gz", "train-2/c"]);
+        assert_eq!((list.objects[0].size, list.objects[1].size), (Some(12), None));
+        assert_eq!(list.objects[0].digests[0].to_string(), "md5:000102030405060708090a0b0c0d0e0f");
+        let one = parsed("http://h/d/x").unwrap();
+        assert_eq!((one.folder.to_string(), one.objects[0].key.to_string()), ("http://h/d/".into(), "x".into()));
+    }
+
+    #[test]
+    fn list_in_googles_format_has_sizes_and_md5() {
+        let list = parsed("TsvHttpData-1.0\nhttp://h/x\t3\tkAFQmDzST7DWlj99KOF/cg==\n").unwrap();
+        assert_eq!(list.objects[0].size, Some(3));
+        assert_eq!(list.objects[0].digests[0].to_string(), "md5:900150983cd24fb0d6963f7d28e17f72");
+    }
+
+    #[test]
+    fn list_that_cannot_be_is_refused_by_line_and_without_its_words() {
+        for (text, line) in [
+            ("http://h/a\nhttp://h/b?sig=secret", "line 2"),
+            ("http://h/a\nhttp://other/secret", "line 2"),
+            ("http://h/a\nhttps://h/secret", "line 2"),
+            ("http://h/a\ns3://b/secret", "line 2"),
+            ("http://h/secret/", "line 1"),
+            ("http://h/a 1 2", "line 1"),
+            ("http://h/a md5:secret", "line 1"),
+            ("http://h/a md5:00", "line 1"),
+            ("http://h/a secret.bin", "line 1"),
+        ] {
+            let error = parsed(text).unwrap_err().to_string();
+            assert!(error.contains(line) && !error.contains("secret"), "{error}");
+        }
+        assert!(parsed("http://h/a\nhttp://h/%61").unwrap_err().to_string().contains("twice"));
+        assert_eq!(parsed("# nothing").unwrap_err().code(), "not-found");
+        assert!(UrlList::parse(b"http://h/a\n\xff", "p").unwrap_err().to_string().contains("line 2"));
+    }
+
+    #[test]
+    fn list_is_known_by_its_first_line() {
+        for (text, is_list) in [
+            ("# c\n\nhttps://h/x", true),
+            ("TsvHttpData-1.0\nhttp://h/x", true),
+            ("see http://h/x", false),
+            ("", false),
+            ("{\"penstock_manifest\": 1}", false),
+        ] {
+            assert_eq!(begins(text.as_bytes()), is_list, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn prop_parse_of_any_text_does_not_panic(text in "(http://h/[a-z/%?#0-9]{0,9}[ \t]?[a-z0-9:+/=]{0,9}\n?|\\PC{0,9}\n){0,6}") {
+            let _ = parsed(&text);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that travel: between ranks as text, and out of a summary as what could not be staged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock import errors
+from penstock.errors import Bug, PenstockError
+
+__all__ = ["packed", "unpacked", "whole"]
+
+
+def _classes() -> dict[str, type[PenstockError]]:
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    return {kind.code: kind for kind in kinds}
+
+
+def packed(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, PenstockError):
+        return {"code": error.code, "message": str(error), "hint": error.hint}
+    return {"code": Bug.code, "message": f"{type(error).__name__}: {error}", "hint": None}
+
+
+def unpacked(told: dict[str, Any]) -> PenstockError:
+    kind = _classes().get(told["code"], PenstockError)
+    error: PenstockError = kind(told["message"], hint=told.get("hint"))
+    return error
+
+
+def whole(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a stage that left nothing behind.
+
+    Raises:
+        PenstockError: The first of what could not be staged, with how many there are.
+    """
+    if not summary["failed"]:
+        return summary
+    first = summary["failed"][0]
+    error = unpacked({"code": first["code"], "message": first["error"]})
+    error.add_note(
+        f"{len(summary['failed']):,} of {summary['objects']:,} objects of node {summary['node']} are not staged"
+    )
+    raise error

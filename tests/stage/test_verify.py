@@ -192,3 +192,22 @@ def test_verify_of_a_hostile_manifest_reads_nothing_outside(run_cli, tmp_path):
     (own / "manifest.json").write_text(json.dumps(document))
     found = facts(run_cli("verify", tmp_path / "dst", "--json"))
     assert (found["good"], set(_problems(found).values())) == (0, {"missing", "not-a-file"})
+
+
+def test_verify_of_what_is_selected_reads_repairs_and_reports_nothing_else(bucket, run_cli, tmp_path):
+    dst = tmp_path / "dst"
+    assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 0
+    for name in ("d/f001.bin", "d/f002.bin"):
+        (dst / name).write_bytes(b"rot")
+    (dst / "stranger").write_bytes(b"x")
+    ran = run_cli("verify", dst, "--select", "d/f00[13].bin", "--json")
+    told = facts(ran)
+    assert (ran.code, told["objects"], [wrong["file"] for wrong in told["wrong"]]) == (1, 2, ["d/f001.bin"]), ran.err
+    assert told["strangers_in_all"] == 0
+    assert run_cli("verify", dst, "--exclude", "f00[12].bin", "--json").code == 0
+    ran = run_cli("verify", dst, "--select", "f001.*", "--repair", "--json", env=bucket.env)
+    assert (ran.code, facts(ran)["repaired"]) == (0, ["d/f001.bin"]), ran.err
+    assert (dst / "d/f002.bin").read_bytes() == b"rot"
+    ran = run_cli("verify", dst, "--select", "nothing*")
+    assert ran.code == 3
+    assert "--select nothing*" in ran.err

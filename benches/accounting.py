@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `loader.report()` says of a store, against what was injected there: latency, bandwidth caps, 503s.
+
+    .venv/bin/python benches/accounting.py [--json]
+
+The store is our emulator with a tier made for each row, whose numbers are the truth: constant latency, a rate of bytes of
+the account or of each connection, a rate of requests above which the answer is 503. The consumer computes nothing, so that
+all of the wall is waiting. Each line is one truth, what the report recovers it as, and the error; a batch of one sample,
+one object each. Ends with 1 where an error is above 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.emulation import Emulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LIMIT = 0.05
+
+
+def tier(latency_ms: float | None = None, **rates: tuple[str, float]) -> str:
+    """A tier book of one tier: `tier(100, read_bytes=("account", 5e7))`."""
+    said = 'source = "benches/accounting.py"\nas_of = "2026-11"\nconfidence = "ours"\n'
+    text = 'schema_version = 1\n[[tier]]\nname = "truth"\nyear = 2026\ntitle = "what is injected"\n'
+    for what, (scope, value) in rates.items():
+        name = what.replace("_", "-")
+        unit = "bytes/s" if name.endswith("bytes") else "requests/s"
+        text += f'[[tier.limit]]\nwhat = "{name}"\nscope = "{scope}"\nvalue = {float(value)}\nunit = "{unit}"\n{said}'
+    if latency_ms is not None:
+        text += f'[[tier.latency]]\nwhat = "read"\np50_ms = {latency_ms}\np99_ms = {latency_ms}\n{said}'
+    # A queue that never refuses, and a burst of one request: the rates alone are the truth.
+    text += f'[tier.queue]\nvalue = 3600.0\nunit = "s"\n{said}[tier.burst]\nvalue = 0.01\nunit = "s"\n{said}'
+    return text
+
+
+Told = dict[str, Any]
+Line = tuple[str, str, "Callable[[Told], float]", "Callable[[Told], float]"]
+"""What is compared, its unit, the truth, and what the report says; of the report with what the pass is known to be."""
+
+ONE = {"max_in_flight": 1, "read_ahead": 0}
+MANY = {"max_in_flight": 16, "read_ahead": 64}
+SAID = ((ONE, "one request"), (MANY, "16 requests"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One injection, and what is held against it."""
+
+    name: str
+    book: str
+    objects: int
+    size: int
+    loader: dict[str, Any]
+    lines: tuple[Line, ...]
+
+
+def latencies() -> Iterator[Case]:
+    """Constant time to the first byte."""
+    for ms, objects in ((50, 60), (100, 40), (250, 16)):
+        yield Case(
+            f"{ms} ms, one request at a time", tier(ms), objects, 2000, ONE,
+            (("latency of the epoch", "s", lambda t, ms=ms: t["objects"] * ms / 1e3, lambda t: t["first_byte_s"]),),
+        )  # fmt: skip
+        yield Case(
+            f"{ms} ms, 16 requests at a time", tier(ms), 8 * objects, 2000, MANY,
+            (("latency of a request", "ms", lambda _, ms=ms: ms, lambda t: 1e3 * t["busy_first_byte_s"] / t["requests"]),),
+        )  # fmt: skip
+
+
+def rates() -> Iterator[Case]:
+    """Caps of bytes. Objects take half a second each and more: the emulator sends in slices of 5 ms, forgives 20 ms."""
+    for rate in (20e6, 50e6):
+        for load, said in SAID:
+            yield Case(
+                f"{rate / 1e6:.0f} MB/s for the account, {said} at a time",
+                tier(read_bytes=("account", rate)), 10, int(rate / 2), load,
+                (("transfer of the epoch", "s", lambda t, rate=rate: t["bytes"] / rate, lambda t: t["transfer_s"]),),
+            )  # fmt: skip
+    yield Case(
+        "10 MB/s for a connection, 16 requests at a time",
+        tier(read_bytes=("connection", 10e6)), 32, 10_000_000, MANY,
+        (("rate of a connection", "MB/s", lambda _: 10.0, lambda t: t["bytes_in"] / t["busy_transfer_s"] / 1e6),),
+    )  # fmt: skip
+    yield Case(
+        "250 ms and 20 MB/s for a connection, one request at a time",
+        tier(250, read_bytes=("connection", 20e6)), 5, 20_000_000, ONE,
+        (
+            ("latency of the epoch", "s", lambda t: t["objects"] * 0.25, lambda t: t["first_byte_s"]),
+            ("transfer of the epoch", "s", lambda t: t["bytes"] / 20e6, lambda t: t["transfer_s"]),
+        ),
+    )  # fmt: skip
+
+
+def refusals() -> Iterator[Case]:
+    """503 above a rate of requests. What it costs is the wall beyond that of the same pass without it."""
+    for rate, (load, said) in ((20, SAID[0]), (50, SAID[1]), (200, SAID[1])):
+        yield Case(
+            f"503 above {rate} requests/s, {said} at a time", tier(read_requests=("account", rate)), 5 * rate, 2000, load,
+            (
+                ("refused", "", lambda t: t["refused"], lambda t: t["throttles"]),
+                ("refused of those sent", "%", lambda t: 100 * t["refused"] / t["asked"],
+                 lambda t: 100 * t["throttles"] / t["requests"]),
+                ("lost to it", "s", lambda t: t["wall_s"] - t["unthrottled_s"], lambda t: t["throttle_s"]),
+            ),
+        )  # fmt: skip
+
+
+def measured(case: Case, folder: Path) -> dict[str, Any]:
+    """One pass over the case's objects, and what the emulator counted of it."""
+    import penstock
+
+    bucket = folder / "bucket"
+    bucket.mkdir()
+    for number in range(case.objects):
+        (bucket / f"{number:05d}.bin").write_bytes(os.urandom(case.size))
+    book = folder / "truth.toml"
+    book.write_text(case.book)
+    layout = penstock.formats.fixed(x=penstock.tensor("uint8", (case.size,)))
+
+    def one_pass(tiers: Path | None) -> dict[str, Any]:
+        with Emulator(bucket, tier="none" if tiers is None else "truth", tiers=tiers) as served:
+            os.environ.update(served.env)
+            dataset = penstock.open(served.url, format=layout).cache(False)
+            dataset = dataset.fields(x=penstock.tensor("uint8", (case.size,)))
+            loader = penstock.Loader(dataset, batch_size=1, rank=0, world=1, **case.loader)
+            before = served.stats()
+            for _ in loader:
+                pass
+            after = served.stats()
+            counted = {"refused": after["throttles"] - before["throttles"], "asked": after["gets"] - before["gets"]}
+            return {**counted, **loader.report()}
+
+    bare = one_pass(None)
+    found = one_pass(book)
+    return {
+        **found, "objects": case.objects, "bytes": case.objects * case.size, "unthrottled_s": bare["wall_s"],
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Measures all cases and prints the table."""
+    parse = argparse.ArgumentParser()
+    parse.add_argument("--json", action="store_true")
+    parse.add_argument("--only", default="")
+    chosen = parse.parse_args()
+    worst, rows = 0.0, []
+    for case in (*latencies(), *rates(), *refusals()):
+        if chosen.only not in case.name:
+            continue
+        with tempfile.TemporaryDirectory(prefix="penstock-accounting-") as folder:
+            told = measured(case, Path(folder))
+        for what, unit, truth_of, found_of in case.lines:
+            truth, found = truth_of(told), found_of(told)
+            error = found / truth - 1
+            worst = max(worst, abs(error))
+            row = {
+                "injected": case.name,
+                "what": what,
+                "unit": unit,
+                "truth": truth,
+                "recovered": found,
+                "error": error,
+            }
+            rows.append(row)
+            if not chosen.json:
+                told_row = (
+                    f"| {case.name} | {what} | {truth:,.3f} {unit} | {found:,.3f} {unit} | {100 * error:+.1f} % |"
+                )
+                print(told_row, flush=True)
+    if chosen.json:
+        print(json.dumps({"rows": rows, "worst": worst, "load": os.getloadavg()[0]}))
+    else:
+        print(f"\nworst {100 * worst:.1f} %, load {os.getloadavg()[0]:.1f}")
+    return 1 if worst > LIMIT else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -58,7 +58,7 @@ class Contestant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            start_new_session=True,
+            process_group=0,  # not a session: what the caller gave its own in priority holds for contestants too
         )
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 import penstock
+from penstock.emulation import Emulator
 from penstock.feed.report import CLASSES, Measured, make
 
 from .conftest import dataset
@@ -85,3 +86,47 @@ def test_report_for_prometheus_is_its_text_format_and_sums_to_the_wall(made):
     assert values['penstock_feed_samples{rank="0",epoch="0"}'] == "20"
     named = {name.partition("{")[0] for name in values}
     assert named == set(re.findall(r"^# TYPE (\w+) gauge$", told, re.MULTILINE))
+
+
+THROTTLED = """
+schema_version = 1
+[[tier]]
+name = "truth"
+year = 2026
+title = "503 above 100 requests/s"
+[[tier.limit]]
+what = "read-requests"
+scope = "account"
+value = 100.0
+unit = "requests/s"
+source = "this test"
+as_of = "2026-11"
+confidence = "ours"
+[tier.burst]
+value = 0.05
+unit = "s"
+source = "this test"
+as_of = "2026-11"
+confidence = "ours"
+"""
+
+
+def test_report_counts_the_requests_and_refusals_that_the_store_counted(made, tmp_path, monkeypatch):
+    """Counts are exact; benches/accounting.py holds the seconds against what was injected."""
+    folder = made([1] * 40)
+    book = tmp_path / "truth.toml"
+    book.write_text(THROTTLED)
+    with Emulator(folder, tier="truth", tiers=book) as served:
+        for name, value in served.env.items():
+            monkeypatch.setenv(name, value)
+        loader = penstock.Loader(dataset(served.url, records_per_object=1).cache(False), batch_size=4, rank=0, world=1)
+        before = served.stats()
+        for _ in loader:
+            pass
+        after = served.stats()
+    report = loader.report()
+    assert report["throttles"] == after["throttles"] - before["throttles"] > 0
+    assert report["requests"] == after["gets"] - before["gets"] == 40 + report["retries"]
+    assert report["bytes_in"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert report["throttle_s"] > 0
+    assert sum(report[name] for name in CLASSES) == pytest.approx(report["wall_s"], rel=0.01)

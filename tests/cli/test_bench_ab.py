@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +49,24 @@ def test_ab_command_that_fails_ends_it(run_cli):
     done = run_cli("bench", "ab", "--", "false", "--vs", "true")
     assert done.code == 3
     assert "A ended with 1" in done.err
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ab_stopped_takes_its_command_along(tmp_path, sent, code):
+    begun = tmp_path / "begun"
+    slow = ["sh", "-c", f"echo $$ > {begun}; sleep 60"]
+    program = Path(sys.executable).with_name("penstock")
+    ours = subprocess.Popen(
+        [program, "bench", "ab", "--", *slow, "--vs", "true"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    for _ in range(600):
+        if begun.exists() and begun.read_text().strip():
+            break
+        time.sleep(0.05)
+    ours.send_signal(sent)
+    out, _ = ours.communicate(timeout=30)
+    assert (ours.returncode, out) == (code, b"")
+    assert not Path(f"/proc/{begun.read_text().strip()}").exists()

@@ -13,17 +13,25 @@ const MOST_OF_ONE: u64 = 32 << 10;
 /// What a stream is inflated into before the sink sees it: one block.
 const STREAM_BUFFER: usize = 128 << 10;
 
-/// Counts frames as the decoder goes through them.
+/// A frame's header has at most this many bytes.
+const MOST_HEADER: usize = 18;
+
+/// Counts frames as the decoder goes through them, and holds each to the size that its header states: the library does
+/// so only where it has all of a frame at once, or its last block is not empty.
 struct Frames {
     context: DCtx<'static>,
     /// The frame that is, or is to come.
     frame: u64,
     inside: bool,
+    /// The first bytes of that frame.
+    header: Vec<u8>,
+    /// What it has inflated to so far.
+    made: u64,
 }
 
 impl Frames {
     fn behind(frames: u64) -> Self {
-        Self { context: DCtx::create(), frame: frames + 1, inside: false }
+        Self { context: DCtx::create(), frame: frames + 1, inside: false, header: Vec::new(), made: 0 }
     }
 
     /// One call of the decoder: the stored bytes it took. `at` and `out` say where, for the error.
@@ -33,9 +41,19 @@ impl Frames {
         let mut sink = OutBuffer::around_pos(out, before);
         let hint = self.context.decompress_stream(&mut sink, &mut source).map_err(get_error_name)?;
         let moved = source.pos() > 0 || sink.pos() > before;
+        self.made += (sink.pos() - before) as u64;
+        let more = MOST_HEADER - self.header.len();
+        self.header.extend_from_slice(&input[..source.pos().min(more)]);
         if hint == 0 {
             if moved {
-                self.frame += 1;
+                self.inside = true;
+                if let Ok(Some(stated)) = get_frame_content_size(&self.header)
+                    && stated != self.made
+                {
+                    return Err("its size is not the one that its header states");
+                }
+                self.header.clear();
+                (self.frame, self.made) = (self.frame + 1, 0);
             }
             self.inside = false;
         } else if moved {

@@ -256,6 +256,38 @@ fn zstd_size_that_lies_costs_no_memory() {
     assert!(problem(whole(Codec::Zstd, &stored, LIMIT)).contains("more than the limit"));
 }
 
+/// Found by the fuzzer: the library looks at the stated size only where it has the frame at once, or the last block holds
+/// anything, so that a stream took frames for whole that a whole object did not.
+#[test]
+fn zstd_frame_that_holds_less_than_it_states_is_damaged_however_it_comes() {
+    let header = [0x28, 0xb5, 0x2f, 0xfd, 0x80, 0x00];
+    let empty_last_block = [1, 0, 0];
+    for stated in [1u32, 10, 620_000_000] {
+        let frame = [&header[..], &stated.to_le_bytes(), &empty_last_block].concat();
+        for size in [1, 5, frame.len()] {
+            let mut inflater = Inflater::new(Codec::Zstd, 1 << 16, "p");
+            let pushed = frame.chunks(size).try_for_each(|piece| inflater.push(piece, &mut |_| Ok(())));
+            assert!(pushed.and_then(|()| inflater.finish()).is_err(), "{stated} in pieces of {size}");
+        }
+        assert!(inflate_into(Codec::Zstd, &frame, &mut Vec::new(), 1 << 16, "p").is_err(), "{stated}");
+    }
+    // Several frames that hold what they state, cut anywhere.
+    let frames = [deflate(Codec::Zstd, b"one", 1).unwrap(), deflate(Codec::Zstd, &[7; 300_000], 1).unwrap()].concat();
+    for size in [1, 7, 50] {
+        let (mut inflater, mut len) = (Inflater::new(Codec::Zstd, 1 << 20, "p"), 0);
+        for piece in frames.chunks(size) {
+            inflater
+                .push(piece, &mut |bytes| {
+                    len += bytes.len();
+                    Ok(())
+                })
+                .unwrap();
+        }
+        inflater.finish().unwrap();
+        assert_eq!(len, 300_003);
+    }
+}
+
 #[test]
 fn zstd_of_unknown_size_inflates_whole() {
     use std::io::Write;

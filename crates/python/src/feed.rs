@@ -4,29 +4,27 @@
 //! What owns threads, locks or sockets is tied to its process: a forked child leaks what it inherits and builds anew.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Beside, Column, Counted, Feed, FeedSettings, Field, FormatSpec, Known, Next, RecordIndex, Rung, Source, Steps,
-    Tensor, Wanted, count, glob_matches, indexes_in, requests_of, scan, schema, split_glob, without_indexes,
+    Beside, Counted, Feed, FeedSettings, Field, FormatSpec, Known, Next, RecordIndex, Rung, Source, Steps, Wanted,
+    count, glob_matches, indexes_in, requests_of, scan, schema, split_glob, without_indexes,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, index};
 use penstock_store::{Govern, Governor, ObjectRef, Rates, StoreSettings, open, read_whole};
-use penstock_types::{DType, Deadline, Error, Metric, Metrics, Result, Scheme, Unit, Url};
-use pyo3::exceptions::{PyBufferError, PyIndexError};
-use pyo3::ffi;
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Scheme, Unit, Url};
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::course::PyCourse;
-use crate::dlpack;
 use crate::enter::{SIGNAL_POLL, enter, enter_async, runtime};
 use crate::raise::raise;
+use crate::tensor::{PyRagged, PyTensor, set_column};
 use crate::unindexed::{Pass, PyUnindexed};
 
 /// By when a listing, or the counting of records, must have ended.
@@ -125,156 +123,6 @@ fn told(
         Ok(read_whole(&*found.store, &object, None, Deadline::within(LISTING)).await?.1)
     })?;
     enter(py, || format.told(&content, &place))
-}
-
-/// One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
-#[pyclass(name = "Tensor", module = "penstock._native", frozen)]
-pub struct PyTensor(Tensor);
-
-/// The arrays that a `Py_buffer` points to.
-struct View {
-    shape: Vec<isize>,
-    strides: Vec<isize>,
-}
-
-#[pymethods]
-impl PyTensor {
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.0.shape)
-    }
-
-    #[getter]
-    fn dtype(&self) -> &'static str {
-        self.0.dtype.name()
-    }
-
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.0.size_bytes()
-    }
-
-    fn __len__(&self) -> usize {
-        self.0.shape[0]
-    }
-
-    fn __repr__(&self) -> String {
-        format!("Tensor({}, {:?})", self.0.dtype.name(), self.0.shape)
-    }
-
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        (dlpack::CPU, 0)
-    }
-
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__(
-        &self,
-        py: Python<'_>,
-        stream: Option<Bound<'_, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Py<PyAny>> {
-        if stream.is_some() {
-            return Err(PyBufferError::new_err("a CPU tensor has no stream"));
-        }
-        if dl_device.is_some_and(|device| device != (dlpack::CPU, 0)) || copy == Some(true) {
-            return Err(PyBufferError::new_err("only the CPU memory itself is exported, uncopied"));
-        }
-        dlpack::export(py, &self.0, max_version)
-    }
-
-    /// # Safety
-    /// Called by Python with a view to fill.
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        if view.is_null() {
-            return Err(PyBufferError::new_err("no view to fill"));
-        }
-        let tensor = &slf.get().0;
-        let size = tensor.dtype.size() as isize;
-        let (shape, strides) = dlpack::sides(tensor);
-        let mut arrays = Box::new(View {
-            shape: shape.iter().map(|&side| side as isize).collect(),
-            strides: strides.iter().map(|&stride| stride as isize * size).collect(),
-        });
-        let format = match tensor.dtype {
-            DType::Bool => c"?",
-            DType::U8 => c"B",
-            DType::I8 => c"b",
-            DType::U16 => c"H",
-            DType::I16 => c"h",
-            DType::U32 => c"I",
-            DType::I32 => c"i",
-            DType::U64 => c"Q",
-            DType::I64 => c"q",
-            DType::F16 => c"e",
-            DType::F32 => c"f",
-            DType::F64 => c"d",
-        };
-        let asked = |flag: c_int| flags & flag == flag;
-        // SAFETY: Python gave a view to fill; what it points to lives in `arrays` (freed on release) or in the tensor,
-        // which `obj` keeps alive.
-        unsafe {
-            (*view).buf = tensor.start().as_ptr().cast();
-            (*view).len = tensor.size_bytes() as isize;
-            (*view).readonly = 0;
-            (*view).itemsize = size;
-            (*view).format = if asked(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() };
-            (*view).ndim = if asked(ffi::PyBUF_ND) { arrays.shape.len() as c_int } else { 1 };
-            (*view).shape = if asked(ffi::PyBUF_ND) { arrays.shape.as_mut_ptr() } else { std::ptr::null_mut() };
-            (*view).strides =
-                if asked(ffi::PyBUF_STRIDES) { arrays.strides.as_mut_ptr() } else { std::ptr::null_mut() };
-            (*view).suboffsets = std::ptr::null_mut();
-            (*view).internal = Box::into_raw(arrays).cast::<c_void>();
-            (*view).obj = slf.into_any().into_ptr();
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    /// Called by Python with a view that `__getbuffer__` filled.
-    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: `internal` is the box that `__getbuffer__` leaked into this view.
-        drop(unsafe { Box::from_raw((*view).internal.cast::<View>()) });
-    }
-}
-
-/// A field of a delivered batch whose samples differ in length.
-#[pyclass(name = "RaggedTensor", module = "penstock._native", frozen)]
-pub struct PyRagged {
-    values: Tensor,
-    offsets: Tensor,
-    #[pyo3(get)]
-    is_bytes: bool,
-}
-
-#[pymethods]
-impl PyRagged {
-    #[getter]
-    fn values(&self) -> PyTensor {
-        PyTensor(self.values.clone())
-    }
-
-    #[getter]
-    fn offsets(&self) -> PyTensor {
-        PyTensor(self.offsets.clone())
-    }
-
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.values.size_bytes() + self.offsets.size_bytes()
-    }
-
-    fn __len__(&self) -> usize {
-        self.offsets.shape[0] - 1
-    }
-}
-
-fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<()> {
-    match column {
-        Column::Tensor(tensor) => dict.set_item(name, PyTensor(tensor)),
-        Column::Ragged { values, offsets, is_bytes } => dict.set_item(name, PyRagged { values, offsets, is_bytes }),
-    }
 }
 
 /// A listed dataset: names, sizes, versions, format. Holds no connection.

@@ -15,6 +15,7 @@ mod index;
 mod raise;
 mod record;
 mod stage;
+mod tensor;
 mod unindexed;
 
 use pyo3::prelude::*;

@@ -5,6 +5,8 @@
 //! Owns the order and the place in it, an (object, record) of one rank of one world: no other world can go on from it,
 //! since nobody knows how many records lie before. Nothing is said of how many batches there will be.
 
+mod decoding;
+mod feeder;
 mod pass;
 mod windows;
 
@@ -35,6 +37,18 @@ pub struct Position {
     pub object: u64,
     /// Records of that one, in the epoch's order.
     pub record: u64,
+}
+
+impl Position {
+    /// As one number that grows with it.
+    pub fn packed(self) -> u64 {
+        (self.object << 40) | self.record
+    }
+
+    /// The position that `packed` says.
+    pub fn unpacked(packed: u64) -> Self {
+        Self { object: packed >> 40, record: packed & ((1 << 40) - 1) }
+    }
 }
 
 /// Which part of an epoch a rank reads.

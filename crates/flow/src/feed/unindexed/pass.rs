@@ -5,69 +5,65 @@
 //! Owns the threads and streams of the pass and ends them when it is dropped. A batch is opened only when those before it
 //! are and the consumer is near, so what is open is bounded and the first of it can always be filled.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
 use penstock_types::{Error, Result, now};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
-use super::super::decode::fill;
-use super::super::format::RecordId;
 use super::super::mend::{Mended, Mending, OnError, is_about_data};
 use super::super::rows::Rows;
 use super::super::run::{Delivered, Next};
 use super::super::timing::{Busy, Trace, Waits};
-use super::windows::{Window, windows};
-use super::{MOST_AHEAD, Position, Turns, Unindexed, stream_bytes};
-use crate::budget::Reservation;
+use super::decoding::work;
+use super::feeder::Feeder;
+use super::{Position, Unindexed};
 
 /// A batch under way.
-struct Open {
-    rows: Arc<Rows>,
+pub(super) struct Open {
+    pub rows: Arc<Rows>,
     /// Rows still missing.
-    left: usize,
+    pub left: usize,
     /// Rows that it has; fewer than were asked for in an epoch's last.
-    count: usize,
+    pub count: usize,
     /// Rows that no sample took.
-    dead: Vec<u32>,
+    pub dead: Vec<u32>,
     /// The error of the lowest row that has one.
-    error: Option<(u32, Error)>,
-    last: Option<Trace>,
+    pub error: Option<(u32, Error)>,
+    pub last: Option<Trace>,
     /// Where the epoch stands once it is delivered.
-    end: Position,
+    pub end: Position,
 }
 
 #[derive(Default)]
-struct State {
-    open: BTreeMap<u64, Open>,
+pub(super) struct State {
+    pub open: BTreeMap<u64, Open>,
     /// How many batches there are, once that is known.
-    total: Option<u64>,
+    pub total: Option<u64>,
     failed: Option<Error>,
-    closed: bool,
+    pub closed: bool,
 }
 
 /// What the consumer, the runtime's tasks and the decoding threads share.
-struct Shared {
-    feed: Arc<Unindexed>,
-    epoch: u64,
+pub(super) struct Shared {
+    pub feed: Arc<Unindexed>,
+    pub epoch: u64,
     state: Mutex<State>,
-    wake: Condvar,
-    busy: Busy,
-    mending: Mending,
+    pub wake: Condvar,
+    pub busy: Busy,
+    pub mending: Mending,
 }
 
 impl Shared {
-    fn locked(&self) -> MutexGuard<'_, State> {
+    pub fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that `rows` rows of a batch have ended, `bad` of them without a sample.
-    fn settle(&self, batch: u64, rows: usize, trace: Trace, bad: Vec<(u32, Error)>) {
+    pub fn settle(&self, batch: u64, rows: usize, trace: Trace, bad: Vec<(u32, Error)>) {
         let mut state = self.locked();
         let Some(open) = state.open.get_mut(&batch) else { return };
         for (row, error) in bad {
@@ -82,40 +78,6 @@ impl Shared {
         if open.left == 0 {
             self.wake.notify_all();
         }
-    }
-}
-
-/// Records of a window that belong to one batch.
-struct Job {
-    window: Arc<Held>,
-    /// Index in the window, row.
-    wants: Vec<(u64, u32)>,
-    batch: u64,
-    rows: Arc<Rows>,
-    trace: Trace,
-}
-
-/// A window while it is decoded.
-struct Held {
-    window: Window,
-    object: u64,
-    place: String,
-    /// One of as many as may be decoded at a time.
-    _permit: OwnedSemaphorePermit,
-}
-
-/// A stream that is open.
-struct Ahead {
-    turn: u64,
-    object: u64,
-    windows: mpsc::Receiver<Result<Window>>,
-    task: JoinHandle<()>,
-    _reserved: Reservation,
-}
-
-impl Drop for Ahead {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -167,11 +129,11 @@ impl UnindexedRun {
         let feeder = runtime.spawn({
             let shared = shared.clone();
             async move {
-                let mut feeder = Feeder { shared: shared.clone(), jobs, consumed: watched, row: 0, at: position };
+                let mut feeder = Feeder::new(shared.clone(), jobs, watched, position);
                 if let Err(error) = feeder.run(position).await {
                     let mut state = shared.locked();
                     // The error takes the place of the batch that the next record would have been in.
-                    state.open.remove(&(feeder.row / shared.feed.turns.batch));
+                    state.open.remove(&(feeder.batch()));
                     state.failed = Some(error);
                 }
                 shared.wake.notify_all();
@@ -301,191 +263,5 @@ impl Inner {
             }
             state = self.shared.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-}
-
-/// Opens streams in the order of objects and gives their records rows.
-struct Feeder {
-    shared: Arc<Shared>,
-    jobs: Sender<Job>,
-    consumed: watch::Receiver<u64>,
-    /// The next row, counted from the first batch's first.
-    row: u64,
-    /// Behind the last row that was given.
-    at: Position,
-}
-
-impl Feeder {
-    async fn run(&mut self, from: Position) -> Result<()> {
-        let feed = self.shared.feed.clone();
-        let decoding = Arc::new(Semaphore::new(feed.threads + 1));
-        let mut ahead: VecDeque<Ahead> = VecDeque::new();
-        let mut turn = from.object;
-        loop {
-            while turn < feed.objects() && ahead.len() < MOST_AHEAD {
-                let object = feed.object(self.shared.epoch, turn);
-                let bytes = stream_bytes(&feed.source, object);
-                // The first stream is waited for; the others take what is left.
-                if !ahead.is_empty() && feed.budget.free() < bytes + 4096 {
-                    break;
-                }
-                let reserved = feed.budget.reserve("the stream of an object", bytes).await?;
-                let (out, found) = mpsc::channel(1);
-                let task = tokio::spawn(windows(feed.source.clone(), object, feed.settings.deadline, out));
-                ahead.push_back(Ahead { turn, object, windows: found, task, _reserved: reserved });
-                turn += 1;
-            }
-            let Some(first) = ahead.front_mut() else { break };
-            let (number, object) = (first.turn, first.object);
-            match first.windows.recv().await {
-                Some(Ok(window)) => {
-                    let skip = if number == from.object { from.record } else { 0 };
-                    let permit = decoding.clone().acquire_owned().await;
-                    let permit = permit.map_err(|_| Error::bug("the semaphore is never closed"))?;
-                    if !self.give(number, object, window, skip, permit).await? {
-                        return Ok(()); // the consumer has gone
-                    }
-                }
-                Some(Err(error)) => {
-                    let skips = feed.settings.on_error == OnError::Skip && is_about_data(&error);
-                    if !skips {
-                        return Err(error);
-                    }
-                    // The rest of the object is left out; how many records that is, nobody knows.
-                    self.shared.mending.skipped(&error);
-                }
-                None => {
-                    ahead.pop_front();
-                    self.at = self.at.max(Position { object: number + 1, record: 0 });
-                }
-            }
-        }
-        self.finish();
-        Ok(())
-    }
-
-    /// Gives a window's records their rows; false when the consumer has gone.
-    async fn give(
-        &mut self,
-        turn: u64,
-        object: u64,
-        window: Window,
-        skip: u64,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<bool> {
-        let feed = self.shared.feed.clone();
-        let (first, records) = (window.first, window.spans.len() as u64);
-        let trace = Trace::fetched(window.sent, window.first_byte, window.arrived);
-        let order = feed.records(self.shared.epoch, object, first, records);
-        let place = feed.source.place(object);
-        let held = Arc::new(Held { window, object, place, _permit: permit });
-        let step = feed.turns.batch.div_ceil(feed.threads as u64).max(1);
-        let mut at = skip.saturating_sub(first).min(records);
-        while at < records {
-            let (batch, row) = (self.row / feed.turns.batch, self.row % feed.turns.batch);
-            let Some(rows) = self.open(batch).await? else { return Ok(false) };
-            let count = (records - at).min(feed.turns.batch - row).min(step);
-            let wants = (0..count).map(|next| (order.at(at + next), (row + next) as u32)).collect();
-            at += count;
-            self.row += count;
-            self.at = Position { object: turn, record: first + at };
-            if let Some(open) = self.shared.locked().open.get_mut(&batch) {
-                open.end = self.at;
-            }
-            // Refused only when the threads are gone, and then nobody waits.
-            let _ = self.jobs.send(Job { window: held.clone(), wants, batch, rows, trace });
-        }
-        Ok(true)
-    }
-
-    /// The rows of a batch, opened where it is not; `None` when the consumer has gone.
-    async fn open(&mut self, batch: u64) -> Result<Option<Arc<Rows>>> {
-        if let Some(open) = self.shared.locked().open.get(&batch) {
-            return Ok(Some(open.rows.clone()));
-        }
-        let feed = &self.shared.feed;
-        if self.consumed.wait_for(|&next| batch <= next + feed.read_ahead).await.is_err() {
-            return Ok(None);
-        }
-        let count = feed.turns.batch as usize;
-        let rows = Arc::new(Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, count));
-        let (dead, end) = (Vec::new(), Position::default());
-        let open = Open { rows: rows.clone(), left: count, count, dead, error: None, last: None, end };
-        self.shared.locked().open.insert(batch, open);
-        Ok(Some(rows))
-    }
-
-    /// The epoch is over: its last batch has the rows that it has, or is left out.
-    fn finish(&self) {
-        let Turns { batch: size, drops_tail, .. } = self.shared.feed.turns;
-        let (batch, rows) = (self.row / size, self.row % size);
-        let mut state = self.shared.locked();
-        if rows > 0 && drops_tail {
-            state.open.remove(&batch);
-        } else if rows > 0
-            && let Some(open) = state.open.get_mut(&batch)
-        {
-            let missing = (size - rows) as usize;
-            (open.left, open.count) = (open.left - missing, rows as usize);
-        }
-        let total = batch + u64::from(rows > 0 && !drops_tail);
-        if let Some(open) = total.checked_sub(1).and_then(|last| state.open.get_mut(&last)) {
-            open.end = self.at;
-        }
-        state.total = Some(total);
-        self.shared.wake.notify_all();
-    }
-}
-
-/// A decoding thread.
-fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
-    while let Ok(mut job) = queue.recv() {
-        if shared.locked().closed {
-            break;
-        }
-        job.trace.began = now();
-        job.trace.inflated = job.trace.began;
-        let decoded = catch_unwind(AssertUnwindSafe(|| decode(shared, &job)));
-        let bad = decoded.unwrap_or_else(|_| {
-            let error = Error::bug(format!("decoding {} panicked", job.window.place));
-            job.wants.iter().map(|&(_, row)| (row, error.clone())).collect()
-        });
-        job.trace.done = now();
-        shared.busy.add(&job.trace);
-        let (batch, rows, trace) = (job.batch, job.wants.len(), job.trace);
-        // The rows are let go before the batch can be delivered.
-        drop(job);
-        shared.settle(batch, rows, trace, bad);
-    }
-}
-
-/// Reads each wanted record into its row; those that could not be.
-fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
-    let feed = &shared.feed;
-    let Held { window, object, place, .. } = &*job.window;
-    let read = |&(index, row): &(u64, u32)| -> Result<()> {
-        let span = window.spans.get(index as usize).ok_or_else(|| Error::bug("a window has no such record"))?;
-        let bytes = usize::try_from(span.range().end).ok();
-        let bytes = bytes.and_then(|end| window.content.get(span.offset as usize..end));
-        let bytes = bytes.ok_or_else(|| Error::bug("a record is outside its window"))?;
-        let (record, offset) = (window.first + index, window.base + span.offset);
-        let id = RecordId { place, object: *object, record, offset };
-        // Of the sample's place alone: the same on any number of ranks.
-        let key = feed.keys.key_of(shared.epoch, (object << 40) ^ record);
-        let framing = feed.source.framing();
-        framing.read(bytes, &[], id, &mut |read| fill(read, &id, row, key, &feed.fields, &job.rows))
-    };
-    job.wants.iter().filter_map(|want| read(want).err().map(|error| (want.1, error))).collect()
-}
-
-impl Position {
-    /// As one number that grows with it.
-    pub fn packed(self) -> u64 {
-        (self.object << 40) | self.record
-    }
-
-    /// The position that `packed` says.
-    pub fn unpacked(packed: u64) -> Self {
-        Self { object: packed >> 40, record: packed & ((1 << 40) - 1) }
     }
 }

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The threads that read records of windows into their rows.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crossbeam_channel::Receiver;
+use penstock_types::{Error, Result, now};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::super::decode::fill;
+use super::super::format::RecordId;
+use super::super::rows::Rows;
+use super::super::timing::Trace;
+use super::pass::Shared;
+use super::windows::Window;
+
+/// Records of a window that belong to one batch.
+pub(super) struct Job {
+    pub window: Arc<Held>,
+    /// Index in the window, row.
+    pub wants: Vec<(u64, u32)>,
+    pub batch: u64,
+    pub rows: Arc<Rows>,
+    pub trace: Trace,
+}
+
+/// A window while it is decoded.
+pub(super) struct Held {
+    pub window: Window,
+    pub object: u64,
+    pub place: String,
+    /// One of as many as may be decoded at a time.
+    #[expect(dead_code, reason = "held for its drop")]
+    pub permit: OwnedSemaphorePermit,
+}
+
+/// A decoding thread.
+pub(super) fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
+    while let Ok(mut job) = queue.recv() {
+        if shared.locked().closed {
+            break;
+        }
+        job.trace.began = now();
+        job.trace.inflated = job.trace.began;
+        let decoded = catch_unwind(AssertUnwindSafe(|| decode(shared, &job)));
+        let bad = decoded.unwrap_or_else(|_| {
+            let error = Error::bug(format!("decoding {} panicked", job.window.place));
+            job.wants.iter().map(|&(_, row)| (row, error.clone())).collect()
+        });
+        job.trace.done = now();
+        shared.busy.add(&job.trace);
+        let (batch, rows, trace) = (job.batch, job.wants.len(), job.trace);
+        // The rows are let go before the batch can be delivered.
+        drop(job);
+        shared.settle(batch, rows, trace, bad);
+    }
+}
+
+/// Reads each wanted record into its row; those that could not be.
+fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
+    let feed = &shared.feed;
+    let Held { window, object, place, .. } = &*job.window;
+    let read = |&(index, row): &(u64, u32)| -> Result<()> {
+        let span = window.spans.get(index as usize).ok_or_else(|| Error::bug("a window has no such record"))?;
+        let bytes = usize::try_from(span.range().end).ok();
+        let bytes = bytes.and_then(|end| window.content.get(span.offset as usize..end));
+        let bytes = bytes.ok_or_else(|| Error::bug("a record is outside its window"))?;
+        let (record, offset) = (window.first + index, window.base + span.offset);
+        let id = RecordId { place, object: *object, record, offset };
+        // Of the sample's place alone: the same on any number of ranks.
+        let key = feed.keys.key_of(shared.epoch, (object << 40) ^ record);
+        let framing = feed.source.framing();
+        framing.read(bytes, &[], id, &mut |read| fill(read, &id, row, key, &feed.fields, &job.rows))
+    };
+    job.wants.iter().filter_map(|want| read(want).err().map(|error| (want.1, error))).collect()
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who gets which row: streams are opened in the order of objects, as many ahead as the budget has room for, and the
+//! records of their windows are given rows as they come.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use penstock_types::{Error, Result};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::super::mend::{OnError, is_about_data};
+use super::super::rows::Rows;
+use super::super::timing::Trace;
+use super::decoding::{Held, Job};
+use super::pass::{Open, Shared};
+use super::windows::{Window, windows};
+use super::{MOST_AHEAD, Position, Turns, stream_bytes};
+use crate::budget::Reservation;
+
+/// A stream that is open.
+struct Ahead {
+    turn: u64,
+    object: u64,
+    windows: mpsc::Receiver<Result<Window>>,
+    task: JoinHandle<()>,
+    _reserved: Reservation,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Opens streams in the order of objects and gives their records rows.
+pub(super) struct Feeder {
+    shared: Arc<Shared>,
+    jobs: Sender<Job>,
+    consumed: watch::Receiver<u64>,
+    /// The next row, counted from the first batch's first.
+    row: u64,
+    /// Behind the last row that was given.
+    at: Position,
+}
+
+impl Feeder {
+    pub fn new(shared: Arc<Shared>, jobs: Sender<Job>, consumed: watch::Receiver<u64>, at: Position) -> Self {
+        Self { shared, jobs, consumed, row: 0, at }
+    }
+
+    /// The batch that the next row belongs to.
+    pub fn batch(&self) -> u64 {
+        self.row / self.shared.feed.turns.batch
+    }
+
+    pub async fn run(&mut self, from: Position) -> Result<()> {
+        let feed = self.shared.feed.clone();
+        let decoding = Arc::new(Semaphore::new(feed.threads + 1));
+        let mut ahead: VecDeque<Ahead> = VecDeque::new();
+        let mut turn = from.object;
+        loop {
+            while turn < feed.objects() && ahead.len() < MOST_AHEAD {
+                let object = feed.object(self.shared.epoch, turn);
+                let bytes = stream_bytes(&feed.source, object);
+                // The first stream is waited for; the others take what is left.
+                if !ahead.is_empty() && feed.budget.free() < bytes + 4096 {
+                    break;
+                }
+                let reserved = feed.budget.reserve("the stream of an object", bytes).await?;
+                let (out, found) = mpsc::channel(1);
+                let task = tokio::spawn(windows(feed.source.clone(), object, feed.settings.deadline, out));
+                ahead.push_back(Ahead { turn, object, windows: found, task, _reserved: reserved });
+                turn += 1;
+            }
+            let Some(first) = ahead.front_mut() else { break };
+            let (number, object) = (first.turn, first.object);
+            match first.windows.recv().await {
+                Some(Ok(window)) => {
+                    let skip = if number == from.object { from.record } else { 0 };
+                    let permit = decoding.clone().acquire_owned().await;
+                    let permit = permit.map_err(|_| Error::bug("the semaphore is never closed"))?;
+                    if !self.give(number, object, window, skip, permit).await? {
+                        return Ok(()); // the consumer has gone
+                    }
+                }
+                Some(Err(error)) => {
+                    let skips = feed.settings.on_error == OnError::Skip && is_about_data(&error);
+                    if !skips {
+                        return Err(error);
+                    }
+                    // The rest of the object is left out; how many records that is, nobody knows.
+                    self.shared.mending.skipped(&error);
+                }
+                None => {
+                    ahead.pop_front();
+                    self.at = self.at.max(Position { object: number + 1, record: 0 });
+                }
+            }
+        }
+        self.finish();
+        Ok(())
+    }
+
+    /// Gives a window's records their rows; false when the consumer has gone.
+    async fn give(
+        &mut self,
+        turn: u64,
+        object: u64,
+        window: Window,
+        skip: u64,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<bool> {
+        let feed = self.shared.feed.clone();
+        let (first, records) = (window.first, window.spans.len() as u64);
+        let trace = Trace::fetched(window.sent, window.first_byte, window.arrived);
+        let order = feed.records(self.shared.epoch, object, first, records);
+        let place = feed.source.place(object);
+        let held = Arc::new(Held { window, object, place, permit });
+        let step = feed.turns.batch.div_ceil(feed.threads as u64).max(1);
+        let mut at = skip.saturating_sub(first).min(records);
+        while at < records {
+            let (batch, row) = (self.row / feed.turns.batch, self.row % feed.turns.batch);
+            let Some(rows) = self.open(batch).await? else { return Ok(false) };
+            let count = (records - at).min(feed.turns.batch - row).min(step);
+            let wants = (0..count).map(|next| (order.at(at + next), (row + next) as u32)).collect();
+            at += count;
+            self.row += count;
+            self.at = Position { object: turn, record: first + at };
+            if let Some(open) = self.shared.locked().open.get_mut(&batch) {
+                open.end = self.at;
+            }
+            // Refused only when the threads are gone, and then nobody waits.
+            let _ = self.jobs.send(Job { window: held.clone(), wants, batch, rows, trace });
+        }
+        Ok(true)
+    }
+
+    /// The rows of a batch, opened where it is not; `None` when the consumer has gone.
+    async fn open(&mut self, batch: u64) -> Result<Option<Arc<Rows>>> {
+        if let Some(open) = self.shared.locked().open.get(&batch) {
+            return Ok(Some(open.rows.clone()));
+        }
+        let feed = &self.shared.feed;
+        if self.consumed.wait_for(|&next| batch <= next + feed.read_ahead).await.is_err() {
+            return Ok(None);
+        }
+        let count = feed.turns.batch as usize;
+        let rows = Arc::new(Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, count));
+        let (dead, end) = (Vec::new(), Position::default());
+        let open = Open { rows: rows.clone(), left: count, count, dead, error: None, last: None, end };
+        self.shared.locked().open.insert(batch, open);
+        Ok(Some(rows))
+    }
+
+    /// The epoch is over: its last batch has the rows that it has, or is left out.
+    fn finish(&self) {
+        let Turns { batch: size, drops_tail, .. } = self.shared.feed.turns;
+        let (batch, rows) = (self.row / size, self.row % size);
+        let mut state = self.shared.locked();
+        if rows > 0 && drops_tail {
+            state.open.remove(&batch);
+        } else if rows > 0
+            && let Some(open) = state.open.get_mut(&batch)
+        {
+            let missing = (size - rows) as usize;
+            (open.left, open.count) = (open.left - missing, rows as usize);
+        }
+        let total = batch + u64::from(rows > 0 && !drops_tail);
+        if let Some(open) = total.checked_sub(1).and_then(|last| state.open.get_mut(&last)) {
+            open.end = self.at;
+        }
+        state.total = Some(total);
+        self.shared.wake.notify_all();
+    }
+}

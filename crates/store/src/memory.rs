@@ -58,15 +58,7 @@ impl Store for Memory {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            list: true,
-            put: true,
-            versions: true,
-            preconditions: true,
-            checksums: true,
-            ranges: true,
-            any_key: true,
-        }
+        Capabilities::ALL
     }
 
     fn list(&self, prefix: &Key, after: Option<&Key>, _deadline: Deadline) -> ListStream<'_> {

@@ -46,6 +46,19 @@ pub struct Capabilities {
     pub any_key: bool,
 }
 
+impl Capabilities {
+    /// All of them.
+    pub const ALL: Self = Self {
+        list: true,
+        put: true,
+        versions: true,
+        preconditions: true,
+        checksums: true,
+        ranges: true,
+        any_key: true,
+    };
+}
+
 /// An object and, where it is pinned, the version that must be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ObjectRef {

@@ -23,7 +23,6 @@ use async_trait::async_trait;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Response, StatusCode};
 use hyper::body::Incoming;
@@ -33,13 +32,11 @@ use self::account::Account;
 use self::sign::Sign;
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
-use crate::wire::{Remote, quoted, read, said, status, text, unquoted, within, xml};
+use crate::wire::{Remote, delete_each, quoted, read, said, status, text, unquoted, within, xml};
 use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
 
 /// What the requests are written for: from 2021-02-12 on, listings write some names percent-encoded.
 const API: &str = "2020-12-06";
-/// Deletes that run at once.
-const AT_ONCE: usize = 16;
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -291,15 +288,7 @@ impl Store for Azure {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            list: true,
-            put: true,
-            versions: true,
-            preconditions: true,
-            checksums: true,
-            ranges: true,
-            any_key: false,
-        }
+        Capabilities { any_key: false, ..Capabilities::ALL }
     }
 
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
@@ -324,19 +313,12 @@ impl Store for Azure {
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        stream::iter(keys.to_vec())
-            .map(|key| async move {
-                let mut ask = Ask::new(Method::DELETE, Metric::Deletes, Some(&key));
-                // A blob with snapshots is deleted with them, or not at all.
-                ask.headers.insert("x-ms-delete-snapshots", HeaderValue::from_static("include"));
-                match self.container.send(ask, deadline).await {
-                    Ok(_) => Ok(()),
-                    Err(Error::NotFound { place }) if place != self.container.place_of(None) => Ok(()),
-                    Err(error) => Err(error),
-                }
-            })
-            .buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await
+        let delete = |key: Key| async move {
+            let mut ask = Ask::new(Method::DELETE, Metric::Deletes, Some(&key));
+            // A blob with snapshots is deleted with them, or not at all.
+            ask.headers.insert("x-ms-delete-snapshots", HeaderValue::from_static("include"));
+            self.container.send(ask, deadline).await
+        };
+        delete_each(keys, &self.container.place_of(None), delete).await
     }
 }

@@ -13,8 +13,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use http::request;
 use penstock_types::{Stopwatch, unix_now};
-use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SigningCredential};
+use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SignRequest, SigningCredential};
 
 /// A long-lived credential is renewed this long before its end, a little earlier in some processes than in others.
 const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
@@ -159,6 +160,26 @@ impl<C: Lasting> Keeper<C> {
             None => true,
         }
     }
+}
+
+/// Which credential signed a request; `None` signed nothing.
+pub(crate) type Stamp = Option<u64>;
+
+/// Signs a request with the credential that is current; without a keeper it goes as it is.
+pub(crate) async fn sign<C: Lasting>(
+    keeper: Option<&Keeper<C>>,
+    signer: &impl SignRequest<Credential = C>,
+    head: &mut request::Parts,
+) -> Result<Stamp> {
+    let Some(keeper) = keeper else { return Ok(None) };
+    let taken = keeper.take().await?;
+    signer.sign_request(keeper.context(), head, Some(&taken.credential), None).await?;
+    Ok(Some(taken.generation))
+}
+
+/// The store calls the credential expired; true when the request may be sent again with a new one.
+pub(crate) fn renews<C: Lasting>(keeper: Option<&Keeper<C>>, stamp: Stamp) -> bool {
+    matches!((keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
 }
 
 /// What is said when no source has anything.

@@ -20,7 +20,6 @@ use async_trait::async_trait;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Response, StatusCode, Uri};
 use hyper::body::Incoming;
@@ -31,11 +30,9 @@ use serde::Deserialize;
 use self::sign::Sign;
 use crate::count::count_error;
 use crate::wire::client::{Http, Parts};
-use crate::wire::{QUERY, Remote, body, is_loopback, read, said, status, text, within};
+use crate::wire::{QUERY, Remote, body, delete_each, is_loopback, read, said, status, text, within};
 use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
 
-/// Deletes that run at once.
-const AT_ONCE: usize = 16;
 /// The largest description of one object that is read.
 const ONE: usize = 1 << 20;
 
@@ -401,15 +398,7 @@ impl Store for Gcs {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            list: true,
-            put: true,
-            versions: true,
-            preconditions: true,
-            checksums: true,
-            ranges: true,
-            any_key: true,
-        }
+        Capabilities::ALL
     }
 
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
@@ -434,18 +423,10 @@ impl Store for Gcs {
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        stream::iter(keys.to_vec())
-            .map(|key| async move {
-                let ask = self.bucket.object(Method::DELETE, Metric::Deletes, &key, "");
-                match self.bucket.send(ask, deadline).await {
-                    Ok(_) => Ok(()),
-                    Err(Error::NotFound { place }) if place != self.bucket.place_of(None) => Ok(()),
-                    Err(error) => Err(error),
-                }
-            })
-            .buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await
+        let delete = |key: Key| async move {
+            self.bucket.send(self.bucket.object(Method::DELETE, Metric::Deletes, &key, ""), deadline).await
+        };
+        delete_each(keys, &self.bucket.place_of(None), delete).await
     }
 }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use http::request;
 use penstock_types::Result;
 use reqsign_command_execute_tokio::TokioCommandExecute;
-use reqsign_core::{Context, SignRequest, StaticEnv};
+use reqsign_core::{Context, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
 use reqsign_google::{Credential, RequestSigner};
 
 use super::GcsSettings;
 use super::chain::{Chain, SCOPE};
 use crate::credentials::door::Door;
-use crate::credentials::{Keeper, Shared, name_of};
+use crate::credentials::{self, Keeper, Shared, Stamp, name_of};
 use crate::wire::client::Http;
 use crate::wire::unsigned;
 
@@ -28,9 +28,6 @@ pub(super) struct Sign {
     keeper: Option<Arc<Keeper<Credential>>>,
     signer: RequestSigner,
 }
-
-/// Which token a request carried; `None` carried none.
-pub(super) type Stamp = Option<u64>;
 
 impl Sign {
     pub(super) fn new(settings: &GcsSettings, is_anonymous: bool) -> Self {
@@ -54,17 +51,12 @@ impl Sign {
     }
 
     pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
-        let Some(keeper) = &self.keeper else { return Ok(None) };
-        let work = async {
-            let taken = keeper.take().await?;
-            self.signer.sign_request(keeper.context(), head, Some(&taken.credential), None).await?;
-            Ok(Some(taken.generation))
-        };
-        work.await.map_err(|error| unsigned(&error, place, ADVICE))
+        let signed = credentials::sign(self.keeper.as_deref(), &self.signer, head).await;
+        signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
     /// The store calls the token expired; true when the request may be sent again with a new one.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
-        matches!((&self.keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
+        credentials::renews(self.keeper.as_deref(), stamp)
     }
 }

@@ -76,15 +76,7 @@ impl Store for Local {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            list: true,
-            put: true,
-            versions: true,
-            preconditions: true,
-            checksums: false,
-            ranges: true,
-            any_key: false,
-        }
+        Capabilities { checksums: false, any_key: false, ..Capabilities::ALL }
     }
 
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {

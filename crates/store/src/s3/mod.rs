@@ -227,15 +227,7 @@ impl Store for S3 {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            list: true,
-            put: true,
-            versions: true,
-            preconditions: true,
-            checksums: true,
-            ranges: true,
-            any_key: true,
-        }
+        Capabilities::ALL
     }
 
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {

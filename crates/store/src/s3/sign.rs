@@ -7,13 +7,13 @@ use http::request;
 use penstock_types::{Error, Result};
 use reqsign_aws_v4::{Credential, RequestSigner};
 use reqsign_command_execute_tokio::TokioCommandExecute;
-use reqsign_core::{Context, ErrorKind, SignRequest, StaticEnv};
+use reqsign_core::{Context, ErrorKind, StaticEnv};
 use reqsign_file_read_tokio::TokioFileRead;
 
 use super::chain::Chain;
 use crate::S3Settings;
 use crate::credentials::door::Door;
-use crate::credentials::{Keeper, NOTHING, Shared, name_of};
+use crate::credentials::{self, Keeper, NOTHING, Shared, Stamp, name_of};
 use crate::wire::client::Http;
 
 static KEEPERS: Shared<Credential> = Shared::new();
@@ -26,9 +26,6 @@ pub(super) struct Sign {
     /// The environment's keys stay what they are for as long as the process lives.
     is_fixed: bool,
 }
-
-/// Which credential signed a request; `None` signed nothing.
-pub(super) type Stamp = Option<u64>;
 
 impl Sign {
     pub(super) fn new(settings: &S3Settings, region: &str) -> Self {
@@ -65,13 +62,8 @@ impl Sign {
     }
 
     pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
-        let Some(keeper) = &self.keeper else { return Ok(None) };
-        let work = async {
-            let taken = keeper.take().await?;
-            self.signer.sign_request(keeper.context(), head, Some(&taken.credential), None).await?;
-            Ok(Some(taken.generation))
-        };
-        work.await.map_err(|error: reqsign_core::Error| {
+        let signed = credentials::sign(self.keeper.as_deref(), &self.signer, head).await;
+        signed.map_err(|error| {
             let place = place.to_owned();
             // Only the text: what lies beneath may quote a file or an answer that holds a secret.
             let text = error.to_string();
@@ -89,10 +81,7 @@ impl Sign {
 
     /// The store calls the credential expired; true when the request may be sent again with a new one.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
-        match (&self.keeper, stamp) {
-            (Some(keeper), Some(generation)) if !self.is_fixed => keeper.refused(generation),
-            _ => false,
-        }
+        !self.is_fixed && credentials::renews(self.keeper.as_deref(), stamp)
     }
 }
 

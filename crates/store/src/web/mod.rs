@@ -233,13 +233,12 @@ impl Store for Web {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            list: true,
             put: false,
-            versions: true,
             preconditions: false,
             checksums: false,
             ranges: self.site.reads_ranges(),
             any_key: false,
+            ..Capabilities::ALL
         }
     }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
 use http::header::HeaderValue;
 use http::{HeaderMap, Response, Uri, header};
 use http_body_util::{BodyExt, Limited};
@@ -171,6 +172,20 @@ pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
 pub(crate) fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Deletes keys one by one, some at once; one that is not there is no error, a `root` that is not there is.
+pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
+where
+    F: Future<Output = Result<T>>,
+{
+    const AT_ONCE: usize = 16;
+    let gone = |deleted: Result<T>| match deleted {
+        Ok(_) => Ok(()),
+        Err(Error::NotFound { place }) if place != root => Ok(()),
+        Err(error) => Err(error),
+    };
+    stream::iter(keys.to_vec()).map(delete).buffer_unordered(AT_ONCE).map(gone).try_collect().await
 }
 
 /// The same bytes in parts of `size`; nothing is copied.

@@ -153,12 +153,15 @@ def failing_disk(folder: Path, seed: int, counts: collections.Counter[str]) -> I
         yield mount
     finally:
         server.send_signal(signal.SIGTERM)
+        said = ""
         try:
-            said, _ = server.communicate(timeout=90)
+            said, _ = server.communicate(timeout=60)
+        except subprocess.TimeoutExpired:  # a busy mount on a busy machine: what it injected is not counted, no more
+            print("  the failing disk did not come down; its faults of this round are not counted", flush=True)
         finally:
             server.kill()
             subprocess.run(["umount", "-l", str(mount)], check=False, stderr=subprocess.DEVNULL)
-    for call, count in json.loads(said.splitlines()[-1]).items():
+    for call, count in json.loads(said.splitlines()[-1]).items() if said else ():
         counts[call.split()[1]] += count
 
 

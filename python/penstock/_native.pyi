@@ -16,20 +16,25 @@ __all__ = [
     "Emulator",
     "Feed",
     "Files",
+    "ObjectPhase",
     "RaggedTensor",
     "Run",
     "Source",
     "StageJob",
     "StageRequest",
+    "StoragePhase",
     "Tensor",
     "UnindexedFeed",
     "__profile__",
     "__version__",
+    "clear_objects",
     "crc32c",
     "decode_tfrecord",
     "diff",
     "encode_tfrecord",
     "index",
+    "merge_latencies",
+    "object_keys",
     "verify",
 ]
 
@@ -340,6 +345,27 @@ class StageJob:
     def wait(self, timeout_s: float) -> str | None: ...
     def cancel(self) -> None: ...
 
+@final
+class StoragePhase:
+    """One phase of `penstock bench storage`: `spec` and the report are JSON. It runs from its making on."""
+
+    def __new__(cls, spec: str, phase: str) -> StoragePhase: ...
+    def progress(self) -> tuple[int, int, int]: ...
+    def wait(self, timeout_s: float) -> str | None: ...
+    def cancel(self) -> None: ...
+
+@final
+class ObjectPhase:
+    """One stretch of requests of `penstock bench object`: `spec` and the report are JSON. It runs from its making on."""
+
+    def __new__(cls, spec: str, env: dict[str, str]) -> ObjectPhase: ...
+    def progress(self) -> tuple[int, int, int]: ...
+    def wait(self, timeout_s: float) -> str | None: ...
+    def cancel(self) -> None: ...
+
+def clear_objects(url: str, env: dict[str, str]) -> int: ...
+def object_keys(url: str, env: dict[str, str], most: int) -> list[str]: ...
+def merge_latencies(latencies: list[str]) -> str: ...
 def index(
     url: str,
     env: dict[str, str],
@@ -376,11 +402,3 @@ def diff(
     select: list[str] = ...,
     exclude: list[str] = ...,
 ) -> str: ...
-def put_object(url: str, name: str, data: bytes, env: Mapping[str, str]) -> None:
-    """Writes `data` under `name` below the folder or prefix `url`, whole or not at all; retried for at most 10 minutes.
-
-    Args:
-        env: Where the store's settings and credentials come from: `penstock.env.read()`.
-    Raises:
-        Denied, Unreachable, Throttled, NoSpace: The store refused.
-    """

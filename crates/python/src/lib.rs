@@ -4,6 +4,7 @@
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
+mod bench;
 mod course;
 mod diff;
 mod dlpack;
@@ -36,6 +37,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;
     module.add_class::<files::PyFiles>()?;
+    module.add_class::<bench::PyStoragePhase>()?;
+    module.add_class::<bench::PyObjectPhase>()?;
+    module.add_function(wrap_pyfunction!(bench::clear_objects, module)?)?;
+    module.add_function(wrap_pyfunction!(bench::object_keys, module)?)?;
+    module.add_function(wrap_pyfunction!(bench::merge_latencies, module)?)?;
     feed::register(module)?;
     Ok(())
 }

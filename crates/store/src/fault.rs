@@ -115,7 +115,7 @@ impl Fault {
     fn throttled(&self, key: &Key) -> Error {
         let place = crate::place(self.inner.root(), key);
         let retry_after = self.faults.retry_after;
-        Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after }
+        Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after, status: 503 }
     }
 
     fn reset(&self) -> Error {

@@ -180,8 +180,9 @@ impl Tries {
     fn told(&self, error: Error, elapsed: Duration) -> Error {
         let tries = format!(" ({} in {:.1} s)", self.tries(), elapsed.as_secs_f64());
         match error {
-            Error::Throttled { place, retry_after, .. } => {
-                Error::Throttled { place, refused: self.refused, sent: self.sent, window: elapsed, retry_after }
+            Error::Throttled { place, retry_after, status, .. } => {
+                let (refused, sent) = (self.refused, self.sent);
+                Error::Throttled { place, refused, sent, window: elapsed, retry_after, status }
             }
             Error::Unreachable { place, reason } => Error::Unreachable { place, reason: reason + &tries },
             Error::Server { place, status, reason } => Error::Server { place, status, reason: reason + &tries },

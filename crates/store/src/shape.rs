@@ -58,6 +58,7 @@ impl Gate {
             sent: 1,
             window: Duration::ZERO,
             retry_after: Some(wait),
+            status: 503,
         };
         let at = now();
         let backlog = lock(&self.bytes_until).map_or(Duration::ZERO, |until| until.saturating_duration_since(at));

@@ -41,6 +41,8 @@ pub enum Error {
         window: Duration,
         /// What the store asked us to wait before the next try, if it said.
         retry_after: Option<Duration>,
+        /// The last refusal's HTTP status; 0 where it was no HTTP.
+        status: u16,
     },
     /// Nothing answers there: name, connection, TLS, or the connection broke.
     #[error("{place} cannot be reached: {reason}")]
@@ -317,6 +319,7 @@ mod tests {
             sent: 9,
             window: Duration::from_millis(1500),
             retry_after: None,
+            status: 503,
         };
         assert_eq!(error.to_string(), "s3://frames/a refused 3 of 9 requests in 1.5 s");
         assert!(error.retryable() && error.hint().is_some());

@@ -59,12 +59,35 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one kind of operation, in microseconds. `percentiles` is by name: "50", "99.9"."""
+    """Of one kind of operation, in microseconds. `percentiles` is by name: "50", "99.9".
 
+    Attributes:
+        count: Operations that it is of.
+        buckets: Those of the core's histogram (bucket, count), by which the latencies of several hosts become one:
+            bucket i < 128 is i ns; above, bucket i begins at (128 + i % 128) << (i // 128 - 1) ns.
+    """
+
+    count: int | None = None
     min_us: float | None = None
     mean_us: float | None = None
     max_us: float | None = None
     percentiles_us: dict[str, float] = {}
+    buckets: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, told: dict[str, Any] | None) -> Latency | None:
+        """From the core's JSON; None where nothing was recorded."""
+        if not told or not told["count"]:
+            return None
+        percentiles = {name: told[f"p{name.replace('.', '_')}_us"] for name in ("50", "90", "95", "99", "99.9")}
+        return cls(
+            count=told["count"],
+            min_us=told["min_us"],
+            mean_us=told["mean_us"],
+            max_us=told["max_us"],
+            percentiles_us=percentiles,
+            buckets=tuple((at, count) for at, count in told["buckets"]),
+        )
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +96,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         busy: Share of the interval in which the device had work.
         queue: Requests that waited at the device, on average.
+        workers: That had begun by then: the ramp of connections.
     """
 
     at_s: float
@@ -82,6 +106,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     busy: float | None = None
     queue: float | None = None
     throttles: int = 0
+    workers: int | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +119,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         entry_latency: Of a whole file or object, opening included.
         io_latency: Of one block.
         first_byte_latency: Of an object's first byte.
+        service_latency: Of an open loop, since the request was sent; the others count from when it was meant to be.
         statuses: Answers that were no success, by class: "429", "503", "5xx", "reset", "timeout".
         throttled_s: Worker-seconds lost to backing off.
         bytes_refetched: Moved again after an attempt that came to nothing.
@@ -123,6 +149,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     entry_latency: Latency | None = None
     io_latency: Latency | None = None
     first_byte_latency: Latency | None = None
+    service_latency: Latency | None = None
     statuses: dict[str, int] = {}
     retries: int = 0
     throttled_s: float = 0.0
@@ -155,6 +182,14 @@ class Results(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     spec: dict[str, Any] = {}
     provenance: Provenance | None = None
+
+
+def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
+    """Points of a sweep as a table of lists, which a specification can hold; what no point has is left out."""
+    found = {name: [getattr(point, name) for point in points] for name in points[0].__struct_fields__} if points else {}
+    return {
+        name: [value or 0 for value in values] for name, values in found.items() if any(v is not None for v in values)
+    }
 
 
 def _toml(table: dict[str, Any], name: str = "") -> str:

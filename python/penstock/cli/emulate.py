@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from penstock import env
+from penstock.cli.parameters import BYTES
 from penstock.errors import ConfigError, NotFound
 
 __all__ = ["command"]
@@ -44,6 +45,22 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     metavar="F",
     help="Multiply the tier's rates (never its latency), to rehearse a cluster on a laptop.",
 )
+@click.option(
+    "--size",
+    type=BYTES,
+    default="2GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Of a disk's file system; its rates are those of the size that its study speaks of.",
+)
+@click.option(
+    "--credits",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Of a disk's burst credits, at the start.",
+)
 @click.option("--tiers", type=click.Path(path_type=Path), metavar="FILE", help="Another tier book (TOML).")
 @click.option(
     "--allow-remote",
@@ -57,19 +74,37 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     help="Print one JSON line: endpoint, url, access_key, secret_key, region, tier, scale, pid.",
 )
 def command(
-    folder: Path, tier: str, bind: str, scale: float, tiers: Path | None, allow_remote: bool, as_json: bool
+    folder: Path,
+    tier: str,
+    bind: str,
+    scale: float,
+    size: int,
+    credits: float,  # noqa: A002 - the flag's own name
+    tiers: Path | None,
+    allow_remote: bool,
+    as_json: bool,
 ) -> int:
     """Serve DIR as an S3 bucket with the limits of a storage tier, until Ctrl-C or SIGTERM.
 
     Any S3 client reads and writes it: what is written arrives as plain files in DIR. The keys are made for this run;
     PENSTOCK_EMULATE_ACCESS_KEY and PENSTOCK_EMULATE_SECRET_KEY set them.
+
+    A tier that is a disk (aws-gp2@2018) is mounted on DIR, which must be empty, as a block device with the disk's limits,
+    which every program feels; root only.
     """
     from penstock.emulation import Emulator, tier_book
+    from penstock.price import disks
 
     if not folder.is_dir():
         if folder.exists():
             raise NotFound(f"{folder} is not a folder", where=str(folder))
         raise NotFound(f"{folder} does not exist", where=str(folder), hint=f"make it first: mkdir -p {folder}")
+    if tier in disks.load():
+        from penstock.cli.emulate_disk import emulate_disk
+
+        return emulate_disk(
+            folder, tier, size_bytes=size, scale=scale, credits_share=credits, as_json=as_json, ends=_ENDS
+        )
     _refuse_remote(bind, allow_remote)
     # Blocked before the server's threads begin, so that they inherit it and the signal waits for `sigwait` below.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)

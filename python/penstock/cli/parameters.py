@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # generic for type checkers only, in the oldest click that we take
 
-__all__ = ["BYTES", "RATE", "SECONDS", "default_map", "patterns", "settable"]
+__all__ = ["BYTES", "RATE", "SECONDS", "Several", "default_map", "patterns", "settable"]
 
 
 class _Quantity(_ParamType):
@@ -38,6 +38,22 @@ class _Quantity(_ParamType):
             return self._parse(value)
         except ConfigError as error:
             self.fail(f"{error}" + (f"; {error.hint}" if error.hint else ""), param, ctx)
+
+
+class Several(_ParamType):
+    """Values of one kind with commas between them: `1,8,32`, `256KiB,1MiB`. Converts to a tuple; none is refused."""
+
+    def __init__(self, one: click.ParamType[Any] | type, name: str) -> None:
+        self.name = name
+        self._one = click.types.convert_type(one)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        texts = [str(text).strip() for text in (value if isinstance(value, list) else str(value).split(","))]
+        if not all(texts):
+            self.fail(f"`{value}` is not a list such as 1,8,32", param, ctx)
+        return tuple(self._one.convert(text, param, ctx) for text in texts)
 
 
 BYTES = _Quantity("bytes", parse_bytes)

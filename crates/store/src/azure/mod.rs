@@ -203,7 +203,7 @@ impl Container {
             }
             // A container that is not public says so to those who send nothing.
             (404, "ResourceNotFound") | (409, "PublicAccessNotPermitted") => Error::Denied { place, reason },
-            (_, "ServerBusy" | "OperationTimedOut") => status::throttled(place, headers),
+            (_, "ServerBusy" | "OperationTimedOut") => status::throttled(place, status, headers),
             (_, "Md5Mismatch" | "Crc64Mismatch" | "InvalidMd5") => {
                 Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
             }

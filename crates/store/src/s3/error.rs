@@ -93,7 +93,7 @@ pub(super) fn of_status(
             | "ChecksumMismatch",
         ) => Error::corrupt(place, format!("arrived damaged at the store ({reason})")),
         (_, "SlowDown" | "Throttling" | "ThrottlingException" | "TooManyRequests" | "RequestLimitExceeded")
-        | (429 | 503, _) => wire::status::throttled(place, headers),
+        | (429 | 503, _) => wire::status::throttled(place, status, headers),
         (404, "NoSuchUpload") => Error::Server { place, status: 404, reason },
         (301 | 302 | 307 | 308, _) | (400, "AuthorizationHeaderMalformed") if region(headers, said).is_some() => {
             let region = region(headers, said).unwrap_or_default();

@@ -30,8 +30,9 @@ fn wait(text: &str) -> Option<Duration> {
 }
 
 /// The store refused for rate.
-pub(crate) fn throttled(place: String, headers: &HeaderMap) -> Error {
-    Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after: retry_after(headers) }
+pub(crate) fn throttled(place: String, status: StatusCode, headers: &HeaderMap) -> Error {
+    let (retry_after, status) = (retry_after(headers), status.as_u16());
+    Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after, status }
 }
 
 /// The error of a status alone. `reason` is what the store said with it; `by` is its endpoint.
@@ -45,7 +46,7 @@ pub(crate) fn of(
 ) -> Error {
     let is_read = *method == Method::GET || *method == Method::HEAD;
     match status.as_u16() {
-        429 | 503 => throttled(place, headers),
+        429 | 503 => throttled(place, status, headers),
         404 | 410 => Error::NotFound { place },
         401 | 403 | 407 => Error::Denied { place, reason },
         412 if is_read => Error::Changed { place, want: String::new(), have: "another".to_owned() },

@@ -11,6 +11,9 @@ __all__ = ["VERBS", "command"]
 
 # Sub-verb -> what it is for. Kept here so that `penstock bench --help` imports none of them.
 VERBS = {
+    "storage": "Measure disks, pools and anything else with a path.",
+    "object": "Measure an object store: its requests, and what it refuses.",
+    "disk-trace": "Run a command, and say which limit of its disk it hits.",
     "accelerator": "Feed emulated accelerators, and say how busy the storage keeps them.",
     "ab": "Say which of two commands is better, or that none is shown to be.",
     "classify": "Say which limit each point of a sweep is at, whoever measured it.",

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench storage` beside fio: CPU of an I/O where the device does not hide the tool, rates where it does.
+
+    python benches/peers/bench_fio.py FOLDER_IN_MEMORY FOLDER_ON_DISK [--seconds 3] [--rounds 3]
+
+Both read or write the same file with the same engine, depth, size and order, in turn (ABBA), for a fixed time. CPU is that of the whole
+process by wait4, less that of a run that does nothing: io_uring's kernel workers are in it, which fio's own `usr_cpu` leaves out.
+Prints a Markdown table: ratios first, ours over fio's. fio comes from apt (`apt-get install fio`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+SIZE = 512 << 20
+# place, operation, order, engine, depth, direct, block
+CASES = [
+    ("tmpfs", "read", "random", "threads", 1, False, 4096),
+    ("tmpfs", "write", "random", "threads", 1, False, 4096),
+    ("tmpfs", "read", "random", "io_uring", 32, False, 4096),
+    ("tmpfs", "write", "random", "io_uring", 32, False, 4096),
+    ("page cache", "read", "random", "threads", 1, False, 4096),
+    ("page cache", "read", "random", "io_uring", 32, False, 4096),
+    ("page cache", "read", "sequential", "threads", 1, False, 1 << 20),
+    ("disk", "read", "random", "threads", 1, True, 4096),
+    ("disk", "read", "random", "io_uring", 32, True, 4096),
+    ("disk", "read", "sequential", "threads", 1, True, 1 << 20),
+    ("disk", "read", "sequential", "io_uring", 8, True, 1 << 20),
+    ("disk", "write", "sequential", "threads", 1, True, 1 << 20),
+    ("disk", "write", "random", "io_uring", 32, True, 4096),
+]
+
+
+def ran(argv: list[str]) -> tuple[str, float]:
+    """Its stdout, and CPU seconds of it and all its threads."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    out = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return out, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def ours(file: Path, case: tuple, seconds: float) -> tuple[int, float, float]:
+    """I/Os, a second, and CPU nanoseconds of each: the phase's own, which leaves Python's start out."""
+    _, operation, order, engine, depth, direct, block = case
+    argv = [
+        *[str(Path(sys.executable).with_name("penstock")), "bench", "storage", str(file), "--phases", operation],
+        *[
+            "--block-size",
+            f"{block}B",
+            "--depth",
+            str(depth),
+            "--engine",
+            engine,
+            "--time-limit",
+            f"{seconds}s",
+            "--repeat-io",
+        ],
+        *["--keep-caches", "--no-fsync", "--overwrite-device", "--json"],
+        *(["--random"] if order == "random" else []),
+        *(["--direct"] if direct else []),
+    ]
+    row = json.loads(ran(argv)[0])["rows"][0]
+    ios = row["last"]["ios"]
+    return ios, ios / row["last"]["time_s"], row["cpu_s"] / ios * 1e9
+
+
+def fio(file: Path, case: tuple, seconds: float) -> tuple[int, float, float]:
+    _, operation, order, engine, depth, direct, block = case
+    argv = [
+        *[
+            "fio",
+            "--name=x",
+            f"--filename={file}",
+            f"--rw={'rand' if order == 'random' else ''}{operation}",
+            f"--bs={block}",
+        ],
+        *[f"--size={SIZE}", f"--ioengine={'psync' if engine == 'threads' else engine}", f"--iodepth={depth}"],
+        *[f"--direct={int(direct)}", "--thread", "--invalidate=0", "--output-format=json"],
+    ]
+    idle = ran([*argv, "--number_ios=1"])[1]
+    out, cpu = ran([*argv, "--time_based", f"--runtime={seconds}"])
+    job = json.loads(out)["jobs"][0]
+    ios = job[operation]["total_ios"]
+    return ios, ios / (job["job_runtime"] / 1000), (cpu - idle) / ios * 1e9
+
+
+def main() -> int:
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("memory", type=Path)
+    parse.add_argument("disk", type=Path)
+    parse.add_argument("--seconds", type=float, default=3)
+    parse.add_argument("--rounds", type=int, default=3)
+    parse.add_argument("--cases", help="numbers of cases, such as 0,3 (all)")
+    given = parse.parse_args()
+    version = subprocess.run(["fio", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    load = os.getloadavg()[0]
+    print(f"{version}, {given.rounds} rounds of {given.seconds:g} s each, load {load:.1f} at the start\n")
+    print("| where | what | CPU an I/O, ours over fio's | rate, ours over fio's | ours | fio |")
+    print("|---|---|---|---|---|---|")
+    picked = [int(number) for number in given.cases.split(",")] if given.cases else range(len(CASES))
+    for case in (CASES[number] for number in picked):
+        place, operation, order, engine, depth, direct, block = case
+        file = (given.memory if place == "tmpfs" else given.disk) / "penstock-bench-fio"
+        with file.open("wb") as out:
+            for _ in range(SIZE >> 20):
+                out.write(os.urandom(1 << 20))
+            out.flush()
+            os.fsync(out.fileno())
+        found: dict[str, list[tuple[int, float, float]]] = {"ours": [], "fio": []}
+        try:
+            for number in range(given.rounds):
+                for tool in ("ours", "fio") if number % 2 == 0 else ("fio", "ours"):
+                    found[tool].append((ours if tool == "ours" else fio)(file, case, given.seconds))
+        finally:
+            file.unlink()
+        cpu = [a[2] / b[2] for a, b in zip(found["ours"], found["fio"], strict=True)]
+        rate = [a[1] / b[1] for a, b in zip(found["ours"], found["fio"], strict=True)]
+        told = [
+            f"{statistics.median(f[1] for f in found[tool]):,.0f}/s, {statistics.median(f[2] for f in found[tool]):,.0f} ns"
+            for tool in ("ours", "fio")
+        ]
+        what = f"{operation} {order}, {block >> 10} KiB, {engine}, depth {depth}{', direct' if direct else ''}"
+        print(
+            f"| {place} | {what} | {statistics.median(cpu):.2f} | {statistics.median(rate):.2f} | {told[0]} | {told[1]} |"
+        )
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The load generator: it makes requests of disks and stores, and tells how long each took.
+//!
+//! Owns the loops that are timed, their histograms, their content and their arrivals. Prints nothing, decides nothing and
+//! cleans up nothing that its caller did not ask it to: sweeps, caches, rows and verdicts are Python's.
+
+mod arrivals;
+mod buffer;
+mod content;
+mod histogram;
+pub mod object;
+pub mod storage;
+mod usage;
+
+pub use arrivals::{Arrivals, Schedule};
+pub use histogram::{Histogram, Latency};

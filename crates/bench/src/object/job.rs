@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stretch of requests from its workers to its report.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use penstock_store::{Opened, RetryPolicy, Store, StoreSettings, open};
+use penstock_types::{Deadline, Error, Key, Result, Url, now, unix_now};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use super::keys::Keys;
+use super::report::{ObjectEnds, ObjectReport, ObjectSample, OperationReport, OperationTotal};
+use super::spec::{ObjectSpec, Operation};
+use super::stats::Stats;
+use super::worker::{Brought, work};
+use crate::content::Content;
+use crate::usage::{CpuTime, Machine};
+
+/// Counts of one kind, as they grow.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Live {
+    pub(super) requests: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+/// Histograms are kept in so many places, so that workers seldom wait for one another.
+const PLACES: usize = 8;
+/// Steady: of 25 samples the last 7 lie within 7.5 % of each other (as MinIO's warp ends).
+const SAMPLES: usize = 25;
+const STEADY_SAMPLES: usize = 7;
+const STEADY: f64 = 0.075;
+
+/// What all workers share.
+pub(super) struct Shared {
+    pub(super) spec: ObjectSpec,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) keys: Keys,
+    pub(super) content: Content,
+    pub(super) live: [Live; 6],
+    pub(super) throttles: AtomicU64,
+    body: Bytes,
+    sent: AtomicU64,
+    workers: AtomicU64,
+    stats: Vec<Mutex<Brought>>,
+    first: OnceLock<ObjectEnds>,
+}
+
+impl Shared {
+    fn new(spec: ObjectSpec, opened: Opened) -> Self {
+        let content = Content::new(spec.verify.unwrap_or(spec.seed), spec.compressible);
+        let writes = spec.mix.iter().any(|share| matches!(share.operation, Operation::Put | Operation::Delete));
+        let mut body = vec![0; if writes { spec.object_size as usize } else { 0 }];
+        content.prepare(&mut body);
+        Self {
+            keys: Keys::new(&spec, opened.prefix),
+            store: opened.store,
+            content,
+            live: Default::default(),
+            throttles: AtomicU64::new(0),
+            body: body.into(),
+            sent: AtomicU64::new(0),
+            workers: AtomicU64::new(0),
+            stats: (0..PLACES).map(|_| Mutex::default()).collect(),
+            first: OnceLock::new(),
+            spec,
+        }
+    }
+
+    pub(super) fn stats(&self, number: u64, operation: Operation) -> impl std::ops::DerefMut<Target = Stats> {
+        struct Held<'a>(MutexGuard<'a, Brought>, usize);
+        impl std::ops::Deref for Held<'_> {
+            type Target = Stats;
+            fn deref(&self) -> &Stats {
+                &self.0[self.1]
+            }
+        }
+        impl std::ops::DerefMut for Held<'_> {
+            fn deref_mut(&mut self) -> &mut Stats {
+                &mut self.0[self.1]
+            }
+        }
+        let place = &self.stats[number as usize % PLACES];
+        Held(place.lock().unwrap_or_else(PoisonError::into_inner), operation as usize)
+    }
+
+    /// One more request is within the limit.
+    pub(super) fn may_send(&self) -> bool {
+        let sent = self.sent.fetch_add(1, Ordering::Relaxed);
+        self.spec.request_limit.is_none_or(|limit| sent < limit)
+    }
+
+    /// What object `number` holds. Unless it is to be held against the pattern, all share one body but for its head.
+    pub(super) fn body(&self, number: u64) -> Vec<Bytes> {
+        if self.spec.verify.is_some() {
+            let mut body = vec![0; self.body.len()];
+            self.content.fill(&mut body, number, 0);
+            return vec![body.into()];
+        }
+        let head = self.body.len().min(4096);
+        let mut own = self.body[..head].to_vec();
+        self.content.touch(&mut own, number);
+        vec![own.into(), self.body.slice(head..)].into_iter().filter(|part: &Bytes| !part.is_empty()).collect()
+    }
+
+    fn ends(&self, start: Instant, machine: Machine) -> ObjectEnds {
+        let totals = std::array::from_fn(|at| OperationTotal {
+            requests: self.live[at].requests.load(Ordering::Relaxed),
+            bytes: self.live[at].bytes.load(Ordering::Relaxed),
+        });
+        let seconds = now().saturating_duration_since(start).as_secs_f64();
+        ObjectEnds { seconds, totals, cpu_percent: Machine::now().percent_since(machine) }
+    }
+
+    fn sample(&self, start: Instant) -> ObjectSample {
+        let sum = |of: fn(&Live) -> &AtomicU64| self.live.iter().map(|live| of(live).load(Ordering::Relaxed)).sum();
+        ObjectSample {
+            t_s: now().saturating_duration_since(start).as_secs_f64(),
+            requests: sum(|live| &live.requests),
+            bytes: sum(|live| &live.bytes),
+            throttles: self.throttles.load(Ordering::Relaxed),
+            workers: self.workers.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Opens a store whose every attempt is told: the wrapper that would repeat it gives up at once.
+fn opened(url: &str, mut settings: StoreSettings, attempt_limit: Duration) -> Result<Opened> {
+    let url: Url = url.parse()?;
+    settings.retry = RetryPolicy {
+        give_up_after: Duration::ZERO,
+        unreachable_after: Duration::ZERO,
+        never_reached_after: Duration::ZERO,
+        stall_after: attempt_limit,
+        ..RetryPolicy::default()
+    };
+    open(&url, &settings, Arc::default())
+}
+
+/// A stretch of requests that runs. Dropping it ends it.
+pub struct ObjectJob {
+    shared: Arc<Shared>,
+    is_cancelled: Arc<AtomicBool>,
+    wake: Arc<Notify>,
+    done: Mutex<Receiver<Result<ObjectReport>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ObjectJob {
+    /// Begins. Errs for what cannot be, before anything is sent.
+    pub fn start(spec: ObjectSpec, settings: StoreSettings) -> Result<Self> {
+        spec.check()?;
+        let opened = opened(&spec.url, settings, Duration::from_secs_f64(spec.attempt_limit_s))?;
+        Self::over(spec, opened)
+    }
+
+    /// Over a store that tells every attempt.
+    pub(super) fn over(spec: ObjectSpec, opened: Opened) -> Result<Self> {
+        let can = opened.store.capabilities();
+        for share in spec.mix.iter().filter(|share| share.weight > 0.0) {
+            let (is_able, what) = match share.operation {
+                Operation::Put | Operation::Delete => (can.put, "writing objects"),
+                Operation::List => (can.list, "listing keys"),
+                Operation::Range => (can.ranges, "ranged reads"),
+                Operation::Get | Operation::Head => (true, ""),
+            };
+            if !is_able {
+                let by = opened.store.root().to_string();
+                return Err(Error::Unsupported { what: what.to_owned(), by });
+            }
+        }
+        let shared = Arc::new(Shared::new(spec, opened));
+        let (is_cancelled, wake) = (Arc::<AtomicBool>::default(), Arc::<Notify>::default());
+        let (send, done) = channel();
+        let (its, cancelled, woken) = (shared.clone(), is_cancelled.clone(), wake.clone());
+        let thread = std::thread::Builder::new()
+            .name("penstock-bench".to_owned())
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_multi_thread()
+                    .worker_threads(std::thread::available_parallelism().map_or(2, usize::from))
+                    .thread_name("penstock-bench-io")
+                    .enable_all()
+                    .build();
+                let report = match runtime {
+                    Ok(runtime) => runtime.block_on(run(its, &cancelled, &woken)),
+                    Err(error) => Err(Error::from_io("a thread", &error)),
+                };
+                // Nobody listens any more: the job was dropped.
+                let _ = send.send(report);
+            })
+            .map_err(|error| Error::from_io("a thread", &error))?;
+        Ok(Self { shared, is_cancelled, wake, done: Mutex::new(done), thread: Some(thread) })
+    }
+
+    /// Requests answered, bytes, and refusals for rate so far.
+    pub fn progress(&self) -> (u64, u64, u64) {
+        let sample = self.shared.sample(now());
+        (sample.requests, sample.bytes, sample.throttles)
+    }
+
+    /// Ends it at once: [`Self::wait`] errs with `Interrupted` then.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.wake.notify_one();
+    }
+
+    /// The report, once there is one within `limit`. It is given once.
+    pub fn wait(&self, limit: Duration) -> Option<Result<ObjectReport>> {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        match done.recv_timeout(limit) {
+            Ok(result) => Some(result),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(Error::bug("the requests ended without a report"))),
+        }
+    }
+}
+
+impl Drop for ObjectJob {
+    fn drop(&mut self) {
+        self.cancel();
+        if let Some(thread) = self.thread.take() {
+            // What it had to tell, it has told.
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> Result<ObjectReport> {
+    let (cpu, machine, started_s, start) = (CpuTime::now(), Machine::now(), unix_now().as_secs_f64(), now());
+    let concurrency = shared.spec.concurrency;
+    let mut workers = JoinSet::new();
+    for number in 0..concurrency {
+        let shared = shared.clone();
+        let delay = shared.spec.ramp_s * f64::from(number) / f64::from(concurrency);
+        workers.spawn(async move {
+            if delay > 0.0 {
+                tokio::time::sleep_until((start + Duration::from_secs_f64(delay)).into()).await;
+            }
+            shared.workers.fetch_add(1, Ordering::Relaxed);
+            let ended = work(&shared, number, start).await;
+            shared.first.get_or_init(|| shared.ends(start, machine));
+            ended
+        });
+    }
+    let every = Duration::from_secs_f64(shared.spec.sample_s);
+    let mut ticks = tokio::time::interval_at((start + every).into(), every);
+    let limit = shared.spec.time_limit_s.map(|limit| start + Duration::from_secs_f64(limit));
+    let until = async {
+        match limit {
+            Some(limit) => tokio::time::sleep_until(limit.into()).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(until);
+    let (mut series, mut ramp, mut fault) = (Vec::new(), None, None);
+    let ended_by = loop {
+        tokio::select! {
+            ended = workers.join_next() => match ended {
+                None => break None,
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => {
+                    fault = Some(error);
+                    break None;
+                }
+                Some(Err(join)) => {
+                    fault = Some(Error::bug(join.to_string()));
+                    break None;
+                }
+            },
+            () = &mut until => break Some("time"),
+            () = wake.notified() => break None,
+            _ = ticks.tick() => {
+                series.push(shared.sample(start));
+                if ramp.is_none() && shared.spec.ramp_s > 0.0 && shared.workers.load(Ordering::Relaxed) == u64::from(concurrency) {
+                    ramp = Some(shared.ends(start, machine));
+                }
+                if shared.spec.until_stable && is_steady(&series) {
+                    break Some("stable");
+                }
+            }
+        }
+    };
+    // What is still under way is dropped; bytes that have come are counted, requests are not.
+    let last = shared.ends(start, machine);
+    workers.shutdown().await;
+    if is_cancelled.load(Ordering::Relaxed) {
+        return Err(Error::Interrupted);
+    }
+    if let Some(error) = fault {
+        return Err(error);
+    }
+    let ended_by = match ended_by {
+        None if shared.spec.request_limit.is_some_and(|limit| shared.sent.load(Ordering::Relaxed) >= limit) => {
+            Some("requests")
+        }
+        other => other,
+    };
+    let mut sums = Brought::default();
+    for place in &shared.stats {
+        let place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.iter_mut().zip(place.iter()).for_each(|(sum, stats)| sum.merge(stats));
+    }
+    let operations = Operation::ALL.into_iter().zip(&sums);
+    let was_sent = |stats: &Stats| stats.whole.count() > 0 || stats.retries > 0;
+    Ok(ObjectReport {
+        started_s,
+        operations: operations.filter(|(_, s)| was_sent(s)).map(|(o, s)| OperationReport::of(o, s)).collect(),
+        first: shared.first.get().copied().filter(|first| first.seconds <= last.seconds).unwrap_or(last),
+        last,
+        ramp,
+        series: thinned(series),
+        cpu: CpuTime::now().since(cpu),
+        offered_per_s: shared.spec.rate,
+        ended_by,
+    })
+}
+
+/// The rate of the last samples no longer changes.
+fn is_steady(series: &[ObjectSample]) -> bool {
+    if series.len() <= SAMPLES {
+        return false;
+    }
+    let last = &series[series.len() - STEADY_SAMPLES - 1..];
+    let moves_bytes = last[last.len() - 1].bytes > last[0].bytes;
+    let rates: Vec<f64> = last
+        .windows(2)
+        .map(|pair| {
+            let done = match moves_bytes {
+                // Bytes of an attempt that came to nothing are taken back.
+                true => pair[1].bytes.saturating_sub(pair[0].bytes),
+                false => pair[1].requests - pair[0].requests,
+            };
+            done as f64 / (pair[1].t_s - pair[0].t_s)
+        })
+        .collect();
+    let (least, most) = rates.iter().fold((f64::MAX, 0.0f64), |(l, m), &rate| (l.min(rate), m.max(rate)));
+    least > 0.0 && most / least - 1.0 <= STEADY
+}
+
+const MOST_SAMPLES: usize = 600;
+
+/// Counts are sums since the start, so a sample left out loses no count.
+fn thinned(series: Vec<ObjectSample>) -> Vec<ObjectSample> {
+    let step = series.len().div_ceil(MOST_SAMPLES).max(1);
+    series.into_iter().skip(step - 1).step_by(step).collect()
+}
+
+/// At most `most` keys that a URL means, as they follow it; where a store does not list, the URL's own object.
+pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result<Vec<String>> {
+    let url: Url = url.parse()?;
+    let Opened { store, prefix } = open(&url, settings, Arc::default())?;
+    if !store.capabilities().list {
+        return Ok(vec![String::new()]);
+    }
+    let mut found = Vec::new();
+    let mut keys = store.list(&prefix, None, Deadline::NEVER);
+    while found.len() < most
+        && let Some(meta) = keys.try_next().await?
+    {
+        // A key that is no text cannot be named in a spec; it is passed over.
+        found.extend(meta.key.strip_prefix(&prefix).and_then(|tail| tail.as_str().map(str::to_owned)));
+    }
+    if found.is_empty() {
+        return Err(Error::NotFound { place: url.to_string() });
+    }
+    Ok(found)
+}
+
+/// Deletes what lies below a folder of our own; how many objects that were. Retried as patiently as `settings` say.
+pub async fn clear(url: &str, settings: &StoreSettings) -> Result<u64> {
+    let url: Url = url.parse()?;
+    let Opened { store, prefix } = open(&url, settings, Arc::default())?;
+    if !prefix.as_bytes().ends_with(b"/") && store.root().to_path().is_none() {
+        return Err(Error::bug(format!("{url} is no folder of ours")));
+    }
+    let found: Vec<Key> = store.list(&prefix, None, Deadline::NEVER).map_ok(|meta| meta.key).try_collect().await?;
+    for keys in found.chunks(1000) {
+        store.delete(keys, Deadline::NEVER).await?;
+    }
+    Ok(found.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_steady_needs_samples_that_agree() {
+        let at = |n: usize, bytes: u64| ObjectSample { t_s: n as f64, requests: 0, bytes, throttles: 0, workers: 1 };
+        let even: Vec<_> = (1..=30).map(|n| at(n, 100 * n as u64)).collect();
+        assert!(is_steady(&even) && !is_steady(&even[..20]));
+        let growing: Vec<_> = (1..=30).map(|n| at(n, 10 * (n * n) as u64)).collect();
+        assert!(!is_steady(&growing));
+        let stalled: Vec<_> = (1..=30).map(|n| at(n, 100)).collect();
+        assert!(!is_steady(&stalled));
+    }
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Object stores: a mix of requests by many workers, each request's attempts told apart by what the store answered.
+
+mod job;
+mod keys;
+mod report;
+mod spec;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+pub use job::{ObjectJob, clear, keys_of};
+pub use report::{ObjectEnds, ObjectReport, ObjectSample, OperationReport, OperationTotal};
+pub use spec::{ObjectSpec, Operation, Share};

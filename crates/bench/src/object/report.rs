@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a stretch of requests came to.
+
+use serde::Serialize;
+
+use super::spec::Operation;
+use super::stats::{Failures, Stats};
+use crate::Latency;
+use crate::usage::CpuTime;
+
+/// Requests of one kind that were answered, and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct OperationTotal {
+    /// Answered well.
+    pub requests: u64,
+    /// Of bodies; a body that is still under way counts with what has come.
+    pub bytes: u64,
+}
+
+/// One of its two ends, by kind of request in the order of [`Operation::ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ObjectEnds {
+    /// Since the start.
+    pub seconds: f64,
+    /// Until then.
+    pub totals: [OperationTotal; 6],
+    /// Percent of the machine's cores that were busy until then.
+    pub cpu_percent: Option<f64>,
+}
+
+/// What was done by a moment, all kinds together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ObjectSample {
+    /// Since the start.
+    pub t_s: f64,
+    /// Answered well.
+    pub requests: u64,
+    /// Of bodies.
+    pub bytes: u64,
+    /// Refusals for rate.
+    pub throttles: u64,
+    /// Workers that have begun.
+    pub workers: u64,
+}
+
+/// One kind of request.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OperationReport {
+    /// Which.
+    pub operation: Operation,
+    /// Of whole requests, attempts and back-off among them; in an open loop since the intended start.
+    pub latency: Latency,
+    /// Of the attempt that succeeded.
+    pub attempt_latency: Latency,
+    /// Of its first byte, where it has a body.
+    pub first_byte_latency: Latency,
+    /// Attempts that failed.
+    pub failures: Failures,
+    /// Attempts beyond the first.
+    pub retries: u64,
+    /// Worker-seconds in refused attempts and in the back-off after them.
+    pub throttled_s: f64,
+    /// Bytes of attempts that came to nothing.
+    pub bytes_refetched: u64,
+    /// Bytes that were held against the pattern.
+    pub verified_bytes: u64,
+}
+
+impl OperationReport {
+    pub(super) fn of(operation: Operation, stats: &Stats) -> Self {
+        Self {
+            operation,
+            latency: stats.whole.latency(),
+            attempt_latency: stats.attempt.latency(),
+            first_byte_latency: stats.first_byte.latency(),
+            failures: stats.failures,
+            retries: stats.retries,
+            throttled_s: stats.throttled.as_secs_f64(),
+            bytes_refetched: stats.bytes_refetched,
+            verified_bytes: stats.verified_bytes,
+        }
+    }
+}
+
+/// Everything that one host measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ObjectReport {
+    /// When it began, seconds since the Unix epoch.
+    pub started_s: f64,
+    /// Each kind that was sent.
+    pub operations: Vec<OperationReport>,
+    /// When the first worker had nothing left to do.
+    pub first: ObjectEnds,
+    /// When the last one had.
+    pub last: ObjectEnds,
+    /// What had been done when the last worker had begun: the ramp is no steady state.
+    pub ramp: Option<ObjectEnds>,
+    /// What was done by when.
+    pub series: Vec<ObjectSample>,
+    /// Of this process.
+    pub cpu: CpuTime,
+    /// Requests a second that an open loop meant to send.
+    pub offered_per_s: Option<f64>,
+    /// `time`, `requests` or `stable` where a limit ended it.
+    pub ended_by: Option<&'static str>,
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a stretch of requests is made of, and which combinations cannot be.
+
+use penstock_types::{Error, Result, grouped};
+use serde::{Deserialize, Serialize};
+
+use crate::{Arrivals, Schedule};
+
+/// One kind of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// Writes an object.
+    Put,
+    /// Reads a whole object.
+    Get,
+    /// Reads a stretch of one.
+    Range,
+    /// Lists keys.
+    List,
+    /// Asks for an object's facts.
+    Head,
+    /// Deletes an object.
+    Delete,
+}
+
+impl Operation {
+    /// All, in the order in which they are counted.
+    pub const ALL: [Self; 6] = [Self::Put, Self::Get, Self::Range, Self::List, Self::Head, Self::Delete];
+}
+
+/// How often one kind of request is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// The kind.
+    pub operation: Operation,
+    /// Against the sum of all weights.
+    pub weight: f64,
+}
+
+/// One stretch of requests. Sizes in bytes, times in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectSpec {
+    /// Where objects are made: a folder of our own, which ends in `/`.
+    pub url: String,
+    /// Keys below the URL that are read although others made them; none of them is ever written or deleted.
+    pub existing: Vec<String>,
+    /// What is sent.
+    pub mix: Vec<Share>,
+    /// Bytes of each object.
+    pub object_size: u64,
+    /// Bytes of each ranged read.
+    pub range_size: u64,
+    /// Objects that stand there, or are to be made.
+    pub objects: u64,
+    /// Folders that they are spread over: what limits a prefix shall not be taken for what limits the store.
+    pub prefixes: u32,
+    /// Each object once, then it ends.
+    pub once: bool,
+    /// Workers.
+    pub concurrency: u32,
+    /// Workers begin one after the other for so long.
+    pub ramp_s: f64,
+    /// Ends it.
+    pub time_limit_s: Option<f64>,
+    /// Ends it after so many requests.
+    pub request_limit: Option<u64>,
+    /// Ends it once the rate has been steady.
+    pub until_stable: bool,
+    /// Distance of samples.
+    pub sample_s: f64,
+    /// Closed or open loop.
+    pub arrivals: Schedule,
+    /// Of an open loop: requests a second, all workers.
+    pub rate: Option<f64>,
+    /// What was read is held against what this salt wrote.
+    pub verify: Option<u64>,
+    /// Percent of each page that are zeros.
+    pub compressible: u32,
+    /// Of choices, orders, arrivals and content.
+    pub seed: u64,
+    /// An attempt that brings no byte for this long has failed.
+    pub attempt_limit_s: f64,
+    /// A request is given up after so long of refusals.
+    pub give_up_after_s: f64,
+    /// Keys that a LIST goes through.
+    pub list_keys: u64,
+}
+
+const MOST_WORKERS: u64 = 65_536;
+
+impl ObjectSpec {
+    /// Errs with `Config` for what cannot be, before anything is sent.
+    pub fn check(&self) -> Result<()> {
+        let within = |what: &str, value: u64, most: u64| match value {
+            value if (1..=most).contains(&value) => Ok(()),
+            value => Err(Error::config(what, format!("{} is not between 1 and {}", grouped(value), grouped(most)))),
+        };
+        within("--concurrency", u64::from(self.concurrency), MOST_WORKERS)?;
+        within("--prefixes", u64::from(self.prefixes), 1 << 16)?;
+        within("--list-keys", self.list_keys, 1 << 40)?;
+        if self.existing.is_empty() {
+            within("--objects", self.objects, 1 << 40)?;
+        }
+        for (what, seconds) in [
+            ("--ramp", Some(self.ramp_s.max(f64::MIN_POSITIVE))),
+            ("--time-limit", self.time_limit_s),
+            ("the sample distance", Some(self.sample_s)),
+            ("--attempt-limit", Some(self.attempt_limit_s)),
+            ("--give-up-after", Some(self.give_up_after_s)),
+        ] {
+            if let Some(seconds) = seconds
+                && !(seconds.is_finite() && seconds > 0.0 && seconds <= 1e9)
+            {
+                return Err(Error::config(what, format!("{seconds} is no time in seconds")));
+            }
+        }
+        if self.ramp_s < 0.0 {
+            return Err(Error::config("--ramp", format!("{} is no time in seconds", self.ramp_s)));
+        }
+        let sum: f64 = self.mix.iter().map(|share| share.weight).sum();
+        if self.mix.iter().any(|share| !(share.weight.is_finite() && share.weight >= 0.0)) || sum <= 0.0 {
+            return Err(Error::config("--mix", "its weights are not numbers of which one is above 0"));
+        }
+        let has = |wanted: &[Operation]| self.mix.iter().any(|s| s.weight > 0.0 && wanted.contains(&s.operation));
+        if has(&[Operation::Range]) && self.range_size == 0 {
+            return Err(Error::config("--range-size", "0 bytes are nothing to read"));
+        }
+        if has(&[Operation::Range]) && self.existing.is_empty() && self.range_size > self.object_size {
+            let (range, object) = (grouped(self.range_size), grouped(self.object_size));
+            return Err(Error::config("--range-size", format!("{range} bytes are more than an object's {object}")));
+        }
+        if !self.existing.is_empty() && has(&[Operation::Put, Operation::Delete]) {
+            return Err(Error::config("--existing", "objects of others are read, never written or deleted"));
+        }
+        if !self.existing.is_empty() && self.verify.is_some() {
+            return Err(Error::config("--verify", "the content of others' objects is not known"));
+        }
+        if self.compressible > 100 {
+            return Err(Error::config("--compressible", format!("{} is no percentage", self.compressible)));
+        }
+        if !self.once && self.time_limit_s.is_none() && self.request_limit.is_none() && !self.until_stable {
+            return Err(Error::config("--time-limit", "without any limit the requests would never end"));
+        }
+        if self.once && self.mix.iter().filter(|share| share.weight > 0.0).count() > 1 {
+            return Err(Error::config("--mix", "each object once needs one kind of request"));
+        }
+        Arrivals::new(self.arrivals, self.rate, 0, self.concurrency, self.seed).map(drop)
+    }
+
+    pub(super) fn is_one_kind(&self, operation: Operation) -> bool {
+        self.once && self.mix.iter().any(|share| share.weight > 0.0 && share.operation == operation)
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The plain engine: pread and pwrite, one at a time, one clock read each.
+
+use std::os::fd::BorrowedFd;
+
+use penstock_types::{Error, Result, grouped};
+use rustix::io::Errno;
+
+use super::blocks::Walk;
+use super::meter::Meter;
+use super::spec::Phase;
+use super::tree::failed;
+use crate::buffer::Buffer;
+
+/// A file that is being read or written.
+pub(super) struct Open<'a> {
+    pub(super) fd: BorrowedFd<'a>,
+    /// By which its content is known.
+    pub(super) number: u64,
+    /// Its path, for errors.
+    pub(super) place: &'a dyn Fn() -> String,
+}
+
+impl Open<'_> {
+    pub(super) fn ended_early(&self, at: u64) -> Error {
+        Error::corrupt((self.place)(), format!("ends at byte {}, where more was written", grouped(at)))
+    }
+
+    pub(super) fn differs(&self, at: u64) -> Error {
+        Error::corrupt((self.place)(), format!("is not what was written, from byte {} on", grouped(at)))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Plain {
+    block: Buffer,
+    serial: u64,
+}
+
+impl Plain {
+    pub(super) fn new(meter: &Meter<'_>, worker: u32) -> Self {
+        let mut block = Buffer::new(meter.shared.spec.block_size as usize);
+        meter.shared.content.prepare(&mut block);
+        Self { block, serial: u64::from(worker) << 40 }
+    }
+
+    pub(super) fn run(&mut self, meter: &mut Meter<'_>, file: &Open<'_>, walk: &mut Walk) -> Result<()> {
+        match meter.shared.phase {
+            Phase::Write => self.write(meter, file, walk),
+            _ => self.read(meter, file, walk),
+        }
+    }
+
+    fn read(&mut self, meter: &mut Meter<'_>, file: &Open<'_>, walk: &mut Walk) -> Result<()> {
+        let verifies = meter.shared.spec.verify.is_some();
+        while !walk.is_done()
+            && let Some(begun) = meter.begin()
+            && let Some((offset, len)) = walk.take()
+        {
+            let mut done = 0;
+            while done < len {
+                match rustix::io::pread(file.fd, &mut self.block[done..len], offset + done as u64) {
+                    Ok(0) => return Err(file.ended_early(offset + done as u64)),
+                    Ok(more) => done += more,
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(failed(&(file.place)(), errno)),
+                }
+            }
+            meter.io_done(begun, penstock_types::now(), len as u64);
+            if verifies {
+                if let Some(at) = meter.shared.content.differs(&self.block[..len], file.number, offset) {
+                    return Err(file.differs(at));
+                }
+                meter.verified_bytes += len as u64;
+                meter.tick();
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, meter: &mut Meter<'_>, file: &Open<'_>, walk: &mut Walk) -> Result<()> {
+        let exact = meter.shared.spec.verify.is_some();
+        while !walk.is_done()
+            && let Some(mut begun) = meter.begin()
+            && let Some((offset, len)) = walk.take()
+        {
+            if exact {
+                meter.shared.content.fill(&mut self.block[..len], file.number, offset);
+                if !meter.is_open() {
+                    begun.intended = meter.tick();
+                }
+            } else {
+                self.serial += 1;
+                meter.shared.content.touch(&mut self.block[..len], self.serial);
+            }
+            let mut done = 0;
+            while done < len {
+                match rustix::io::pwrite(file.fd, &self.block[done..len], offset + done as u64) {
+                    Ok(more) => done += more,
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(failed(&(file.place)(), errno)),
+                }
+            }
+            meter.io_done(begun, penstock_types::now(), len as u64);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a phase came to.
+
+use serde::Serialize;
+
+use crate::Latency;
+use crate::usage::CpuTime;
+
+/// Counts since a phase began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Total {
+    /// Files, or folders, that are done.
+    pub entries: u64,
+    /// Reads or writes that are done.
+    pub ios: u64,
+    /// Bytes that they moved.
+    pub bytes: u64,
+}
+
+/// One of a phase's two ends.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Ends {
+    /// Since the start.
+    pub seconds: f64,
+    /// By all workers until then.
+    #[serde(flatten)]
+    pub total: Total,
+    /// Percent of the machine's cores that were busy until then; absent where the kernel does not tell.
+    pub cpu_percent: Option<f64>,
+}
+
+/// What was done by a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Sample {
+    /// Since the start.
+    pub t_s: f64,
+    /// By all workers.
+    #[serde(flatten)]
+    pub total: Total,
+}
+
+/// Everything that one host measured of one phase.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PhaseReport {
+    /// Which.
+    pub phase: &'static str,
+    /// When it began, seconds since the Unix epoch.
+    pub started_s: f64,
+    /// How late that was against the agreed start.
+    pub start_late_s: Option<f64>,
+    /// When the first worker had nothing left to do: until then all were busy.
+    pub first: Ends,
+    /// When the last one had.
+    pub last: Ends,
+    /// From the first end to the last.
+    pub tail_s: f64,
+    /// Of whole files (open, all blocks, fsync, close), or of one call of a metadata phase.
+    pub entry_latency: Latency,
+    /// Of reads or writes; in an open loop since their intended start.
+    pub io_latency: Latency,
+    /// Of an open loop's requests since they were really sent.
+    pub service_latency: Option<Latency>,
+    /// Requests a second that an open loop meant to send.
+    pub offered_per_s: Option<f64>,
+    /// Of this process.
+    pub cpu: CpuTime,
+    /// What was done by when.
+    pub series: Vec<Sample>,
+    /// Bytes that were held against the pattern.
+    pub verified_bytes: u64,
+    /// `time` or `ios` where a limit ended it.
+    pub ended_by: Option<&'static str>,
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What one phase does, and which combinations cannot be.
+
+use std::path::PathBuf;
+
+use penstock_types::{Error, Result, grouped};
+use serde::{Deserialize, Serialize};
+
+use crate::{Arrivals, Schedule};
+
+/// One stretch of work that all threads begin together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Makes the folders.
+    Mkdirs,
+    /// Makes the files, or writes the one file or device.
+    Write,
+    /// Reads what was written.
+    Read,
+    /// Asks for each file's facts.
+    Stat,
+    /// Deletes the files.
+    Delete,
+    /// Deletes the folders.
+    Rmdirs,
+}
+
+impl Phase {
+    /// Its name in settings and rows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mkdirs => "mkdirs",
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Stat => "stat",
+            Self::Delete => "delete",
+            Self::Rmdirs => "rmdirs",
+        }
+    }
+}
+
+/// How reads and writes are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Engine {
+    /// pread and pwrite, one at a time a thread.
+    #[serde(rename = "threads")]
+    Threads,
+    /// A ring a thread, `depth` in flight.
+    #[serde(rename = "io_uring")]
+    IoUring,
+}
+
+/// In which order the blocks of a file are visited; each once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// From the first to the last.
+    Sequential,
+    /// In an order of their own.
+    Random,
+}
+
+/// One phase's settings. Sizes in bytes, times in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageSpec {
+    /// A folder, which holds the tree; or a file or block device, which all threads share.
+    pub path: PathBuf,
+    /// Workers.
+    pub threads: u32,
+    /// Folders of each thread.
+    pub directories: u32,
+    /// Files in each folder.
+    pub files: u64,
+    /// Bytes of each file; of a shared file or device how much of it is used, 0 for all.
+    pub file_size: u64,
+    /// Bytes of each read or write.
+    pub block_size: u64,
+    /// Reads or writes in flight a thread.
+    pub depth: u32,
+    /// How they are sent.
+    pub engine: Engine,
+    /// In which order.
+    pub pattern: Pattern,
+    /// O_DIRECT.
+    pub direct: bool,
+    /// fsync before a file counts as written, inside the clock.
+    pub fsync: bool,
+    /// What was read is held against what this salt wrote.
+    pub verify: Option<u64>,
+    /// Percent of each page that are zeros.
+    pub compressible: u32,
+    /// Ends the phase.
+    pub time_limit_s: Option<f64>,
+    /// Ends a thread after so many reads or writes.
+    pub io_limit: Option<u64>,
+    /// Begins again at the first file until the time is up.
+    pub repeat: bool,
+    /// Closed or open loop.
+    pub arrivals: Schedule,
+    /// Of an open loop: requests a second, all threads.
+    pub rate: Option<f64>,
+    /// Of orders and arrivals.
+    pub seed: u64,
+    /// A shared file or device may be written to.
+    pub write_shared: bool,
+    /// When all hosts begin, seconds since the Unix epoch.
+    pub start_at_s: Option<f64>,
+}
+
+const MOST_THREADS: u32 = 4096;
+const MOST_DEPTH: u32 = 4096;
+
+impl StorageSpec {
+    /// Errs with `Config` for what cannot be, before anything is touched.
+    pub fn check(&self) -> Result<()> {
+        let within = |what: &str, value: u64, most: u64| match value {
+            value if (1..=most).contains(&value) => Ok(()),
+            value => Err(Error::config(what, format!("{} is not between 1 and {}", grouped(value), grouped(most)))),
+        };
+        within("--threads", u64::from(self.threads), u64::from(MOST_THREADS))?;
+        within("--depth", u64::from(self.depth), u64::from(MOST_DEPTH))?;
+        within("--directories", u64::from(self.directories), 1 << 20)?;
+        within("--files", self.files, 1 << 40)?;
+        within("--block-size", self.block_size, 1 << 30)?;
+        if self.engine == Engine::Threads && self.depth > 1 {
+            return Err(Error::config(
+                "--depth",
+                format!("{} in flight need `--engine io_uring`; a thread holds one", self.depth),
+            ));
+        }
+        if self.compressible > 100 {
+            return Err(Error::config("--compressible", format!("{} is no percentage", self.compressible)));
+        }
+        if self.file_size > 0 && self.block_size > self.file_size {
+            let (block, file) = (grouped(self.block_size), grouped(self.file_size));
+            return Err(Error::config("--block-size", format!("{block} bytes are more than a file's {file}")));
+        }
+        if let Some(limit) = self.time_limit_s
+            && !(limit.is_finite() && limit > 0.0 && limit <= 1e9)
+        {
+            return Err(Error::config("--time-limit", format!("{limit} is no time in seconds")));
+        }
+        if self.repeat && self.time_limit_s.is_none() && self.io_limit.is_none() {
+            return Err(Error::config("--repeat", "needs a --time-limit or an --io-limit, or it would never end"));
+        }
+        if self.io_limit == Some(0) {
+            return Err(Error::config("--io-limit", "0 leaves nothing to measure"));
+        }
+        Arrivals::new(self.arrivals, self.rate, 0, self.threads, self.seed)?;
+        self.bytes().map(|_| ())
+    }
+
+    /// Files of all threads.
+    pub fn total_files(&self) -> Result<u64> {
+        (u64::from(self.threads) * u64::from(self.directories)).checked_mul(self.files).ok_or_else(too_much)
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> Result<u64> {
+        let bytes = self.total_files()?.checked_mul(self.file_size).filter(|bytes| *bytes < 1 << 63);
+        bytes.ok_or_else(too_much)
+    }
+}
+
+fn too_much() -> Error {
+    Error::config("--files", "files x directories x threads x file size is more than a file system can hold")
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What lies at the path: a folder to hold a tree, or one file or block device that all threads share. Refuses what the
+//! spec cannot be done to, before any thread begins.
+
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use penstock_types::{Error, Result, grouped};
+use rustix::fs::{Mode, OFlags};
+
+use super::spec::{Phase, StorageSpec};
+use super::tree::failed;
+
+/// See the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Target {
+    /// A folder.
+    Tree,
+    /// A file or device, of which so many bytes are used.
+    Shared(u64),
+}
+
+/// O_DIRECT works in units of at least this.
+const SECTOR: u64 = 512;
+
+/// Looks, and refuses.
+pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
+    let place = spec.path.display().to_string();
+    let facts = std::fs::metadata(&spec.path).map_err(|error| Error::from_io(&place, &error))?;
+    if facts.is_dir() {
+        if spec.direct && matches!(phase, Phase::Write | Phase::Read) {
+            probe_direct(&spec.path, &place)?;
+            aligned(spec, spec.file_size)?;
+        }
+        return Ok(Target::Tree);
+    }
+    let is_device = facts.file_type().is_block_device();
+    if !is_device && !facts.is_file() {
+        return Err(Error::config("PATH", format!("{place} is neither a folder, a file nor a block device")));
+    }
+    match phase {
+        Phase::Read => {}
+        Phase::Write if spec.write_shared => {}
+        Phase::Write => {
+            let what = if is_device { "a block device" } else { "a file" };
+            let problem = format!(
+                "{place} is {what}, and writing would destroy what is on it; say --overwrite-device if that is meant"
+            );
+            return Err(Error::config("--phases", problem));
+        }
+        phase => {
+            let problem = format!("{} needs a folder, and {place} is none", phase.name());
+            return Err(Error::config("--phases", problem));
+        }
+    }
+    let mut open = std::fs::OpenOptions::new();
+    open.read(true).write(phase == Phase::Write);
+    if is_device && phase == Phase::Write {
+        // A mounted device refuses this.
+        open.custom_flags(libc::O_EXCL);
+    }
+    let file = open.open(&spec.path).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => Error::Denied { place: place.clone(), reason: "it is mounted or in use".to_owned() },
+        _ => Error::from_io(&place, &error),
+    })?;
+    let held = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(|errno| failed(&place, errno))?;
+    let size = if spec.file_size == 0 { held } else { spec.file_size };
+    if held < size || held < spec.block_size {
+        let want = grouped(size.max(spec.block_size));
+        return Err(Error::config("PATH", format!("{place} has {} bytes and {want} are asked for", grouped(held))));
+    }
+    // Whole blocks only: a device's last odd bytes are no block.
+    let size = if spec.file_size == 0 { size / spec.block_size * spec.block_size } else { size };
+    if spec.direct {
+        aligned(spec, size)?;
+    }
+    Ok(Target::Shared(size))
+}
+
+fn aligned(spec: &StorageSpec, size: u64) -> Result<()> {
+    for (what, value) in [("--block-size", spec.block_size), ("--file-size", size)] {
+        if !value.is_multiple_of(SECTOR) {
+            let problem = format!("{} bytes are no multiple of {SECTOR}, which --direct needs", grouped(value));
+            return Err(Error::config(what, problem));
+        }
+    }
+    Ok(())
+}
+
+/// Opens a file without a name, as O_DIRECT: a file system that has none says so here.
+fn probe_direct(folder: &Path, place: &str) -> Result<()> {
+    let direct = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+    let unnamed = rustix::fs::open(folder, direct | OFlags::TMPFILE, Mode::from_raw_mode(0o600));
+    let probed = match unnamed {
+        Ok(_) => return Ok(()),
+        // No unnamed files there, or no O_DIRECT: a named one tells which.
+        Err(_) => {
+            let name = folder.join(format!(".penstock-bench-probe-{}", std::process::id()));
+            let named = rustix::fs::open(&name, direct | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o600));
+            let _ = std::fs::remove_file(&name);
+            named
+        }
+    };
+    match probed {
+        Ok(_) => Ok(()),
+        Err(rustix::io::Errno::INVAL) => Err(Error::config(
+            "--direct",
+            format!("the file system of {place} has no O_DIRECT; measure without it, and with caches dropped"),
+        )),
+        Err(errno) => Err(failed(place, errno)),
+    }
+}

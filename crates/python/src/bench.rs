@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The load generator for Python: one phase at a time, its settings and its report as JSON.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use penstock_bench::object::{ObjectJob, ObjectSpec, clear, keys_of};
+use penstock_bench::storage::{Phase, PhaseJob, StorageSpec};
+use penstock_bench::{Histogram, Latency};
+use penstock_store::StoreSettings;
+use penstock_types::{Error, Result};
+use pyo3::prelude::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::enter::{enter, enter_async};
+use crate::raise::raise;
+
+fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| Error::config(what, error.to_string()))
+}
+
+fn json<T: Serialize>(report: &T) -> Result<String> {
+    serde_json::to_string(report).map_err(|error| Error::bug(error.to_string()))
+}
+
+fn limit(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
+}
+
+#[pyclass(name = "StoragePhase", module = "penstock._native", frozen)]
+pub struct PyStoragePhase(PhaseJob);
+
+#[pymethods]
+impl PyStoragePhase {
+    #[new]
+    fn new(py: Python<'_>, spec: &str, phase: &str) -> PyResult<Self> {
+        enter(py, || {
+            let spec: StorageSpec = parsed("the phase's settings", spec)?;
+            let phase: Phase = parsed("the phase", &json(&phase)?)?;
+            PhaseJob::start(spec, phase)
+        })
+        .map(Self)
+    }
+
+    /// Entries, reads or writes, and bytes that are done.
+    fn progress(&self) -> (u64, u64, u64) {
+        let total = self.0.progress();
+        (total.entries, total.ios, total.bytes)
+    }
+
+    /// Waits at most `timeout_s`; the report as JSON, once, or `None` while the phase runs.
+    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
+        enter(py, || self.0.wait(limit(timeout_s)).map(|report| json(&report?)).transpose())
+    }
+
+    fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
+#[pyclass(name = "ObjectPhase", module = "penstock._native", frozen)]
+pub struct PyObjectPhase(ObjectJob);
+
+#[pymethods]
+impl PyObjectPhase {
+    #[new]
+    fn new(py: Python<'_>, spec: &str, env: HashMap<String, String>) -> PyResult<Self> {
+        enter(py, || {
+            let spec: ObjectSpec = parsed("the phase's settings", spec)?;
+            ObjectJob::start(spec, StoreSettings::from_env(&env)?)
+        })
+        .map(Self)
+    }
+
+    /// Requests answered, bytes, and refusals for rate.
+    fn progress(&self) -> (u64, u64, u64) {
+        self.0.progress()
+    }
+
+    /// Waits at most `timeout_s`; the report as JSON, once, or `None` while requests are sent.
+    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
+        enter(py, || self.0.wait(limit(timeout_s)).map(|report| json(&report?)).transpose())
+    }
+
+    fn cancel(&self) {
+        self.0.cancel();
+    }
+}
+
+/// At most `most` keys that `url` means, as they follow it; where a store does not list, the URL's own object.
+#[pyfunction]
+pub fn object_keys(py: Python<'_>, url: String, env: HashMap<String, String>, most: usize) -> PyResult<Vec<String>> {
+    enter_async(py, async move { keys_of(&url, &StoreSettings::from_env(&env)?, most).await })
+}
+
+/// Deletes all below `url`, a folder that a bench made; how many objects that were.
+#[pyfunction]
+pub fn clear_objects(py: Python<'_>, url: String, env: HashMap<String, String>) -> PyResult<u64> {
+    enter_async(py, async move { clear(&url, &StoreSettings::from_env(&env)?).await })
+}
+
+/// One latency of several, each as JSON: their buckets are added, and percentiles taken anew.
+#[pyfunction]
+pub fn merge_latencies(py: Python<'_>, latencies: Vec<String>) -> PyResult<String> {
+    let merge = || {
+        let mut merged = Histogram::default();
+        for text in &latencies {
+            merged.merge(&Histogram::of(&parsed::<Latency>("a latency", text)?)?);
+        }
+        json(&merged.latency())
+    };
+    merge().map_err(|error| raise(py, error))
+}

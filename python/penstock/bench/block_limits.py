@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of a block device by the kernel's control groups, so that every program feels them: cgroup v1 (blkio.throttle) or
+v2 (io.max).
+
+Owns the files of those limits and nothing else. Under v1 the root group can be limited, and each group below it has the
+same limits for itself; under v2 only the groups below the root can.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.errors import Denied, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["BlockLimits", "read_limits", "set_limits"]
+
+_V1 = Path("/sys/fs/cgroup/blkio")
+_V2 = Path("/sys/fs/cgroup")
+_KINDS = {
+    "read_bytes_per_s": ("read_bps_device", "rbps"),
+    "write_bytes_per_s": ("write_bps_device", "wbps"),
+    "read_ios_per_s": ("read_iops_device", "riops"),
+    "write_ios_per_s": ("write_iops_device", "wiops"),
+}
+
+
+class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Units a second; None is no limit."""
+
+    read_bytes_per_s: float | None = None
+    write_bytes_per_s: float | None = None
+    read_ios_per_s: float | None = None
+    write_ios_per_s: float | None = None
+
+    @classmethod
+    def shared(cls, *, ios_per_s: float | None, bytes_per_s: float | None) -> BlockLimits:
+        """The same for either direction."""
+        return cls(
+            read_bytes_per_s=bytes_per_s,
+            write_bytes_per_s=bytes_per_s,
+            read_ios_per_s=ios_per_s,
+            write_ios_per_s=ios_per_s,
+        )
+
+
+def _groups() -> Iterator[tuple[Path, bool]]:
+    """Each control group that can hold a limit, and whether it is of v1."""
+    if (_V1 / "blkio.throttle.read_bps_device").exists():
+        for folder, _, files in os.walk(_V1):
+            if "blkio.throttle.read_bps_device" in files:
+                yield Path(folder), True
+        return
+    for folder, _, files in os.walk(_V2):
+        if "io.max" in files:
+            yield Path(folder), False
+
+
+def set_limits(device: str, limits: BlockLimits) -> None:
+    """Hold a device (`7:0`) to limits, in every control group that there is now. No limit at all sets it free.
+
+    Raises:
+        Denied: Only root may.
+        Unsupported: The kernel has no control groups for block devices here.
+    """
+    groups = list(_groups())
+    if not groups:
+        raise Unsupported(
+            "limits of block devices need control groups (blkio, or io of v2), which are not mounted here"
+        )
+    for group, is_v1 in groups:
+        try:
+            if is_v1:
+                for name, (file, _) in _KINDS.items():
+                    value = getattr(limits, name)
+                    (group / f"blkio.throttle.{file}").write_text(f"{device} {int(value or 0)}\n")
+            else:
+                values = {short: getattr(limits, name) for name, (_, short) in _KINDS.items()}
+                line = " ".join(f"{short}={int(value) if value else 'max'}" for short, value in values.items())
+                (group / "io.max").write_text(f"{device} {line}\n")
+        except FileNotFoundError:
+            continue  # a group that ended meanwhile
+        except PermissionError as error:
+            raise Denied(f"{group} may not be written to: {error.strerror}", hint="be root", where=str(group)) from None
+
+
+def read_limits(device: str) -> BlockLimits:
+    """The tightest limits that any control group has for a device; those that nobody set are None."""
+    found: dict[str, float] = {}
+
+    def note(name: str, text: str) -> None:
+        with suppress(ValueError):
+            found[name] = min(found.get(name, float("inf")), float(text))
+
+    for group, is_v1 in _groups():
+        with suppress(OSError):
+            if is_v1:
+                for name, (file, _) in _KINDS.items():
+                    for line in (group / f"blkio.throttle.{file}").read_text().splitlines():
+                        where, _, value = line.partition(" ")
+                        if where == device:
+                            note(name, value)
+            else:
+                for line in (group / "io.max").read_text().splitlines():
+                    where, *pairs = line.split()
+                    told = dict(pair.split("=", 1) for pair in pairs)
+                    for name, (_, short) in _KINDS.items():
+                        if where == device and told.get(short, "max") != "max":
+                            note(name, told[short])
+    return BlockLimits(**found)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run asks of a disk, second by second, against what the disk may do: which limit was hit, and for how long.
+
+Owns sampling and judging. Starts the command that it is given and nothing else; prints nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.bench.block_limits import read_limits
+from penstock.bench.diskstats import Counters, read_counters
+from penstock.bench.rows import End, Row, Sample
+from penstock.errors import ConfigError, NotFound, SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DiskLimits", "DiskSample", "DiskTrace", "judge", "trace"]
+
+# A sample counts as at its limit from this share of it on: shaping lets a little less through than it is set to.
+_AT_LIMIT = 0.93
+# A limit is what the run is bound by when it is hit for this share of the time in which the disk was used at all.
+_BOUND = 0.3
+_USED = 0.05
+_NAMES = {"bytes": "throughput", "ios": "IOPS"}
+
+
+class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Units a second, and where they are stated. `is_shared`: reads and writes together, else either alone."""
+
+    ios_per_s: float | None = None
+    bytes_per_s: float | None = None
+    source: str = "nobody states any"
+    is_shared: bool = True
+
+
+class DiskSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One interval. `utilisation` is the share of it with anything in flight, `queue` the mean number that was."""
+
+    at_s: float
+    seconds: float
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    read_ios_per_s: float
+    write_ios_per_s: float
+    utilisation: float
+    queue: float
+
+    def used(self, what: str, *, shared: bool) -> float:
+        read, write = getattr(self, f"read_{what}_per_s"), getattr(self, f"write_{what}_per_s")
+        return float(read + write if shared else max(read, write))
+
+
+class DiskTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A device under one run.
+
+    Attributes:
+        at_limit: Of the time in which the device was used, the share at each limit ("bytes", "ios").
+        hit: "throughput", "IOPS", "device" (saturated below every stated limit) or "none".
+        exit_code: The command's.
+    """
+
+    schema_version: int = 1
+    device: str
+    limits: DiskLimits
+    samples: tuple[DiskSample, ...]
+    at_limit: dict[str, float]
+    hit: str
+    seconds: float
+    read_bytes: int
+    write_bytes: int
+    ios: int
+    exit_code: int
+    program: str
+
+    def row(self) -> Row:
+        """As reports draw it. The command's words stay out of it: they may hold a secret."""
+        total = self.read_bytes + self.write_bytes
+        limits = {"bytes_per_s": self.limits.bytes_per_s, "ios_per_s": self.limits.ios_per_s}
+        return Row(
+            operation="TRACE",
+            path_type="blockdev",
+            last=End(
+                time_s=self.seconds,
+                ios=self.ios,
+                bytes=total,
+                ios_per_s=self.ios / self.seconds,
+                bytes_per_s=total / self.seconds,
+            ),
+            series=tuple(
+                Sample(
+                    at_s=sample.at_s,
+                    bytes_per_s=sample.used("bytes", shared=self.limits.is_shared),
+                    ios_per_s=sample.used("ios", shared=self.limits.is_shared),
+                    busy=sample.utilisation,
+                    queue=sample.queue,
+                )
+                for sample in self.samples
+            ),
+            limits={name: value for name, value in limits.items() if value is not None},
+            label=self.device,
+            source=self.limits.source,
+            raw={"hit": self.hit, "program": self.program},
+        )
+
+
+def _sample(before: Counters, now: Counters, began_s: float) -> DiskSample:
+    seconds = max(now.at_s - before.at_s, 1e-9)
+    return DiskSample(
+        at_s=now.at_s - began_s,
+        seconds=seconds,
+        read_bytes_per_s=(now.read_bytes - before.read_bytes) / seconds,
+        write_bytes_per_s=(now.write_bytes - before.write_bytes) / seconds,
+        read_ios_per_s=(now.read_ios - before.read_ios) / seconds,
+        write_ios_per_s=(now.write_ios - before.write_ios) / seconds,
+        utilisation=min(1.0, (now.busy_s - before.busy_s) / seconds),
+        queue=(now.waited_s - before.waited_s) / seconds,
+    )
+
+
+def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, float], str]:
+    """Shares of the used time at each limit, and which one binds."""
+    used = [sample for sample in samples if sample.utilisation >= _USED]
+    total = sum(sample.seconds for sample in used)
+    shares: dict[str, float] = {}
+    for what, limit in (("bytes", limits.bytes_per_s), ("ios", limits.ios_per_s)):
+        if limit is not None and total > 0:
+            at = [sample for sample in used if sample.used(what, shared=limits.is_shared) >= _AT_LIMIT * limit]
+            shares[what] = sum(sample.seconds for sample in at) / total
+    worst = max(shares, key=lambda what: shares[what], default=None)
+    if worst is not None and shares[worst] >= _BOUND:
+        return shares, _NAMES[worst]
+    saturated = sum(sample.seconds for sample in used if sample.utilisation >= _AT_LIMIT)
+    # A throttled request waits before the device sees it, so utilisation alone says nothing of limits.
+    return shares, "device" if total > 0 and saturated / total >= _BOUND else "none"
+
+
+def limits_in_force(device: str) -> DiskLimits:
+    """Those that control groups hold the device to; the tighter of the two directions."""
+    number = read_counters()[device].number
+    found = read_limits(number)
+    moved = [rate for rate in (found.read_bytes_per_s, found.write_bytes_per_s) if rate]
+    ios = [rate for rate in (found.read_ios_per_s, found.write_ios_per_s) if rate]
+    if not moved and not ios:
+        return DiskLimits()
+    return DiskLimits(
+        ios_per_s=min(ios, default=None),
+        bytes_per_s=min(moved, default=None),
+        source="control groups",
+        is_shared=False,
+    )
+
+
+def trace(
+    command: Sequence[str], devices: Sequence[str], *, limits: DiskLimits | None = None, every_s: float = 0.25
+) -> list[DiskTrace]:
+    """Run a command to its end and watch the devices meanwhile.
+
+    Args:
+        command: Its words; no shell is between.
+        devices: Names as in /proc/diskstats.
+        limits: What each may do; by default what control groups hold it to.
+    Raises:
+        NotFound: No such program or device.
+        ConfigError: Nothing to run.
+        SystemFault: It cannot be started.
+    """
+    if not command:
+        raise ConfigError("no command: give one after `--`", where="CMD")
+    known = read_counters()
+    if missing := [device for device in devices if device not in known]:
+        raise NotFound(f"no block device `{missing[0]}`", where=missing[0])
+    stated = {device: limits or limits_in_force(device) for device in devices}
+    kept: list[dict[str, Counters]] = [known]
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(every_s):
+            kept.append(read_counters())
+
+    try:
+        process = subprocess.Popen(list(command))
+    except FileNotFoundError:
+        raise NotFound(f"no program `{command[0]}`", where=command[0]) from None
+    except OSError as error:
+        raise SystemFault(f"{command[0]} cannot be started: {error.strerror}", where=command[0]) from None
+    began_s = time.monotonic()
+    watcher = threading.Thread(target=watch, name="penstock-disk-trace", daemon=True)
+    watcher.start()
+    try:
+        code = process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        stop.set()
+        watcher.join()
+    kept.append(read_counters())
+    return [_trace(device, stated[device], kept, began_s, code, command) for device in devices]
+
+
+def _trace(
+    device: str, limits: DiskLimits, kept: list[dict[str, Counters]], began_s: float, code: int, command: Sequence[str]
+) -> DiskTrace:
+    counters: list[Any] = [one[device] for one in kept if device in one]
+    samples = tuple(_sample(a, b, began_s) for a, b in itertools.pairwise(counters) if b.at_s > a.at_s)
+    shares, hit = judge(samples, limits)
+    first, last = counters[0], counters[-1]
+    return DiskTrace(
+        device=device,
+        limits=limits,
+        samples=samples,
+        at_limit=shares,
+        hit=hit,
+        seconds=last.at_s - began_s,
+        read_bytes=last.read_bytes - first.read_bytes,
+        write_bytes=last.write_bytes - first.write_bytes,
+        ios=last.ios - first.ios,
+        exit_code=code,
+        program=command[0],
+    )

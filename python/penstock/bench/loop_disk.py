@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk with a tier's limits, as a real block device: a loop device over a sparse file, held by control groups, with a
+file system on it. Every program feels the same disk. Root only.
+
+Owns the image, the loop device, the mount and the credits of bursts; all of it is gone at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from penstock.bench.block_limits import BlockLimits, set_limits
+from penstock.bench.diskstats import read_counters
+from penstock.errors import ConfigError, Denied, PreconditionFailed, SystemFault, Unsupported
+
+__all__ = ["Burst", "LoopDisk", "Rate"]
+
+_TICK_S = 1.0
+
+
+class Burst(msgspec.Struct, frozen=True):
+    """More than the base while credits last: `credits` at most, of which `held` are there at the start."""
+
+    per_s: float
+    credits: float
+    held: float
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A limit that reads and writes share: units a second for ever, and more in bursts."""
+
+    base_per_s: float
+    burst: Burst | None = None
+
+
+class _Bucket:
+    """Credits of one limit: earned at the base rate, spent by what was done."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self.held = rate.burst.held if rate.burst else 0.0
+
+    def spend(self, done: float, seconds: float) -> None:
+        if self._rate.burst:
+            earned = self._rate.base_per_s * seconds
+            self.held = min(self._rate.burst.credits, max(0.0, self.held + earned - done))
+
+    @property
+    def limit_per_s(self) -> float:
+        burst = self._rate.burst
+        # A second of the burst must be covered, or the bucket would be overdrawn before the next look.
+        if burst and self.held >= (burst.per_s - self._rate.base_per_s) * _TICK_S:
+            return max(burst.per_s, self._rate.base_per_s)
+        return self._rate.base_per_s
+
+
+class LoopDisk:
+    """The disk, while the `with` block lasts; a file system on it is mounted at `mount`.
+
+    Args:
+        mount: An empty folder.
+        size_bytes: Of the device; the image is sparse.
+        ios, moved: I/Os and bytes a second; None is no limit.
+        io_bytes: Larger I/Os are split to this and count so often.
+        images: Where the image lies; a temporary folder by default.
+    Raises:
+        Denied: Not root.
+        PreconditionFailed: The folder is not empty.
+        SystemFault: losetup, mkfs or mount refused.
+    """
+
+    def __init__(
+        self,
+        mount: Path,
+        *,
+        size_bytes: int,
+        ios: Rate | None,
+        moved: Rate | None,
+        io_bytes: int = 262_144,
+        images: Path | None = None,
+    ) -> None:
+        if size_bytes < 16 << 20:
+            raise ConfigError(f"size: {size_bytes:,} bytes are too few for a file system", where="--size")
+        self._mount, self._size, self._io_bytes, self._images = mount, size_bytes, io_bytes, images
+        self._ios, self._moved = ios, moved
+        self._stack = ExitStack()
+        self._stop = threading.Event()
+        self.device = ""
+        self.number = ""
+
+    def __enter__(self) -> Self:
+        if os.geteuid() != 0:
+            raise Denied("a disk with limits is a loop device and a mount, which are root's", hint="run it as root")
+        if not self._mount.is_dir() or any(self._mount.iterdir()):
+            raise PreconditionFailed(f"{self._mount} is not an empty folder", where=str(self._mount))
+        for program in ("losetup", "mkfs.ext4", "mount", "umount"):
+            if shutil.which(program) is None:
+                raise Unsupported(f"a disk with limits needs {program}, which is not installed here")
+        try:
+            self._make()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def _make(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="penstock-disk-", dir=self._images))
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        image = folder / "image"
+        with image.open("wb") as out:
+            out.truncate(self._size)
+        self.device = _said("losetup", "--find", "--show", "--direct-io=on", str(image))
+        self._stack.callback(_tried, "losetup", "--detach", self.device)
+        facts = Path(self.device).stat()
+        self.number = f"{os.major(facts.st_rdev)}:{os.minor(facts.st_rdev)}"
+        _said("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", self.device)
+        queue = Path("/sys/block") / Path(self.device).name / "queue/max_sectors_kb"
+        before = queue.read_text()
+        queue.write_text(str(self._io_bytes // 1024))
+        self._stack.callback(queue.write_text, before)
+        _said("mount", self.device, str(self._mount))
+        self._stack.callback(_tried, "umount", str(self._mount))
+        # Its own making was not held to the limits.
+        self._stack.callback(set_limits, self.number, BlockLimits())
+        buckets = [_Bucket(rate) if rate else None for rate in (self._ios, self._moved)]
+        self._apply(buckets)
+        watch = threading.Thread(target=self._keep, args=(buckets,), name="penstock-disk", daemon=True)
+        watch.start()
+        self._stack.callback(watch.join)
+        self._stack.callback(self._stop.set)
+
+    def _apply(self, buckets: list[_Bucket | None]) -> None:
+        ios, moved = (bucket.limit_per_s if bucket else None for bucket in buckets)
+        set_limits(self.number, BlockLimits.shared(ios_per_s=ios, bytes_per_s=moved))
+
+    def _keep(self, buckets: list[_Bucket | None]) -> None:
+        """Groups that begin later get the limits too, and credits are earned and spent."""
+        name = Path(self.device).name
+        before = read_counters()[name]
+        while not self._stop.wait(_TICK_S):
+            now = read_counters()[name]
+            done = (now.ios - before.ios, now.bytes - before.bytes)
+            for bucket, count in zip(buckets, done, strict=True):
+                if bucket:
+                    bucket.spend(count, now.at_s - before.at_s)
+            before = now
+            self._apply(buckets)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def _said(*argv: str) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode != 0:
+        raise SystemFault(f"{argv[0]}: {done.stderr.strip() or done.returncode}", where=argv[-1])
+    return done.stdout.strip()
+
+
+def _tried(*argv: str) -> None:
+    subprocess.run(argv, capture_output=True, timeout=120, check=False)

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Object stores: what they answer, how fast, and what they refuse.
+
+Owns the folder of objects that a bench makes: a fresh name below the URL, gone at the end however that comes. Refuses to
+write or delete anything else, and reads what others made only where that is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock import _native, env
+from penstock.bench.rows import End, Latency, Row, Sample, columns
+from penstock.errors import ConfigError, PenstockError
+from penstock.stage import job as stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Look = Callable[[str, "ObjectPoint", tuple[int, int, int]], None]
+
+__all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "parse_mix", "run"]
+
+OPERATIONS = ("put", "get", "range", "list", "head", "delete")
+# In elbencho's words, so that its CSV and ours say the same of the same thing.
+_WORDS = {"put": "WRITE", "get": "READ", "range": "READ", "list": "LISTOBJ", "head": "HEADOBJ", "delete": "RMOBJECTS"}
+_BODIES = {"put", "get", "range"}
+_WRITES = {"put", "delete"}
+_LOOK_S = 0.1
+# Interrupted requests leave objects half made: whoever cleans up must not wait for ever either.
+_MOST_EXISTING = 1_000_000
+
+
+class ObjectPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One size and one concurrency."""
+
+    object_size_bytes: int
+    concurrency: int
+
+
+class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything but the points. `mix` replaces the single operations between the first PUT and the last DELETE."""
+
+    operations: tuple[str, ...] = ("put", "get", "head", "list", "delete")
+    mix: dict[str, float] | None = None
+    range_size_bytes: int = 1 << 20
+    objects: int = 256
+    prefixes: int = 16
+    ramp_s: float = 0.0
+    time_limit_s: float | None = None
+    request_limit: int | None = None
+    until_stable: bool = False
+    sample_s: float = 0.4
+    arrivals: Literal["closed", "constant", "poisson"] = "closed"
+    rate_per_s: float | None = None
+    salt: int | None = None
+    compressible: int = 0
+    seed: int = 0
+    attempt_limit_s: float = 30.0
+    give_up_after_s: float = 300.0
+    list_keys: int = 1000
+    existing: bool = False
+
+    def native(
+        self, url: str, point: ObjectPoint, mix: dict[str, float], existing: list[str], *, once: bool
+    ) -> dict[str, Any]:
+        """One stretch of requests as the core takes it. Each object once has its own end, so limits are not for it."""
+        return {
+            "url": url,
+            "existing": existing,
+            "mix": [{"operation": name, "weight": weight} for name, weight in mix.items()],
+            "object_size": point.object_size_bytes,
+            "range_size": self.range_size_bytes,
+            "objects": self.objects,
+            "prefixes": self.prefixes,
+            "once": once,
+            "concurrency": point.concurrency,
+            "ramp_s": self.ramp_s,
+            "time_limit_s": None if once else self.time_limit_s,
+            "request_limit": None if once else self.request_limit,
+            "until_stable": self.until_stable and not once,
+            "sample_s": self.sample_s,
+            "arrivals": self.arrivals,
+            "rate": self.rate_per_s,
+            "verify": self.salt,
+            "compressible": self.compressible,
+            "seed": self.seed,
+            "attempt_limit_s": self.attempt_limit_s,
+            "give_up_after_s": self.give_up_after_s,
+            "list_keys": self.list_keys,
+        }
+
+    @property
+    def has_limit(self) -> bool:
+        return self.until_stable or self.time_limit_s is not None or self.request_limit is not None
+
+    def plain(self, points: tuple[ObjectPoint, ...]) -> dict[str, Any]:
+        """As it stands in results: what was measured, without where."""
+        return {"bench": "object", **msgspec.to_builtins(self), "points": columns(points)}
+
+
+def parse_mix(text: str) -> dict[str, float]:
+    """`get=70,put=20,delete=10` as weights.
+
+    Raises:
+        ConfigError: No such operation, or a weight that is none.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition("=")
+        try:
+            value = float(weight or "nan")
+        except ValueError:
+            value = float("nan")
+        if name not in OPERATIONS or not 0 <= value < float("inf"):
+            known = ", ".join(OPERATIONS)
+            raise ConfigError(f"mix: `{part.strip()}` is not OPERATION=WEIGHT with one of {known}", where="--mix")
+        found[name] = value
+    return found
+
+
+def run(
+    url: str,
+    bench: ObjectBench,
+    points: tuple[ObjectPoint, ...],
+    *,
+    told: Callable[[Row], None] | None = None,
+    look: Look | None = None,
+) -> list[Row]:
+    """Measure every point, one after the other; rows in elbencho's words for operations.
+
+    Args:
+        told: Called with each row as soon as there is one.
+        look: Called ten times a second with the operation, its point, and requests, bytes and refusals so far.
+    Raises:
+        ConfigError: What cannot be, before anything is sent.
+        Unsupported: The store neither lists nor takes objects, and this needs it.
+        Throttled, Unreachable, ServerError: Requests were given up.
+        Interrupted: Ctrl-C. As after any error, the objects that this run made are gone.
+    """
+    _refuse_impossible(bench, points)
+    variables = dict(env.read())
+    existing = _native.object_keys(url, variables, min(bench.objects, _MOST_EXISTING)) if bench.existing else []
+    folder = url if bench.existing else f"{url.rstrip('/')}/penstock-bench-{secrets.token_hex(4)}/"
+    rows: list[Row] = []
+    try:
+        for point in points:
+            for row in _point(folder, bench, point, existing, look):
+                rows.append(row)
+                if told:
+                    told(row)
+    except BaseException as error:
+        if not bench.existing:
+            try:
+                _clear(folder)
+            except PenstockError as left:
+                error.add_note(f"objects may be left below {folder}: {left}")
+        raise
+    if not bench.existing:
+        _clear(folder)
+    return rows
+
+
+def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> None:
+    asked = set(bench.mix or {}) | set(bench.operations)
+    if unknown := sorted(set(bench.operations) - set(OPERATIONS)):
+        raise ConfigError(
+            f"operations: `{', '.join(unknown)}` is none of {', '.join(OPERATIONS)}", where="--operations"
+        )
+    if bench.existing and (writes := sorted(asked & _WRITES)):
+        raise ConfigError(
+            f"existing: objects of others are read only, and {' and '.join(writes)} would change them",
+            where="--existing",
+            hint="say --operations get,range,head,list",
+        )
+    if not bench.existing and not bench.operations and not bench.mix:
+        raise ConfigError("operations: nothing to measure", where="--operations")
+    if not points:
+        raise ConfigError("no point to measure", where="--concurrency")
+    if bench.mix and not bench.has_limit:
+        raise ConfigError("mix: needs an end: --time-limit, --request-limit or --until-stable", where="--mix")
+
+
+def _clear(folder: str) -> None:
+    _native.clear_objects(folder, dict(env.read()))
+    if stage.is_local(folder):
+        # Folders that stood for prefixes; only ours, and only empty ones.
+        root = Path(stage.local_path(folder))
+        for inner in (*root.glob("*/"), root):
+            with suppress(OSError):
+                inner.rmdir()
+
+
+def _point(
+    folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[str], look: Look | None
+) -> Iterator[Row]:
+    def phase(mix: dict[str, float], *, once: bool) -> list[Row]:
+        name = "+".join(mix)
+        spec = bench.native(folder, point, mix, existing, once=once)
+        report = _report(spec, name, point, look)
+        return [_row(operation, report, bench, point) for operation in report["operations"]]
+
+    if bench.mix:
+        if not bench.existing:
+            yield from phase({"put": 1.0}, once=True)
+        yield from phase(bench.mix, once=False)
+        return
+    if not bench.existing and "put" not in bench.operations:
+        phase({"put": 1.0}, once=True)  # what the others read; nobody asked how fast it was made
+    for name in OPERATIONS:
+        if name in bench.operations:
+            # A LIST has no objects of its own to be through with; writes end when all are written.
+            once = name in _WRITES or (name != "list" and not bench.has_limit)
+            if name == "list" and not bench.has_limit:
+                limited = msgspec.structs.replace(bench, request_limit=point.concurrency * 4)
+                report = _report(limited.native(folder, point, {name: 1.0}, existing, once=False), name, point, look)
+                yield from (_row(operation, report, bench, point) for operation in report["operations"])
+                continue
+            yield from phase({name: 1.0}, once=once)
+
+
+def _report(spec: dict[str, Any], name: str, point: ObjectPoint, look: Look | None) -> dict[str, Any]:
+    phase = _native.ObjectPhase(json.dumps(spec), dict(env.read()))
+    try:
+        while (report := phase.wait(_LOOK_S)) is None:
+            if look:
+                look(name, point, phase.progress())
+    except BaseException:
+        phase.cancel()
+        raise
+    found: dict[str, Any] = json.loads(report)
+    return found
+
+
+def _row(operation: dict[str, Any], report: dict[str, Any], bench: ObjectBench, point: ObjectPoint) -> Row:
+    name = operation["operation"]
+    index, has_body = OPERATIONS.index(name), name in _BODIES
+    raw = {"request": name, "objects": str(bench.objects), "prefixes": str(bench.prefixes)}
+    if bench.mix:
+        raw["mix"] = " ".join(f"{word}={weight:g}" for word, weight in bench.mix.items())
+    if report["ended_by"]:
+        raw["ended_by"] = report["ended_by"]
+    if operation["verified_bytes"]:
+        raw["verified_bytes"] = str(operation["verified_bytes"])
+    if (ramp := report["ramp"]) is not None:
+        seconds = report["last"]["seconds"] - ramp["seconds"]
+        moved = report["last"]["totals"][index]["bytes"] - ramp["totals"][index]["bytes"]
+        raw |= {"ramp_s": f"{ramp['seconds']:g}"}
+        if seconds > 0 and has_body:
+            raw["steady_bytes_per_s"] = f"{moved / seconds:.0f}"
+    last = _end(report["last"], index, has_body=has_body)
+    return Row(
+        operation=_WORDS[name],
+        path_type="object",
+        threads=point.concurrency,
+        files=bench.objects,
+        file_size_bytes=point.object_size_bytes if has_body and not bench.existing else None,
+        block_size_bytes=bench.range_size_bytes if name == "range" else None,
+        random=name == "range",
+        first=_end(report["first"], index, has_body=has_body),
+        last=last,
+        entry_latency=Latency.of(operation["latency"]),
+        service_latency=Latency.of(operation["attempt_latency"]),
+        first_byte_latency=Latency.of(operation["first_byte_latency"]),
+        statuses={word: count for word, count in operation["failures"].items() if count},
+        retries=operation["retries"],
+        throttled_s=operation["throttled_s"],
+        bytes_refetched=operation["bytes_refetched"],
+        open_loop_per_s=report["offered_per_s"],
+        series=_series(report["series"]),
+        cpu_s=report["cpu"]["user_s"] + report["cpu"]["system_s"],
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(report["started_s"])),
+        source=f"penstock {_native.__version__}",
+        invalid=() if last.entries else ("no request was answered in the time given",),
+        raw=raw,
+    )
+
+
+def _end(end: dict[str, Any], index: int, *, has_body: bool) -> End:
+    total, seconds = end["totals"][index], end["seconds"]
+
+    def rate(count: int) -> float | None:
+        return count / seconds if seconds > 0 else None
+
+    return End(
+        time_s=seconds,
+        entries=total["requests"],
+        bytes=total["bytes"] if has_body else None,
+        entries_per_s=rate(total["requests"]),
+        bytes_per_s=rate(total["bytes"]) if has_body else None,
+        cpu=end["cpu_percent"] / 100 if end["cpu_percent"] is not None else None,
+    )
+
+
+def _series(samples: list[dict[str, Any]]) -> tuple[Sample, ...]:
+    made, before = [], {"t_s": 0.0, "bytes": 0, "requests": 0, "throttles": 0}
+    for sample in samples:
+        seconds = sample["t_s"] - before["t_s"]
+        made.append(
+            Sample(
+                at_s=sample["t_s"],
+                # Bytes of an attempt that came to nothing are taken back.
+                bytes_per_s=max(0, sample["bytes"] - before["bytes"]) / seconds,
+                entries_per_s=(sample["requests"] - before["requests"]) / seconds,
+                throttles=sample["throttles"] - before["throttles"],
+                workers=sample["workers"],
+            )
+        )
+        before = sample
+    return tuple(made)

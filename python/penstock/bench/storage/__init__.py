@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks, pools and anything else with a path: points of a sweep, phases of a point, a row of each phase."""
+
+from penstock.bench.storage.run import run
+from penstock.bench.storage.spec import PHASES, Point, StorageBench
+from penstock.bench.storage.sweeps import SWEEPS, nag_beeond
+
+__all__ = ["PHASES", "SWEEPS", "Point", "StorageBench", "nag_beeond", "run"]

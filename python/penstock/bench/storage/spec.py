@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `penstock bench storage` was asked for, and what of it cannot be: refused before a file is made."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.bench import machine_card
+from penstock.bench.rows import columns
+from penstock.errors import BudgetExceeded, ConfigError, Denied, NoSpace, NotFound
+from penstock.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["PHASES", "Point", "StorageBench", "kind_of"]
+
+PHASES = ("mkdirs", "write", "read", "stat", "delete")
+_NEEDS_A_TREE = {"mkdirs", "stat", "delete"}
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency and one size. `files` is of one thread and folder.
+
+    Attributes:
+        of_files: What the sweep that this point is from asks for, where it was scaled.
+    """
+
+    threads: int = 1
+    io_depth: int = 1
+    file_size_bytes: int = 1 << 20
+    block_size_bytes: int = 1 << 20
+    directories: int = 1
+    files: int = 64
+    of_files: int | None = None
+
+    @property
+    def total_files(self) -> int:
+        return self.threads * self.directories * self.files
+
+    @property
+    def bytes(self) -> int:
+        return self.total_files * self.file_size_bytes
+
+    @property
+    def folder(self) -> str:
+        """Name of its tree: the same shape is found again by a later run, and by no other."""
+        return f"tree-{self.threads}x{self.directories}x{self.files}x{self.file_size_bytes}"
+
+
+class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything but the points. `salt` is None where content is not held against the pattern."""
+
+    engine: Literal["threads", "io_uring"] = "threads"
+    pattern: Literal["sequential", "random"] = "sequential"
+    phases: tuple[str, ...] = PHASES
+    direct: bool = False
+    fsync: bool = True
+    drop_caches: bool = True
+    salt: int | None = None
+    compressible: int = 0
+    time_limit_s: float | None = None
+    io_limit: int | None = None
+    repeat_io: bool = False
+    arrivals: Literal["closed", "constant", "poisson"] = "closed"
+    rate_per_s: float | None = None
+    seed: int = 0
+    overwrite_device: bool = False
+    start_at_s: float | None = None
+    repeats: int = 1
+
+    def native(self, path: Path, point: Point, phase: str) -> dict[str, Any]:
+        """One phase as the core takes it."""
+        is_data = phase in {"write", "read"}
+        return {
+            "path": str(path),
+            "threads": point.threads,
+            "directories": point.directories,
+            "files": point.files,
+            "file_size": point.file_size_bytes,
+            "block_size": point.block_size_bytes,
+            "depth": point.io_depth,
+            "engine": self.engine,
+            "pattern": self.pattern,
+            "direct": self.direct,
+            "fsync": self.fsync,
+            "verify": self.salt,
+            "compressible": self.compressible,
+            "time_limit_s": self.time_limit_s,
+            "io_limit": self.io_limit if is_data else None,
+            "repeat": self.repeat_io and is_data,
+            "arrivals": self.arrivals,
+            "rate": self.rate_per_s,
+            "seed": self.seed,
+            "write_shared": self.overwrite_device,
+            "start_at_s": self.start_at_s,
+        }
+
+    def plain(self, points: tuple[Point, ...]) -> dict[str, Any]:
+        """As it stands in results: what was measured, without where."""
+        return {"bench": "storage", **msgspec.to_builtins(self), "points": columns(points)}
+
+
+def kind_of(path: Path) -> str:
+    """`dir`, `file` or `blockdev`; a path that is not there yet is to be a folder.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "dir"
+    except PermissionError as error:
+        raise Denied(f"{path} may not be looked at: {error.strerror}", where=str(path)) from None
+    for kind, holds in (("dir", stat.S_ISDIR), ("file", stat.S_ISREG), ("blockdev", stat.S_ISBLK)):
+        if holds(mode):
+            return kind
+    raise ConfigError(f"{path} is neither a folder, a file nor a block device", where=str(path))
+
+
+def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]) -> None:
+    """What the core would refuse at the last point is refused before the first.
+
+    Raises:
+        ConfigError: Phases or points that cannot be.
+        NotFound: A read of what is not there.
+        BudgetExceeded: Blocks in flight would not fit into memory.
+        NoSpace: The files would not fit onto the file system.
+    """
+    unknown = [phase for phase in bench.phases if phase not in PHASES]
+    if unknown or not bench.phases:
+        raise ConfigError(f"phases: `{','.join(unknown)}` is none of {', '.join(PHASES)}", where="--phases")
+    if bench.repeats > 1 and "delete" not in bench.phases and {"mkdirs", "write"} & set(bench.phases):
+        raise ConfigError(
+            "repeats: without the delete phase, the second would find the files of the first", where="--repeats"
+        )
+    if not points:
+        raise ConfigError("no point to measure: every block size is larger than every file size", where="--block-size")
+    kind = kind_of(path)
+    if kind != "dir" and (misplaced := sorted(_NEEDS_A_TREE & set(bench.phases))):
+        raise ConfigError(f"phases: {', '.join(misplaced)} need a folder, and {path} is a {kind}", where="--phases")
+    if not path.exists() and not {"mkdirs", "write"} & set(bench.phases):
+        raise NotFound(f"{path} does not exist, and nothing is to be written there", where=str(path))
+    memory = machine_card.read().memory_bytes
+    for point in points:
+        blocks = point.threads * point.io_depth * point.block_size_bytes
+        if blocks > memory // 2:
+            raise BudgetExceeded(
+                f"{point.threads} threads x {point.io_depth} in flight x {format_bytes(point.block_size_bytes, binary=True)}"
+                f" are {format_bytes(blocks, binary=True)} of blocks, and the machine has {format_bytes(memory, binary=True)}"
+            )
+        if kind == "dir" and "write" in bench.phases:
+            _refuse_too_large(path, point)
+
+
+def _refuse_too_large(path: Path, point: Point) -> None:
+    there = path
+    while not there.exists():
+        there = there.parent
+    free = os.statvfs(there)
+    room, need = free.f_bavail * free.f_frsize, point.bytes
+    # What has no size (ramfs) tells none.
+    if free.f_blocks and need > room:
+        raise NoSpace(
+            f"{path} has {format_bytes(room)} free, and {point.total_files:,} files of"
+            f" {format_bytes(point.file_size_bytes, binary=True)} are {format_bytes(need)}",
+            where=str(path),
+            hint="lower --files or --file-size, or --scale a sweep",
+        )
+    # A file system that makes inodes as it goes says that it has none.
+    if free.f_files and point.total_files > free.f_favail:
+        raise NoSpace(
+            f"{path} has room for {free.f_favail:,} more files, and {point.total_files:,} are asked for",
+            where=str(path),
+        )

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps that were published, as points; and plain products of sizes and threads."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from penstock.bench.storage.spec import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["SWEEPS", "grid", "nag_beeond"]
+
+_NAG_THREADS = (1, 8, 32, 128)
+_NAG_SIZES = (256 << 10, 1 << 20, 4 << 20, 64 << 20)
+# Of each host: elbencho's -N was 12800 / threads (AzureML_Best_Practice, beeond/scripts/run_elbencho_multifile.sh).
+_NAG_FILES = 12_800
+
+
+def nag_beeond(*, scale: float | None, room_bytes: int) -> tuple[Point, ...]:
+    """NAG's sweep of BeeOND: 256 KiB to 64 MiB by 1, 8, 32 and 128 threads, a file one block.
+
+    Args:
+        scale: Share of the published number of files; None takes as many as fit into `room_bytes`, at most all.
+        room_bytes: For one point.
+    """
+    points = []
+    for size, threads in product(_NAG_SIZES, _NAG_THREADS):
+        published = _NAG_FILES // threads
+        wanted = published * scale if scale is not None else min(published, room_bytes // (size * threads))
+        files = max(1, int(wanted))
+        points.append(
+            Point(
+                threads=threads,
+                file_size_bytes=size,
+                block_size_bytes=size,
+                files=files,
+                of_files=None if files == published else published,
+            )
+        )
+    return tuple(points)
+
+
+SWEEPS: dict[str, Callable[..., tuple[Point, ...]]] = {"nag-beeond": nag_beeond}
+
+
+def grid(
+    *,
+    threads: Iterable[int],
+    depths: Iterable[int],
+    file_sizes: Iterable[int],
+    block_sizes: Iterable[int],
+    directories: int,
+    files: int,
+) -> tuple[Point, ...]:
+    """Every combination whose block fits into its file; a file of 0 bytes takes any block (on a device, it means all)."""
+    return tuple(
+        Point(
+            threads=count,
+            io_depth=depth,
+            file_size_bytes=size,
+            block_size_bytes=block,
+            directories=directories,
+            files=files,
+        )
+        for size, block, count, depth in product(file_sizes, block_sizes, threads, depths)
+        if size == 0 or block <= size
+    )

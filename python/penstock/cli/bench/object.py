@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock bench object`: a store's requests, its refusals, and what waiting for them costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.bench.output import deliver, outputs
+from penstock.cli.parameters import BYTES, SECONDS, Several
+
+__all__ = ["command"]
+
+_OPERATIONS = "put,get,range,list,head,delete"
+
+
+@click.command("object")
+@click.argument("url", metavar="URL")
+@click.option(
+    "--operations",
+    type=Several(str, "list"),
+    default=None,
+    metavar="LIST",
+    help=f"Of {_OPERATIONS}; in this order.  [default: put,get,head,list,delete; get of existing objects]",
+)
+@click.option("--mix", metavar="WEIGHTS", help="All at once instead, such as get=70,put=20,delete=10.")
+@click.option(
+    "--size",
+    type=Several(BYTES, "sizes"),
+    default="1MiB",
+    show_default=True,
+    metavar="SIZES",
+    help="Of each object; several are points of a sweep.",
+)
+@click.option(
+    "--range-size", type=BYTES, default="1MiB", show_default=True, metavar="SIZE", help="Of each ranged read."
+)
+@click.option(
+    "--concurrency",
+    type=Several(int, "list"),
+    default="16",
+    show_default=True,
+    metavar="LIST",
+    help="Requests under way at once.",
+)
+@click.option(
+    "--objects", type=int, default=256, show_default=True, help="To be made; of existing ones, how many at most."
+)
+@click.option("--prefixes", type=int, default=16, show_default=True, help="Folders that they are spread over.")
+@click.option(
+    "--ramp",
+    type=SECONDS,
+    default="0s",
+    show_default=True,
+    metavar="TIME",
+    help="Begin the workers one after the other; shown as a series.",
+)
+@click.option(
+    "--time-limit", type=SECONDS, metavar="TIME", help="End each stretch after so long.  [default: each object once]"
+)
+@click.option("--request-limit", type=int, metavar="N", help="End it after so many requests.")
+@click.option(
+    "--until-stable", is_flag=True, help="End it when the last 7 of 25 samples lie within 7.5 % of each other."
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["closed", "constant", "poisson"]),
+    default="closed",
+    show_default=True,
+    help="Closed: the next begins when one ends. Else at --rate, and latency counts from the intended start.",
+)
+@click.option("--rate", type=float, metavar="N", help="Of an open loop: requests a second, of all workers.")
+@click.option(
+    "--verify",
+    "salt",
+    type=int,
+    metavar="SALT",
+    help="Write content that SALT names, and hold what is read against it.",
+)
+@click.option(
+    "--compressible",
+    type=click.IntRange(0, 100),
+    default=0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Of the content.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of choices, orders, arrivals and content.")
+@click.option(
+    "--attempt-limit",
+    type=SECONDS,
+    default="30s",
+    show_default=True,
+    metavar="TIME",
+    help="An attempt that brings no byte for so long has failed.",
+)
+@click.option(
+    "--give-up-after",
+    type=SECONDS,
+    default="5min",
+    show_default=True,
+    metavar="TIME",
+    help="A request that is refused for so long ends the bench.",
+)
+@click.option("--list-keys", type=int, default=1000, show_default=True, help="Keys that a LIST goes through.")
+@click.option(
+    "--existing",
+    is_flag=True,
+    help="Read what others keep below URL. Else objects are made in a folder of our own, and only those are touched.",
+)
+@outputs
+def command(url: str, **given: Any) -> None:
+    """Measure the store of URL: s3://, az://, gs://, hdfs://, http(s):// or a folder.
+
+    Objects are made below URL in a folder named penstock-bench-..., and deleted at the end, also after Ctrl-C.
+    """
+    from penstock.bench.objects import ObjectBench, ObjectPoint, parse_mix, run
+    from penstock.cli.bench.table import Table
+
+    default = ("get",) if given["existing"] else ("put", "get", "head", "list", "delete")
+    bench = ObjectBench(
+        operations=given["operations"] or (() if given["mix"] else default),
+        mix=parse_mix(given["mix"]) if given["mix"] else None,
+        range_size_bytes=given["range_size"],
+        objects=given["objects"],
+        prefixes=given["prefixes"],
+        ramp_s=given["ramp"],
+        time_limit_s=given["time_limit"],
+        request_limit=given["request_limit"],
+        until_stable=given["until_stable"],
+        arrivals=given["arrivals"],
+        rate_per_s=given["rate"],
+        salt=given["salt"],
+        compressible=given["compressible"],
+        seed=given["seed"],
+        attempt_limit_s=given["attempt_limit"],
+        give_up_after_s=given["give_up_after"],
+        list_keys=given["list_keys"],
+        existing=given["existing"],
+    )
+    points = tuple(
+        ObjectPoint(object_size_bytes=size, concurrency=count)
+        for size in (given["size"] if not given["existing"] else given["size"][:1])
+        for count in given["concurrency"]
+    )
+    table = Table(silent=given["as_json"])
+    deliver(run(url, bench, points, told=table.row, look=table.look), bench.plain(points), table, given)

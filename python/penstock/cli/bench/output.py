@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a bench's rows go, for each verb that makes some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.bench.rows import Row
+    from penstock.cli.bench.table import Table
+
+__all__ = ["deliver", "outputs"]
+
+
+def outputs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--output`, `--csv`, `--label` and `--json`."""
+    for option in (
+        click.option(
+            "--json", "as_json", is_flag=True, help="One JSON document on stdout: rows, and what limits each point."
+        ),
+        click.option("--label", default="", help="A name for the rows."),
+        click.option(
+            "--csv",
+            "csv_file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Append elbencho's CSV here.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="Keep rows.jsonl, spec.toml and machine.json here.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def deliver(rows: list[Row], spec: dict[str, Any], table: Table, given: dict[str, Any]) -> None:
+    """To the folder, the CSV and the screen, as the options of `outputs` ask."""
+    import msgspec
+
+    from penstock.bench.results import provenance
+    from penstock.bench.rows import write_results
+    from penstock.bench.verdict import classify
+
+    rows = [msgspec.structs.replace(row, label=given["label"]) for row in rows]
+    verdict, machine = classify(rows), provenance()
+    if given["output"] is not None:
+        write_results(given["output"], rows, spec=spec, provenance=machine)
+    if given["csv_file"] is not None:
+        _append(given["csv_file"], rows)
+    if given["as_json"]:
+        click.echo(msgspec.json.encode({"schema_version": 1, "rows": rows, "cells": verdict.cells, "machine": machine}))
+        return
+    table.verdict(verdict)
+
+
+def _append(file: Path, rows: list[Row]) -> None:
+    """elbencho appends to its file, with the header once."""
+    from penstock.bench.elbencho import render
+    from penstock.bench.results import as_fault
+
+    text = render(rows)
+    try:
+        is_new = not file.exists() or file.stat().st_size == 0
+        with file.open("a", encoding="utf-8") as out:
+            out.write(text if is_new else text.partition("\n")[2])
+    except OSError as error:
+        raise as_fault(error, str(file)) from None

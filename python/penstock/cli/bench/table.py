@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a bench as lines of a table, each as soon as it is measured, and what limits each point below them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from penstock.bench.rows import End, Latency, Row
+    from penstock.bench.verdict import Verdict
+
+__all__ = ["Table"]
+
+_HEAD = (
+    "phase",
+    "threads",
+    "depth",
+    "file",
+    "block",
+    "first",
+    "last",
+    "rate",
+    "/s",
+    "mean",
+    "p50",
+    "p99",
+    "max",
+    "caches",
+)
+_WIDTHS = (8, 7, 5, 9, 9, 9, 9, 10, 9, 9, 9, 9, 9, 8)
+
+
+class Table:
+    """`silent` says nothing at all: stdout is somebody's JSON then, and stderr shows the progress alone."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self._is_begun = False
+        self._has_bar = False
+        self._notes: list[str] = []
+
+    def say(self, text: str) -> None:
+        click.echo(text, err=True)
+
+    def look(self, phase: str, point: object, done: tuple[int, int, int]) -> None:
+        """One line that is written over, where somebody watches."""
+        if not sys.stderr.isatty():
+            return
+        entries, ios, moved = done
+        threads = getattr(point, "threads", 1)
+        click.echo(
+            f"\r\x1b[K{phase} by {threads}: {entries:,} files, {ios:,} requests, {format_bytes(moved)}",
+            nl=False,
+            err=True,
+        )
+        self._has_bar = True
+
+    def _clear(self) -> None:
+        if self._has_bar:
+            click.echo("\r\x1b[K", nl=False, err=True)
+            self._has_bar = False
+
+    def row(self, row: Row) -> None:
+        self._clear()
+        if self._silent:
+            return
+        if not self._is_begun:
+            self._line(_HEAD)
+            self._is_begun = True
+        latency = (
+            row.entry_latency if row.entry_latency and (not row.io_latency or row.last.entries) else row.io_latency
+        )
+        size = "–" if row.file_size_bytes is None else format_bytes(row.file_size_bytes, binary=True)
+        block = "–" if row.block_size_bytes is None else format_bytes(row.block_size_bytes, binary=True)
+        self._line(
+            (
+                row.operation.lower(),
+                str(row.threads),
+                str(row.io_depth),
+                size,
+                block,
+                "–" if row.first is None else format_seconds(row.first.time_s),
+                format_seconds(row.last.time_s),
+                "–" if row.last.bytes_per_s is None else format_rate(row.last.bytes_per_s),
+                _per_s(row.last),
+                *_figures(latency),
+                row.cache.state,
+            )
+        )
+        for why in row.invalid:
+            self._note(f"INVALID: {why}")
+        if row.cache.state != "cold":
+            self._note(f"caches {row.cache.state}: {row.cache.how}")
+        if row.raw.get("durable", "fsync") != "fsync":
+            self._note(f"written, {row.raw['durable']}")
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def _line(self, fields: tuple[str, ...]) -> None:
+        first, *rest = (
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(fields, _WIDTHS, strict=True))
+        )
+        click.echo(" ".join([first, *rest]).rstrip())
+
+    def verdict(self, verdict: Verdict) -> None:
+        """What limits each point, and what to change."""
+        for note in self._notes:
+            click.echo(note, err=True)
+        if not verdict.cells:
+            return
+        click.echo("")
+        for cell in verdict.cells:
+            size = "" if cell.file_size_bytes is None else f" of {format_bytes(cell.file_size_bytes, binary=True)}"
+            shape = f"{cell.operation.lower()} by {cell.threads}{size}"
+            limit = f"{cell.regime}-limited" + (", fewer threads are faster" if cell.retrograde else "")
+            advice = f": {cell.advice.text} (x{cell.advice.gain:.1f} predicted)" if cell.advice else ""
+            click.echo(f"{shape}: {limit}{advice}")
+
+
+def _per_s(end: End) -> str:
+    rate = end.entries_per_s if end.ios_per_s is None else end.ios_per_s
+    return "–" if rate is None else f"{rate:,.0f}"
+
+
+def _figures(latency: Latency | None) -> tuple[str, str, str, str]:
+    if latency is None:
+        return ("–", "–", "–", "–")
+    found = (latency.mean_us, latency.percentiles_us.get("50"), latency.percentiles_us.get("99"), latency.max_us)
+    mean, median, late, worst = ("–" if value is None else format_seconds(value / 1e6) for value in found)
+    return mean, median, late, worst

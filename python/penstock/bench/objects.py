@@ -146,6 +146,8 @@ def run(
         Interrupted: Ctrl-C. As after any error, the objects that this run made are gone.
     """
     _refuse_impossible(bench, points)
+    if stage.is_local(url):
+        url = str(Path(stage.local_path(url)).absolute())
     variables = dict(env.read())
     existing = _native.object_keys(url, variables, min(bench.objects, _MOST_EXISTING)) if bench.existing else []
     folder = url if bench.existing else f"{url.rstrip('/')}/penstock-bench-{secrets.token_hex(4)}/"

@@ -157,3 +157,19 @@ def test_cli_rehearse_makes_hosts_that_other_commands_reach(run_cli):
     assert ended.code == 0, ended.err
     again = run_cli("cluster", "rehearse", name, "--end")
     assert (again.code, "none of the name" in again.err) == (3, True)
+
+
+@pytest.mark.needs_root
+def test_cli_doctor_says_what_each_engine_lacks_by_node(run_cli):
+    with Hosts.up(f"t{uuid4().hex[:8]}", 2) as hosts:
+        flags = ["--set", f"hosts={hosts.name}", "--disk", "/nothing/mounted"]
+        told = run_cli("doctor", *flags, "--copies", "5", "--json")
+        assert told.code == 0, told.err  # `mount` finds the root file system
+        lacks = json.loads(told.out)["lacks"]
+        assert lacks["local"] == []
+        assert lacks["hdfs"][-1] == "5 copies want as many nodes, and there are 2"
+        people = run_cli("doctor", *flags)
+        assert "h1  " in people.out
+        hosts.kill("h2")
+        gone = run_cli("doctor", *flags)
+        assert (gone.code, "h2" in gone.err) == (3, True)

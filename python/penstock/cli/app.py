@@ -39,6 +39,7 @@ VERBS = {
     "report": "Make a page of results, ours or somebody's old ones, with a verdict.",
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Bring a file system up on the job's own nodes, and take it down.",
+    "doctor": "Say what nodes lack for each engine.",
     "config": "Show which settings hold, and who said so.",
 }
 

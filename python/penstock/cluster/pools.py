@@ -27,7 +27,21 @@ if TYPE_CHECKING:
 
     from penstock.cluster.cluster import Cluster
 
-__all__ = ["GROUP", "Ended", "Record", "audit", "down", "engine_names", "find", "load_engine", "names", "status", "up"]
+__all__ = [
+    "GROUP",
+    "Ended",
+    "Record",
+    "audit",
+    "down",
+    "engine_names",
+    "find",
+    "forget",
+    "load_engine",
+    "names",
+    "skewed",
+    "status",
+    "up",
+]
 
 GROUP = "penstock.engines"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
@@ -190,12 +204,17 @@ def _check(spec: PoolSpec) -> None:
         raise ConfigError(f"--copies: {spec.copies} copies keep nothing", where="--copies")
 
 
-def _refuse(spec: PoolSpec, lacks: list[str], facts: Mapping[str, Mapping[str, Any]]) -> None:
-    lacks += [
+def skewed(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Nodes whose clock is too far from this machine's, in words."""
+    return [
         f"{node}: its clock is {found['skew_s']:+.0f} s from this machine's"
         for node, found in facts.items()
         if abs(found["skew_s"]) > _SKEW_S
     ]
+
+
+def _refuse(spec: PoolSpec, lacks: list[str], facts: Mapping[str, Mapping[str, Any]]) -> None:
+    lacks += skewed(facts)
     if lacks:
         more = f" (and {len(lacks) - 1} more)" if len(lacks) > 1 else ""
         raise SystemFault(f"pool {spec.name}: {lacks[0]}{more}", hint="penstock doctor says what every node lacks")

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock doctor`: what nodes have, and what each engine would want of them that they lack."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from penstock.cli.cluster.options import json_flag, opened, reaching
+
+__all__ = ["command"]
+
+
+@click.command("doctor")
+@click.option(
+    "--disk",
+    default="/var/lib/penstock",
+    show_default=True,
+    metavar="DIR",
+    help="The folder that a pool would get on every node.",
+)
+@click.option(
+    "--copies", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N", help="That a pool would keep."
+)
+@reaching("60s")
+@json_flag
+def command(
+    disk: str,
+    copies: int,
+    launcher: str,
+    nodes: str | None,
+    on: tuple[str, ...],
+    settings: tuple[str, ...],
+    deadline: float,
+    as_json: bool,
+) -> int:
+    """Ask nodes what they have, and say for each engine what is missing, by node. Without --nodes: this machine.
+
+    Exit code 1 says that no engine but the folder a node would run; 3, that a node did not answer.
+    """
+    from penstock.cli.cluster.run import tell_bad
+    from penstock.cluster import pools
+    from penstock.cluster.facts import ask
+    from penstock.protocols import PoolSpec
+
+    spec = PoolSpec("doctor", disk, copies)
+    with opened(launcher, nodes, on, settings) as cluster:
+        exits, facts = ask(cluster, deadline_s=deadline)
+        lacks = {
+            name: [*pools.load_engine(name, {}).probe(spec, facts), *pools.skewed(facts)]
+            for name in pools.engine_names()
+        }
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, "nodes": facts, "lacks": lacks}))
+    else:
+        for node, found in facts.items():
+            java, fuse = found["java"] or "no Java", "FUSE" if found["fuse"] else "no FUSE"
+            click.echo(f"{node}  {found['cores']} cores, {java}, {fuse}, Python {found['python']}")
+        for name, missing in lacks.items():
+            click.echo(f"{name}: {'nothing is missing' if not missing else f'{len(missing)} things are missing'}")
+            for text in missing:
+                click.echo(f"  {text}")
+    bad = tell_bad(exits)
+    shared = [missing for name, missing in lacks.items() if name != "local"]
+    return bad or (1 if all(shared) else 0)

@@ -19,6 +19,7 @@ use super::index::RecordIndex;
 use super::plan::Steps;
 use super::reads::{Content, Reads};
 use super::schedule::Schedule;
+use super::timing::first_byte_of;
 use crate::cache::NodeCache;
 use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
@@ -255,15 +256,17 @@ impl Source {
             let (bytes, first_byte) = self.range(object, ByteRange::WHOLE, size, deadline).await?;
             return Ok(Fetched { bytes, sent, first_byte, done: now() });
         }
-        let parts: Vec<(Bytes, Instant)> = stream::iter((0..size).step_by(PART as usize))
-            .map(|start| {
+        let parts: Vec<(Bytes, Instant, Instant)> = stream::iter((0..size).step_by(PART as usize))
+            .map(|start| async move {
                 let len = PART.min(size - start);
-                self.range(object, ByteRange::new(start, len), len, deadline)
+                let (bytes, first_byte) = self.range(object, ByteRange::new(start, len), len, deadline).await?;
+                Ok::<_, Error>((bytes, first_byte, now()))
             })
             .buffered(PARTS_IN_FLIGHT)
             .try_collect()
             .await?;
-        let first_byte = parts.iter().map(|part| part.1).min().unwrap_or(sent);
+        let mut came: Vec<_> = parts.iter().map(|part| (part.1, part.2)).collect();
+        let first_byte = first_byte_of(&mut came, sent);
         let mut whole = BytesMut::with_capacity(size as usize);
         parts.iter().for_each(|part| whole.extend_from_slice(&part.0));
         Ok(Fetched { bytes: whole.freeze(), sent, first_byte, done: now() })
@@ -279,17 +282,20 @@ impl Source {
             stretches.extend(cut.map(|range| (stored.object, range)));
         }
         let mut whole = BytesMut::with_capacity(self.entry(block).size as usize);
-        let mut first_byte = None;
+        let mut came = Vec::new();
         let mut parts = stream::iter(stretches)
-            .map(|(object, range)| self.listed(object, range, deadline))
+            .map(|(object, range)| async move {
+                let (bytes, first_byte) = self.listed(object, range, deadline).await?;
+                Ok::<_, Error>((bytes, first_byte, now()))
+            })
             .buffered(PARTS_IN_FLIGHT);
         while let Some(part) = parts.next().await {
-            let (bytes, came) = part?;
-            first_byte.get_or_insert(came);
+            let (bytes, first_byte, done) = part?;
+            came.push((first_byte, done));
             whole.extend_from_slice(&bytes);
         }
         drop(parts);
-        Ok(Fetched { bytes: whole.freeze(), sent, first_byte: first_byte.unwrap_or(sent), done: now() })
+        Ok(Fetched { bytes: whole.freeze(), sent, first_byte: first_byte_of(&mut came, sent), done: now() })
     }
 
     /// A stretch of an object of the listing.
@@ -306,13 +312,16 @@ impl Source {
             return Ok(FetchedReads { content: Content::Whole(bytes), sent, first_byte, done });
         };
         let sent = now();
-        let parts: Vec<(u64, (Bytes, Instant))> = stream::iter(ranges.clone())
-            .map(|range| async move { Ok((range.start, self.range(object, range, range.len, deadline).await?)) })
+        let parts: Vec<(u64, Bytes, (Instant, Instant))> = stream::iter(ranges.clone())
+            .map(|range| async move {
+                let (bytes, first_byte) = self.range(object, range, range.len, deadline).await?;
+                Ok::<_, Error>((range.start, bytes, (first_byte, now())))
+            })
             .buffered(PARTS_IN_FLIGHT)
             .try_collect()
             .await?;
-        let first_byte = parts.iter().map(|(_, part)| part.1).min().unwrap_or(sent);
-        let content = Content::Ranges(parts.into_iter().map(|(start, part)| (start, part.0)).collect());
+        let first_byte = first_byte_of(&mut parts.iter().map(|part| part.2).collect::<Vec<_>>(), sent);
+        let content = Content::Ranges(parts.into_iter().map(|(start, bytes, _)| (start, bytes)).collect());
         Ok(FetchedReads { content, sent, first_byte, done: now() })
     }
 

@@ -21,6 +21,18 @@ impl Trace {
     }
 }
 
+/// When the first byte of several parts would have come, had their bytes come without a pause: from then to the end of
+/// the last is the time that any of them was flowing. What they waited for one another, or for an answer, is latency.
+pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> Instant {
+    parts.sort_unstable();
+    let (mut flowing, mut until) = (Duration::ZERO, sent);
+    for &(first_byte, done) in parts.iter() {
+        flowing += done.saturating_duration_since(first_byte.max(until));
+        until = until.max(done);
+    }
+    until.checked_sub(flowing).unwrap_or(sent)
+}
+
 /// Time that the consumer spent waiting for batches, each moment in exactly one class: what the object that came last
 /// was going through just then.
 #[derive(Debug, Clone, Copy, Default)]
@@ -108,6 +120,19 @@ impl Busy {
 mod tests {
     use super::*;
     use penstock_types::now;
+
+    #[test]
+    fn parts_that_waited_for_one_another_flowed_no_longer_than_their_bytes_came() {
+        let start = now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let ms = |parts: &mut [(Instant, Instant)]| first_byte_of(parts, start).duration_since(start).as_millis();
+        assert_eq!(ms(&mut [(at(10), at(30))]), 10);
+        // One after another: 10 ms of latency and 20 of bytes, three times.
+        assert_eq!(ms(&mut [(at(10), at(30)), (at(40), at(60)), (at(70), at(90))]), 30);
+        // Side by side, in any order, one inside another.
+        assert_eq!(ms(&mut [(at(12), at(60)), (at(10), at(70)), (at(20), at(30))]), 10);
+        assert_eq!(ms(&mut []), 0);
+    }
 
     #[test]
     fn a_wait_is_parted_without_rest() {

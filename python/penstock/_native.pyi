@@ -238,6 +238,7 @@ class Feed:
         deadline_s: float,
         env: Mapping[str, str],
         on_error: str = "raise",
+        looks_ahead: bool = True,
         caches: Sequence[tuple[str, int] | None] | None = None,
         node: tuple[int, int] | None = None,
     ) -> Feed: ...

@@ -119,7 +119,8 @@ def test_report_counts_the_requests_and_refusals_that_the_store_counted(made, tm
     with Emulator(folder, tier="truth", tiers=book) as served:
         for name, value in served.env.items():
             monkeypatch.setenv(name, value)
-        loader = penstock.Loader(dataset(served.url, records_per_object=1).cache(False), batch_size=4, rank=0, world=1)
+        there = dataset(served.url, records_per_object=1).cache(False)
+        loader = penstock.Loader(there, batch_size=4, rank=0, world=1, next_epoch=False)
         before = served.stats()
         for _ in loader:
             pass

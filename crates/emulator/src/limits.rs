@@ -241,6 +241,9 @@ impl Limits {
         let Some(latency) = self.tier.latency.iter().find(|latency| latency.what == kind) else {
             return Duration::ZERO;
         };
+        if rand::random::<f64>() < latency.tail_share {
+            return Duration::from_secs_f64(latency.tail_ms / 1000.0);
+        }
         // Box-Muller; 1 - u keeps the logarithm finite.
         let (u, v): (f64, f64) = (1.0 - rand::random::<f64>(), rand::random());
         let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();

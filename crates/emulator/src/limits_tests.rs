@@ -83,8 +83,8 @@ proptest! {
     #[test]
     fn prop_latency_has_the_stated_quantiles(p50 in 0.5_f64..100.0, ratio in 1.0_f64..20.0) {
         let latency = Latency {
-            what: Kind::Read, p50_ms: p50, p99_ms: p50 * ratio, source: String::new(), as_of: String::new(),
-            confidence: Confidence::Ours, note: String::new(),
+            what: Kind::Read, p50_ms: p50, p99_ms: p50 * ratio, tail_share: 0.0, tail_ms: 0.0, source: String::new(),
+            as_of: String::new(), confidence: Confidence::Ours, note: String::new(),
         };
         let ms = |normal| latency_at(&latency, normal).as_secs_f64() * 1000.0;
         prop_assert!((ms(0.0) / p50 - 1.0).abs() < 1e-3 && (ms(Z99) / (p50 * ratio) - 1.0).abs() < 1e-3);
@@ -98,6 +98,8 @@ fn latency_drawn_is_centred_on_the_median() {
         what: Kind::Read,
         p50_ms: 10.0,
         p99_ms: 100.0,
+        tail_share: 0.0,
+        tail_ms: 0.0,
         source: String::new(),
         as_of: String::new(),
         confidence: Confidence::Ours,
@@ -109,6 +111,18 @@ fn latency_drawn_is_centred_on_the_median() {
     assert!((9_500..10_500).contains(&below), "{below} of 20000 below the median");
     assert!((120..300).contains(&above), "{above} of 20000 above the 99th percentile");
     assert_eq!(limits.latency(Kind::Write), Duration::ZERO);
+}
+
+#[test]
+fn latency_tail_is_the_stated_share() {
+    let mut tier = tier(&[], None, None);
+    let (what, confidence) = (Kind::Read, Confidence::Ours);
+    let (source, as_of, note) = Default::default();
+    let (p50_ms, p99_ms, tail_share, tail_ms) = (1.0, 1.0, 0.25, 700.0);
+    tier.latency.push(Latency { what, p50_ms, p99_ms, tail_share, tail_ms, source, as_of, confidence, note });
+    let limits = Limits::new(tier, 1.0).unwrap();
+    let slow = (0..10_000).filter(|_| limits.latency(Kind::Read) == Duration::from_millis(700)).count();
+    assert!((2_200..2_800).contains(&slow), "{slow} of 10000");
 }
 
 #[test]

@@ -120,7 +120,8 @@ pub enum Kind {
     Write,
 }
 
-/// A distribution of times to the first byte, by two of its quantiles; lognormal between and beyond.
+/// A distribution of times to the first byte, by two of its quantiles; lognormal between and beyond. Where it has a tail
+/// apart, that share of the requests takes that long.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latency {
@@ -130,6 +131,12 @@ pub struct Latency {
     pub p50_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
+    /// Of all requests, those in the tail; 0 to 1.
+    #[serde(default)]
+    pub tail_share: f64,
+    /// What those take.
+    #[serde(default)]
+    pub tail_ms: f64,
     /// Where the numbers are from.
     pub source: String,
     /// When they were read there.
@@ -256,6 +263,10 @@ impl Tier {
             positive("p50_ms", latency.p50_ms)?;
             if !(latency.p99_ms >= latency.p50_ms && latency.p99_ms.is_finite()) {
                 return Err(format!("p99_ms {} is below p50_ms {}", latency.p99_ms, latency.p50_ms));
+            }
+            let is_time = (0.0..f64::INFINITY).contains(&latency.tail_ms);
+            if !((0.0..=1.0).contains(&latency.tail_share) && is_time) {
+                return Err(format!("a tail of {} of the requests and {} ms", latency.tail_share, latency.tail_ms));
             }
         }
         for number in [&self.queue, &self.burst].into_iter().flatten() {

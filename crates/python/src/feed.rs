@@ -1,31 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The feed, as Python sees it: a listed dataset, its counts, a feed, a pass over an epoch, and tensors.
-//!
-//! What owns threads, locks or sockets is tied to its process: a forked child leaks what it inherits and builds anew.
+//! A dataset as Python sees it: its listing and format, and its counts. What moves its bytes is in `pass`.
 
 use std::collections::HashMap;
-use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Beside, Counted, Feed, FeedSettings, Field, FormatSpec, Known, Next, RecordIndex, Rung, Source, Steps, Wanted,
-    count, glob_matches, indexes_in, requests_of, scan, schema, split_glob, without_indexes,
+    Beside, Counted, Field, FormatSpec, Known, RecordIndex, Rung, Source, count, glob_matches, indexes_in, requests_of,
+    scan, schema, split_glob, without_indexes,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, index};
-use penstock_store::{Govern, Governor, ObjectRef, Rates, StoreSettings, open, read_whole};
-use penstock_types::{Deadline, Error, Metric, Metrics, Result, Scheme, Unit, Url};
+use penstock_store::{Govern, Governor, LocalReads, ObjectRef, Rates, StoreSettings, open, read_whole};
+use penstock_types::{Deadline, Error, Metrics, Result, Scheme, Url};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyBytes;
 
 use crate::course::PyCourse;
-use crate::enter::{SIGNAL_POLL, enter, enter_async, runtime};
+use crate::enter::{enter, enter_async};
+use crate::pass::{PyFeed, PyRun};
 use crate::raise::raise;
-use crate::tensor::{PyRagged, PyTensor, set_column};
-use crate::unindexed::{Pass, PyUnindexed};
+use crate::tensor::{PyRagged, PyTensor};
+use crate::unindexed::PyUnindexed;
 
 /// By when a listing, or the counting of records, must have ended.
 const LISTING: Duration = Duration::from_secs(3600);
@@ -42,35 +40,6 @@ type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py,
 /// Runs of equal counts (records, times), the rung, the fingerprint, and where the index lies.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
-/// A value that only the process that made it may use or drop.
-pub(crate) struct Own<T> {
-    pid: u32,
-    value: ManuallyDrop<T>,
-}
-
-impl<T> Own<T> {
-    pub fn new(value: T) -> Self {
-        Self { pid: std::process::id(), value: ManuallyDrop::new(value) }
-    }
-
-    pub fn get(&self, what: &str) -> Result<&T> {
-        if self.pid == std::process::id() {
-            Ok(&self.value)
-        } else {
-            Err(Error::config(what, format!("it belongs to process {}; make a new one in this process", self.pid)))
-        }
-    }
-}
-
-impl<T> Drop for Own<T> {
-    fn drop(&mut self) {
-        if self.pid == std::process::id() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.value) };
-        }
-    }
-}
-
 /// The store of a listing, and the listing in its format: the one that is said, or the one that its names say. Of a store
 /// behind a network at most `in_flight` requests are asked at a time, as many as it bears.
 pub(crate) fn opened(
@@ -81,7 +50,11 @@ pub(crate) fn opened(
 ) -> Result<(Source, Arc<Metrics>)> {
     let metrics = Arc::<Metrics>::default();
     let url: Url = manifest.url.parse()?;
-    let opened = open(&url, &StoreSettings::from_env(env)?, metrics.clone())?;
+    let mut settings = StoreSettings::from_env(env)?;
+    // A batch waits for its slowest object.
+    settings.hedges.get_or_insert(true);
+    settings.local_reads = Some(settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes()));
+    let opened = open(&url, &settings, metrics.clone())?;
     let (mut store, prefix, manifest) = (opened.store, opened.prefix, manifest.clone());
     if !matches!(url.scheme, Scheme::File | Scheme::Memory) {
         let rates = Rates { in_flight, ..Rates::default() };
@@ -344,7 +317,7 @@ pub(crate) struct Indexed {
 
 impl Indexed {
     /// The index; one that is on another machine is as if there were none.
-    fn open(&self, manifest: &Manifest) -> Option<Arc<RecordIndex>> {
+    pub(crate) fn open(&self, manifest: &Manifest) -> Option<Arc<RecordIndex>> {
         self.open.clone().or_else(|| RecordIndex::open(&self.path, &manifest.objects).map(Arc::new))
     }
 }
@@ -421,213 +394,6 @@ impl PyCounted {
     #[getter]
     fn window(&self) -> u64 {
         default_window(&self.counted.counts)
-    }
-}
-
-/// A feed for one rank's batches. Threads and requests exist only while one of its runs does.
-#[pyclass(name = "Feed", module = "penstock._native", frozen)]
-pub struct PyFeed {
-    feed: Own<Arc<Feed>>,
-    metrics: Vec<Arc<Metrics>>,
-    steps: Steps,
-    #[pyo3(get)]
-    threads: usize,
-    #[pyo3(get)]
-    memory_bytes: u64,
-}
-
-#[pymethods]
-impl PyFeed {
-    #[new]
-    #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
-    #[pyo3(signature = (
-        course, fields, *, global_batch, rank, world, tail, memory_bytes, max_in_flight, read_ahead, threads,
-        deadline_s, env, on_error="raise", caches=None, node=None
-    ))]
-    fn new(
-        py: Python<'_>,
-        course: &PyCourse,
-        fields: &str,
-        global_batch: u64,
-        rank: u64,
-        world: u64,
-        tail: &str,
-        memory_bytes: Option<u64>,
-        max_in_flight: usize,
-        read_ahead: Option<u64>,
-        threads: Option<usize>,
-        deadline_s: f64,
-        env: HashMap<String, String>,
-        on_error: &str,
-        caches: Option<Vec<Option<(PathBuf, u64)>>>,
-        node: Option<(u64, u64)>,
-    ) -> PyResult<Self> {
-        enter(py, || {
-            let fields = Field::from_json(fields)?;
-            let samples = course.course.samples();
-            let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
-            let caches = caches.unwrap_or_else(|| vec![None; course.sources.len()]);
-            if caches.len() != course.sources.len() {
-                return Err(Error::bug(format!("{} datasets have {} caches", course.sources.len(), caches.len())));
-            }
-            let node =
-                node.map_or(0..world, |(first, end)| first.min(world - 1)..end.clamp(first + 1, world.max(first + 1)));
-            let known = course.course.is_plain().then_some(steps);
-            let open = |(at, (source, index)): (usize, (&Py<PySource>, &Option<Indexed>))| {
-                let source = source.get();
-                let index = index.as_ref().and_then(|index| index.open(&source.manifest));
-                let (mut opened, metrics) = opened(&source.manifest, Some(&source.format), &env, max_in_flight)?;
-                if let Some((folder, limit)) = &caches[at] {
-                    opened = opened.cached(folder, *limit, &course.leaves[at], known, node.clone())?;
-                }
-                Ok((Arc::new(opened.with_index(index)), metrics))
-            };
-            let opened: Result<Vec<_>> = course.sources.iter().zip(&course.indexes).enumerate().map(open).collect();
-            let (sources, metrics) = opened?.into_iter().unzip();
-            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            let deadline = Duration::try_from_secs_f64(deadline_s)
-                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
-            let threads = threads.unwrap_or(cores);
-            let on_error = on_error.parse()?;
-            let settings = FeedSettings { memory_bytes, max_in_flight, read_ahead, threads, deadline, on_error };
-            let feed = Feed::new(sources, course.leaves.clone(), course.course.clone(), fields, steps, &settings)?;
-            Ok(Self {
-                threads: feed.threads(),
-                memory_bytes: feed.memory_bytes(),
-                feed: Own::new(feed),
-                metrics,
-                steps,
-            })
-        })
-    }
-
-    /// Begins a pass over an epoch from a cursor on.
-    fn start(&self, py: Python<'_>, epoch: u64, cursor: u64) -> PyResult<PyRun> {
-        let handle = runtime();
-        enter(py, || {
-            let feed = self.feed.get("loader")?;
-            let run = feed.start(&handle, epoch, Steps { cursor, ..self.steps })?;
-            let names = feed.fields().iter().map(|field| field.name.clone()).collect();
-            Ok(PyRun::new(Pass::Counted(run), names))
-        })
-    }
-
-    /// The fields of these records (dataset, object, record), a row each.
-    fn gather<'py>(&self, py: Python<'py>, wanted: Vec<Wanted>) -> PyResult<Bound<'py, PyDict>> {
-        let feed = enter(py, || self.feed.get("dataset").cloned())?;
-        let tensors = enter_async(py, feed.clone().gather(wanted))?;
-        let dict = PyDict::new(py);
-        for (field, column) in feed.fields().iter().zip(tensors) {
-            set_column(&dict, &field.name, column)?;
-        }
-        Ok(dict)
-    }
-
-    /// The counters of this feed's requests; times in seconds.
-    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        metrics_of(py, &self.metrics)
-    }
-}
-
-/// The counters of several sources, added; times in seconds.
-pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    for &metric in Metric::ALL {
-        let value = counted.iter().map(|metrics| metrics.get(metric)).sum();
-        match metric.unit() {
-            Unit::Nanoseconds => dict.set_item(metric.name(), Duration::from_nanos(value).as_secs_f64())?,
-            Unit::Count | Unit::Bytes => dict.set_item(metric.name(), value)?,
-        }
-    }
-    Ok(dict)
-}
-
-/// One pass over an epoch.
-#[pyclass(name = "Run", module = "penstock._native", frozen)]
-pub struct PyRun {
-    run: Mutex<Pass>,
-    names: Vec<String>,
-    pid: u32,
-}
-
-impl PyRun {
-    pub(crate) fn new(pass: Pass, names: Vec<String>) -> Self {
-        Self { run: Mutex::new(pass), names, pid: std::process::id() }
-    }
-
-    /// The pass; refused while another thread waits in it (waiting for it would need the GIL that the other one wants).
-    fn run<T>(&self, work: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
-        let mut run = match self.run.try_lock() {
-            Ok(run) => run,
-            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(std::sync::TryLockError::WouldBlock) => {
-                return Err(Error::config(
-                    "iterator",
-                    "another thread is waiting in it; one iterator serves one thread",
-                ));
-            }
-        };
-        work(&mut run)
-    }
-}
-
-#[pymethods]
-impl PyRun {
-    /// The next batch as (fields, rows, cursor), or None after the last. Waits without the GIL and yields to Ctrl-C.
-    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, usize, u64)>> {
-        loop {
-            match enter(py, || self.run(|run| run.next(SIGNAL_POLL)))? {
-                Next::Done => return Ok(None),
-                Next::Waiting => py.check_signals()?,
-                Next::Batch(batch) => {
-                    let dict = PyDict::new(py);
-                    for (name, column) in self.names.iter().zip(batch.columns) {
-                        set_column(&dict, name, column)?;
-                    }
-                    return Ok(Some((dict, batch.rows, batch.cursor)));
-                }
-            }
-        }
-    }
-
-    /// True when `next` would answer at once.
-    fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
-        enter(py, || self.run(Pass::is_ready))
-    }
-
-    /// Seconds waited, by what for (`wait_*`), and seconds that threads were busy (`busy_*`).
-    fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (waits, busy) = enter(py, || self.run(Pass::timing))?;
-        let dict = PyDict::new(py);
-        for (name, time) in [
-            ("wait_first_byte_s", waits.first_byte),
-            ("wait_transfer_s", waits.transfer),
-            ("wait_queue_s", waits.queue),
-            ("wait_inflate_s", waits.inflate),
-            ("wait_decode_s", waits.decode),
-            ("wait_other_s", waits.other),
-            ("wait_s", waits.total),
-            ("busy_inflate_s", busy.inflate()),
-            ("busy_decode_s", busy.decode()),
-        ] {
-            dict.set_item(name, time.as_secs_f64())?;
-        }
-        dict.set_item("objects", busy.objects())?;
-        Ok(dict)
-    }
-
-    /// Samples left out, samples that others took the place of, and the first few errors.
-    fn mended(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
-        let mended = enter(py, || self.run(Pass::mended))?;
-        Ok((mended.skipped, mended.substituted, mended.errors))
-    }
-
-    /// Ends its threads and requests.
-    fn close(&self, py: Python<'_>) {
-        // In a forked child the lock may be held for ever, and there is nothing to end.
-        if self.pid == std::process::id() {
-            py.detach(|| self.run.lock().unwrap_or_else(PoisonError::into_inner).close());
-        }
     }
 }
 

@@ -13,6 +13,7 @@ mod enter;
 mod feed;
 mod files;
 mod index;
+mod pass;
 mod raise;
 mod record;
 mod stage;

@@ -13,7 +13,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::enter::{enter, runtime};
-use crate::feed::{Own, PyRun, PySource, metrics_of, opened};
+use crate::feed::{PySource, opened};
+use crate::pass::{Own, PyRun, metrics_of};
 
 /// A pass of either kind of feed.
 pub(crate) enum Pass {
@@ -105,7 +106,15 @@ impl PyUnindexed {
                 .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             let (threads, on_error) = (threads.unwrap_or(cores), on_error.parse()?);
-            let settings = FeedSettings { memory_bytes, max_in_flight, read_ahead, threads, deadline, on_error };
+            let settings = FeedSettings {
+                memory_bytes,
+                max_in_flight,
+                read_ahead,
+                threads,
+                deadline,
+                on_error,
+                looks_ahead: false,
+            };
             let (source, metrics) = opened(&source.manifest, Some(&source.format), &env, max_in_flight)?;
             let turns = Turns { batch, rank, world, drops_tail };
             let feed = Unindexed::new(Arc::new(source), seed, fields, turns, settings)?;

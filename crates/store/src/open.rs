@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a URL to a store that is ready to use: retried and counted.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
-use crate::{Azure, Count, Gcs, Hdfs, Local, Memory, Mirrors, Retry, S3, Store, StoreSettings, Web};
+use crate::{Azure, Count, Gcs, Hdfs, Hedge, Local, LocalReads, Memory, Mirrors, Retry, S3, Store, StoreSettings, Web};
 
 /// A store, and where in it the URL points.
 #[derive(Debug, Clone)]
@@ -25,7 +26,10 @@ pub struct Opened {
 ///
 /// Errs with `Config` for settings that cannot be.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
-    let Opened { store, prefix } = base(url, settings, metrics.clone())?;
+    let Opened { mut store, prefix } = base(url, settings, metrics.clone())?;
+    if settings.hedges == Some(true) && !matches!(url.scheme, Scheme::File | Scheme::Memory) {
+        store = Arc::new(Hedge::new(store, metrics.clone()));
+    }
     Ok(Opened { store: Arc::new(Retry::new(store, settings.retry.clone()).with_metrics(metrics)), prefix })
 }
 
@@ -57,13 +61,16 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
     let (base, prefix): (Arc<dyn Store>, Key) = match url.scheme {
         Scheme::File => {
             let path = url.to_path().ok_or_else(|| Error::bug("a file URL has no path"))?;
+            let local = |path: &Path| {
+                Ok::<_, Error>(Local::new(path)?.with_reads(settings.local_reads.unwrap_or(LocalReads::Threads)))
+            };
             let is_file = !url.key.as_bytes().ends_with(b"/") && path.is_file();
             match (is_file, path.parent(), path.file_name()) {
                 (true, Some(parent), Some(name)) => {
                     let name = Key::new(std::os::unix::ffi::OsStrExt::as_bytes(name).to_vec());
-                    (Arc::new(Count::new(Arc::new(Local::new(parent)?), metrics.clone())), name)
+                    (Arc::new(Count::new(Arc::new(local(parent)?), metrics.clone())), name)
                 }
-                _ => (Arc::new(Count::new(Arc::new(Local::new(&path)?), metrics.clone())), Key::default()),
+                _ => (Arc::new(Count::new(Arc::new(local(&path)?), metrics.clone())), Key::default()),
             }
         }
         Scheme::Memory => {

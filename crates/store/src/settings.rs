@@ -9,7 +9,7 @@ use std::time::Duration;
 use penstock_types::{Error, Result, Url};
 
 use crate::tenants::{is_below, tenants};
-use crate::{AzureSettings, GcsSettings, HdfsSettings, RetryPolicy};
+use crate::{AzureSettings, GcsSettings, HdfsSettings, LocalReads, RetryPolicy};
 
 /// Settings of every kind of store.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +24,10 @@ pub struct StoreSettings {
     pub hdfs: HdfsSettings,
     /// When to send again, and when to give up.
     pub retry: RetryPolicy,
+    /// GETs over a network that are late are asked a second time, where that was said; else they are not.
+    pub hedges: Option<bool>,
+    /// How local files are read, where that was said; else by threads.
+    pub local_reads: Option<LocalReads>,
     /// Other tenants' stores: where, and what holds there.
     pub(crate) tenants: Vec<(String, StoreSettings)>,
 }
@@ -69,7 +73,8 @@ impl fmt::Debug for S3Settings {
 impl StoreSettings {
     /// Reads the AWS variables that every S3 client reads, and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
     /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_ANONYMOUS`,
-    /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS` (1 or 0) and `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling).
+    /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS`, `PENSTOCK_HEDGE` (1 or 0), `PENSTOCK_GIVE_UP_AFTER_S` (seconds of
+    /// throttling) and `PENSTOCK_LOCAL_READS` (auto, pread, uring).
     ///
     /// `PENSTOCK_STORE_<NAME>_*` name other tenants' stores and what holds there (`tenants`).
     pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
@@ -89,6 +94,7 @@ impl StoreSettings {
             Some((_, settings)) => settings.clone(),
         };
         settings.retry = self.retry.clone();
+        (settings.hedges, settings.local_reads) = (self.hedges, self.local_reads);
         settings.s3.verifies_md5 |= self.s3.verifies_md5;
         settings.s3.verifies_parts |= self.s3.verifies_parts;
         settings
@@ -153,6 +159,8 @@ impl StoreSettings {
             },
             hdfs: HdfsSettings::from_env(variables),
             retry,
+            hedges: text("PENSTOCK_HEDGE").map(|_| flag("PENSTOCK_HEDGE")).transpose()?,
+            local_reads: text("PENSTOCK_LOCAL_READS").map(str::parse).transpose()?,
             tenants: Vec::new(),
         })
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_store::{
-    Count, Fault, Faults, Govern, Governor, Limits, Local, Memory, Rates, Retry, RetryPolicy, S3, Shape, Store, suite,
+    Count, Fault, Faults, Govern, Governor, Hedge, Limits, Local, LocalReads, Memory, Rates, Retry, RetryPolicy, S3,
+    Shape, Store, suite,
 };
 
 fn memory() -> Arc<dyn Store> {
@@ -30,6 +31,13 @@ async fn test_local_stands_the_suite() {
 }
 
 #[tokio::test]
+async fn test_local_past_the_page_cache_stands_the_suite() {
+    // On a disk's file system.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    suite::run(Arc::new(Local::new(dir.path()).unwrap().with_reads(LocalReads::Uring))).await;
+}
+
+#[tokio::test]
 async fn test_retry_passes_the_suite_through() {
     suite::run(Arc::new(Retry::new(memory(), RetryPolicy::default()))).await;
 }
@@ -37,6 +45,11 @@ async fn test_retry_passes_the_suite_through() {
 #[tokio::test]
 async fn test_count_passes_the_suite_through() {
     suite::run(Arc::new(Count::new(memory(), Arc::default()))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn test_hedge_passes_the_suite_through() {
+    suite::run(Arc::new(Hedge::new(memory(), Arc::default()))).await;
 }
 
 #[tokio::test]

@@ -59,6 +59,10 @@ metrics! {
     BytesSent = ("bytes_sent", Bytes),
     /// Requests sent again.
     Retries = ("retries", Count),
+    /// GETs asked a second time because the first answer was late.
+    Hedges = ("hedges", Count),
+    /// Second answers that came before the first.
+    HedgesWon = ("hedges_won", Count),
     /// Answers 429 and 503.
     Throttles = ("throttles", Count),
     /// Other errors answered.

@@ -134,10 +134,9 @@ class Dataset(Shaped):
 
     def caches(self) -> list[node_cache.NodeCache | None]:
         """Where each dataset of it is kept on this node."""
-        if self.format in ("zarr", "hdf5") or not self.indexed:
+        if not self.indexed:
             if self.asked_cache.is_on:
-                what = "chunks of arrays are" if self.indexed else "what is read unindexed is"
-                raise ConfigError(f"cache: {what} not kept on the node", where="cache")
+                raise ConfigError("cache: what is read unindexed is not kept on the node", where="cache")
             return [None]
         return [node_cache.place(self.asked_cache, self.url, self.source.size_bytes, env.read())]
 

@@ -86,6 +86,7 @@ class BaseLoader(Generic[Batch]):
         threads: int | None = None,
         deadline_s: float = 600.0,
         on_error: str = "raise",
+        next_epoch: bool = True,
     ) -> None:
         """A loader of one rank.
 
@@ -106,6 +107,8 @@ class BaseLoader(Generic[Batch]):
             on_error: What to do with a sample whose bytes are damaged or hold something else than the fields say: `raise`
                 at its batch, `skip` (its row is left out; with `tail="pad"` it stays, zeros of weight 0; refused with
                 `tail="drop"`) or `substitute` (the object's next record, or the next object's). Counted in the report.
+            next_epoch: While an epoch ends, fetch the first objects of the next, at most a sixteenth of what this one has
+                read. False for a loader that makes one pass.
         Raises:
             ConfigError: Arguments that cannot be.
             BudgetExceeded: `memory_bytes` cannot hold what must be held at once (at the first iteration).
@@ -160,6 +163,7 @@ class BaseLoader(Generic[Batch]):
             "threads": threads,
             "deadline_s": deadline_s,
             "on_error": on_error,
+            "looks_ahead": bool(next_epoch),
         }
         self._epoch = 0
         self._cursor = 0

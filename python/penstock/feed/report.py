@@ -106,7 +106,8 @@ class Report(Mapping[str, Any]):
         ]
         lines.append(
             f"  {self['bytes_in'] / 1e9:.3f} GB in, {self['bytes_out'] / 1e9:.3f} GB out, {self['requests']:,} requests, "
-            f"{self['throttles']:,} throttled, {self['retries']:,} retried; counts: {self['counts']}"
+            f"{self['throttles']:,} throttled, {self['retries']:,} retried, {self['hedges']:,} hedged "
+            f"({self['hedges_won']:,} answered first); counts: {self['counts']}"
         )
         if self["window"] is not None:
             lines.append(
@@ -135,6 +136,8 @@ _COUNTS = {
     "requests": "Requests sent to the store",
     "throttles": "Requests that the store refused for rate",
     "retries": "Requests sent again",
+    "hedges": "Requests sent a second time because the first was late",
+    "hedges_won": "Second requests that were answered first",
     "errors": "Other errors that the store answered",
     "skipped": "Bad samples left out",
     "substituted": "Bad samples replaced by others",
@@ -215,6 +218,8 @@ def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
             "requests": int(counters.get("requests", 0)),
             "throttles": int(counters.get("throttles", 0)),
             "retries": int(counters.get("retries", 0)),
+            "hedges": int(counters.get("hedges", 0)),
+            "hedges_won": int(counters.get("hedges_won", 0)),
             "errors": int(counters.get("errors", 0)),
             "cache_hits": int(counters.get("cache_hits", 0)),
             "cache_misses": int(counters.get("cache_misses", 0)),

@@ -49,17 +49,24 @@ class Limit(_Sourced, frozen=True, kw_only=True):
 
 
 class Latency(_Sourced, frozen=True, kw_only=True):
-    """Time to first byte, in milliseconds: a lognormal distribution by its median and 99th percentile."""
+    """Time to first byte, in milliseconds: a lognormal distribution by its median and 99th percentile.
+
+    Where it has a tail apart, `tail_share` of the requests takes `tail_ms`.
+    """
 
     what: Literal["read", "write"]
     p50_ms: float
     p99_ms: float
+    tail_share: float = 0.0
+    tail_ms: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _positive(self.p50_ms)
         if not self.p50_ms <= self.p99_ms < float("inf"):
             raise ValueError(f"p99_ms {self.p99_ms} is below p50_ms {self.p50_ms}")
+        if not (0 <= self.tail_share <= 1 and 0 <= self.tail_ms < float("inf")):
+            raise ValueError(f"a tail of {self.tail_share} of the requests and {self.tail_ms} ms")
 
 
 class Number(_Sourced, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The file of one cached object: its bytes as stored, then a CRC-32C for each block of them, then what the store said
-//! of it, then a footer of fixed size. Owns that form; knows no folder, lock or limit.
+//! The file of one cached object, or of a stretch of one: its bytes as stored, then a CRC-32C for each block of them, then
+//! what the store said of it, then a footer of fixed size. Owns that form; knows no folder, lock or limit.
 //!
 //! Nothing is believed that does not agree: a file that a crash or a bad disk has left is `None`, never an error.
 
@@ -24,18 +24,22 @@ const FOOTER: u64 = 32;
 /// What stands behind the blocks is small; a footer that claims more is none of ours.
 const MAX_HEAD: u64 = 64 << 10;
 
-/// What a cached object is known by: where it is, its key and the version that was read.
+/// What an entry is known by: where its object is, the key, the version that was read and, of a stretch, the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Name(pub u128);
 
 impl Name {
     /// `None` for an object without a version: what cannot be pinned cannot be told from what replaced it.
-    pub fn of(root: &Url, object: &ObjectRef) -> Option<Self> {
+    pub fn of(root: &Url, object: &ObjectRef, range: ByteRange) -> Option<Self> {
         let version = object.version.as_ref()?;
         let mut hash = Xxh3::new();
         for part in [root.to_string().as_bytes(), object.key.as_bytes(), version.0.as_bytes()] {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part);
+        }
+        if !range.is_whole() {
+            hash.update(&range.start.to_le_bytes());
+            hash.update(&range.len.to_le_bytes());
         }
         Some(Self(hash.digest128()))
     }
@@ -55,6 +59,9 @@ struct Head {
     root: String,
     key: Vec<u8>,
     version: Version,
+    /// Of a stretch: its first byte, and the object's bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stretch: Option<(u64, u64)>,
     digests: Vec<Digest>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     encoding: Option<String>,
@@ -71,7 +78,7 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// For an object of `size` bytes; `file` is empty.
+    /// For an entry of `size` bytes; `file` is empty.
     pub fn new(file: &'a File, size: u64) -> Self {
         Self::resumed(file, size, Vec::new())
     }
@@ -87,12 +94,12 @@ impl<'a> Writer<'a> {
         self.crcs
     }
 
-    /// Bytes of the object from `offset` on, which is a multiple of [`BLOCK`]; so is their end, or it is the object's.
+    /// Bytes of the entry from `offset` on, which is a multiple of [`BLOCK`]; so is their end, or it is the entry's.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset + bytes.len() as u64;
         let is_cut = !end.is_multiple_of(BLOCK) && end != self.size;
         if !offset.is_multiple_of(BLOCK) || end > self.size || is_cut {
-            return Err(Error::new(ErrorKind::InvalidInput, "not whole blocks of the object"));
+            return Err(Error::new(ErrorKind::InvalidInput, "not whole blocks of the entry"));
         }
         for (crc, block) in self.crcs[(offset / BLOCK) as usize..].iter_mut().zip(bytes.chunks(BLOCK as usize)) {
             *crc = crc32c(block);
@@ -100,13 +107,15 @@ impl<'a> Writer<'a> {
         self.file.write_all_at(bytes, offset)
     }
 
-    /// Closes the entry. Not synced: what a power cut loses is found out by its checksums, and fetched again.
-    pub fn finish(self, root: &Url, meta: &Meta) -> Result<()> {
+    /// Closes the entry, which is `range` of what `meta` describes. Not synced: what a power cut loses is found out by its
+    /// checksums, and fetched again.
+    pub fn finish(self, root: &Url, meta: &Meta, range: ByteRange) -> Result<()> {
         let version = meta.version.clone().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no version"))?;
         let head = serde_json::to_vec(&Head {
             root: root.to_string(),
             key: meta.key.as_bytes().to_vec(),
             version,
+            stretch: (!range.is_whole()).then_some((range.start, meta.size)),
             digests: meta.digests.clone(),
             encoding: meta.encoding.clone(),
             modified_s: meta.modified_s,
@@ -123,7 +132,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Bytes on disk of an object of `size` bytes.
+/// Bytes on disk of an entry of `size` bytes.
 pub(super) fn disk_bytes(size: u64) -> u64 {
     size + size.div_ceil(BLOCK) * 4 + FOOTER + 512
 }
@@ -133,12 +142,16 @@ pub(super) fn disk_bytes(size: u64) -> u64 {
 pub(super) struct Entry {
     file: File,
     crcs: Vec<u32>,
+    /// What the store said of the object.
     pub meta: Meta,
+    /// Which of the object's bytes are here.
+    start: u64,
+    size: u64,
 }
 
 impl Entry {
-    /// The entry in `file`, if it is `object`'s and its own description agrees with itself.
-    pub fn open(file: File, root: &Url, object: &ObjectRef) -> Option<Self> {
+    /// The entry in `file`, if it is this range of `object` and its own description agrees with itself.
+    pub fn open(file: File, root: &Url, object: &ObjectRef, range: ByteRange) -> Option<Self> {
         let len = file.metadata().ok()?.len();
         let mut footer = [0; FOOTER as usize];
         file.read_exact_at(&mut footer, len.checked_sub(FOOTER)?).ok()?;
@@ -161,30 +174,36 @@ impl Entry {
         if head.root != root.to_string()
             || head.key != object.key.as_bytes()
             || Some(&head.version) != object.version.as_ref()
+            || head.stretch.map(|(start, _)| ByteRange::new(start, size)).unwrap_or(ByteRange::WHOLE) != range
         {
             return None;
         }
+        let (start, object_size) = head.stretch.unwrap_or((0, size));
         let crcs = table.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect();
         let meta = Meta {
             key: Key::new(head.key),
-            size,
+            size: object_size,
             version: Some(head.version),
             digests: head.digests,
             encoding: head.encoding,
             modified_s: head.modified_s,
         };
-        Some(Self { file, crcs, meta })
+        Some(Self { file, crcs, meta, start, size })
     }
 
-    /// The bytes of a range, cut at the object's end; `None` where a block is not what was written.
+    /// The bytes of a range of the object, cut at its end; `None` where a block is not what was written, and for bytes that
+    /// are not here.
     pub fn read(&self, range: ByteRange) -> Option<Bytes> {
-        let size = self.meta.size;
-        let (start, end) = if range.is_whole() { (0, size) } else { (range.start.min(size), range.end(size)) };
+        let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
             return Some(Bytes::new());
         }
+        let (start, end) = (start.checked_sub(self.start)?, end.checked_sub(self.start)?);
+        if end > self.size {
+            return None;
+        }
         let from = start / BLOCK * BLOCK;
-        let to = end.div_ceil(BLOCK).checked_mul(BLOCK)?.min(size);
+        let to = end.div_ceil(BLOCK).checked_mul(BLOCK)?.min(self.size);
         let mut bytes = vec![0; usize::try_from(to - from).ok()?];
         self.file.read_exact_at(&mut bytes, from).ok()?;
         let crcs = &self.crcs[(from / BLOCK) as usize..];
@@ -220,7 +239,7 @@ mod tests {
             encoding: Some("gzip".into()),
             modified_s: Some(1.5),
         };
-        writer.finish(&root(), &meta).unwrap();
+        writer.finish(&root(), &meta, ByteRange::WHOLE).unwrap();
         file
     }
 
@@ -231,7 +250,7 @@ mod tests {
     #[test]
     fn entry_gives_back_what_was_written() {
         let bytes = noise(5 * BLOCK as usize / 2);
-        let entry = Entry::open(written(&bytes), &root(), &object("1")).unwrap();
+        let entry = Entry::open(written(&bytes), &root(), &object("1"), ByteRange::WHOLE).unwrap();
         assert_eq!(entry.read(ByteRange::WHOLE).unwrap(), bytes);
         assert_eq!((entry.meta.encoding.as_deref(), entry.meta.modified_s), (Some("gzip"), Some(1.5)));
         assert_eq!(entry.read(ByteRange::new(BLOCK - 3, 7)).unwrap(), bytes[BLOCK as usize - 3..][..7]);
@@ -240,15 +259,35 @@ mod tests {
 
     #[test]
     fn entry_of_no_bytes_is_an_entry() {
-        let entry = Entry::open(written(&[]), &root(), &object("1")).unwrap();
+        let entry = Entry::open(written(&[]), &root(), &object("1"), ByteRange::WHOLE).unwrap();
         assert_eq!(entry.read(ByteRange::WHOLE).unwrap(), Bytes::new());
+    }
+
+    #[test]
+    fn entry_of_a_stretch_gives_its_bytes_and_no_others() {
+        let bytes = noise(9000);
+        let (file, range) = (tempfile::tempfile().unwrap(), ByteRange::new(4000, 3000));
+        let mut writer = Writer::new(&file, 3000);
+        writer.write(0, &bytes[4000..7000]).unwrap();
+        let (key, version) = (object("1").key, object("1").version);
+        let meta = Meta { key, size: 9000, version, digests: vec![], encoding: None, modified_s: None };
+        writer.finish(&root(), &meta, range).unwrap();
+        let open = |range| Entry::open(file.try_clone().unwrap(), &root(), &object("1"), range);
+        assert!(open(ByteRange::WHOLE).is_none() && open(ByteRange::new(4000, 2999)).is_none());
+        let entry = open(range).unwrap();
+        assert_eq!((entry.meta.size, entry.read(range).unwrap()), (9000, Bytes::from(bytes[4000..7000].to_vec())));
+        assert_eq!(entry.read(ByteRange::new(6999, 1)).unwrap(), bytes[6999..7000]);
+        assert!(entry.read(ByteRange::new(3999, 2)).is_none() && entry.read(ByteRange::new(6999, 2)).is_none());
+        assert!(entry.read(ByteRange::WHOLE).is_none());
     }
 
     #[test]
     fn entry_of_another_version_or_root_is_none() {
         let bytes = noise(10);
-        assert!(Entry::open(written(&bytes), &root(), &object("2")).is_none());
-        assert!(Entry::open(written(&bytes), &"memory://c/".parse().unwrap(), &object("1")).is_none());
+        assert!(Entry::open(written(&bytes), &root(), &object("2"), ByteRange::WHOLE).is_none());
+        assert!(
+            Entry::open(written(&bytes), &"memory://c/".parse().unwrap(), &object("1"), ByteRange::WHOLE).is_none()
+        );
     }
 
     proptest! {
@@ -261,7 +300,7 @@ mod tests {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at as u64).unwrap();
             file.write_all_at(&[byte[0] ^ (1 << bit)], at as u64).unwrap();
-            let read = Entry::open(file, &root(), &object("1")).and_then(|entry| entry.read(ByteRange::WHOLE));
+            let read = Entry::open(file, &root(), &object("1"), ByteRange::WHOLE).and_then(|entry| entry.read(ByteRange::WHOLE));
             // The four bytes that pad the footer say nothing.
             prop_assert!(read.is_none() || (at >= len - 4 && read.unwrap() == bytes));
         }
@@ -271,7 +310,7 @@ mod tests {
             let file = written(&noise(300));
             let len = file.metadata().unwrap().len() as i64;
             file.set_len((len + change) as u64).unwrap();
-            prop_assert_eq!(Entry::open(file, &root(), &object("1")).is_some(), change == 0);
+            prop_assert_eq!(Entry::open(file, &root(), &object("1"), ByteRange::WHOLE).is_some(), change == 0);
         }
     }
 }

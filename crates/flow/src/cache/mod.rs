@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The node cache: a store in front of another that keeps whole objects, as they are stored, on a local disk: one copy
-//! for all processes of the node, each fetched once.
+//! The node cache: a store in front of another that keeps objects, as they are stored, on a local disk: one copy for all
+//! processes of the node, each fetched once. Whole ones, but for those of which only stretches are ever read.
 //!
 //! Owns what is kept and what gives way; what is read next it is told ([`Future`]). A cache that cannot be written or
 //! read costs speed, never a sample: every doubt ends in asking the store again.
@@ -34,19 +34,43 @@ const PARTS_IN_FLIGHT: usize = 8;
 /// How long to wait before looking again at an object that another task or process is fetching: at first and at most.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
+/// What one entry keeps: an object, or a stretch of one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Stretch {
+    /// The object's key.
+    pub key: Key,
+    /// [`ByteRange::WHOLE`] for all of it.
+    pub range: ByteRange,
+}
+
+/// What a read is answered from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keeps {
+    /// Of the object, what the entry holds: all of it, or a stretch that the read lies in.
+    pub range: ByteRange,
+    /// Stored bytes of the object.
+    pub size: u64,
+}
+
+impl Keeps {
+    fn bytes(&self) -> u64 {
+        if self.range.is_whole() { self.size } else { self.range.len }
+    }
+}
+
 /// What a run knows of the reads to come.
 pub trait Future: Send + Sync + fmt::Debug {
     /// The time, in the measure of `next_use`: what was to be read before it has been.
     fn now(&self) -> u64;
 
-    /// When this node reads the object next, behind the read under way; later is larger, `u64::MAX` is never.
-    fn next_use(&self, key: &Key) -> u64;
+    /// When this node reads it next, behind the read under way; later is larger, `u64::MAX` is never.
+    fn next_use(&self, what: &Stretch) -> u64;
 
-    /// Stored bytes of an object; `None` for one that the run knows nothing of, which is not kept.
-    fn size(&self, key: &Key) -> Option<u64>;
+    /// What is kept of an object of which `ranges` are read; `None` for one that the run knows nothing of, which is not.
+    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<Keeps>;
 
-    /// Every object that may be read at all. What else lies in the folder gives way first.
-    fn objects(&self) -> Box<dyn Iterator<Item = ObjectRef> + '_>;
+    /// All that may be read at all. What else lies in the folder gives way first.
+    fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_>;
 }
 
 /// See the module.
@@ -56,6 +80,22 @@ pub struct NodeCache {
     folder: Arc<Folder>,
     victims: Arc<Victims>,
     metrics: Arc<Metrics>,
+}
+
+/// A read under way: what is asked, and the entry that answers it.
+struct Read<'a> {
+    object: &'a ObjectRef,
+    ranges: &'a [ByteRange],
+    name: Name,
+    /// `None` for an object that is not kept.
+    keeps: Option<Keeps>,
+    deadline: Deadline,
+}
+
+impl Read<'_> {
+    fn what(&self) -> Stretch {
+        Stretch { key: self.object.key.clone(), range: self.keeps.map_or(ByteRange::WHOLE, |keeps| keeps.range) }
+    }
 }
 
 /// Bytes counted in for an entry under way; counted out again unless it is kept.
@@ -127,12 +167,13 @@ impl NodeCache {
     }
 
     /// The answer from the entry, if there is a sound one; a broken one is taken away.
-    async fn kept(&self, name: Name, object: &ObjectRef, ranges: &[ByteRange]) -> Result<Option<GetResult>> {
-        let (folder, root) = (self.folder.clone(), self.inner.root().clone());
-        let (wanted, asked) = (object.clone(), ranges.to_vec());
+    async fn kept(&self, read: &Read<'_>) -> Result<Option<GetResult>> {
+        let (folder, root, name, what) = (self.folder.clone(), self.inner.root().clone(), read.name, read.what());
+        let (wanted, asked) = (read.object.clone(), read.ranges.to_vec());
+        let range = what.range;
         let found = blocking(move || {
             let file = folder.find(name)?;
-            let read = Entry::open(file, &root, &wanted).and_then(|entry| {
+            let read = Entry::open(file, &root, &wanted, range).and_then(|entry| {
                 let parts: Option<Vec<Bytes>> = asked.iter().map(|range| entry.read(*range)).collect();
                 Some((entry.meta, parts?))
             });
@@ -152,8 +193,8 @@ impl NodeCache {
             Some(Some((meta, parts))) => {
                 self.metrics.count(Metric::CacheHits);
                 self.metrics.add(Metric::CacheBytes, parts.iter().map(|part| part.len() as u64).sum());
-                self.victims.note(name, &object.key);
-                Ok(Some(answer(meta, ranges, parts)))
+                self.victims.note(name, &what);
+                Ok(Some(answer(meta, read.ranges, parts)))
             }
         }
     }
@@ -179,12 +220,11 @@ impl NodeCache {
     }
 
     /// Room for an entry, made by what is needed later than it; `None` when nothing is.
-    async fn room(&self, key: &Key, bytes: u64) -> Result<Option<Admitted>> {
+    async fn room(&self, what: Stretch, bytes: u64) -> Result<Option<Admitted>> {
         let (folder, victims, metrics) = (self.folder.clone(), self.victims.clone(), self.metrics.clone());
-        let key = key.clone();
         let admitted = blocking(move || {
             let admitted = folder.admit(bytes, || {
-                let victim = victims.later_than(&key)?;
+                let victim = victims.later_than(&what)?;
                 metrics.count(Metric::CacheEvictions);
                 Some(victim)
             })?;
@@ -194,45 +234,37 @@ impl NodeCache {
         Ok(self.doubt(admitted).flatten())
     }
 
-    /// Fetches the whole object into the folder and answers from what was fetched.
-    async fn fetch(
-        &self,
-        turn: Turn,
-        name: Name,
-        object: &ObjectRef,
-        ranges: &[ByteRange],
-        deadline: Deadline,
-    ) -> Result<GetResult> {
-        let size = self.victims.future().size(&object.key);
-        let room = match size {
-            Some(size) => self.room(&object.key, disk_bytes(size)).await?,
+    /// Fetches what is kept into the folder and answers from what was fetched.
+    async fn fetch(&self, turn: Turn, read: &Read<'_>) -> Result<GetResult> {
+        let Read { object, ranges, deadline, .. } = *read;
+        let room = match read.keeps {
+            Some(keeps) => self.room(read.what(), disk_bytes(keeps.bytes())).await?,
             None => None,
         };
-        let (Some(size), Some(room)) = (size, room) else {
+        let (Some(keeps), Some(room)) = (read.keeps, room) else {
             turn.discard();
             self.metrics.count(Metric::CacheBypasses);
             return self.inner.get_ranges(object, ranges, deadline).await;
         };
         self.metrics.count(Metric::CacheMisses);
-        let is_whole = ranges.len() == 1 && ranges[0].is_whole();
-        let fetched = if is_whole || size <= PART {
-            self.fetch_at_once(turn, object, size, deadline, room).await
+        let is_asked = ranges.len() == 1 && ranges[0] == keeps.range;
+        let fetched = if is_asked || keeps.bytes() <= PART {
+            self.fetch_at_once(turn, object, keeps, deadline, room).await
         } else {
-            self.fetch_parts(turn, object, size, deadline, room).await.map(|meta| (meta, None))
+            self.fetch_parts(turn, object, keeps, deadline, room).await.map(|meta| (meta, None))
         };
         let (meta, bytes) = fetched?;
-        self.victims.note(name, &object.key);
+        self.victims.note(read.name, &read.what());
         if let Some(bytes) = bytes {
-            let size = bytes.len() as u64;
-            let cut = |range: &ByteRange| match range.is_whole() {
-                true => bytes.clone(),
-                false => {
-                    bytes.slice(range.start.min(size) as usize..range.end(size).max(range.start.min(size)) as usize)
-                }
+            let (start, end) = (keeps.range.start, keeps.range.start + bytes.len() as u64);
+            let cut = |range: &ByteRange| {
+                let from = range.start.clamp(start, end);
+                let to = range.start.saturating_add(range.len).clamp(from, end);
+                bytes.slice((from - start) as usize..(to - start) as usize)
             };
             return Ok(answer(meta, ranges, ranges.iter().map(cut).collect()));
         }
-        match self.kept(name, object, ranges).await? {
+        match self.kept(read).await? {
             Some(answer) => Ok(answer),
             None => self.inner.get_ranges(object, ranges, deadline).await,
         }
@@ -243,15 +275,15 @@ impl NodeCache {
         &self,
         turn: Turn,
         object: &ObjectRef,
-        size: u64,
+        keeps: Keeps,
         deadline: Deadline,
         room: Admitted,
     ) -> Result<(Meta, Option<Bytes>)> {
-        let got = self.inner.get_ranges(object, &[ByteRange::WHOLE], deadline).await?;
+        let got = self.inner.get_ranges(object, &[keeps.range], deadline).await?;
         let meta = got.meta.clone();
         let bytes = collected(got).await?;
         // What is not as the run was told is handed on, for its reader to judge, and not kept.
-        if meta.size != size || bytes.len() as u64 != size {
+        if meta.size != keeps.size || bytes.len() as u64 != keeps.bytes() {
             turn.discard();
             return Ok((meta, Some(bytes)));
         }
@@ -259,9 +291,9 @@ impl NodeCache {
             (self.inner.root().clone(), bytes.clone(), meta.clone(), object.version.clone());
         let kept = blocking(move || {
             let keep = || {
-                let mut writer = Writer::new(&turn.file, size);
+                let mut writer = Writer::new(&turn.file, keeps.bytes());
                 writer.write(0, &written)?;
-                writer.finish(&root, &Meta { version: pinned, ..said })?;
+                writer.finish(&root, &Meta { version: pinned, ..said }, keeps.range)?;
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())
@@ -276,12 +308,14 @@ impl NodeCache {
         &self,
         turn: Turn,
         object: &ObjectRef,
-        size: u64,
+        keeps: Keeps,
         deadline: Deadline,
         room: Admitted,
     ) -> Result<Meta> {
+        let (first, size) = (keeps.range.start, keeps.bytes());
         let part = |start: u64| async move {
-            let got = self.inner.get_ranges(object, &[ByteRange::new(start, PART.min(size - start))], deadline).await?;
+            let range = ByteRange::new(first + start, PART.min(size - start));
+            let got = self.inner.get_ranges(object, &[range], deadline).await?;
             let meta = got.meta.clone();
             Ok::<_, Error>((start, meta, collected(got).await?))
         };
@@ -310,7 +344,8 @@ impl NodeCache {
             let keep = || match failed {
                 Some(error) => Err(error),
                 None => {
-                    Writer::resumed(&turn.file, size, crcs).finish(&root, &Meta { version: pinned, ..said })?;
+                    let said = Meta { version: pinned, ..said };
+                    Writer::resumed(&turn.file, size, crcs).finish(&root, &said, keeps.range)?;
                     room.keep(&turn)
                 }
             };
@@ -342,16 +377,19 @@ impl Store for NodeCache {
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         deadline.check(&penstock_store::place(self.root(), &object.key))?;
-        let Some(name) = Name::of(self.root(), object) else {
+        let keeps = self.victims.future().keeps(&object.key, ranges);
+        let range = keeps.map_or(ByteRange::WHOLE, |keeps| keeps.range);
+        let Some(name) = Name::of(self.root(), object, range) else {
             return self.inner.get_ranges(object, ranges, deadline).await;
         };
-        if let Some(answer) = self.kept(name, object, ranges).await? {
+        let read = Read { object, ranges, name, keeps, deadline };
+        if let Some(answer) = self.kept(&read).await? {
             return Ok(answer);
         }
         if let Some(turn) = self.turn(name, deadline).await? {
-            return self.fetch(turn, name, object, ranges, deadline).await;
+            return self.fetch(turn, &read).await;
         }
-        match self.kept(name, object, ranges).await? {
+        match self.kept(&read).await? {
             Some(answer) => Ok(answer),
             None => self.inner.get_ranges(object, ranges, deadline).await,
         }

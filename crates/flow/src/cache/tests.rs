@@ -22,17 +22,19 @@ impl Future for Told {
         self.now.load(Ordering::Relaxed)
     }
 
-    fn next_use(&self, key: &Key) -> u64 {
-        self.next.lock().unwrap().get(key).copied().unwrap_or(u64::MAX)
+    fn next_use(&self, what: &Stretch) -> u64 {
+        self.next.lock().unwrap().get(&what.key).copied().unwrap_or(u64::MAX)
     }
 
-    fn size(&self, key: &Key) -> Option<u64> {
-        self.sizes.lock().unwrap().get(key).map(|known| known.0)
+    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<Keeps> {
+        let size = self.sizes.lock().unwrap().get(key).map(|known| known.0)?;
+        let is_array = key.as_bytes().starts_with(b"array");
+        Some(Keeps { range: if is_array { ranges[0] } else { ByteRange::WHOLE }, size })
     }
 
-    fn objects(&self) -> Box<dyn Iterator<Item = ObjectRef> + '_> {
+    fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_> {
         let known = self.sizes.lock().unwrap().clone();
-        Box::new(known.into_iter().map(|(key, (_, version))| ObjectRef { key, version }))
+        Box::new(known.into_iter().map(|(key, (_, version))| (ObjectRef { key, version }, ByteRange::WHOLE)))
     }
 }
 
@@ -128,6 +130,25 @@ async fn cache_range_of_a_large_object_fetches_it_whole_in_parts() {
 }
 
 #[tokio::test]
+async fn cache_keeps_stretches_of_an_object_that_is_never_read_whole() {
+    let rig = rig();
+    let bytes = noise(300_000);
+    let object = rig.put("array", bytes.clone()).await;
+    let (cache, metrics) = rig.cache(1 << 20);
+    for round in 0..2 {
+        for range in [ByteRange::new(10, 70_000), ByteRange::new(200_000, 100_000)] {
+            let got = cache.get_ranges(&object, &[range], soon()).await.unwrap();
+            assert_eq!(got.meta.size, 300_000);
+            let chunks: Vec<Chunk> = got.chunks.try_collect().await.unwrap();
+            assert_eq!((chunks.len(), chunks[0].offset), (1, range.start));
+            assert_eq!(chunks[0].bytes, bytes[range.start as usize..][..range.len as usize]);
+        }
+        assert_eq!((rig.gets(), metrics.get(Metric::CacheHits)), (2, 2 * round));
+    }
+    assert!(cache.folder.used().unwrap() < 200_000);
+}
+
+#[tokio::test]
 async fn cache_evicts_what_is_needed_last_and_keeps_its_limit() {
     let rig = rig();
     let mut objects = Vec::new();
@@ -177,7 +198,7 @@ async fn cache_entry_that_is_damaged_is_fetched_again() {
     let object = rig.put("a", bytes.clone()).await;
     let (cache, metrics) = rig.cache(1 << 20);
     whole(&cache, &object).await;
-    let name = Name::of(cache.root(), &object).unwrap();
+    let name = Name::of(cache.root(), &object, ByteRange::WHOLE).unwrap();
     let path = cache.place().join("objects").join(&name.hex()[..2]).join(name.hex());
     for damage in 0..3 {
         match damage {
@@ -255,15 +276,16 @@ impl Future for Asks {
         0
     }
 
-    fn next_use(&self, _: &Key) -> u64 {
+    fn next_use(&self, _: &Stretch) -> u64 {
         0
     }
 
-    fn size(&self, key: &Key) -> Option<u64> {
-        futures::executor::block_on(self.0.head(key, soon())).ok().map(|meta| meta.size)
+    fn keeps(&self, key: &Key, _: &[ByteRange]) -> Option<Keeps> {
+        let meta = futures::executor::block_on(self.0.head(key, soon())).ok()?;
+        Some(Keeps { range: ByteRange::WHOLE, size: meta.size })
     }
 
-    fn objects(&self) -> Box<dyn Iterator<Item = ObjectRef> + '_> {
+    fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_> {
         Box::new(std::iter::empty())
     }
 }

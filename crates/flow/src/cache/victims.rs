@@ -5,11 +5,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_types::{Key, Url};
+use penstock_types::Url;
 
-use super::Future;
 use super::entry::Name;
 use super::folder::Folder;
+use super::{Future, Stretch};
 
 /// What lies in the folder, by when it is needed next. Built when room is first needed, and followed from then on.
 #[derive(Debug)]
@@ -23,12 +23,12 @@ pub(super) struct Victims {
 #[derive(Debug, Default)]
 struct Kept {
     by_next_use: BTreeSet<(u64, Name)>,
-    known: HashMap<Name, (u64, Option<Key>)>,
+    known: HashMap<Name, (u64, Option<Stretch>)>,
 }
 
 impl Kept {
-    fn set(&mut self, name: Name, next_use: u64, key: Option<Key>) {
-        if let Some((before, _)) = self.known.insert(name, (next_use, key)) {
+    fn set(&mut self, name: Name, next_use: u64, what: Option<Stretch>) {
+        if let Some((before, _)) = self.known.insert(name, (next_use, what)) {
             self.by_next_use.remove(&(before, name));
         }
         self.by_next_use.insert((next_use, name));
@@ -39,8 +39,8 @@ impl Kept {
         let now = future.now();
         let passed: Vec<Name> = self.by_next_use.range(..(now, Name(0))).map(|entry| entry.1).collect();
         for name in passed {
-            if let Some((_, Some(key))) = self.known.get(&name).cloned() {
-                self.set(name, future.next_use(&key), Some(key));
+            if let Some((_, Some(what))) = self.known.get(&name).cloned() {
+                self.set(name, future.next_use(&what), Some(what));
             }
         }
     }
@@ -56,15 +56,15 @@ impl Victims {
     }
 
     /// An entry was read or written: it is needed at another time now.
-    pub fn note(&self, name: Name, key: &Key) {
+    pub fn note(&self, name: Name, what: &Stretch) {
         if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner) {
-            kept.set(name, self.future.next_use(key), Some(key.clone()));
+            kept.set(name, self.future.next_use(what), Some(what.clone()));
         }
     }
 
-    /// The entry that is needed last, if that is later than `key` is; it is no longer followed.
-    pub fn later_than(&self, key: &Key) -> Option<Name> {
-        let wanted = self.future.next_use(key);
+    /// The entry that is needed last, if that is later than `what` is; it is no longer followed.
+    pub fn later_than(&self, what: &Stretch) -> Option<Name> {
+        let wanted = self.future.next_use(what);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kept.get_or_insert_with(|| self.stock());
         kept.catch_up(self.future());
@@ -79,9 +79,10 @@ impl Victims {
         let (mut kept, mut found) = (Kept::default(), HashSet::new());
         // A folder that cannot be listed has nothing that could give way.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
-        for object in self.future.objects() {
-            if let Some(name) = Name::of(&self.root, &object).filter(|name| found.remove(name)) {
-                kept.set(name, self.future.next_use(&object.key), Some(object.key));
+        for (object, range) in self.future.stretches() {
+            if let Some(name) = Name::of(&self.root, &object, range).filter(|name| found.remove(name)) {
+                let what = Stretch { key: object.key, range };
+                kept.set(name, self.future.next_use(&what), Some(what));
             }
         }
         // What no run of this dataset reads gives way first.

@@ -51,6 +51,8 @@ pub(super) struct Piece {
     at: Box<[usize]>,
     /// `None` where it was never written.
     pub stored: Option<Stored>,
+    /// No other block holds rows of it.
+    is_own: bool,
 }
 
 #[derive(Debug)]
@@ -159,7 +161,9 @@ impl Blocks {
                         }
                         None => find(column, &at)?,
                     };
-                    pieces.push(Piece { column, stored, at: at.as_slice().into() });
+                    let (first, height) = (at[0] * of.chunk_shape[0], of.chunk_shape[0]);
+                    let is_own = first >= rows.start && first.saturating_add(height).min(samples) <= rows.end;
+                    pieces.push(Piece { column, stored, is_own, at: at.as_slice().into() });
                     let Some(axis) = (0..at.len()).rev().find(|&axis| at[axis] + 1 < grid[axis].end) else { break };
                     at[axis] += 1;
                     for later in axis + 1..at.len() {
@@ -308,6 +312,28 @@ impl Block {
     /// The chunks that lie somewhere, in the order in which `unpack` takes them.
     pub fn stored(&self) -> impl Iterator<Item = &Stored> {
         self.pieces.iter().filter_map(|piece| piece.stored.as_ref())
+    }
+
+    /// What is read for it, object and range, in the order of `unpack`: its chunks, neighbours together, cut to `most`
+    /// bytes. A chunk that another block reads too is read by itself, so that both read the same.
+    pub fn stretches(&self, most: u64) -> Vec<(usize, ByteRange)> {
+        let mut joined: Vec<(usize, ByteRange, bool)> = Vec::new();
+        for piece in &self.pieces {
+            let Some(&Stored { object, range, .. }) = piece.stored.as_ref() else { continue };
+            match joined.last_mut() {
+                Some((last, before, true))
+                    if piece.is_own && *last == object && before.start + before.len == range.start =>
+                {
+                    before.len += range.len;
+                }
+                _ => joined.push((object, range, piece.is_own)),
+            }
+        }
+        let cut = |(object, ByteRange { start, len }, _)| {
+            let part = move |at| (object, ByteRange::new(start + at, most.min(len - at)));
+            (0..len).step_by(most as usize).map(part)
+        };
+        joined.into_iter().flat_map(cut).collect()
     }
 }
 

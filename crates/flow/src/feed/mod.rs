@@ -4,6 +4,7 @@
 //! Owns the way from the store to the batch: counts, plan, fetches, decoding threads, slots. Knows no Python and decides
 //! no epoch: the caller says which epoch, from where, for which rank.
 
+mod ahead;
 mod arrays;
 mod beside;
 mod count;
@@ -90,6 +91,8 @@ pub struct FeedSettings {
     pub deadline: Duration,
     /// What to do with a sample that cannot be read.
     pub on_error: OnError,
+    /// While an epoch ends, the first objects of the next are fetched.
+    pub looks_ahead: bool,
 }
 
 /// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
@@ -113,11 +116,17 @@ pub struct Feed {
     on_error: OnError,
     budget: Budget,
     scratches: Mutex<Vec<Vec<u8>>>,
+    /// What an object is likely to inflate to.
+    scratch_bytes: usize,
     threads: usize,
     max_in_flight: usize,
     read_ahead: u64,
     limit: u64,
     deadline: Duration,
+    looks_ahead: bool,
+    /// What of the budget may hold objects of the next epoch: the rest carries its first window by itself.
+    ahead_bytes: u64,
+    ahead: Mutex<Option<ahead::Ahead>>,
     gathered: gather::Cache,
 }
 
@@ -211,6 +220,8 @@ impl Feed {
         let rest = rest - more_threads * scratch;
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(SPARE_SLOTS);
         let budget = Budget::new(memory_bytes - (1 + more_threads) * scratch - spare * slot);
+        let held = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(pages);
+        let ahead_bytes = budget.bytes().saturating_sub(held).min(budget.bytes() / 4);
         let max_in_flight = settings.max_in_flight.max(1);
         let read_ahead = settings.read_ahead.unwrap_or_else(|| (max_in_flight as u64).div_ceil(rows.max(1) as u64) + 1);
         Ok(Arc::new(Self {
@@ -228,11 +239,15 @@ impl Feed {
             on_error: settings.on_error,
             budget,
             scratches: Mutex::default(),
+            scratch_bytes: usize::try_from(scratch).unwrap_or(0),
             threads: 1 + more_threads as usize,
             max_in_flight,
             read_ahead,
             limit: memory_bytes,
             deadline: settings.deadline,
+            looks_ahead: settings.looks_ahead,
+            ahead_bytes,
+            ahead: Mutex::default(),
             gathered: gather::Cache::default(),
         }))
     }
@@ -271,9 +286,17 @@ impl Feed {
         Run::start(self.clone(), runtime, epoch, steps)
     }
 
-    /// A buffer to inflate into, as large as the last use left it.
+    /// A buffer to inflate into, empty or as the last use left it.
     fn scratch(&self) -> Vec<u8> {
-        self.scratches.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+        let kept = self.scratches.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.unwrap_or_else(|| {
+            let mut scratch = Vec::new();
+            // Where memory is short, whoever inflates asks for what it needs and says so.
+            if scratch.try_reserve_exact(self.scratch_bytes).is_ok() {
+                slot::advise_huge(scratch.as_mut_ptr(), scratch.capacity());
+            }
+            scratch
+        })
     }
 
     fn give_scratch(&self, scratch: Vec<u8>) {

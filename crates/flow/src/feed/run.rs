@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
-use penstock_types::{Deadline, Error, Result, now};
+use penstock_types::{Error, Result, now};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::ahead::Ahead;
 use super::decode::{Decoded, Object, decode};
 use super::mend::{MOST_TRIES, Mended, Mending, OnError, is_about_data, substitute};
 use super::plan::{Steps, Tail, Task, Tasks, Want};
@@ -207,6 +208,7 @@ struct Inner {
 impl Run {
     pub(super) fn start(feed: Arc<Feed>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Self> {
         let tasks = Tasks::new(feed.walk()?, epoch, steps, feed.horizon);
+        let ahead = feed.taken_ahead(epoch, steps);
         let (consumed, watched) = watch::channel(0u64);
         let (jobs, queue) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
@@ -232,7 +234,7 @@ impl Run {
         let feeder = runtime.spawn({
             let shared = shared.clone();
             async move {
-                if let Err(error) = run_ahead(&shared, tasks, jobs, watched).await {
+                if let Err(error) = run_ahead(&shared, tasks, ahead, jobs, watched).await {
                     shared.fail(error);
                 }
             }
@@ -378,11 +380,14 @@ impl Inner {
 async fn run_ahead(
     shared: &Arc<Shared>,
     mut tasks: Tasks,
+    mut ahead: Option<Ahead>,
     jobs: Sender<Job>,
     mut consumed: watch::Receiver<u64>,
 ) -> Result<()> {
     let feed = &shared.feed;
     let requests = Arc::new(Semaphore::new(feed.max_in_flight));
+    // Reads, and their bytes.
+    let mut read = (0, 0);
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
     let mut fetches = JoinSet::new();
     let mut parts: Vec<Task> = Vec::new();
@@ -419,14 +424,26 @@ async fn run_ahead(
             };
             batches.insert(number, batch);
         }
+        let early = ahead.as_mut().and_then(|ahead| ahead.take(&task));
         let permit = requests.clone().acquire_owned().await.map_err(|_| Error::bug("the semaphore is never closed"))?;
-        let reserved = feed.budget.reserve("an object", reads.bytes).await?;
+        let (early, reserved) = match early {
+            Some((fetch, reserved)) => (Some(fetch), reserved),
+            None => (None, feed.budget.reserve("an object", reads.bytes).await?),
+        };
+        read = (read.0 + 1, read.1 + reads.bytes);
         while let Some(done) = fetches.try_join_next() {
             joined(done)?;
         }
         let (feed, queue, batches) = (feed.clone(), jobs.clone(), Arc::new(batches));
         fetches.spawn(async move {
-            let (content, trace) = fetch(&feed, task.leaf, task.object, &reads).await;
+            let early = match early {
+                Some(fetch) => fetch.ended().await.ok().filter(|(content, _)| content.is_ok()),
+                None => None,
+            };
+            let (content, trace) = match early {
+                Some(fetched) => fetched,
+                None => feed.sources[task.leaf].fetched(task.object, &reads, feed.deadline).await,
+            };
             drop(permit);
             let job =
                 Job { task, batches, content, trace, reserved: Arc::new(reserved), tries: 0, queue: queue.clone() };
@@ -434,18 +451,14 @@ async fn run_ahead(
             let _ = queue.send(job);
         });
     }
+    drop(ahead);
+    if feed.looks_ahead {
+        feed.look_ahead(shared.epoch, shared.steps, read, &requests).await?;
+    }
     while let Some(done) = fetches.join_next().await {
         joined(done)?;
     }
     Ok(())
-}
-
-async fn fetch(feed: &Feed, leaf: usize, object: u64, reads: &Reads) -> (Result<Content>, Trace) {
-    let sent = now();
-    match feed.sources[leaf].fetch_reads(object, reads, Deadline::within(feed.deadline)).await {
-        Ok(found) => (Ok(found.content), Trace::fetched(found.sent, found.first_byte, found.done)),
-        Err(error) => (Err(error), Trace::fetched(sent, now(), now())),
-    }
 }
 
 fn joined(done: std::result::Result<(), tokio::task::JoinError>) -> Result<()> {
@@ -555,7 +568,8 @@ fn mend(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(us
         let (shared, batches, reserved, queue) = (shared.clone(), batches.clone(), reserved.clone(), queue.clone());
         shared.runtime.clone().spawn(async move {
             let reads = Reads::of(&shared.feed.sources[task.leaf], task.object, &task.wants);
-            let (content, trace) = fetch(&shared.feed, task.leaf, task.object, &reads).await;
+            let (source, deadline) = (&shared.feed.sources[task.leaf], shared.feed.deadline);
+            let (content, trace) = source.fetched(task.object, &reads, deadline).await;
             let job = Job { task, batches, content, trace, reserved, tries: tries + 1, queue: queue.clone() };
             let _ = queue.send(job);
         });

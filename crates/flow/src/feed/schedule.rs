@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_codec::strip_suffix;
 use penstock_store::ObjectRef;
-use penstock_types::Key;
+use penstock_types::{ByteRange, Key};
 
+use super::arrays::Blocks;
 use super::plan::Steps;
-use crate::cache::Future;
+use super::source::asked;
+use crate::cache::{Future, Keeps, Stretch};
 use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
 use crate::order::{EpochOrder, Place};
@@ -26,9 +28,12 @@ const FEW_RECORDS: u64 = 16;
 /// The times of one node's reads of one dataset, as positions counted over all epochs.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    manifest: Arc<Manifest>,
-    /// What the manifest's keys are below.
+    /// The objects that lie in the store.
+    listing: Arc<Manifest>,
+    /// What the listing's keys are below.
     base: Key,
+    /// Of arrays, who reads what.
+    readers: Option<Readers>,
     leaf: Leaf,
     /// Which rank reads what; `None` where a mixture or a selection of positions stands between.
     steps: Option<Steps>,
@@ -40,20 +45,71 @@ pub(super) struct Schedule {
     orders: Mutex<Vec<(u64, Arc<EpochOrder>)>>,
 }
 
+/// One block's read of a stretch of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct BlockRead {
+    object: u32,
+    start: u64,
+    len: u64,
+    block: u32,
+}
+
+impl BlockRead {
+    fn range(&self) -> ByteRange {
+        ByteRange::new(self.start, self.len)
+    }
+}
+
+/// Which blocks of arrays read which stretches; ascending, as there may be millions.
+#[derive(Debug)]
+struct Readers {
+    stretches: Vec<BlockRead>,
+}
+
+impl Readers {
+    fn new(blocks: &Blocks, part: u64) -> Self {
+        let mut stretches: Vec<BlockRead> = Vec::new();
+        for (block, of) in blocks.blocks.iter().enumerate() {
+            let read = |(object, range): (usize, ByteRange)| BlockRead {
+                object: object as u32,
+                start: range.start,
+                len: range.len,
+                block: block as u32,
+            };
+            stretches.extend(of.stretches(part).into_iter().map(read));
+        }
+        stretches.sort_unstable();
+        Self { stretches }
+    }
+
+    /// The blocks that read from where `range` begins.
+    fn of(&self, object: u64, range: ByteRange) -> impl Iterator<Item = u64> {
+        let place = |read: &BlockRead| (u64::from(read.object), read.start);
+        let first = self.stretches.partition_point(|read| place(read) < (object, range.start));
+        let same = self.stretches[first..].iter().take_while(move |read| place(read) == (object, range.start));
+        same.map(|read| u64::from(read.block))
+    }
+}
+
 impl Schedule {
     /// For the ranks `node` of the job that `steps` describes (whose cursor and rank do not matter here).
-    pub fn new(manifest: Arc<Manifest>, base: Key, leaf: Leaf, steps: Option<Steps>, node: Range<u64>) -> Self {
+    pub fn new(listing: Arc<Manifest>, base: Key, leaf: Leaf, steps: Option<Steps>, node: Range<u64>) -> Self {
         let steps = steps.map(|steps| Steps { cursor: 0, ..steps });
         let (epoch, front, orders) = Default::default();
-        Self { manifest, base, leaf, steps, node, epoch, front, orders }
+        Self { listing, base, readers: None, leaf, steps, node, epoch, front, orders }
+    }
+
+    /// For arrays, of which stretches of at most `part` bytes are read.
+    pub fn of_blocks(self, blocks: &Blocks, part: u64) -> Self {
+        Self { readers: Some(Readers::new(blocks, part)), ..self }
     }
 
     fn entry(&self, key: &Key) -> Option<(u64, &Entry)> {
         let key = key.as_bytes().strip_prefix(self.base.as_bytes())?;
         let of =
             |entry: &Entry| (strip_suffix(entry.key.as_bytes()), entry.key.as_bytes()).cmp(&(strip_suffix(key), key));
-        let found = self.manifest.objects.binary_search_by(of).ok()?;
-        Some((found as u64, &self.manifest.objects[found]))
+        let found = self.listing.objects.binary_search_by(of).ok()?;
+        Some((found as u64, &self.listing.objects[found]))
     }
 
     /// A pass over `epoch` begins, or has come to read what stands at `front`.
@@ -102,6 +158,18 @@ impl Schedule {
         (first..last).contains(&position)
     }
 
+    /// When an object of the order is read next.
+    fn next_read(&self, object: u64) -> u64 {
+        let Some(object) = self.leaf.selected(object) else { return u64::MAX };
+        let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
+        (epoch..epoch.saturating_add(EPOCHS_AHEAD))
+            .find_map(|at| {
+                let position = self.position(at, object, (at == epoch).then_some(front))?;
+                at.checked_mul(self.samples())?.checked_add(position)
+            })
+            .unwrap_or(u64::MAX - 1)
+    }
+
     fn samples(&self) -> u64 {
         self.leaf.order().samples()
     }
@@ -113,27 +181,37 @@ impl Future for Schedule {
         epoch.saturating_mul(self.samples()).saturating_add(front)
     }
 
-    fn next_use(&self, key: &Key) -> u64 {
-        let Some(object) = self.entry(key).and_then(|(object, _)| self.leaf.selected(object)) else { return u64::MAX };
-        let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
-        (epoch..epoch.saturating_add(EPOCHS_AHEAD))
-            .find_map(|at| {
-                let position = self.position(at, object, (at == epoch).then_some(front))?;
-                at.checked_mul(self.samples())?.checked_add(position)
-            })
-            .unwrap_or(u64::MAX - 1)
+    fn next_use(&self, what: &Stretch) -> u64 {
+        let Some((object, _)) = self.entry(&what.key) else { return u64::MAX };
+        match &self.readers {
+            None => self.next_read(object),
+            Some(readers) => {
+                readers.of(object, what.range).map(|block| self.next_read(block)).min().unwrap_or(u64::MAX)
+            }
+        }
     }
 
-    fn size(&self, key: &Key) -> Option<u64> {
-        self.entry(key).map(|(_, entry)| entry.size)
+    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<Keeps> {
+        let size = self.entry(key)?.1.size;
+        match (&self.readers, ranges) {
+            (None, _) => Some(Keeps { range: ByteRange::WHOLE, size }),
+            // Each read of an array is one of its stretches.
+            (Some(_), [range]) => Some(Keeps { range: *range, size }),
+            (Some(_), _) => None,
+        }
     }
 
-    fn objects(&self) -> Box<dyn Iterator<Item = ObjectRef> + '_> {
-        Box::new(
-            self.manifest
-                .objects
-                .iter()
-                .map(|entry| ObjectRef { key: self.base.join(entry.key.as_bytes()), version: entry.version.clone() }),
-        )
+    fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_> {
+        let object = |entry: &Entry| {
+            let key = self.base.join(entry.key.as_bytes());
+            ObjectRef { key, version: entry.version.clone() }
+        };
+        let Some(readers) = &self.readers else {
+            return Box::new(self.listing.objects.iter().map(move |entry| (object(entry), ByteRange::WHOLE)));
+        };
+        Box::new(readers.stretches.iter().map(move |read| {
+            let entry = &self.listing.objects[read.object as usize];
+            (object(entry), asked(entry, read.range()))
+        }))
     }
 }

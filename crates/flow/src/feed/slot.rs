@@ -16,8 +16,10 @@ use super::field::Field;
 /// Alignment of every field in a slot.
 const ALIGN: usize = 256;
 
-/// From here on a slot asks for huge pages: a page fault per 4 KiB would cost as much as the copy into it.
+/// From here on memory asks for huge pages, and begins at one: a page fault per 4 KiB would cost as much as the copy into it.
 const HUGE: usize = 2 << 20;
+
+const PAGE: usize = 4096;
 
 /// Where the fields of a batch of up to `rows` samples lie in a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,12 +72,14 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     fn new(bytes: usize) -> Result<Self> {
-        let bytes = bytes.max(1).next_multiple_of(4096);
+        let bytes = bytes.max(1).next_multiple_of(PAGE);
+        // What a huge page's beginning may cost is given back below.
+        let slack = if bytes >= HUGE { HUGE - PAGE } else { 0 };
         // SAFETY: a new anonymous private mapping touches no memory of ours.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                bytes,
+                bytes + slack,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
@@ -89,11 +93,28 @@ impl Memory {
         if start == libc::MAP_FAILED {
             return Err(refused(std::io::Error::last_os_error()));
         }
-        if bytes >= HUGE {
-            // SAFETY: the range is the mapping just made; the call is advice and may be refused.
-            unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
+        let before = if slack > 0 { start.align_offset(HUGE) } else { 0 };
+        // SAFETY: within the mapping just made: `before` is less than a huge page, of whole pages.
+        let aligned = unsafe { start.byte_add(before) };
+        for (at, rest) in [(start, before), (aligned.wrapping_byte_add(bytes), slack - before)] {
+            if rest > 0 {
+                // SAFETY: the two ends of the mapping just made, which nothing refers to.
+                unsafe { libc::munmap(at, rest) };
+            }
         }
+        let start = aligned;
+        advise_huge(start.cast(), bytes);
         Ok(Self { start: NonNull::new(start.cast()).ok_or_else(|| Error::bug("a mapping at address 0"))?, bytes })
+    }
+}
+
+/// Asks for huge pages wherever they fit into memory that was not touched yet.
+pub(super) fn advise_huge(start: *mut u8, bytes: usize) {
+    let before = start.align_offset(PAGE);
+    if bytes >= HUGE + before {
+        let whole = (bytes - before) / PAGE * PAGE;
+        // SAFETY: whole pages of memory that the caller owns; the call is advice and may be refused.
+        unsafe { libc::madvise(start.wrapping_add(before).cast(), whole, libc::MADV_HUGEPAGE) };
     }
 }
 
@@ -287,6 +308,17 @@ mod tests {
         assert_ne!(other.start(), first);
         drop(y);
         assert_eq!(pool.take(&layout).unwrap().start(), first);
+    }
+
+    #[test]
+    fn memory_of_huge_pages_begins_at_one() {
+        for bytes in [HUGE, HUGE + 1, 5 * HUGE - 9] {
+            let layout = Arc::new(Layout::of(&[(1, bytes)]).unwrap());
+            let slot = Pool::new(0).take(&layout).unwrap();
+            assert_eq!(slot.field(0).as_ptr() as usize % HUGE, 0);
+            // SAFETY: nothing else touches the slot. Every byte is there, the mapping's ends are not.
+            unsafe { slot.bytes(0, 0, bytes) }.fill(1);
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::Codec;
 use penstock_store::{ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, grouped, now};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::arrays::Blocks;
 use super::format::rows::Rows;
@@ -19,7 +19,7 @@ use super::index::RecordIndex;
 use super::plan::Steps;
 use super::reads::{Content, Reads};
 use super::schedule::Schedule;
-use super::timing::first_byte_of;
+use super::timing::{Trace, first_byte_of};
 use crate::cache::NodeCache;
 use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
@@ -53,6 +53,11 @@ pub struct Source {
     framing: Box<dyn Framing>,
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<Schedule>>,
+}
+
+/// A stretch as it is asked for: an object of which all is wanted is asked for as a whole, and checked as one.
+pub(super) fn asked(entry: &Entry, range: ByteRange) -> ByteRange {
+    if range.start == 0 && range.len == entry.size { ByteRange::WHOLE } else { range }
 }
 
 /// Bytes of an object, and when they came.
@@ -137,11 +142,11 @@ impl Source {
         steps: Option<Steps>,
         node: Range<u64>,
     ) -> Result<Self> {
-        // The cache keeps whole objects by when they are needed next, which of chunks nobody says.
-        if self.blocks.is_some() {
-            return Ok(self);
+        let mut schedule = Schedule::new(self.listing.clone(), self.base.clone(), leaf.clone(), steps, node);
+        if let Some(blocks) = &self.blocks {
+            schedule = schedule.of_blocks(blocks, PART);
         }
-        let schedule = Arc::new(Schedule::new(self.manifest.clone(), self.base.clone(), leaf.clone(), steps, node));
+        let schedule = Arc::new(schedule);
         let metrics = self.metrics.clone();
         let store = Arc::new(NodeCache::new(self.store, folder, limit_bytes, schedule.clone(), metrics)?);
         Ok(Self { store, schedule: Some(schedule), ..self })
@@ -275,12 +280,7 @@ impl Source {
     /// The chunks of a block, end to end, each of the object's version that the listing pinned.
     async fn fetch_block(&self, blocks: &Blocks, block: u64, deadline: Deadline) -> Result<Fetched> {
         let sent = now();
-        let mut stretches = Vec::new();
-        for stored in blocks.blocks[block as usize].stored() {
-            let ByteRange { start, len } = stored.range;
-            let cut = (0..len).step_by(PART as usize).map(|at| ByteRange::new(start + at, PART.min(len - at)));
-            stretches.extend(cut.map(|range| (stored.object, range)));
-        }
+        let stretches = blocks.blocks[block as usize].stretches(PART);
         let mut whole = BytesMut::with_capacity(self.entry(block).size as usize);
         let mut came = Vec::new();
         let mut parts = stream::iter(stretches)
@@ -301,8 +301,7 @@ impl Source {
     /// A stretch of an object of the listing.
     pub(crate) async fn listed(&self, object: usize, range: ByteRange, deadline: Deadline) -> Result<(Bytes, Instant)> {
         let entry = &self.listing.objects[object];
-        let whole = range.start == 0 && range.len == entry.size;
-        self.range_of(entry, if whole { ByteRange::WHOLE } else { range }, range.len, deadline).await
+        self.range_of(entry, asked(entry, range), range.len, deadline).await
     }
 
     /// What `reads` says of an object.
@@ -323,6 +322,15 @@ impl Source {
         let first_byte = first_byte_of(&mut parts.iter().map(|part| part.2).collect::<Vec<_>>(), sent);
         let content = Content::Ranges(parts.into_iter().map(|(start, bytes, _)| (start, bytes)).collect());
         Ok(FetchedReads { content, sent, first_byte, done: now() })
+    }
+
+    /// The same within a time, with the moments of its way.
+    pub(super) async fn fetched(&self, object: u64, reads: &Reads, within: Duration) -> (Result<Content>, Trace) {
+        let sent = now();
+        match self.fetch_reads(object, reads, Deadline::within(within)).await {
+            Ok(found) => (Ok(found.content), Trace::fetched(found.sent, found.first_byte, found.done)),
+            Err(error) => (Err(error), Trace::fetched(sent, now(), now())),
+        }
     }
 
     /// A stretch of an object.

@@ -5,14 +5,14 @@ use bytes::Bytes;
 use penstock_codec::deflate;
 use penstock_record::example::{FeatureValue, encode_example};
 use penstock_record::tfrecord::write_frame;
-use penstock_store::{Memory, PutOptions, Store};
-use penstock_types::{Deadline, Key, Metrics};
+use penstock_store::{Count, Memory, PutOptions, Store};
+use penstock_types::{Deadline, Key, Metric, Metrics};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
 use super::*;
 use crate::manifest::{Manifest, index};
-use crate::order::{Order, Shuffle};
+use crate::order::{Counts, Order, Place, Shuffle};
 
 const SIDE: usize = 6;
 
@@ -84,6 +84,7 @@ fn settings() -> FeedSettings {
         threads: 2,
         deadline: Duration::from_secs(20),
         on_error: OnError::Raise,
+        looks_ahead: true,
     }
 }
 
@@ -378,4 +379,98 @@ fn an_object_beside_its_inflated_copy_is_refused_with_both_names() {
     let error = Source::new(world.store.clone(), world.prefix.into(), manifest, Arc::default()).unwrap_err();
     let text = error.to_string();
     assert!(error.code() == "config" && text.contains("`o000.tfrecord` and `o000.tfrecord.gz`"), "{text}");
+}
+
+/// Waits for what another thread does soon.
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{what}: not in 10 s");
+}
+
+/// 64 objects, whose reads are counted.
+fn counted_world(name: &str, settings: &FeedSettings) -> (World, Arc<Feed>, Steps, Arc<Metrics>) {
+    let case = World::new(name);
+    case.fill(&[1; 64], false);
+    let metrics = Arc::<Metrics>::default();
+    let store = Arc::new(Count::new(case.store.clone(), metrics.clone()));
+    let source = Source::new(store, Key::from(case.prefix), case.list().unwrap(), metrics.clone()).unwrap();
+    let order = Order::new(Counts::of(&[1; 64]), Some(Shuffle { seed: 1, window: 4 }));
+    let steps = steps(64, 4, 0, 1, Tail::Ragged);
+    let feed = feed(Arc::new(source), order, fields(), steps, settings).unwrap();
+    (case, feed, steps, metrics)
+}
+
+/// All batches of an epoch; before the last is taken, the next epoch's first objects have been asked for.
+fn epoch_and_ahead(feed: &Arc<Feed>, run: &mut Run, batches: usize) -> Vec<Vec<u64>> {
+    let mut all: Vec<Vec<u64>> = Vec::new();
+    for _ in 0..batches - 1 {
+        all.push(values(&next(run).unwrap().unwrap().columns[1]).into_iter().map(|id| id as u64).collect());
+    }
+    wait_for("the next epoch's objects", || feed.ahead.lock().unwrap().is_some());
+    all.extend(ids(run).unwrap());
+    all
+}
+
+#[test]
+fn the_next_epochs_first_objects_are_fetched_while_this_one_ends() {
+    let (case, feed, steps, metrics) = counted_world("feed-ahead", &settings());
+    let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
+    let first = epoch_and_ahead(&feed, &mut run, 16);
+    wait_for("64 and a 16th of them", || metrics.get(Metric::Gets) >= 64 + 4);
+    assert_eq!(metrics.get(Metric::Gets), 64 + 4);
+    let mut run = feed.start(case.runtime.handle(), 1, steps).unwrap();
+    let second = epoch_and_ahead(&feed, &mut run, 16);
+    wait_for("as many again", || metrics.get(Metric::Gets) >= 128 + 4);
+    assert_eq!(metrics.get(Metric::Gets), 128 + 4, "nothing is read twice");
+    // The same batches as of a feed that does not look ahead.
+    let (case, plain, steps, metrics) =
+        counted_world("feed-not-ahead", &FeedSettings { looks_ahead: false, ..settings() });
+    for (epoch, want) in [first, second].into_iter().enumerate() {
+        assert_eq!(ids(&mut plain.start(case.runtime.handle(), epoch as u64, steps).unwrap()).unwrap(), want);
+    }
+    assert_eq!(metrics.get(Metric::Gets), 128);
+}
+
+#[test]
+fn another_pass_than_the_next_epoch_drops_what_was_fetched_for_it() {
+    let (case, feed, steps, metrics) = counted_world("feed-ahead-dropped", &settings());
+    let whole = feed.budget.free();
+    for (epoch, cursor) in [(0, 0), (0, 0), (1, 8), (5, 0)] {
+        let mut run = feed.start(case.runtime.handle(), epoch, Steps { cursor, ..steps }).unwrap();
+        let batches = epoch_and_ahead(&feed, &mut run, (64 - cursor as usize) / 4);
+        let order = feed.leaves[0].order().epoch(epoch);
+        let want: Vec<u64> = (cursor..64).map(|position| order.locate(position).object).collect();
+        assert_eq!(batches.concat(), want);
+    }
+    drop(feed.taken_ahead(0, steps));
+    wait_for("all given back", || feed.budget.free() == whole);
+    assert!(metrics.get(Metric::Gets) <= 4 * 68);
+}
+
+#[test]
+fn a_fetch_for_the_next_epoch_that_fails_is_made_again() {
+    let (case, feed, steps, metrics) = counted_world("feed-ahead-fails", &settings());
+    let (this, next_one) = (feed.leaves[0].order().epoch(0), feed.leaves[0].order().epoch(1));
+    // One of those fetched ahead, which this epoch has read before its middle.
+    let is_early = |object: &u64| this.position(Place { object: *object, record: 0 }) < 32;
+    let number = (0..4).map(|position| next_one.locate(position).object).find(is_early).unwrap();
+    let name = format!("o{number:03}.tfrecord");
+    let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
+    for _ in 0..8 {
+        next(&mut run).unwrap().unwrap();
+    }
+    case.runtime.block_on(case.store.delete(&[Key::from(format!("d/{name}").as_str())], Deadline::NEVER)).unwrap();
+    epoch_and_ahead(&feed, &mut run, 8);
+    wait_for("64 and a 16th of them", || metrics.get(Metric::Gets) >= 64 + 4);
+    let mut bytes = Vec::new();
+    record(number, &mut bytes);
+    case.put(&name, bytes);
+    let error = next(&mut feed.start(case.runtime.handle(), 1, steps).unwrap()).unwrap_err();
+    // Another version is what the second fetch found; the first found none.
+    assert_eq!(error.code(), "changed");
 }

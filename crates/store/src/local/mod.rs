@@ -5,18 +5,21 @@
 //! (openat2), and on kernels without that, name by name with no symbolic link followed. Refuses keys that a folder cannot
 //! hold. Versions are inode, size and mtime, so that a file that is replaced or written to is seen to change.
 
+mod direct;
 mod list;
 mod path;
 mod read;
 mod write;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
+pub use self::direct::LocalReads;
 pub(crate) use self::read::plan;
 use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
@@ -25,13 +28,20 @@ use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, St
 pub struct Local {
     root: Url,
     path: PathBuf,
+    reads: LocalReads,
+    direct: Arc<direct::Direct>,
 }
 
 impl Local {
     /// The store of a folder, by its absolute path; it need not exist yet.
     pub fn new(path: &Path) -> Result<Self> {
         let root = Url::from_path(path)?.as_folder();
-        Ok(Self { root, path: path.to_owned() })
+        Ok(Self { root, path: path.to_owned(), reads: LocalReads::Threads, direct: Arc::default() })
+    }
+
+    /// The same folder, its files read so.
+    pub fn with_reads(self, reads: LocalReads) -> Self {
+        Self { reads, ..self }
     }
 
     fn place(&self, key: &Key) -> String {

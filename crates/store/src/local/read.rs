@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of local files: positioned, in large pieces, on threads that may wait.
+//! Reads of local files: positioned, in large pieces, on threads that may wait; or past the page cache (`direct`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result};
 
+use super::direct::{LocalReads, is_cached};
 use super::path::{Opened, version};
 use super::{Local, blocking};
 use crate::{Chunk, GetResult, ObjectRef, Version};
 
 /// Bytes that one system call asks for. 2 MiB: past it the copy from the page cache dominates.
 const PIECE: usize = 2 << 20;
+
+/// Bytes of a chunk that is read past the page cache: what a part of a large object has.
+const DIRECT_PIECE: u64 = 8 << 20;
+
+/// Such chunks of one object under way at a time.
+const DIRECT_IN_FLIGHT: usize = 4;
+
+/// Below this, a ring's two changes of threads cost more than a copy.
+const DIRECT_LEAST: u64 = 64 << 10;
 
 struct Reader {
     file: Arc<OwnedFd>,
@@ -32,14 +43,21 @@ pub(super) async fn get(
     deadline: Deadline,
 ) -> Result<GetResult> {
     let (object, ranges) = (object.clone(), ranges.to_vec());
-    let (meta, reader) = store
+    let (meta, reader, is_direct) = store
         .blocking("GET", deadline, move |store| {
             let Opened { file, meta } = store.open_object(&object.key)?;
             let place = store.place(&object.key);
             check_pin(&object, &place, meta.version.as_ref())?;
             let left = plan(&ranges, meta.size, &place)?;
             let total: u64 = left.iter().map(|(_, start, end)| end - start).sum();
-            if total > PIECE as u64 {
+            let is_direct = total >= DIRECT_LEAST
+                && match store.reads {
+                    LocalReads::Threads => false,
+                    LocalReads::Uring => true,
+                    LocalReads::Auto => left.front().is_some_and(|(_, start, _)| !is_cached(&file, *start)),
+                }
+                && store.direct.takes(&file);
+            if !is_direct && total > PIECE as u64 {
                 // Advice only: what it cannot do it need not.
                 let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
             }
@@ -52,10 +70,15 @@ pub(super) async fn get(
                 first: None,
             };
             // The first piece comes with the open: a small object costs one change of threads.
-            reader.first = Some(reader.read());
-            Ok((meta, reader))
+            if !is_direct {
+                reader.first = Some(reader.read());
+            }
+            Ok((meta, reader, is_direct))
         })
         .await?;
+    if is_direct {
+        return Ok(GetResult { chunks: direct(store.clone(), meta.size, reader), meta });
+    }
     let chunks = stream::try_unfold(reader, |mut reader| async move {
         let next = match reader.first.take() {
             Some(first) => first?,
@@ -73,6 +96,31 @@ pub(super) async fn get(
         Ok(next.map(|chunk| (chunk, reader)))
     });
     Ok(GetResult { meta, chunks: chunks.boxed() })
+}
+
+/// The chunks of a file that is read past the page cache.
+fn direct(store: Local, size: u64, mut reader: Reader) -> BoxStream<'static, Result<Chunk>> {
+    let left = std::mem::take(&mut reader.left).into_iter().flat_map(|(range, start, end)| {
+        (start..end).step_by(DIRECT_PIECE as usize).map(move |at| (range, at, end.min(at + DIRECT_PIECE)))
+    });
+    let reader = Arc::new(reader);
+    let read = {
+        let reader = reader.clone();
+        move |(range, start, end)| {
+            let (store, reader) = (store.clone(), reader.clone());
+            async move {
+                reader.deadline.check("GET")?;
+                match store.direct.read(&reader.file, start, end, size).await {
+                    Ok(bytes) => Ok(Chunk { range, offset: start, bytes }),
+                    Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(reader.ended_early(start)),
+                    Err(error) => Err(Error::from_io(&*reader.place, &error)),
+                }
+            }
+        }
+    };
+    let check =
+        stream::once(async move { reader.still_the_same() }).filter_map(|same| std::future::ready(same.err().map(Err)));
+    stream::iter(left).map(read).buffered(DIRECT_IN_FLIGHT).chain(check).boxed()
 }
 
 fn check_pin(object: &ObjectRef, place: &str, have: Option<&Version>) -> Result<()> {
@@ -105,36 +153,48 @@ pub(crate) fn plan(
 impl Reader {
     /// The next chunk; at the end, the file must still be the one that was opened.
     fn read(&mut self) -> Result<Option<Chunk>> {
-        let io = |errno: rustix::io::Errno| Error::from_io(&*self.place, &errno.into());
-        let Some((range, start, end)) = self.left.pop_front() else {
-            let now = version(&rustix::fs::fstat(&self.file).map_err(io)?);
-            return match &self.version {
-                Some(want) if *want != now => {
-                    Err(Error::Changed { place: self.place.to_string(), want: want.to_string(), have: now.to_string() })
-                }
-                _ => Ok(None),
-            };
-        };
+        let Some((range, start, end)) = self.left.pop_front() else { return self.still_the_same().map(|()| None) };
         let mut bytes = Vec::with_capacity((end - start).min(PIECE as u64) as usize);
         loop {
             match rustix::io::pread(&self.file, rustix::buffer::spare_capacity(&mut bytes), start) {
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(io(errno)),
+                Err(errno) => return Err(self.io(errno)),
             }
         }
         if bytes.is_empty() {
-            return Err(Error::Changed {
-                place: self.place.to_string(),
-                want: self.version.as_ref().map(ToString::to_string).unwrap_or_default(),
-                have: format!("one of {start} bytes"),
-            });
+            return Err(self.ended_early(start));
         }
         let next = start + bytes.len() as u64;
         if next < end {
             self.left.push_front((range, next, end));
         }
         Ok(Some(Chunk { range, offset: start, bytes: Bytes::from(bytes) }))
+    }
+}
+
+impl Reader {
+    fn io(&self, errno: rustix::io::Errno) -> Error {
+        Error::from_io(&*self.place, &errno.into())
+    }
+
+    /// Errs where the file is no longer the one that was opened.
+    fn still_the_same(&self) -> Result<()> {
+        let now = version(&rustix::fs::fstat(&self.file).map_err(|errno| self.io(errno))?);
+        match &self.version {
+            Some(want) if *want != now => {
+                Err(Error::Changed { place: self.place.to_string(), want: want.to_string(), have: now.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn ended_early(&self, at: u64) -> Error {
+        Error::Changed {
+            place: self.place.to_string(),
+            want: self.version.as_ref().map(ToString::to_string).unwrap_or_default(),
+            have: format!("one of {at} bytes"),
+        }
     }
 }
 

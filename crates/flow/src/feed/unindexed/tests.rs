@@ -59,6 +59,7 @@ impl Case {
             threads: 3,
             deadline: Duration::from_secs(20),
             on_error,
+            looks_ahead: true,
         };
         let fields = vec![Field::tensor("x", DType::I64, &[1])];
         Unindexed::new(self.source.clone(), seed, fields, turns, settings)

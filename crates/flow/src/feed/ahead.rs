@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The next epoch's first objects, fetched while this one ends: an epoch does not begin with a wait for the store.
+//!
+//! Owns what has been fetched between two passes. Taken by the pass that it was fetched for, dropped by any other: no
+//! position, state or order depends on it. Bounded by a share of what this pass has read, so that a job that stops here
+//! has paid for little that it did not use, and by the room that the next pass can do without.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError};
+
+use penstock_types::{Error, Result};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use super::Feed;
+use super::plan::{Steps, Task, Tasks};
+use super::reads::{Content, Reads, is_partial};
+use super::timing::Trace;
+use crate::budget::Reservation;
+
+/// Of the bytes that a pass has read, at most one in so many is read ahead for the next.
+const SHARE: u64 = 16;
+
+/// A pass of fewer reads than this is over so soon that nothing is to be hidden behind it.
+const LEAST_READS: u64 = 32;
+
+/// What a fetch ends with.
+pub(super) type Fetched = (Result<Content>, Trace);
+
+/// A fetch that no pass waits for yet. Dropping it ends it.
+struct Early {
+    task: Task,
+    reserved: Reservation,
+    fetch: Fetch,
+}
+
+/// A fetch under way.
+pub(super) struct Fetch(JoinHandle<Fetched>);
+
+impl Fetch {
+    /// What came. A fetch that was lost is an error like any other.
+    pub async fn ended(mut self) -> Result<Fetched> {
+        (&mut self.0).await.map_err(|error| Error::bug(format!("a fetch for the next epoch: {error}")))
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The first tasks of an epoch, in the order of need.
+pub(super) struct Ahead {
+    epoch: u64,
+    steps: Steps,
+    early: VecDeque<Early>,
+}
+
+impl std::fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ahead").field("epoch", &self.epoch).field("tasks", &self.early.len()).finish_non_exhaustive()
+    }
+}
+
+impl Ahead {
+    /// The fetch of `task`, if it is the next that was begun; else what was begun is of no use.
+    pub fn take(&mut self, task: &Task) -> Option<(Fetch, Reservation)> {
+        let early = self.early.pop_front()?;
+        if early.task != *task {
+            self.early.clear();
+            return None;
+        }
+        Some((early.fetch, early.reserved))
+    }
+}
+
+impl Feed {
+    /// What was fetched for a pass that begins so; anything else is dropped.
+    pub(super) fn taken_ahead(&self, epoch: u64, steps: Steps) -> Option<Ahead> {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
+        ahead.filter(|ahead| ahead.epoch == epoch && ahead.steps == steps)
+    }
+
+    /// Begins to fetch for the epoch behind `epoch`, whose pass has read `read` bytes in `reads` and sends no further request.
+    pub(super) async fn look_ahead(
+        self: &Arc<Self>,
+        epoch: u64,
+        steps: Steps,
+        (reads, read): (u64, u64),
+        requests: &Arc<Semaphore>,
+    ) -> Result<()> {
+        let Some(epoch) = epoch.checked_add(1).filter(|_| reads >= LEAST_READS) else { return Ok(()) };
+        let steps = Steps { cursor: 0, ..steps };
+        let mut room = self.ahead_bytes.min(read / SHARE);
+        let tasks = Tasks::new(self.walk()?, epoch, steps, self.horizon);
+        for task in tasks {
+            let source = &self.sources[task.leaf];
+            let reads = Reads::of(source, task.object, &task.wants);
+            // One that is read in pieces is left to the pass itself.
+            if reads.bytes > room || reads.bytes > self.part && is_partial(source) {
+                break;
+            }
+            room -= reads.bytes;
+            let permit =
+                requests.clone().acquire_owned().await.map_err(|_| Error::bug("the semaphore is never closed"))?;
+            let reserved = self.budget.reserve("an object of the next epoch", reads.bytes).await?;
+            let fetch = tokio::spawn({
+                let (source, deadline, object) = (source.clone(), self.deadline, task.object);
+                async move {
+                    let fetched = source.fetched(object, &reads, deadline).await;
+                    drop(permit);
+                    fetched
+                }
+            });
+            let early = Early { task, reserved, fetch: Fetch(fetch) };
+            let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+            ahead.get_or_insert_with(|| Ahead { epoch, steps, early: VecDeque::new() }).early.push_back(early);
+        }
+        Ok(())
+    }
+}

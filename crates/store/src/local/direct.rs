@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads past the page cache: O_DIRECT by io_uring, from one thread that a folder's reads share.
+//!
+//! For data that memory does not hold: such reads copy nothing, evict nobody's pages and spend no thread each on waiting.
+//! Owns the ring, its thread and the memory it reads into. Where the kernel refuses a ring (old, or a container that
+//! forbids it) or a file system refuses O_DIRECT, the answer is `None` and the reader goes the common way.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use bytes::Bytes;
+use io_uring::{IoUring, opcode, types};
+use penstock_types::{Error, Result};
+use rustix::fs::OFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+use tokio::sync::oneshot;
+
+/// What a file system may ask offsets, lengths and memory to be multiples of; no disk of today asks for more.
+const ALIGN: u64 = 4096;
+
+/// Bytes of one request to the kernel: a range is many, side by side.
+const PIECE: u64 = 512 << 10;
+
+/// Requests that the kernel holds at a time.
+const DEPTH: usize = 64;
+
+/// Memory kept for the next reads, in bytes.
+const SPARE: usize = 64 << 20;
+
+/// What the wake-up's completion is told apart by.
+const WAKE: u64 = u64::MAX;
+
+/// Memory that is aligned for the disk. Goes back to its pool when it is dropped.
+struct Buffer {
+    memory: NonNull<u8>,
+    room: usize,
+    spare: Arc<Spare>,
+}
+
+// SAFETY: the mapping is this value's alone.
+unsafe impl Send for Buffer {}
+// SAFETY: shared references give no more than the bytes to read.
+unsafe impl Sync for Buffer {}
+
+/// Mappings that wait to be used again: fresh memory costs a page fault for every 4 KiB.
+#[derive(Debug, Default)]
+struct Spare(Mutex<Vec<(usize, usize)>>);
+
+impl Spare {
+    fn locked(&self) -> std::sync::MutexGuard<'_, Vec<(usize, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        for (start, room) in self.locked().drain(..) {
+            unmap(start, room);
+        }
+    }
+}
+
+fn unmap(start: usize, room: usize) {
+    // SAFETY: a mapping of ours that nothing refers to any more.
+    unsafe { libc::munmap(start as *mut libc::c_void, room) };
+}
+
+impl Buffer {
+    fn new(room: usize, spare: &Arc<Spare>) -> io::Result<Self> {
+        let found = {
+            let mut kept = spare.locked();
+            // Not one that is much larger: it would be missed where it fits.
+            kept.iter().position(|&(_, has)| has >= room && has <= 2 * room).map(|at| kept.swap_remove(at))
+        };
+        let (start, room) = match found {
+            Some(found) => found,
+            None => {
+                // SAFETY: a new anonymous private mapping touches no memory of ours.
+                let start = unsafe {
+                    libc::mmap(
+                        std::ptr::null_mut(),
+                        room,
+                        libc::PROT_READ | libc::PROT_WRITE,
+                        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                        -1,
+                        0,
+                    )
+                };
+                if start == libc::MAP_FAILED {
+                    return Err(io::Error::last_os_error());
+                }
+                (start as usize, room)
+            }
+        };
+        let memory = NonNull::new(start as *mut u8).ok_or(Errno::NOMEM)?;
+        Ok(Self { memory, room, spare: spare.clone() })
+    }
+}
+
+impl Buffer {
+    fn all(&mut self) -> &mut [u8] {
+        // SAFETY: as below, and nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.room) }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the mapping is this long, zeroed when made, and no request writes to it any more.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.room) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let (start, mut kept) = (self.memory.as_ptr() as usize, self.spare.locked());
+        if kept.iter().map(|&(_, room)| room).sum::<usize>() + self.room <= SPARE {
+            kept.push((start, self.room));
+        } else {
+            unmap(start, self.room);
+        }
+    }
+}
+
+/// A range on its way. The ring's thread holds it until the kernel is done with its memory, whoever still waits.
+struct Ask {
+    file: Arc<OwnedFd>,
+    /// Aligned, as is the length; the file may end before that.
+    start: u64,
+    len: u64,
+    /// So many bytes the file has at least.
+    need: u64,
+    buffer: Buffer,
+    reply: oneshot::Sender<io::Result<Buffer>>,
+}
+
+/// The door to a ring's thread.
+#[derive(Debug)]
+struct Ring {
+    asks: Option<Sender<Ask>>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Ring {
+    fn start() -> io::Result<Self> {
+        let ring = IoUring::new(2 * DEPTH as u32)?;
+        // SAFETY: takes no memory of ours.
+        let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if wake < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: made just now, and nobody else's.
+        let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(wake) });
+        let (asks, inbox) = mpsc::channel();
+        let driver = Driver { ring, inbox, wake: wake.clone(), asks: Vec::new(), queue: VecDeque::new(), in_flight: 0 };
+        std::thread::Builder::new().name("penstock-uring".to_owned()).spawn(move || driver.run())?;
+        Ok(Self { asks: Some(asks), wake })
+    }
+
+    fn send(&self, ask: Ask) {
+        // A thread that is gone drops the ask, and with it the asker's wait.
+        let _ = self.asks.as_ref().map(|asks| asks.send(ask));
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.asks = None;
+        // The thread finds that nobody asks any more, and ends once the kernel holds none of its memory.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// An ask whose pieces are with the kernel, or in the queue for it.
+struct Active {
+    ask: Ask,
+    pieces_left: u64,
+    error: Option<io::Error>,
+}
+
+/// The ring's thread.
+struct Driver {
+    ring: IoUring,
+    inbox: Receiver<Ask>,
+    wake: Arc<OwnedFd>,
+    /// By number; a number is used again once its ask has been answered.
+    asks: Vec<Option<Active>>,
+    /// Ask and piece.
+    queue: VecDeque<(usize, u64)>,
+    in_flight: usize,
+}
+
+impl Driver {
+    fn run(mut self) {
+        let (mut is_watching, mut is_open) = (false, true);
+        while is_open || self.in_flight > 0 || !self.queue.is_empty() {
+            while is_open {
+                match self.inbox.try_recv() {
+                    Ok(ask) => self.take(ask),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => is_open = false,
+                }
+            }
+            if is_open && !is_watching {
+                let watch = opcode::PollAdd::new(types::Fd(self.wake.as_raw_fd()), libc::POLLIN as u32).build();
+                let watch = watch.user_data(WAKE);
+                // SAFETY: the entry refers to no memory, and its descriptor lives as long as the ring.
+                is_watching = unsafe { self.ring.submission().push(&watch) }.is_ok();
+            }
+            self.submit();
+            if !is_open && self.in_flight == 0 {
+                continue;
+            }
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error)
+                    if matches!(Errno::from_io_error(&error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)) => {}
+                Err(_) => {
+                    // The ring is lost, and its askers learn it by their closed doors. The kernel may still write to their
+                    // memory, which is given up for that.
+                    self.asks.into_iter().flatten().for_each(|active| std::mem::forget(active.ask.buffer));
+                    return;
+                }
+            }
+            let done: Vec<(u64, i32)> =
+                self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+            for (number, result) in done {
+                if number == WAKE {
+                    is_watching = false;
+                    // Non-blocking; what was to be learned from it is in the inbox.
+                    let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                } else {
+                    self.in_flight -= 1;
+                    self.ended((number >> 32) as usize, number & u64::from(u32::MAX), result);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, ask: Ask) {
+        let pieces = ask.len.div_ceil(PIECE);
+        let active = Some(Active { ask, pieces_left: pieces, error: None });
+        let number = match self.asks.iter().position(Option::is_none) {
+            Some(free) => {
+                self.asks[free] = active;
+                free
+            }
+            None => {
+                self.asks.push(active);
+                self.asks.len() - 1
+            }
+        };
+        self.queue.extend((0..pieces).map(|piece| (number, piece)));
+    }
+
+    /// Gives the kernel what it may hold.
+    fn submit(&mut self) {
+        while self.in_flight < DEPTH {
+            let Some((number, piece)) = self.queue.pop_front() else { return };
+            let Some(Active { ask, .. }) = &self.asks[number] else { continue };
+            let at = piece * PIECE;
+            let len = PIECE.min(ask.len - at) as u32;
+            // SAFETY: within the buffer, whose room is the ask's length at least.
+            let into = unsafe { ask.buffer.memory.as_ptr().add(at as usize) };
+            let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), into, len).offset(ask.start + at).build();
+            // SAFETY: the ask keeps file and memory until this entry has ended, and nobody else touches that memory.
+            if unsafe { self.ring.submission().push(&read.user_data((number as u64) << 32 | piece)) }.is_err() {
+                self.queue.push_front((number, piece));
+                return;
+            }
+            self.in_flight += 1;
+        }
+    }
+
+    fn ended(&mut self, number: usize, piece: u64, result: i32) {
+        let Some(active) = &mut self.asks[number] else { return };
+        let want = PIECE.min(active.ask.need.saturating_sub(piece * PIECE));
+        if result < 0 {
+            active.error = Some(io::Error::from_raw_os_error(-result));
+        } else if (result as u64) < want {
+            active.error = Some(io::ErrorKind::UnexpectedEof.into());
+        }
+        active.pieces_left -= 1;
+        if active.pieces_left > 0 {
+            return;
+        }
+        if let Some(Active { ask, error, .. }) = self.asks[number].take() {
+            // Whoever has given up wants no answer.
+            let _ = ask.reply.send(error.map_or(Ok(ask.buffer), Err));
+        }
+    }
+}
+
+/// A folder's reads past the page cache. The thread starts with the first.
+#[derive(Debug, Default)]
+pub(super) struct Direct {
+    ring: OnceLock<Option<Ring>>,
+    /// A first read went well.
+    works: OnceLock<bool>,
+    spare: Arc<Spare>,
+}
+
+impl Direct {
+    /// True when this file is to be read here: the kernel gives a ring and the file system bypasses its cache. From then
+    /// on the file is for nothing else.
+    pub fn takes(&self, file: &OwnedFd) -> bool {
+        let set = |flags| rustix::fs::fcntl_setfl(file, flags);
+        let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
+        if self.ring.get_or_init(|| Ring::start().ok()).is_none() || set(flags | OFlags::DIRECT).is_err() {
+            return false;
+        }
+        // Some file systems say yes to the flag and no to the read.
+        let works = *self.works.get_or_init(|| {
+            let Ok(mut buffer) = Buffer::new(ALIGN as usize, &self.spare) else { return false };
+            rustix::io::pread(file, buffer.all(), 0).is_ok()
+        });
+        if !works {
+            let _ = set(flags);
+        }
+        works
+    }
+
+    /// The bytes from `start` to `end` of a file of `size` bytes that was taken. Errs with `UnexpectedEof` where there are
+    /// fewer.
+    pub async fn read(&self, file: &Arc<OwnedFd>, start: u64, end: u64, size: u64) -> io::Result<Bytes> {
+        let lost = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let ring = self.ring.get().and_then(Option::as_ref).ok_or_else(lost)?;
+        let from = start / ALIGN * ALIGN;
+        let len = end.next_multiple_of(ALIGN) - from;
+        let buffer = Buffer::new(len as usize, &self.spare)?;
+        let (reply, answer) = oneshot::channel();
+        ring.send(Ask { file: file.clone(), start: from, len, need: end.min(size) - from, buffer, reply });
+        let buffer = answer.await.map_err(|_| lost())??;
+        Ok(Bytes::from_owner(buffer).slice((start - from) as usize..(end - from) as usize))
+    }
+}
+
+/// True when the first byte of a range is in the page cache: then a copy costs less than the disk.
+pub(super) fn is_cached(file: &OwnedFd, at: u64) -> bool {
+    let mut byte = [0u8; 1];
+    rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT)
+        .is_ok_and(|read| read == 1)
+}
+
+/// How local files are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LocalReads {
+    /// By threads, through the page cache.
+    Threads,
+    /// Past the page cache, where the kernel and the file system can.
+    Uring,
+    /// Past it what does not lie in it and would push itself out of it again: datasets larger than half of the memory
+    /// that is free.
+    Auto,
+}
+
+impl LocalReads {
+    /// What holds for a dataset of `bytes`: never `Uring` where a second epoch could come from memory.
+    pub fn of(self, bytes: u64) -> Self {
+        match self {
+            Self::Auto if memory_available().is_none_or(|free| bytes <= free / 2) => Self::Threads,
+            said => said,
+        }
+    }
+}
+
+impl std::str::FromStr for LocalReads {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "pread" => Ok(Self::Threads),
+            "uring" => Ok(Self::Uring),
+            other => Err(Error::config("PENSTOCK_LOCAL_READS", format!("`{other}` is none of auto, pread, uring"))),
+        }
+    }
+}
+
+fn memory_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn noise(len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
+    }
+
+    #[test]
+    fn prop_ranges_past_the_page_cache_are_the_files_bytes() {
+        // A disk's file system: tmpfs takes O_DIRECT only of late.
+        let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")).unwrap();
+        let bytes = noise(3 * PIECE as usize + 4321);
+        std::fs::write(dir.path().join("a"), &bytes).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let direct = Direct::default();
+        let file = Arc::new(OwnedFd::from(std::fs::File::open(dir.path().join("a")).unwrap()));
+        assert!(direct.takes(&file), "this machine gives a ring and its disk takes O_DIRECT");
+        proptest!(|(start in 0..bytes.len(), len in 1usize..2_000_000)| {
+            let end = (start + len).min(bytes.len());
+            let read = direct.read(&file, start as u64, end as u64, bytes.len() as u64);
+            prop_assert_eq!(&runtime.block_on(read).unwrap()[..], &bytes[start..end]);
+        });
+        let size = bytes.len() as u64;
+        let beyond = runtime.block_on(direct.read(&file, 0, size + 5000, size + 5000)).unwrap_err();
+        assert_eq!(beyond.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_ring_ends_with_its_folder_and_what_was_given_up() {
+        let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")).unwrap();
+        std::fs::write(dir.path().join("a"), noise(1 << 20)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let direct = Direct::default();
+        let file = Arc::new(OwnedFd::from(std::fs::File::open(dir.path().join("a")).unwrap()));
+        assert!(direct.takes(&file));
+        let wake = Arc::downgrade(&direct.ring.get().unwrap().as_ref().unwrap().wake);
+        runtime.block_on(async {
+            let read = direct.read(&file, 0, 1 << 20, 1 << 20);
+            futures::pin_mut!(read);
+            let _ = futures::poll!(&mut read);
+            // Dropped here, with the kernel at work.
+        });
+        drop(direct);
+        for _ in 0..1000 {
+            if wake.upgrade().is_none() && Arc::strong_count(&file) == 1 {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("the ring's thread has not ended in 5 s");
+    }
+
+    #[test]
+    fn a_dataset_that_memory_holds_is_read_through_it() {
+        assert_eq!(LocalReads::Auto.of(1 << 20), LocalReads::Threads);
+        assert_eq!(LocalReads::Auto.of(u64::MAX), LocalReads::Auto);
+        assert_eq!(LocalReads::Uring.of(1), LocalReads::Uring);
+        assert!("odirect".parse::<LocalReads>().is_err());
+    }
+}

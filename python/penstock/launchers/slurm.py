@@ -71,7 +71,7 @@ def allocated(environment: Mapping[str, str]) -> list[str]:
     if not listed:
         raise ConfigError(
             "launcher slurm: this process is in no allocation",
-            hint="run it by salloc or sbatch, or `penstock run --submit`",
+            hint="start it inside an allocation: salloc -N 4 penstock run job.toml, or sbatch --wrap",
         )
     try:
         done = subprocess.run(

@@ -288,6 +288,8 @@ impl Run<'_> {
                     if self.list {
                         values.rows.push(self.made(values));
                     }
+                } else if row == self.rows.start {
+                    return Err(Error::corrupt(self.place, "is damaged Parquet: a list goes on that never began"));
                 }
                 if most > 0 && defined.get(level).is_some_and(|&level| level < most) {
                     // In a list an empty or null one; elsewhere a null.

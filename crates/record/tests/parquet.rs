@@ -142,6 +142,17 @@ fn cut_files_are_named() {
     }
 }
 
+#[test]
+fn a_list_that_goes_on_before_it_began_is_damage() {
+    let mut bytes = goldens::files("parquet").remove("lz4.parquet").unwrap();
+    let at = ((3_035_724_024_728_579_755u128 * bytes.len() as u128) >> 64) as usize; // found by the property below
+    bytes[at] = 31;
+    let table = Table::open(bytes.into(), "p").unwrap();
+    let read = |column| table.read(column, 0..table.rows().min(100), LIMIT);
+    let errors: Vec<String> = (0..table.columns().len()).filter_map(|c| read(c).err()).map(|e| e.to_string()).collect();
+    assert!(errors.iter().any(|error| error.contains("a list goes on that never began")), "{errors:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 

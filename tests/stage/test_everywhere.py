@@ -119,7 +119,8 @@ def test_stage_under_torchrun_gives_up_on_a_rank_that_never_comes(job, source):
 def _ranks(tmp_path, source, world: int, folder: str, env, **options):
     """Processes with a process group of their own, and no launcher that would end them together."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    if not script.exists():  # not again: a rank that was started before is about to read it
+        script.write_text(SCRIPT)
     (tmp_path / "out").mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -100,6 +100,9 @@ def test_iterator_of_the_parent_is_refused_in_a_forked_child(made):
 def test_break_and_del_end_the_threads(made):
     loader = penstock.Loader(dataset(made([1] * 10)).shuffle(2), batch_size=1, threads=3, read_ahead=0)
     for _ in loader:
+        until = time.monotonic() + 10  # a thread has its name some time after it was asked for
+        while len(threads_of_ours()) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
         assert len(threads_of_ours()) == 3
         break
     assert threads_of_ours() == []

@@ -163,8 +163,8 @@ class BaseLoader(Generic[Batch]):
             "threads": threads,
             "deadline_s": deadline_s,
             "on_error": on_error,
-            "looks_ahead": bool(next_epoch),
         }
+        self._looks_ahead = bool(next_epoch)
         self._epoch = 0
         self._cursor = 0
         # Where the next iterator begins: 0, or once what load_state_dict said.
@@ -225,6 +225,7 @@ class BaseLoader(Generic[Batch]):
                 env=dict(env.read()),
                 caches=[(cache.folder, cache.limit_bytes) if cache is not None else None for cache in self.caches],
                 node=self._node,
+                looks_ahead=self._looks_ahead,
                 **self._bounds,
             )
             self._feed = (os.getpid(), made)

@@ -118,10 +118,7 @@ def test_stage_under_torchrun_gives_up_on_a_rank_that_never_comes(job, source):
 
 def _ranks(tmp_path, source, world: int, folder: str, env, **options):
     """Processes with a process group of their own, and no launcher that would end them together."""
-    script = tmp_path / "script.py"
-    if not script.exists():  # not again: a rank that was started before is about to read it
-        script.write_text(SCRIPT)
-    (tmp_path / "out").mkdir(exist_ok=True)
+    script = _script(tmp_path)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -186,10 +183,17 @@ def _slurm(rank: int, world: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _start(tmp_path, source, rank: int, world: int, env=None, **options):
+def _script(tmp_path):
+    """The script, written once: a rank that was started before is about to read it."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    (tmp_path / "out").mkdir(exist_ok=True)
+    if not script.exists():
+        script.write_text(SCRIPT)
+        (tmp_path / "out").mkdir()
+    return script
+
+
+def _start(tmp_path, source, rank: int, world: int, env=None, **options):
+    script = _script(tmp_path)
     words = [str(script), "plain", str(source), str(tmp_path / "dst"), str(tmp_path / "out"), json.dumps(options)]
     return subprocess.Popen(
         [sys.executable, *words], env={**os.environ, **_slurm(rank, world), **(env or {})}, stdin=subprocess.DEVNULL

@@ -16,6 +16,10 @@ BODY = os.urandom(20_000)
 LARGE = os.urandom(20 << 20)
 
 
+# A stage of so many reads each large object at once; one of fewer reads it in parts.
+MANY = {f"s{at:02}".encode(): Lie(b"%d" % at) for at in range(16)}
+
+
 def _staged(lies, run_cli, dst, *more, pages=None):
     with Liar({b"good": Lie(b"good"), **lies}, pages) as liar:
         ran = run_cli("stage", liar.url, dst, "--json", "--give-up-after", "1s", *more, env=liar.env, timeout_s=90)
@@ -51,10 +55,21 @@ def _failed(ran):
     ],
 )
 def test_stage_of_an_object_that_is_lied_about_names_it_and_moves_the_rest(lie, code, run_cli, tmp_path):
-    ran = _staged({b"lied": lie}, run_cli, tmp_path / "dst")
-    assert (ran.code, _failed(ran)) == (1, {"lied": code}), ran.err
-    assert "lied" in ran.err
-    assert tree(tmp_path / "dst") == {"good": b"good"}
+    for others in ({}, MANY) if lie.body is LARGE else ({},):
+        dst = tmp_path / f"dst{len(others)}"
+        ran = _staged({b"lied": lie, **others}, run_cli, dst)
+        assert (ran.code, _failed(ran)) == (1, {"lied": code}), ran.err
+        assert "lied" in ran.err
+        assert tree(dst) == {"good": b"good"} | {name.decode(): other.body for name, other in others.items()}
+
+
+@pytest.mark.parametrize("others", [{}, MANY])
+def test_stage_of_a_large_object_that_arrives_damaged_once_fetches_it_again(others, run_cli, tmp_path):
+    lie = Lie(LARGE, flips=1)
+    ran = _staged({b"large": lie, **others}, run_cli, tmp_path / "dst")
+    assert (ran.code, facts(ran)["refetched"], facts(ran)["unchecked"], lie.flips) == (0, 1, 0, 0), ran.err
+    assert tree(tmp_path / "dst")["large"] == LARGE
+    assert not any((tmp_path / "dst/.penstock/stage/parts").iterdir())
 
 
 @pytest.mark.parametrize("body", [BODY, LARGE])

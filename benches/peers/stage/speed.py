@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stage beside other ways to the same files: CPU seconds a GB and the wall clock, interleaved, bytes compared.
 
-    .venv/bin/python benches/peers/stage/speed.py [inflate] [plain] [small] [md5] [verification] [--repeats 5] [--scratch DIR]
+    .venv/bin/python benches/peers/stage/speed.py [inflate] [plain] [small] [md5] [verification] [--repeats 5] [--objects 32]
+        [--copiers s5cmd rclone aws-crt aws] [--scratch DIR]
 
 `inflate`: gzip at rest to plain files. `plain`: objects of 16 MB as they are. `small`: objects of 100 KB. `md5`: a store
 that gives MD5 and nothing better. `verification`: what checking the store's checksums costs, on plain objects of 16 MB.
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 COPIERS = ("s5cmd", "rclone", "aws-crt", "aws")
+AFTER = ("s5cmd", "rclone")  # those that are followed by a gunzip
 Command = tuple[list[str], dict[str, str]]
 
 
@@ -92,15 +94,18 @@ def contest(
         order = list(contestants)
         random.Random(turn).shuffle(order)
         for name in order:
-            dst = scratch / "dst"
-            shutil.rmtree(dst, ignore_errors=True)
-            dst.mkdir()
+            # What was written stays until the end: a file system may search long for an inode after many were freed
+            # (ext4 without a journal does), which no copier's user sees.
+            dst = scratch / f"dst/{turn}-{name.replace('/', '-')}"
+            dst.mkdir(parents=True)
             os.sync()
             argv, env = contestants[name](dst)
             ran = kit.measure(argv, env)
             if ran.code != 0:
                 raise RuntimeError(f"{name}: exit {ran.code}: {shlex.join(argv)}\n{ran.said}")
             check(dst, want, keeps_suffix=name in keep_suffix)
+            for path in kit.tree(dst).values():
+                os.truncate(path, 0)  # the room is given back all the same
             if turn:
                 spent[name].append(ran)
     shutil.rmtree(scratch / "dst", ignore_errors=True)
@@ -135,7 +140,7 @@ def copiers(names: tuple[str, ...], bucket: str, env: dict[str, str]) -> dict[st
     }
 
 
-def run_inflate(env: dict[str, str], scratch: Path, repeats: int, objects: int) -> None:
+def run_inflate(env: dict[str, str], scratch: Path, repeats: int, objects: int, peers: list[str]) -> None:
     stored, want = scratch / "stored", scratch / "want"
     volumes(stored, objects)
     shutil.copytree(stored, want)
@@ -156,7 +161,7 @@ def run_inflate(env: dict[str, str], scratch: Path, repeats: int, objects: int) 
         + str(cores)
         + " igzip -d --rm",
     }
-    for copier in ("s5cmd", "rclone"):
+    for copier in peers:
         for name, step in after.items():
 
             def way(dst: Path, copier: str = copier, step: str = step) -> Command:
@@ -168,12 +173,21 @@ def run_inflate(env: dict[str, str], scratch: Path, repeats: int, objects: int) 
 
 
 def run_plain(
-    env: dict[str, str], scratch: Path, repeats: int, count: int, size: int, title: str, bucket: str, *, checksum: bool
+    env: dict[str, str],
+    scratch: Path,
+    repeats: int,
+    count: int,
+    size: int,
+    title: str,
+    bucket: str,
+    peers: list[str],
+    *,
+    checksum: bool,
 ) -> None:
     want = scratch / "want"
     noise(want, count, size)
     kit.upload(want, bucket, env, checksum=checksum)
-    contest(title, copiers(("penstock", *COPIERS), bucket, env), want, scratch, repeats)
+    contest(title, copiers(("penstock", *peers), bucket, env), want, scratch, repeats)
 
 
 def run_verification(env: dict[str, str], scratch: Path, repeats: int, count: int) -> None:
@@ -196,6 +210,7 @@ def main() -> None:
     parser.add_argument("which", nargs="*", default=["inflate", "plain", "small", "md5", "verification"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--objects", type=int, default=32)
+    parser.add_argument("--copiers", nargs="*", default=list(COPIERS), choices=COPIERS)
     parser.add_argument("--scratch", type=Path, default=None)
     chosen = parser.parse_args()
     print(kit.versions())
@@ -207,7 +222,9 @@ def main() -> None:
             with kit.versitygw(scratch / "buckets") as endpoint:
                 env = kit.environment(endpoint, scratch / "home")
                 if which == "inflate":
-                    run_inflate(env, scratch, chosen.repeats, chosen.objects)
+                    run_inflate(
+                        env, scratch, chosen.repeats, chosen.objects, [name for name in chosen.copiers if name in AFTER]
+                    )
                 elif which == "plain":
                     run_plain(
                         env,
@@ -217,6 +234,7 @@ def main() -> None:
                         16_000_000,
                         "plain objects of 16 MB",
                         "plain",
+                        chosen.copiers,
                         checksum=True,
                     )
                 elif which == "small":
@@ -228,6 +246,7 @@ def main() -> None:
                         100_000,
                         "plain objects of 100 KB",
                         "small",
+                        chosen.copiers,
                         checksum=True,
                     )
                 elif which == "md5":
@@ -239,6 +258,7 @@ def main() -> None:
                         16_000_000,
                         "16 MB, MD5 alone",
                         "md5",
+                        chosen.copiers,
                         checksum=False,
                     )
                 elif which == "verification":

@@ -41,6 +41,11 @@ impl Crc32c {
         self.0.update(bytes);
     }
 
+    /// Takes in the bytes that `next` has taken in, without reading them again.
+    pub fn append(&mut self, next: &Self) {
+        self.0.combine(&next.0);
+    }
+
     /// The CRC of what has passed.
     pub fn value(&self) -> u32 {
         self.0.finalize() as u32
@@ -116,12 +121,16 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn prop_streamed_checksums_are_those_of_the_whole(parts: Vec<Vec<u8>>) {
-            let (mut crc, mut xxh) = (Crc32c::new(), Xxh3::new());
+            let (mut crc, mut xxh, mut appended) = (Crc32c::new(), Xxh3::new(), Crc32c::new());
             for part in &parts {
                 crc.update(part);
                 xxh.update(part);
+                let mut alone = Crc32c::new();
+                alone.update(part);
+                appended.append(&alone);
             }
             let whole = parts.concat();
+            proptest::prop_assert_eq!(appended.value(), crc32c(&whole));
             proptest::prop_assert_eq!(crc.value(), crc32c(&whole));
             proptest::prop_assert_eq!(xxh.digest(), Xxh3::of(&whole));
         }

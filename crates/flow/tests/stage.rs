@@ -210,6 +210,35 @@ fn stage_of_large_objects_goes_by_parts_and_inflates() {
     assert_eq!(bench.stage(inflating()).unwrap().bytes_in, 0);
 }
 
+#[test]
+fn stage_of_many_objects_reads_each_large_one_once_and_whole() {
+    const PART: usize = 8 << 20;
+    let small: Vec<(String, Vec<u8>)> = (0..20).map(|at| (format!("s{at:02}"), noise(at * 50))).collect();
+    let large = [noise(PART + 1), noise(2 * PART), noise(3 * PART - 4097)];
+    let gzip = packed(Codec::Gzip, &noise(9 << 20));
+    let mut objects: Vec<(&str, Vec<u8>)> = small.iter().map(|(name, body)| (name.as_str(), body.clone())).collect();
+    objects.extend(["a", "b", "c"].into_iter().zip(large.clone()));
+    objects.push(("z.gz", gzip));
+    let bench = Bench::new("stage-streamed", &objects);
+    // A budget of a few pieces: streams wait for room, and hold no more than theirs.
+    let summary = bench.stage(StageOptions { memory: 32 << 20, ..inflating() }).unwrap();
+    assert_eq!((summary.moved, summary.bytes_in, summary.failed.len()), (24, summary.bytes, 0));
+    assert_eq!(summary.requests, 24 + 1, "one read an object, and the listing");
+    let files = bench.files();
+    assert!(["a", "b", "c"].iter().zip(&large).all(|(name, body)| files[*name] == *body));
+    assert!(files["z"] == noise(9 << 20) && small.iter().all(|(name, body)| files[name] == *body));
+    assert_eq!(bench.leftovers(), 0);
+    let manifest = Manifest::load(&bench.folder.path().join("dst/.penstock/manifest.json")).unwrap();
+    for (name, body) in ["a", "b", "c"].iter().zip(&large) {
+        let entry = manifest.objects.iter().find(|entry| entry.key == Key::from(*name)).unwrap();
+        let crc =
+            penstock_types::Digest::of_u32(penstock_types::Algorithm::Crc32c, penstock_codec::checksum::crc32c(body));
+        assert_eq!(entry.digests, [crc, penstock_codec::checksum::Xxh3::of(body)]);
+        let origin = entry.origin.as_ref().unwrap();
+        assert!(origin.digests == entry.digests && !origin.checked.is_empty());
+    }
+}
+
 /// As bgzip(1) writes it.
 fn bgzf(body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();

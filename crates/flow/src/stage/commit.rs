@@ -74,10 +74,7 @@ impl Committer {
             for leftover in &finished.leftovers {
                 super::jail::remove_own(&self.parts, leftover);
             }
-            Progress::add(&self.progress.done, 1);
-            Progress::add(&self.progress.done_bytes, finished.line.origin.size);
-            Progress::add(&self.progress.bytes_out, finished.line.size);
-            Progress::add(&self.progress.unchecked, u64::from(finished.line.origin.checked.is_empty()));
+            self.progress.finish(&finished.line);
         }
         Ok(())
     }

@@ -7,13 +7,16 @@ use std::sync::{Arc, Mutex, mpsc};
 use penstock_store::{Govern, Governor, Mirrors, Opened, Store, StoreSettings};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
 
+use super::abreast::{Abreast, Failing};
 use super::commit::{Committer, is_fatal};
+use super::inlet::Inlet;
 use super::jail::Jail;
 use super::journal::Journal;
+use super::memory;
 use super::object::Workshop;
-use super::plan::{Item, StageOptions};
+use super::pieces::Pieces;
+use super::plan::{BUSY, Item, StageOptions};
 use super::progress::Progress;
 use crate::manifest::Manifest;
 
@@ -78,77 +81,41 @@ impl Crew {
         self,
         manifest: &Arc<Manifest>,
         items: &[Item],
-        mut cancelled: watch::Receiver<bool>,
+        cancelled: watch::Receiver<bool>,
     ) -> Result<Journal> {
         let Self { source, jail, parts, journal, options, cores, progress, deadline } = self;
         let cores = cores.max(1);
-        let (memory_units, whole_most) = Workshop::budgets(options.memory, cores);
-        let most = options.concurrency.max(1) + BEHIND;
+        let bytes = items.iter().map(|item| manifest.objects[item.object].size).sum();
+        let whole_most = Workshop::whole_most(options.memory, cores);
+        let abreast = Abreast { most: options.concurrency.max(1) + BEHIND, limit: options.object_deadline, cancelled };
         let shop = Arc::new(Workshop {
-            store: source.store,
-            prefix: source.prefix,
-            source: source.url,
-            mirrors: source.mirrors,
+            inlet: Inlet::new(source, options.memory, progress.clone(), deadline),
             jail: jail.clone(),
             parts: parts.clone(),
-            memory: Arc::new(Semaphore::new(memory_units as usize)),
-            memory_units,
             cores: Arc::new(Semaphore::new(cores)),
             threads: cores,
             whole_most,
             buffers: Mutex::default(),
-            progress: progress.clone(),
+            pieces: Pieces::default(),
+            is_busy: items.len() >= BUSY,
+            is_direct: !memory::keeps(bytes),
             options,
-            deadline,
         });
         let (finished, inbox) = mpsc::channel();
-        let committer = Committer { jail, parts, journal, progress: progress.clone() };
+        let committer = Committer { jail, parts, journal, progress };
         let committed = tokio::task::spawn_blocking(move || committer.run(&inbox));
 
-        let limit = shop.options.object_deadline;
-        // An object that is late fails alone; what has come of it stays, and the next run goes on from there.
-        let mut flying: JoinSet<(usize, bool, Result<()>)> = JoinSet::new();
-        let mut left = items.iter().cloned().enumerate();
-        let mut outcome = Ok(());
-        loop {
-            while flying.len() < most {
-                let Some((at, item)) = left.next() else { break };
-                let (shop, finished, manifest) = (shop.clone(), finished.clone(), manifest.clone());
-                flying.spawn(async move {
-                    let entry = &manifest.objects[item.object];
-                    let made = match limit {
-                        None => shop.make(&item, entry).await,
-                        Some(limit) => match tokio::time::timeout(limit, shop.make(&item, entry)).await {
-                            Ok(made) => made,
-                            Err(_) => return (at, true, Err(Error::Deadline { what: shop.place(entry), limit })),
-                        },
-                    };
-                    // A committer that is gone has an error of its own to tell.
-                    (at, false, made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted)))
-                });
+        let failing = Objects { shop: &shop, manifest, items };
+        let make = |at: usize| {
+            let (shop, finished, manifest, item) =
+                (shop.clone(), finished.clone(), manifest.clone(), items[at].clone());
+            async move {
+                let made = shop.make(&item, &manifest.objects[item.object]).await;
+                // A committer that is gone has an error of its own to tell.
+                made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted))
             }
-            let ended = tokio::select! {
-                ended = flying.join_next() => ended,
-                _ = cancelled.wait_for(|stop| *stop) => {
-                    outcome = Err(Error::Interrupted);
-                    break;
-                }
-            };
-            match ended {
-                None => break,
-                Some(Ok((_, _, Ok(())))) => {}
-                Some(Ok((_, false, Err(error)))) if is_fatal(&error) => {
-                    outcome = Err(error);
-                    break;
-                }
-                Some(Ok((at, _, Err(error)))) => progress.fail(&manifest.objects[items[at].object].key, error),
-                Some(Err(join)) => {
-                    outcome = Err(Error::bug(format!("an object's task ended: {join}")));
-                    break;
-                }
-            }
-        }
-        flying.shutdown().await;
+        };
+        let outcome = abreast.run(items.len(), &failing, make).await;
         drop(finished);
         let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
         // The committer's error comes first: it is why the senders met a closed door.
@@ -156,5 +123,26 @@ impl Crew {
             (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             (Ok(journal), Ok(())) => Ok(journal),
         }
+    }
+}
+
+/// What fails alone stands in the progress.
+struct Objects<'a> {
+    shop: &'a Workshop,
+    manifest: &'a Manifest,
+    items: &'a [Item],
+}
+
+impl Failing for Objects<'_> {
+    fn place(&self, at: usize) -> String {
+        self.shop.inlet.place(&self.manifest.objects[self.items[at].object])
+    }
+
+    fn is_of_all(&self, error: &Error) -> bool {
+        is_fatal(error)
+    }
+
+    fn fail(&self, at: usize, error: Error) {
+        self.shop.inlet.progress.fail(&self.manifest.objects[self.items[at].object].key, error);
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use penstock_types::{Error, Key, Result};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 /// What a file is recognised by on the next run.
@@ -243,6 +243,25 @@ pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
 pub(crate) fn open_to_append(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into())
+}
+
+/// Opens a file of ours for writes past the page cache; `None` where its file system knows none.
+pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Option<File>> {
+    let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(folder, name, flags, Mode::empty()) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Sets room of the disk aside for the first `bytes` of a file, whose size stays as it is. A file system that cannot is
+/// left to find the room as bytes come.
+pub(crate) fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Opens a file in an open folder as it is, for reading; never through a link.

@@ -6,35 +6,50 @@
 //! other ranks read (`status`); pace is the store's (`Govern`). What a destination records (`recorded`) is held against it by `verify` and fetched again
 //! by `repair`. Refuses to write anything under a final name that is not whole, checked and on disk.
 
+mod abreast;
 mod apart;
 mod commit;
 mod crew;
+mod deliver;
 mod flow;
+mod folder;
+mod inlet;
 mod jail;
 mod job;
 mod journal;
+mod memory;
 mod object;
 mod parts;
+mod pieces;
 mod plan;
 mod progress;
 mod recorded;
 mod remote;
+mod remote_recorded;
 mod repair;
+mod request;
+mod resume;
 mod run;
+mod seal;
 mod send;
 mod sent;
+mod sink;
 mod squeeze;
+mod standing;
 mod status;
+mod stream;
 mod undo;
 mod verify;
 mod verify_remote;
+mod vessel;
 
 pub(crate) use jail::{FileState, open_to_append};
 pub use job::Job;
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
 pub use recorded::recorded_manifest;
-pub use run::{StageJob, StageRequest, Summary};
+pub use request::{StageRequest, Summary};
+pub use run::StageJob;
 pub use squeeze::Deflate;
 pub use status::{Told, WaitLimits, leader_ends, wait_for_leader};
 pub use verify::{Verified, VerifyJob, VerifyRequest, Wrong};

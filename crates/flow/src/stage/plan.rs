@@ -17,6 +17,11 @@ use crate::share::{Division, SharePlan};
 /// bills and limits per request), small enough that a killed stage loses little.
 pub const PART_BYTES: u64 = 8 << 20;
 
+/// Objects from which on one read each keeps a store as busy as it lets itself be kept at first.
+pub(crate) const BUSY: usize = 16;
+/// The largest object that then comes in one read: at the rate of one connection the last one shall not be waited for long.
+pub(crate) const STREAM_MOST: u64 = 64 << 20;
+
 /// The longest name that Linux file systems hold.
 const NAME_MAX: usize = 255;
 /// The longest path that one system call takes, less room for the destination itself.
@@ -141,17 +146,27 @@ impl StagePlan {
                 Item { object, target, undo, said_by: (undo != Codec::None).then_some(SaidBy::Suffix) }
             })
             .collect();
-        let all_requests = shares.sums(|at| requests_of(manifest.objects[at].size));
-        let node = options.node as usize;
-        Ok(Self {
+        let requests = |at: usize, is_busy| requests_of(manifest.objects[at].size, is_busy);
+        Ok(Self::of(items, &shares, options.node, requests))
+    }
+
+    /// The plan of node `node`. `requests` says what an object takes, in a share that keeps the store busy and in one that
+    /// does not.
+    pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
+        let counts = shares.sums(|_| 1);
+        let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));
+        let of_node = |at: usize| if counts[at] >= BUSY as u64 { busy[at] } else { calm[at] };
+        let all_requests: Vec<u64> = (0..counts.len()).map(of_node).collect();
+        let node = node as usize;
+        Self {
             items,
             bytes: shares.loads()[node],
             requests: all_requests[node],
             loads: shares.loads().to_vec(),
             costs: shares.costs().to_vec(),
-            counts: shares.sums(|_| 1),
+            counts,
             all_requests,
-        })
+        }
     }
 }
 
@@ -168,9 +183,9 @@ fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     }
 }
 
-/// One for a small object; parts and one question for its checksum for a large one.
-fn requests_of(size: u64) -> u64 {
-    if size <= PART_BYTES { 1 } else { size.div_ceil(PART_BYTES) + 1 }
+/// One for an object that is read at once; parts and one question for its checksum for a larger one.
+fn requests_of(size: u64, is_busy: bool) -> u64 {
+    if size <= PART_BYTES || (is_busy && size <= STREAM_MOST) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
 }
 
 fn refuse(key: &Key, place: &str, reason: impl Into<String>) -> Error {

@@ -7,6 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use penstock_types::{Error, Key};
 use serde::{Deserialize, Serialize};
 
+use super::journal::Line;
+
 /// One object that could not be staged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
@@ -65,6 +67,21 @@ pub struct Snapshot {
 impl Progress {
     pub(super) fn add(counter: &AtomicU64, amount: u64) {
         counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// An object is where it should be, and journaled.
+    pub(super) fn finish(&self, line: &Line) {
+        Self::add(&self.done, 1);
+        Self::add(&self.done_bytes, line.origin.size);
+        Self::add(&self.bytes_out, line.size);
+        Self::add(&self.unchecked, u64::from(line.origin.checked.is_empty()));
+    }
+
+    /// An object of `size` stored bytes was there already.
+    pub(super) fn skip(&self, size: u64) {
+        Self::add(&self.skipped, 1);
+        Self::add(&self.done, 1);
+        Self::add(&self.done_bytes, size);
     }
 
     pub(super) fn fail(&self, key: &Key, error: Error) {

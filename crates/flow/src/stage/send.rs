@@ -10,21 +10,21 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use futures::TryStreamExt;
 use penstock_codec::checksum::crc32c;
 use penstock_codec::{Codec, inflate_into};
-use penstock_store::{Meta, ObjectRef, Precondition, PutOptions, UploadId, cheapest};
-use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Result, unix_now};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use penstock_store::{Meta, Precondition, PutOptions, UploadId, cheapest};
+use penstock_types::{Algorithm, Digest, Error, Key, Result, unix_now};
+use tokio::sync::Semaphore;
 
-use super::crew::Source;
+use super::deliver::Sent;
+use super::inlet::{Inlet, inflated_limit};
 use super::jail::Jail;
 use super::journal::Line;
-use super::object::{Seal, blocking, checked_of};
-use super::parts::Stored;
+use super::object::blocking;
 use super::plan::{Item, StageOptions};
 use super::progress::Progress;
-use super::remote::{Sent, Target, wish};
+use super::remote::{Target, keeps_names, wish};
+use super::seal::{Seal, Stored, checked_of};
 use super::squeeze::{WHOLE, is_packed, is_worth};
 use crate::manifest::{Entry, Origin};
 
@@ -36,8 +36,6 @@ pub(crate) const PART: u64 = 16 << 20;
 const INFLATED_WHOLE: u64 = 128 << 20;
 /// Times that an object is read whose bytes arrive damaged.
 const DAMAGED: u32 = 4;
-/// The unit in which memory is handed out.
-const MEMORY_UNIT: u64 = 64 << 10;
 
 /// An object to be sent, and what stands under its name.
 #[derive(Debug, Clone)]
@@ -50,17 +48,13 @@ pub(crate) struct Load {
 
 /// What every object of a stage to a store shares.
 pub(crate) struct Yard {
-    pub from: Source,
+    pub inlet: Inlet,
     pub to: Target,
     pub state: Arc<OwnedFd>,
     pub jail: Arc<Jail>,
-    pub memory: Arc<Semaphore>,
-    pub memory_units: u32,
     pub cores: Arc<Semaphore>,
     pub threads: usize,
-    pub progress: Arc<Progress>,
     pub options: StageOptions,
-    pub deadline: Deadline,
     /// Uploads on their way, by the name of their journal.
     pub open: Mutex<HashMap<String, (Key, UploadId)>>,
 }
@@ -94,27 +88,8 @@ pub(crate) struct Written {
 }
 
 impl Yard {
-    pub fn place(&self, entry: &Entry) -> String {
-        format!("{}{}", self.from.url, entry.key)
-    }
-
     pub fn target_place(&self, item: &Item) -> String {
         format!("{}{}", self.to.url, item.target)
-    }
-
-    pub fn object_ref(&self, entry: &Entry) -> ObjectRef {
-        ObjectRef { key: self.from.prefix.join(entry.key.as_bytes()), version: entry.version.clone() }
-    }
-
-    /// All of the room.
-    pub fn memory_bytes(&self) -> u64 {
-        u64::from(self.memory_units) * MEMORY_UNIT
-    }
-
-    /// Waits for room for `bytes`; all of the room where they are more than there is.
-    pub async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit> {
-        let units = bytes.div_ceil(MEMORY_UNIT).clamp(1, u64::from(self.memory_units)) as u32;
-        self.memory.clone().acquire_many_owned(units).await.map_err(|_| Error::Interrupted)
     }
 
     /// Runs `work` on a blocking thread, under one of the cores.
@@ -143,11 +118,8 @@ impl Yard {
                         return Err(error);
                     }
                     last = Some(error);
-                    // Whoever of several stores gave these bytes is left out.
-                    if let Some(mirrors) = &self.from.mirrors {
-                        mirrors.damaged(&self.object_ref(entry).key);
-                    }
-                    Progress::add(&self.progress.refetched, 1);
+                    self.inlet.damaged(entry);
+                    Progress::add(&self.inlet.progress.refetched, 1);
                 }
                 Err(error) => return Err(error),
                 Ok(written) => return Ok(self.sent(entry, written)),
@@ -185,7 +157,7 @@ impl Yard {
     pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Change {
         let said = encoding.or_else(|| entry.encoding.clone());
         let item = item.settled(self.options.inflate, said.as_deref(), head);
-        let pack = match super::remote::keeps_names(self.to.store.root().scheme) {
+        let pack = match keeps_names(self.to.store.root().scheme) {
             false => self.options.deflate_of(entry), // its name says so already
             true => self.options.deflate.filter(|deflate| match item.undo {
                 // A store without ranges shows no first bytes ahead.
@@ -197,9 +169,7 @@ impl Yard {
             }),
         };
         let encoding = match (pack, item.undo) {
-            (Some(deflate), _) if super::remote::keeps_names(self.to.store.root().scheme) => {
-                Some(deflate.codec.name().to_owned())
-            }
+            (Some(deflate), _) if keeps_names(self.to.store.root().scheme) => Some(deflate.codec.name().to_owned()),
             (Some(_), _) => None,
             (None, Codec::None) => said.clone(),
             (None, _) => None,
@@ -224,7 +194,7 @@ impl Yard {
 
     /// What stands under a name that is not ours to replace: its description where it has these bytes, else the refusal.
     pub async fn adopted(&self, item: &Item, size: u64, digests: &[Digest]) -> Result<Meta> {
-        let standing = self.to.store.head(&self.to.key(&item.target), self.deadline).await?;
+        let standing = self.to.store.head(&self.to.key(&item.target), self.inlet.deadline).await?;
         let both = |have: &&Digest| digests.iter().any(|want| want.algorithm == have.algorithm);
         let mut comparable = standing.digests.iter().filter(both).peekable();
         let is_same =
@@ -233,7 +203,7 @@ impl Yard {
             true => Ok(standing),
             false => Err(Error::Precondition {
                 place: self.target_place(item),
-                reason: format!("an object stands there that no stage of {} has put there", self.from.url),
+                reason: format!("an object stands there that no stage of {} has put there", self.inlet.source.url),
             }),
         }
     }
@@ -254,8 +224,10 @@ impl Yard {
         if entry.size > SMALL {
             return Ok(None);
         }
-        let _room = self.room(entry.size.saturating_mul(2)).await?;
-        let (stored, meta) = self.read(entry).await?;
+        let _room = self.inlet.room(entry.size.saturating_mul(2)).await?;
+        let mut stored = Vec::new();
+        let meta = self.inlet.whole(entry, &mut stored).await??;
+        let stored = Bytes::from(stored);
         let ready = {
             let (yard, load, entry) = (self.clone(), load.clone(), entry.clone());
             self.on_core(move || yard.ready(&load, &entry, &stored, &meta)).await?
@@ -267,7 +239,7 @@ impl Yard {
         let digests = seal.digests();
         let meta = if self.may_replace(load) {
             let options = self.put_options(load, &change, Some(Digest::of_u32(Algorithm::Crc32c, crc32c(&body))));
-            match self.to.store.put(&key, vec![body.clone()], &options, self.deadline).await {
+            match self.to.store.put(&key, vec![body.clone()], &options, self.inlet.deadline).await {
                 // Another run of this stage was there first, perhaps; the bytes tell.
                 Err(Error::Precondition { .. }) if load.standing.is_none() => {
                     self.adopted(&load.item, size, &self.every_digest(body).await?).await?
@@ -280,37 +252,11 @@ impl Yard {
         Ok(Some(Written { change, stored, checked, size, digests, meta, leftover: None }))
     }
 
-    /// All bytes of an object, and what its store says of it.
-    async fn read(&self, entry: &Entry) -> Result<(Bytes, Meta)> {
-        let mut got = self.from.store.get_ranges(&self.object_ref(entry), &[ByteRange::WHOLE], self.deadline).await?;
-        if got.meta.size != entry.size {
-            return Err(self.changed(entry, got.meta.size));
-        }
-        let mut bytes = Vec::with_capacity(entry.size as usize);
-        while let Some(chunk) = got.chunks.try_next().await? {
-            Progress::add(&self.progress.bytes_in, chunk.bytes.len() as u64);
-            bytes.extend_from_slice(&chunk.bytes);
-        }
-        if bytes.len() as u64 != entry.size {
-            let problem = format!("ended early (want {} bytes, have {} bytes)", entry.size, bytes.len());
-            return Err(Error::corrupt(self.place(entry), problem));
-        }
-        Ok((bytes.into(), got.meta))
-    }
-
-    pub fn changed(&self, entry: &Entry, size: u64) -> Error {
-        Error::Changed {
-            place: self.place(entry),
-            want: format!("of {} bytes", entry.size),
-            have: format!("one of {size} bytes"),
-        }
-    }
-
     /// Errs where stored bytes are not what was promised; else gives the promises that were held against them.
     pub fn check(&self, entry: &Entry, have: &[Digest], promised: &[Digest]) -> Result<Vec<Digest>> {
         for want in promised {
             if let Some(have) = have.iter().find(|have| have.algorithm == want.algorithm).filter(|have| *have != want) {
-                return Err(Error::corrupt(self.place(entry), format!("has {have} where {want} was promised")));
+                return Err(Error::corrupt(self.inlet.place(entry), format!("has {have} where {want} was promised")));
             }
         }
         Ok(checked_of(promised.iter(), |kind| have.iter().any(|have| have.algorithm == kind)))
@@ -339,7 +285,13 @@ impl Yard {
         if change.item.undo != Codec::None {
             let limit = self.inflated_limit(change.item.undo, stored.len() as u64);
             let mut inflated = Vec::new();
-            match inflate_into(change.item.undo, stored, &mut inflated, limit.min(INFLATED_WHOLE), &self.place(entry)) {
+            match inflate_into(
+                change.item.undo,
+                stored,
+                &mut inflated,
+                limit.min(INFLATED_WHOLE),
+                &self.inlet.place(entry),
+            ) {
                 Err(Error::Corrupt { .. }) if limit > INFLATED_WHOLE => return Ok(None),
                 other => other?,
             }
@@ -356,6 +308,6 @@ impl Yard {
 
     /// What an object may inflate to: what the user said, or what its codec can honestly reach.
     pub fn inflated_limit(&self, codec: Codec, stored: u64) -> u64 {
-        super::object::inflated_limit(codec, stored, self.options.max_inflated)
+        inflated_limit(codec, stored, self.options.max_inflated)
     }
 }

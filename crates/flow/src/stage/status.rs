@@ -16,7 +16,7 @@ use penstock_types::{Error, Result, Stopwatch, unix_now};
 use serde::{Deserialize, Serialize};
 
 use super::jail::{Jail, is_locked, open_own, try_lock};
-use super::run::Summary;
+use super::request::Summary;
 
 /// How often the leader says that it lives.
 const BEAT: Duration = Duration::from_secs(5);

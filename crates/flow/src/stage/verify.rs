@@ -20,9 +20,10 @@ use tokio::sync::watch;
 
 use super::jail::{Jail, state_of_file};
 use super::job::Job;
-use super::object::{Seal, blocking};
+use super::object::blocking;
 use super::progress::Progress;
 use super::recorded::{Record, read};
+use super::seal::Seal;
 use super::status::FOLDER;
 use crate::manifest::is_own;
 use crate::select::Select;

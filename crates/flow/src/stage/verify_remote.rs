@@ -15,11 +15,14 @@ use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Metric, Metr
 use tokio::sync::{Semaphore, watch};
 
 use super::crew::Source;
-use super::object::{Seal, blocking};
+use super::deliver::{Again, again};
+use super::object::blocking;
 use super::plan::{Item, StageOptions};
 use super::progress::Progress;
 use super::recorded::Document;
-use super::remote::{Again, Target, again, documents, manifest_names};
+use super::remote::Target;
+use super::remote_recorded::{documents, manifest_names};
+use super::seal::Seal;
 use super::send::Load;
 use super::verify::{Verified, VerifyRequest, Wrong, only};
 use crate::manifest::{Entry, Manifest, is_own};

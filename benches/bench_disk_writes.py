@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a staged file should reach the disk: page cache or O_DIRECT, room reserved or not. Rows to runs/bench/disk.jsonl.
+
+    .venv/bin/python benches/bench_disk_writes.py [FOLDER] [--files 32] [--bytes 16777216] [--repeats 3]
+
+Files are written in pieces of 512 KiB by four threads, as objects arrive, and synced; then all are read once, which is
+what a first epoch does. The ways run in turn; ratios are to the page cache without reservation. Decision 0415 rests on
+this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import random
+import resource
+import shutil
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+PIECE = 512 << 10
+THREADS = 4
+KEEP_SIZE = 1
+ROOT = Path(__file__).resolve().parent.parent
+WAYS = ("cached", "cached, reserved", "direct", "direct, reserved")
+
+
+def cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def reserve(file: int, size: int) -> None:
+    """fallocate(2) itself: glibc's posix_fallocate writes zeros where a file system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(file, KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def write(path: Path, way: str, size: int, body: mmap.mmap) -> None:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if "direct" in way else 0), 0o600)
+    os.ftruncate(file, size)
+    if "reserved" in way:
+        reserve(file, size)
+    for at in range(0, size, PIECE):
+        os.pwritev(file, [body], at)
+    os.fsync(file)
+    os.close(file)
+
+
+def read(path: Path, size: int) -> None:
+    into = mmap.mmap(-1, PIECE)
+    file = os.open(path, os.O_RDONLY)
+    for at in range(0, size, PIECE):
+        os.preadv(file, [into], at)
+    os.close(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--files", type=int, default=32)
+    parser.add_argument("--bytes", type=int, default=16 << 20)
+    parser.add_argument("--repeats", type=int, default=3)
+    chosen = parser.parse_args()
+    size = chosen.bytes // PIECE * PIECE
+    body = mmap.mmap(-1, PIECE)
+    body.write(random.Random(3).randbytes(PIECE))
+    rows: dict[str, list[tuple[float, float, float, float]]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as inside, ThreadPoolExecutor(THREADS) as pool:
+        for turn in range(chosen.repeats + 1):
+            for way in random.Random(turn).sample(WAYS, len(WAYS)):
+                folder = Path(inside) / "files"
+                folder.mkdir()
+                paths = [folder / f"{at}" for at in range(chosen.files)]
+                os.sync()
+                begin, used = time.monotonic(), cpu_s()
+                list(pool.map(lambda path, way=way: write(path, way, size, body), paths))
+                written, used_writing = time.monotonic() - begin, cpu_s() - used
+                begin, used = time.monotonic(), cpu_s()
+                list(pool.map(lambda path: read(path, size), paths))
+                spent = (written, used_writing, time.monotonic() - begin, cpu_s() - used)
+                shutil.rmtree(folder)
+                if turn:
+                    rows[way].append(spent)
+    gigabytes = size * chosen.files / 1e9
+    print(f"{chosen.files} files of {size:,} bytes, {chosen.repeats} repeats, load {os.getloadavg()[0]:.1f}")
+    print("| way | write + fsync, wall | CPU | read once, wall | CPU | write + fsync, CPU-s/GB |")
+    print("|---|---|---|---|---|---|")
+    base = [statistics.median(column) for column in zip(*rows[WAYS[0]], strict=True)]
+    out = ROOT / "runs/bench/disk.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        for way, spent in rows.items():
+            medians = [statistics.median(column) for column in zip(*spent, strict=True)]
+            ratios = " | ".join(f"{have / of:.2f}" for have, of in zip(medians, base, strict=True))
+            print(f"| {way} | {ratios} | {medians[1] / gigabytes:.3f} |")
+            row = {"schema_version": 1, "when_s": round(time.time()), "way": way, "load": os.getloadavg()[0]}
+            file.write(json.dumps(row | {"files": chosen.files, "bytes": size, "spent": spent}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stage into a folder, from what stands there to the manifest of what stands there then.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use penstock_codec::{Codec, strip_suffix};
+use penstock_types::{Deadline, Error, Result, Url, unix_now};
+use tokio::sync::watch;
+
+use super::crew::{Crew, Source};
+use super::jail::{Jail, remove_own};
+use super::journal::Journal;
+use super::object::blocking;
+use super::plan::{Item, StagePlan};
+use super::progress::{Failure, Progress};
+use super::request::StageRequest;
+use super::resume::{Resumed, resume, sweep};
+use super::status::{FOLDER, replace_own, replace_own_with};
+use crate::manifest::{Entry, Head, Manifest, ManifestFormat, write};
+
+/// The destination and the stage's own folder in it.
+pub(crate) struct Site {
+    pub jail: Arc<Jail>,
+    pub folder: Arc<OwnedFd>,
+}
+
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
+pub(crate) async fn transfer(
+    request: &StageRequest,
+    source: Source,
+    manifest: Manifest,
+    plan: StagePlan,
+    site: Site,
+    progress: &Arc<Progress>,
+    deadline: Deadline,
+    cancelled: watch::Receiver<bool>,
+) -> Result<()> {
+    let options = &request.options;
+    let node = format!("{}-of-{}", options.node, options.nodes);
+    let Site { jail, folder } = site;
+    let resumed = {
+        let (jail, folder, node, url) = (jail.clone(), folder.clone(), node.clone(), source.url.clone());
+        let (progress, manifest) = (progress.clone(), Arc::new(manifest));
+        let options = options.clone();
+        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan, &options)).await?
+    };
+    let Resumed { journal, parts, missing, done, manifest } = resumed;
+    let crew = Crew {
+        source,
+        jail: jail.clone(),
+        parts: parts.clone(),
+        journal,
+        options: options.clone(),
+        cores: request.cores,
+        progress: progress.clone(),
+        deadline,
+    };
+    let source_url = crew.source.url.clone();
+    let journal = crew.work(&manifest, &missing, cancelled).await?;
+    let stem = if options.nodes == 1 { "manifest".to_owned() } else { format!("manifest-{node}") };
+    let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
+    let is_clean = failures.is_empty();
+    let is_alone = options.nodes == 1;
+    blocking(move || {
+        if is_clean {
+            sweep(&parts, is_alone, missing.iter().chain(&done));
+        }
+        let residue = format!("{}.json", stem.replacen("manifest", "residue", 1));
+        if is_clean {
+            remove_own(&folder, &residue);
+        } else {
+            let json = residue_json(&source_url, &failures)?;
+            replace_own(&folder, &residue, &json)
+                .map_err(|error| jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))?;
+        }
+        let items: Vec<&Item> = missing.iter().chain(&done).collect();
+        record_staged(&jail, &journal, &manifest, items, &source_url, &stem)
+    })
+    .await
+}
+
+/// What could not be staged and why, for whoever has to mend it at the source: one object a line.
+pub(crate) fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
+    let bug = |error: serde_json::Error| Error::bug(error.to_string());
+    let mut out =
+        format!("{{\"penstock_residue\":1,\"source\":{},\"failed\":[", serde_json::json!(source)).into_bytes();
+    for (at, failure) in failures.iter().enumerate() {
+        out.extend_from_slice(if at == 0 { b"\n" } else { b",\n" });
+        serde_json::to_writer(&mut out, failure).map_err(bug)?;
+    }
+    out.extend_from_slice(b"\n]}\n");
+    Ok(out)
+}
+
+/// Writes the manifest of what now stands in the destination: digests of both sides of each file. Lines come from the
+/// journal one by one: at no time are all of them in memory.
+fn record_staged(
+    jail: &Jail,
+    journal: &Journal,
+    source: &Manifest,
+    mut items: Vec<&Item>,
+    source_url: &str,
+    stem: &str,
+) -> Result<()> {
+    items.sort_unstable_by(|a, b| {
+        (strip_suffix(a.target.as_bytes()), &a.target).cmp(&(strip_suffix(b.target.as_bytes()), &b.target))
+    });
+    let url = Url::from_path(jail.path())
+        .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
+    let format = ManifestFormat::for_objects(items.len());
+    let head = Head { url: &url, source: Some(source_url), created_s: unix_now().as_secs_f64() };
+    let entries = items.iter().filter_map(|item| {
+        let line = journal.line(&item.target)?;
+        let from = &source.objects[item.object];
+        line.is_of(from).then(|| {
+            Ok(Entry {
+                modified_s: Some(line.mtime_ns as f64 / 1e9),
+                records: from.records,
+                // An object that was moved as stored is still encoded.
+                encoding: line.origin.encoding.clone().filter(|_| line.origin.undone == Codec::None),
+                digests: line.digests,
+                origin: Some(Box::new(line.origin)),
+                ..Entry::new(item.target.clone(), line.size)
+            })
+        })
+    });
+    let own = jail.make_folder(b".penstock")?;
+    let name = format!("{stem}.{}", format.name());
+    let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
+    replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &jail.place(name.as_bytes())))?;
+    // An earlier stage of more or fewer objects left one of the other format.
+    for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
+        remove_own(&own, &format!("{stem}.{}", other.name()));
+    }
+    Ok(())
+}
+
+/// Errs where a local destination lies inside its own source: each run would list what the last one wrote.
+pub(crate) fn check_apart(request: &StageRequest) -> Result<()> {
+    let Some(source) = request.source.to_path().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
+    let mut standing = request.destination.as_path();
+    let destination = loop {
+        match (standing.canonicalize(), standing.parent()) {
+            (Ok(path), _) => break path,
+            (Err(_), Some(parent)) => standing = parent,
+            (Err(_), None) => return Ok(()),
+        }
+    };
+    if source.is_dir() && destination.starts_with(&source) {
+        return Err(Error::config(
+            "destination",
+            format!("{} lies inside its source, {}", request.destination.display(), source.display()),
+        ));
+    }
+    Ok(())
+}

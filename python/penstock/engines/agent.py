@@ -82,6 +82,19 @@ def lease_of(root: str) -> dict[str, Any] | None:
         return None
 
 
+def take(root: str, lease: dict[str, Any]) -> None:
+    """Writes the lease whole, where none is there yet: of nodes that come together one is the first."""
+    temporary = os.path.join(root, f"{LEASE}.{socket.gethostname()}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        json.dump(lease, file)
+    try:
+        os.link(temporary, os.path.join(root, LEASE))
+    except FileExistsError:
+        pass  # whoever is there is read next
+    finally:
+        os.unlink(temporary)
+
+
 def locked(root: str, wait_s: float) -> Any:
     """The pool's folder for this process alone; None where it is not there or stays another's. Freed with the process."""
     try:
@@ -104,6 +117,15 @@ def locked(root: str, wait_s: float) -> Any:
 # ---------------------------------------------------------------- verbs
 
 
+def _is_ours(held: dict[str, Any], order: dict[str, Any]) -> None:
+    if (held.get("lease"), held.get("node")) != (order["lease"], order["node"]):
+        raise Refused(
+            "precondition",
+            f"{order['root']} is the pool's folder on {held.get('node', 'another node')} too",
+            "a `{" + "node}` in --disk keeps them apart",
+        )
+
+
 def prepare(order: dict[str, Any]) -> dict[str, Any]:
     """Takes the folder under a lease, and finds free ports on the node's address."""
     root, lease, name = order["root"], order["lease"], order["name"]
@@ -116,12 +138,8 @@ def prepare(order: dict[str, Any]) -> dict[str, Any]:
             f"{root} holds the pool `{name}` of another start ({held.get('of', 'unknown')}): {what}",
             f"penstock pool down --name {name} with the same nodes ends it; another --name stands beside it",
         )
-    if held is not None and held["node"] != order["node"]:
-        raise Refused(
-            "precondition",
-            f"{root} is the pool's folder on {held['node']} too",
-            "a `{" + "node}` in --disk keeps them apart",
-        )
+    if held is not None:
+        _is_ours(held, order)
     for pattern in order.get("wants", []):
         if not glob.glob(pattern):
             raise Refused("not-found", f"{pattern} is not there")
@@ -129,10 +147,8 @@ def prepare(order: dict[str, Any]) -> dict[str, Any]:
         os.makedirs(root, mode=0o700, exist_ok=True)
         for folder in ("logs", "conf", "data"):
             os.makedirs(os.path.join(root, folder), exist_ok=True)
-        with open(os.path.join(root, LEASE), "w") as file:
-            json.dump(
-                {"lease": lease, "name": name, "of": order["of"], "node": order["node"], "at_s": time.time()}, file
-            )
+        take(root, {"lease": lease, "name": name, "of": order["of"], "node": order["node"], "at_s": time.time()})
+        _is_ours(lease_of(root) or {}, order)  # a node that came at the same moment may have been the first
     except OSError as error:
         code = {28: "no-space", 13: "denied", 30: "denied"}.get(error.errno or 0, "system")
         raise Refused(code, f"{error.filename or root}: {error.strerror}") from error

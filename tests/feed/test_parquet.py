@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[2] / "crates/record/tests/golden/parquet.tar.gz"
 def golden(tmp_path_factory):
     folder = tmp_path_factory.mktemp("golden")
     with tarfile.open(GOLDEN) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder
 
 

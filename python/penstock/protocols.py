@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Access",
+    "Around",
     "Batch",
+    "Call",
     "Demand",
     "Engine",
     "Exit",
@@ -187,39 +189,76 @@ Hear = Callable[[str, int, str, bytes], None]
 """Told of every line while a command runs: node's name, rank, `out` or `err`, the line without its end. From any thread."""
 
 
+@dataclass(frozen=True)
+class Around:
+    """What stands around every rank of a call: a container, most often.
+
+    Attributes:
+        words: Before the rank's own, on its node, as `apptainer exec IMAGE`. `{rank}`, `{world}`, `{local_rank}` and
+            `{node}` in them and in `ends` are always filled.
+        step: For the one program that starts all ranks, as `--container-image=IMAGE` for srun; launchers that have no such
+            program refuse them.
+        is_outermost: `words` stand before that program too, on this machine and on every node: the launcher is inside.
+        ends: The command that ends on a node what `words` began, where the end of its process does not (a daemon's container).
+    """
+
+    words: tuple[str, ...] = ()
+    step: tuple[str, ...] = ()
+    is_outermost: bool = False
+    ends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command on every rank of some nodes, as a launcher is asked for it.
+
+    Attributes:
+        argv: Its words, from end to end a list. With `fills`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in them
+            become each rank's own.
+        on: The nodes, in the order in which their ranks are counted.
+        deadline_s: After which the command is ended, on its node.
+        env: Set over what the node has; crosses no command line.
+        cwd: The folder that it starts in, on the node.
+        stdin: Goes to every rank of a call of one rank a node.
+        hear: Told of every line.
+        around: What stands around every rank.
+    """
+
+    argv: Sequence[str]
+    on: Sequence[Node]
+    ranks_per_node: int = 1
+    deadline_s: float = 600.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    stdin: bytes | None = None
+    hear: Hear | None = None
+    fills: bool = False
+    around: Around | None = None
+
+    @property
+    def world(self) -> int:
+        """The number of its ranks."""
+        return len(self.on) * self.ranks_per_node
+
+
 @runtime_checkable
 class Launcher(Protocol):
     """Starts commands on nodes. Command lines are argument lists from end to end; no call outlives its deadline by
     more than ten seconds, and what it started on a node ends with the call, also where the node cannot be reached any more.
-
-    In the words of a command, `{rank}`, `{world}`, `{local_rank}` and `{node}` become the rank's own when `fills` is set.
     """
 
     def nodes(self) -> Sequence[Node]:
         """The nodes, in an order that does not change; the first leads. Asks no node for anything."""
         ...
 
-    def line(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int = 1) -> Sequence[Sequence[str]]:
+    def line(self, call: Call) -> Sequence[Sequence[str]]:
         """The command lines that `run` would start on this machine, for people to read; empty where it starts none."""
         ...
 
-    def run(
-        self,
-        argv: Sequence[str],
-        on: Sequence[Node],
-        ranks_per_node: int = 1,
-        *,
-        deadline_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes | None = None,
-        hear: Hear | None = None,
-        fills: bool = False,
-    ) -> list[Exit]:
-        """Runs a command on every rank of the nodes at once; returns when all have ended, one Exit a rank, in order.
+    def run(self, call: Call) -> list[Exit]:
+        """Runs all ranks at once; returns when all have ended, one Exit a rank, in order.
 
-        `env` is set over what the node has, and crosses no command line. `stdin` goes to every rank of a run of one
-        rank a node. A rank's failure is its Exit; only a call that cannot be (no node, no command) raises.
+        A rank's failure is its Exit; only a call that cannot be (no node, no command) raises.
         """
         ...
 

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.errors import ConfigError, NotFound
 from penstock.launchers import mpi, slurm
+from penstock.protocols import Call
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stage"))
 from cluster_kit import HOSTS, Cluster, remove, short_folder
@@ -68,9 +69,11 @@ def test_cluster_run_inside_an_allocation_keeps_slurms_numbers(slurm_hosts):
 @pytest.mark.parametrize("program", ["mpirun.openmpi", "mpiexec.hydra"])
 def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp_path):
     made = mpi.launcher({"nodes": "localhost", "program": program}, {**os.environ, "HOME": str(tmp_path)})
-    exits = made.run(["sh", "-c", "echo r{rank} of {world}; exit {rank}"], made.nodes(), 3, deadline_s=60, fills=True)
+    exits = made.run(
+        Call(["sh", "-c", "echo r{rank} of {world}; exit {rank}"], made.nodes(), 3, deadline_s=60, fills=True)
+    )
     assert [(e.rank, e.code, e.out) for e in exits] == [(r, r, f"r{r} of 3\n".encode()) for r in range(3)], exits
-    [ended] = made.run(["cat"], made.nodes(), deadline_s=60, stdin=b"in")
+    [ended] = made.run(Call(["cat"], made.nodes(), deadline_s=60, stdin=b"in"))
     assert ended.out == b"in"
     made.close()
 
@@ -87,7 +90,7 @@ def test_launchers_outside_a_job_say_what_they_want():
 
 def test_dry_run_shows_one_line_for_all_ranks():
     made = mpi.launcher({"nodes": "h1,h2", "program": "mpirun.openmpi"}, os.environ)
-    [line] = made.line(["hostname"], made.nodes(), 4)
+    [line] = made.line(Call(["hostname"], made.nodes(), 4))
     assert line[line.index("--host") + 1] == "h1:4,h2:4"
     assert line[-1] == "hostname"
     assert subprocess.list2cmdline(line)

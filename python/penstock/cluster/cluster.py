@@ -11,14 +11,14 @@ from penstock import env, plugins
 from penstock.cluster.faults import check
 from penstock.cluster.logs import Logs
 from penstock.errors import ConfigError, NotFound
-from penstock.protocols import Launcher
+from penstock.protocols import Call, Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from penstock.protocols import Exit, Hear, Node
+    from penstock.protocols import Around, Exit, Hear, Node
 
 __all__ = ["DEADLINE_S", "GROUP", "Cluster", "launcher_names"]
 
@@ -104,19 +104,21 @@ class Cluster:
         hear: Hear | None = None,
         logs: Path | None = None,
         fills: bool = False,
+        around: Around | None = None,
     ) -> list[Exit]:
-        """A command on every rank of all nodes (or of those of `on`) at once.
+        """A command on every rank of all nodes (or of those of `on`) at once; `protocols.Call` tells of each argument.
 
         Args:
             logs: A folder that gets a log a node, every line with its time, rank and stream.
-            fills: `{rank}`, `{world}`, `{local_rank}` and `{node}` in the words become each rank's own.
         """
         with ExitStack() as held:
             if logs is not None:
                 hear = held.enter_context(Logs(logs, hear)).hear
             return self.launcher.run(
-                argv, self.nodes if on is None else on, ranks_per_node,
-                deadline_s=deadline_s, env=env, cwd=cwd, stdin=stdin, hear=hear, fills=fills,
+                Call(
+                    argv, self.nodes if on is None else on, ranks_per_node, deadline_s=deadline_s, env=env or {}, cwd=cwd,
+                    stdin=stdin, hear=hear, fills=fills, around=around,
+                )
             )  # fmt: skip
 
     def run_on_leader(self, argv: Sequence[str], **options: Any) -> Exit:

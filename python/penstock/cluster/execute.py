@@ -17,14 +17,14 @@ from penstock.cluster import pools
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.faults import check, told
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
-from penstock.protocols import Pool, PoolSpec
+from penstock.protocols import Call, Pool, PoolSpec
 from penstock.units import parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.cluster.job import Job
-    from penstock.protocols import Exit, Hear
+    from penstock.protocols import Exit, Hear, Node
 
 __all__ = ["Execution", "Step", "StepRow"]
 
@@ -85,20 +85,24 @@ class Execution:
 
     def plan(self) -> list[tuple[str, list[list[str]]]]:
         """Every step's command lines as this machine would start them; a pool's URL, not being there yet, is POOL."""
-        job, cluster, lines = self.job, self.cluster, self.cluster.launcher.line
+        job, everyone = self.job, list(self.cluster.nodes)
         steps: list[tuple[str, list[list[str]]]] = []
-        everyone = list(cluster.nodes)
+
+        def lines(argv: list[str], on: list[Node], ranks_per_node: int = 1) -> list[list[str]]:
+            call = Call(argv, on, ranks_per_node, fills=True)
+            return [list(line) for line in self.cluster.launcher.line(call)]
+
         if job.provision:
-            steps.append(("provision", [list(line) for line in lines(["sh", job.provision.at], everyone)]))
+            steps.append(("provision", lines(["sh", job.provision.at], everyone)))
         if job.pool:
             steps.append(("pool up", [self._pool_words()]))
         if job.stage:
-            steps.append(("stage", [list(line) for line in lines(self._stage_words(self._data("POOL/")), everyone)]))
+            steps.append(("stage", lines(self._stage_words(self._data("POOL/")), everyone)))
         argv = self._rank_words(self._data("POOL/") if job.stage else "")
-        steps.append(("ranks", [list(line) for line in lines(argv, everyone, job.run.ranks_per_node)]))
+        steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node)))
         if job.archive:
             on = everyone if job.archive.on == "all" else everyone[:1]
-            steps.append(("archive", [list(line) for line in lines(self._archive_words(), on)]))
+            steps.append(("archive", lines(self._archive_words(), on)))
         if job.pool:
             steps.append(("pool down", [["penstock", "pool", "down", "--name", job.name]]))
         return steps

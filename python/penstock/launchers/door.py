@@ -16,7 +16,10 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MARK = "\x1e"
 GRACE_S = 5.0
@@ -84,8 +87,15 @@ def stop(*_: object) -> None:
     raise Stopped
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
-    """The command's whole group: asked first, then killed."""
+def filled(words: Sequence[str], here: dict[str, Any]) -> list[str]:
+    """The words with this rank's own numbers and names."""
+    for name in ("rank", "world", "local_rank", "node"):
+        words = [word.replace("{" + name + "}", str(here[name])) for word in words]
+    return list(words)
+
+
+def end(child: subprocess.Popen[bytes], ends: list[str]) -> None:
+    """The command's whole group: asked first, then killed; `ends` is what also has to be told."""
     for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         try:
             os.killpg(child.pid, number)
@@ -93,6 +103,9 @@ def end(child: subprocess.Popen[bytes]) -> None:
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
         break
+    if ends:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(ends, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=GRACE_S, check=False)
 
 
 def main() -> int:
@@ -104,9 +117,8 @@ def main() -> int:
         environment.update(json.loads(first_line(0)))
     here = place(options, environment)
     environment.update({**variables(here), **options.get("also", {})})
-    if options.get("fills"):
-        for name in ("rank", "world", "local_rank", "node"):
-            argv = [word.replace("{" + name + "}", str(here[name])) for word in argv]
+    argv = [*filled(options.get("around", ()), here), *(filled(argv, here) if options.get("fills") else argv)]
+    ends = filled(options.get("ends", ()), here)
     record = {"rank": here["rank"], "node": here["node"]}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
@@ -123,14 +135,14 @@ def main() -> int:
                 code = child.wait(max(0.0, until - time.monotonic()))
                 break
             except subprocess.TimeoutExpired:
-                end(child)
+                end(child, ends)
                 tell({**record, "fault": "deadline"})
                 return 124
     except Stopped:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if child is not None:
-            end(child)
+            end(child, ends)
         tell({**record, "fault": "stopped"})
         return 143
     # Daemons that left the group on purpose stay; what merely runs in the background does not.

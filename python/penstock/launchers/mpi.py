@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, NotFound
 from penstock.launchers.labelled import LabelledLauncher
 from penstock.launchers.slurm import allocated
-from penstock.launchers.steps import settings_of
-from penstock.protocols import Node
+from penstock.launchers.steps import check, settings_of
+from penstock.protocols import Call, Node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,38 +55,32 @@ class MpiLauncher(LabelledLauncher):
         return self._nodes
 
     def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
-        return self._start([node], 1, {}, labels=[], argv=argv)
+        return self._start(Call(argv, [node]), argv, labels=[])
 
-    def step(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int, env: Mapping[str, str]) -> list[str]:
-        return self._start(
-            on, ranks_per_node, env, labels=["--tag-output"] if self._is_open else ["-prepend-rank"], argv=argv
-        )
+    def check(self, call: Call) -> None:
+        check(call, takes_outermost=self._is_open)
 
-    def _start(
-        self, on: Sequence[Node], ranks_per_node: int, env: Mapping[str, str], *, labels: list[str], argv: Sequence[str]
-    ) -> list[str]:
-        hosts = ",".join(f"{node.name}:{ranks_per_node}" for node in on)
-        count = ["-np", str(len(on) * ranks_per_node)]
+    def step(self, call: Call, words: Sequence[str]) -> list[str]:
+        return self._start(call, words, labels=["--tag-output"] if self._is_open else ["-prepend-rank"])
+
+    def _start(self, call: Call, words: Sequence[str], *, labels: list[str]) -> list[str]:
+        hosts = ",".join(f"{node.name}:{call.ranks_per_node}" for node in call.on)
+        count = ["-np", str(call.world)]
         if not self._is_open:
             # One rank's exit code is no reason to end the others: that is for whoever asked.
-            return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *argv]
+            return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *words]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         alone = ["--mca", "orte_abort_on_non_zero_status", "0", "--bind-to", "none", "--oversubscribe"]
-        passed = [word for name in env for word in ("-x", name)]
+        inside = list(call.around.words) if call.around and call.around.is_outermost else []
+        # Inside a container there is no srun to start the other nodes' daemons: ssh does, and puts them into one too.
+        daemons = (
+            ["--mca", "plm", "rsh", "--mca", "orte_launch_agent", shlex.join([*inside, "orted"])] if inside else []
+        )
+        passed = [word for name in call.env for word in ("-x", name)]
         return [
-            self._program,
-            *root,
-            *alone,
-            *count,
-            "--host",
-            hosts,
-            "--map-by",
-            f"ppr:{ranks_per_node}:node",
-            *labels,
-            *passed,
-            *self._args,
-            *argv,
-        ]
+            *inside, self._program, *root, *alone, *daemons, *count, "--host", hosts, "--map-by", f"ppr:{call.ranks_per_node}:node",
+            *labels, *passed, *self._args, *words,
+        ]  # fmt: skip
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MpiLauncher:

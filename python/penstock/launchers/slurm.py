@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.launchers.labelled import LabelledLauncher
-from penstock.launchers.steps import settings_of
+from penstock.launchers.steps import check, settings_of
 from penstock.protocols import Node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from penstock.protocols import Call
 
 __all__ = ["SlurmLauncher", "allocated", "launcher"]
 
@@ -51,8 +53,12 @@ class SlurmLauncher(LabelledLauncher):
     def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
         return [*self._step([node], 1), "--", *argv]
 
-    def step(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int, env: Mapping[str, str]) -> list[str]:  # noqa: ARG002
-        return [*self._step(on, ranks_per_node), "--label", "--", *argv]
+    def check(self, call: Call) -> None:
+        check(call, takes_step=True)
+
+    def step(self, call: Call, words: Sequence[str]) -> list[str]:
+        around = call.around.step if call.around else ()
+        return [*self._step(call.on, call.ranks_per_node), "--label", *around, "--", *words]
 
     def _step(self, on: Sequence[Node], ranks_per_node: int) -> list[str]:
         return [

@@ -21,19 +21,20 @@ from typing import IO, TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Deadline, Denied, PenstockError, Unreachable, Unsupported
 from penstock.launchers import parcel
-from penstock.launchers.process import Lines, Tail
 from penstock.launchers.steps import (
     BEYOND_S,
-    Door,
     check,
     door_line,
+    doors,
     exit_of,
+    kept,
     parcel_line,
     records,
     settings_of,
+    sinks,
     spoken,
 )
-from penstock.protocols import Exit, Node
+from penstock.protocols import Call, Exit, Node
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     import asyncssh
 
     from penstock.launchers.process import Sink
-    from penstock.protocols import Hear
 
 __all__ = ["SshLauncher", "launcher"]
 
@@ -77,55 +77,32 @@ class SshLauncher:
     def nodes(self) -> Sequence[Node]:
         return self._nodes
 
-    def line(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int = 1) -> list[list[str]]:
-        check(argv, on, ranks_per_node)
-        doors = Door(self._python, limit_s=0).of(on, ranks_per_node)
+    def line(self, call: Call) -> list[list[str]]:
+        check(call)
         return [
-            ["ssh", self._spelt(node), shlex.join(spoken(door_line(self._python, options, argv)))]
-            for node, options in doors
+            ["ssh", self._spelt(node), shlex.join(spoken(door_line(self._python, options, call.argv)))]
+            for node, options in doors(call)
         ]
 
-    def run(
-        self,
-        argv: Sequence[str],
-        on: Sequence[Node],
-        ranks_per_node: int = 1,
-        *,
-        deadline_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes | None = None,
-        hear: Hear | None = None,
-        fills: bool = False,
-    ) -> list[Exit]:
-        check(argv, on, ranks_per_node)
-        doors = Door(self._python, limit_s=deadline_s, cwd=cwd, fills=fills).of(on, ranks_per_node)
+    def run(self, call: Call) -> list[Exit]:
+        check(call)
         with tempfile.TemporaryFile() as held:
-            held.write(stdin or b"")
+            held.write(call.stdin or b"")
             held.flush()
-            jobs = [
-                self._one(node, options, argv, deadline_s, env=env, stdin=None if stdin is None else held, hear=hear)
-                for node, options in doors
-            ]
-            ended: list[Exit] = self._await(_all(jobs))
-            return ended
+            return self._ranks(call, None if call.stdin is None else held)
 
     def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
-        check(["copy"], on, 1)
+        call = Call(parcel_line(self._python, "receive", dst), on, deadline_s=deadline_s)
+        check(call)
         with tempfile.TemporaryFile() as held:
             parcel.pack(str(src), held)
-            argv = parcel_line(self._python, "receive", dst)
-            doors = Door(self._python, limit_s=deadline_s).of(on, 1)
-            ended: list[Exit] = self._await(
-                _all([self._one(node, options, argv, deadline_s, stdin=held) for node, options in doors])
-            )
-            return ended
+            return self._ranks(call, held)
 
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
-        [(node, options)] = Door(self._python, limit_s=deadline_s).of([on], 1)
+        call = Call(parcel_line(self._python, "send", src), [on], deadline_s=deadline_s)
+        [(node, options)] = doors(call)
         with tempfile.TemporaryFile() as held:
-            argv = parcel_line(self._python, "send", src)
-            ended: Exit = self._await(self._one(node, options, argv, deadline_s, keep=held))
+            ended: Exit = self._await(self._one(node, options, call, keep=held))
             if ended.code == 0:
                 held.seek(0)
                 parcel.unpack(held, str(dst))
@@ -152,6 +129,14 @@ class SshLauncher:
 
     # ------------------------------------------------------------ how
 
+    def _ranks(self, call: Call, stdin: IO[bytes] | None) -> list[Exit]:
+        async def all_of_them() -> list[Exit]:
+            jobs = [self._one(node, options, call, stdin=stdin) for node, options in doors(call)]
+            return list(await asyncio.gather(*jobs))
+
+        ended: list[Exit] = self._await(all_of_them())
+        return ended
+
     def _await(self, work: Awaitable[Any]) -> Any:
         async def wrapped() -> Any:
             return await work
@@ -172,49 +157,42 @@ class SshLauncher:
         self,
         node: Node,
         options: dict[str, Any],
-        argv: Sequence[str],
-        limit_s: float,
+        call: Call,
         *,
-        env: Mapping[str, str] | None = None,
         stdin: IO[bytes] | None = None,
-        hear: Hear | None = None,
         keep: IO[bytes] | None = None,
     ) -> Exit:
-        began, rank = time.monotonic(), options["rank"]
+        began, rank, limit_s = time.monotonic(), options["rank"], call.deadline_s
         try:
             async with asyncio.timeout(limit_s + BEYOND_S):
                 connection = await self._connected(node)
-                out, err = _sinks(hear, node.name, rank)
-                await self._channel(connection, options, argv, env or {}, stdin, _Kept(keep) if keep else out, err)
+                out, err = sinks(call.hear, node.name, rank)
+                await self._channel(connection, options, call, stdin, _Kept(keep) if keep else out, err)
         except TimeoutError:
             # The node's door has the same deadline: what could not be told to end ends by itself.
             fault = Deadline(f"{node.name}: it has not answered within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
         except PenstockError as error:
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=error)
-        for each in (out, err):
-            if isinstance(each, Lines):
-                each.end()
-        told, rest = records(_bytes(err))
-        return exit_of(
-            node.name, rank, told[-1] if told else None, _bytes(out), rest, time.monotonic() - began, limit_s
-        )
+        told, rest = records(kept(err))
+        record = told[-1] if told else None
+        return exit_of(node.name, rank, record, kept(out), rest, time.monotonic() - began, limit_s)
 
     async def _channel(
-        self, connection: asyncssh.SSHClientConnection, options: dict[str, Any], argv: Sequence[str], env: Mapping[str, str],
-        stdin: IO[bytes] | None, out: Sink, err: Sink,
+        self, connection: asyncssh.SSHClientConnection, options: dict[str, Any], call: Call, stdin: IO[bytes] | None,
+        out: Sink, err: Sink,
     ) -> None:  # fmt: skip
         import asyncssh
 
         # ssh has no argument lists: a shell reads one text, and shlex spells every word so that it reads it back.
-        line = shlex.join(door_line(self._python, {**options, "reads_env": True}, argv))
+        line = shlex.join(door_line(self._python, {**options, "reads_env": True}, call.argv))
         try:
             process = await connection.create_process(line, encoding=None)
         except (asyncssh.Error, OSError) as error:
             self._connections.pop(options["node"], None)
             raise Unreachable(f"{options['node']}: no session: {error}", where=options["node"]) from error
         async with process:
-            process.stdin.write(json.dumps(dict(env)).encode() + b"\n")
+            process.stdin.write(json.dumps(dict(call.env)).encode() + b"\n")
             feeding = asyncio.ensure_future(_feed(process, stdin))
             try:
                 await asyncio.gather(_drain(process.stdout, out), _drain(process.stderr, err))
@@ -310,10 +288,6 @@ class _Kept:
         self._file.write(chunk)
 
 
-async def _all(jobs: Sequence[Awaitable[Exit]]) -> list[Exit]:
-    return list(await asyncio.gather(*jobs))
-
-
 async def _drain(reader: asyncssh.SSHReader[bytes], sink: Sink) -> None:
     while chunk := await reader.read(_CHUNK):
         sink.take(chunk)
@@ -329,16 +303,6 @@ async def _feed(process: asyncssh.SSHClientProcess[bytes], stdin: IO[bytes] | No
         process.stdin.write_eof()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the command took no more
-
-
-def _sinks(hear: Hear | None, node: str, rank: int) -> tuple[Tail | Lines, Tail | Lines]:
-    from penstock.launchers.steps import heard
-
-    return (Tail(), Tail()) if hear is None else (heard(hear, node, rank, "out"), heard(hear, node, rank, "err"))
-
-
-def _bytes(sink: Tail | Lines) -> bytes:
-    return bytes(sink.tail.kept if isinstance(sink, Lines) else sink.kept)
 
 
 def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:

@@ -20,10 +20,10 @@ from pathlib import Path
 from threading import Event
 from typing import IO, TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable
+from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable, Unsupported
 from penstock.launchers import parcel
 from penstock.launchers.process import Lines, Sink, Tail, attend
-from penstock.protocols import Exit
+from penstock.protocols import Call, Exit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BEYOND_S",
-    "Call",
-    "Door",
     "StepLauncher",
     "check",
     "door_line",
+    "doors",
     "ended_here",
     "exit_of",
     "heard",
+    "kept",
     "parcel_line",
     "records",
     "settings_of",
+    "sinks",
     "spoken",
+    "worded",
 ]
 
 _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
@@ -118,36 +120,31 @@ def exit_of(
     return Exit(node, rank, code, out, err, seconds, fault)
 
 
-@dataclass(frozen=True)
-class Door:
-    """What every rank's door of one run is told alike; `of` adds what is each one's own."""
+def worded(call: Call) -> dict[str, Any]:
+    """What every rank's door of a call is told alike."""
+    around = call.around
+    return {
+        "limit_s": call.deadline_s, "cwd": call.cwd, "fills": call.fills, "ranks_per_node": call.ranks_per_node,
+        "around": list(around.words) if around and not around.is_outermost else [], "ends": list(around.ends) if around else [],
+    }  # fmt: skip
 
-    python: str
-    limit_s: float
-    cwd: str | None = None
-    fills: bool = False
 
-    def of(self, on: Sequence[Node], ranks_per_node: int) -> list[tuple[Node, dict[str, Any]]]:
-        """Every rank's node and options, node after node."""
-        # Where ranks may meet. Nobody has asked the leader whether the port is free: that is told by those who meet.
-        meet = [on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000]
-        alike = {
-            "limit_s": self.limit_s, "cwd": self.cwd, "fills": self.fills, "meet": meet, "nodes": len(on),
-            "world": len(on) * ranks_per_node, "ranks_per_node": ranks_per_node,
-        }  # fmt: skip
-        return [
-            (
-                node,
-                {**alike, "node": node.name, "node_at": at, "rank": at * ranks_per_node + local, "local_rank": local},
-            )
-            for at, node in enumerate(on)
-            for local in range(ranks_per_node)
-        ]
+def doors(call: Call) -> list[tuple[Node, dict[str, Any]]]:
+    """Every rank's node and what its door is told, node after node, for launchers that number ranks by us."""
+    # Where ranks may meet. Nobody has asked the leader whether the port is free: that is told by those who meet.
+    meet = [call.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000]
+    alike = {**worded(call), "meet": meet, "nodes": len(call.on), "world": call.world}
+    a_node = call.ranks_per_node
+    return [
+        (node, {**alike, "node": node.name, "node_at": at, "rank": at * a_node + local, "local_rank": local})
+        for at, node in enumerate(call.on)
+        for local in range(a_node)
+    ]
 
 
 @dataclass(frozen=True)
-class Call:
-    """One process of this machine that carries one or more ranks: its node and first rank, and its command line."""
+class _Start:
+    """One process of this machine that carries a rank: its node and rank, and its command line."""
 
     node: Node
     rank: int
@@ -182,42 +179,29 @@ class StepLauncher:
 
     # ------------------------------------------------------------ the contract
 
-    def line(self, argv: Sequence[str], on: Sequence[Node], ranks_per_node: int = 1) -> list[list[str]]:
-        return [spoken(call.argv) for call in self._calls(argv, on, ranks_per_node, limit_s=0, cwd=None, fills=False)]
+    def line(self, call: Call) -> list[list[str]]:
+        return [spoken(start.argv) for start in self._starts(call)]
 
-    def run(
-        self,
-        argv: Sequence[str],
-        on: Sequence[Node],
-        ranks_per_node: int = 1,
-        *,
-        deadline_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes | None = None,
-        hear: Hear | None = None,
-        fills: bool = False,
-    ) -> list[Exit]:
-        calls = self._calls(argv, on, ranks_per_node, limit_s=deadline_s, cwd=cwd, fills=fills)
+    def run(self, call: Call) -> list[Exit]:
+        starts = self._starts(call)
         with tempfile.TemporaryFile() as held:
-            held.write(stdin or b"")
+            held.write(call.stdin or b"")
             held.flush()
-            return self._all(calls, env or {}, deadline_s, held if stdin is not None else None, hear)
+            return self._all(starts, call, held if call.stdin is not None else None)
 
     def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
-        check(["copy"], on, 1)
+        call = Call(parcel_line(self.python, "receive", dst), on, deadline_s=deadline_s)
+        starts = self._starts(call)
         with tempfile.TemporaryFile() as held:
             parcel.pack(str(src), held)
-            calls = self._calls(
-                parcel_line(self.python, "receive", dst), on, 1, limit_s=deadline_s, cwd=None, fills=False
-            )
-            return self._all(calls, {}, deadline_s, held, None)
+            return self._all(starts, call, held)
 
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
-        [call] = self._calls(parcel_line(self.python, "send", src), [on], 1, limit_s=deadline_s, cwd=None, fills=False)
+        call = Call(parcel_line(self.python, "send", src), [on], deadline_s=deadline_s)
+        [start] = self._starts(call)
         with tempfile.TemporaryFile() as held:
             with self.stoppable() as stop:
-                ended = self._one(call, {}, deadline_s, None, None, stop, keep=_File(held))
+                ended = self._one(start, call, None, stop, keep=_File(held))
             if ended.code == 0:
                 held.seek(0)
                 parcel.unpack(held, str(dst))
@@ -242,70 +226,38 @@ class StepLauncher:
 
     # ------------------------------------------------------------ how
 
-    def _calls(
-        self,
-        argv: Sequence[str],
-        on: Sequence[Node],
-        ranks_per_node: int,
-        *,
-        limit_s: float,
-        cwd: str | None,
-        fills: bool,
-    ) -> list[Call]:
-        check(argv, on, ranks_per_node)
-        doors = Door(self.python, limit_s, cwd, fills).of(on, ranks_per_node)
+    def _starts(self, call: Call) -> list[_Start]:
+        check(call)
         return [
-            Call(node, options["rank"], self.on_node(node, door_line(self.python, options, argv)))
-            for node, options in doors
+            _Start(node, options["rank"], self.on_node(node, door_line(self.python, options, call.argv)))
+            for node, options in doors(call)
         ]
 
-    def _all(
-        self, calls: Sequence[Call], env: Mapping[str, str], limit_s: float, stdin: IO[bytes] | None, hear: Hear | None
-    ) -> list[Exit]:
+    def _all(self, starts: Sequence[_Start], call: Call, stdin: IO[bytes] | None) -> list[Exit]:
         # The pool's end waits for its threads, and those for processes that `stop` ends: so it is entered last.
-        with ThreadPoolExecutor(len(calls), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
-            return list(pool.map(lambda call: self._one(call, env, limit_s, stdin, hear, stop), calls))
+        with ThreadPoolExecutor(len(starts), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
+            return list(pool.map(lambda start: self._one(start, call, stdin, stop), starts))
 
     def _one(
-        self,
-        call: Call,
-        env: Mapping[str, str],
-        limit_s: float,
-        stdin: IO[bytes] | None,
-        hear: Hear | None,
-        stop: Event,
-        *,
-        keep: Sink | None = None,
+        self, start: _Start, call: Call, stdin: IO[bytes] | None, stop: Event, *, keep: Sink | None = None
     ) -> Exit:
-        began = time.monotonic()
-        out, err = (
-            (Tail(), Tail())
-            if hear is None
-            else (heard(hear, call.node.name, call.rank, "out"), heard(hear, call.node.name, call.rank, "err"))
-        )
+        began, name = time.monotonic(), start.node.name
+        out, err = sinks(call.hear, name, start.rank)
         opened = None if stdin is None else Path(f"/proc/self/fd/{stdin.fileno()}").open("rb")  # noqa: SIM115 - an own offset for each
         try:
             code = attend(
-                call.argv, env={**self.environment, **env}, limit_s=limit_s + BEYOND_S, stop=stop,
+                start.argv, env={**self.environment, **call.env}, limit_s=call.deadline_s + BEYOND_S, stop=stop,
                 out=keep or out, err=err, stdin=opened,
             )  # fmt: skip
         except OSError as error:
-            return Exit(
-                call.node.name,
-                call.rank,
-                None,
-                fault=Unreachable(f"{call.node.name}: {call.argv[0]}: {error.strerror}", where=call.node.name),
-            )
+            fault = Unreachable(f"{name}: {start.argv[0]}: {error.strerror}", where=name)
+            return Exit(name, start.rank, None, fault=fault)
         finally:
             if opened is not None:
                 opened.close()
-        for each in (out, err):
-            if isinstance(each, Lines):
-                each.end()
-        told, rest = records(bytes(_kept(err)))
-        took = time.monotonic() - began
+        told, rest = records(kept(err))
         record = told[-1] if told else ended_here(code, is_stopped=stop.is_set())
-        return exit_of(call.node.name, call.rank, record, bytes(_kept(out)), rest, took, limit_s)
+        return exit_of(name, start.rank, record, kept(out), rest, time.monotonic() - began, call.deadline_s)
 
 
 def ended_here(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
@@ -313,18 +265,29 @@ def ended_here(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
     return None if code is not None else {"fault": "stopped" if is_stopped else "deadline"}
 
 
-def check(argv: Sequence[str], on: Sequence[Node], ranks_per_node: int) -> None:
+def check(call: Call, *, takes_step: bool = False, takes_outermost: bool = False) -> None:
     """Refuses a call that cannot be.
 
     Raises:
         ConfigError: No command, no node, no rank.
+        Unsupported: What is to stand around its ranks is not for this launcher.
     """
-    if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
+    if not call.argv or not all(isinstance(word, str) and "\0" not in word for word in call.argv):
         raise ConfigError("a command is a list of texts, and has at least one")
-    if not on:
+    if not call.on:
         raise ConfigError("no node to run on")
-    if ranks_per_node < 1:
-        raise ConfigError(f"{ranks_per_node} ranks on a node run nothing")
+    if call.ranks_per_node < 1:
+        raise ConfigError(f"{call.ranks_per_node} ranks on a node run nothing")
+    around = call.around
+    if around is not None and around.step and not takes_step:
+        raise Unsupported(
+            f"{around.step[0]}: only srun takes it", hint="launcher = slurm, or another container runtime"
+        )
+    if around is not None and around.is_outermost and not takes_outermost:
+        raise Unsupported(
+            f"{around.words[0]}: this launcher cannot run inside the container",
+            hint="launcher = mpi can, with Open MPI",
+        )
 
 
 def heard(hear: Hear, node: str, rank: int, stream: str) -> Lines:
@@ -337,5 +300,14 @@ def heard(hear: Hear, node: str, rank: int, stream: str) -> Lines:
     return Lines(tell)
 
 
-def _kept(sink: Tail | Lines) -> bytearray:
-    return sink.tail.kept if isinstance(sink, Lines) else sink.kept
+def sinks(hear: Hear | None, node: str, rank: int) -> tuple[Tail | Lines, Tail | Lines]:
+    """Sinks for a rank's two streams."""
+    return (Tail(), Tail()) if hear is None else (heard(hear, node, rank, "out"), heard(hear, node, rank, "err"))
+
+
+def kept(sink: Tail | Lines) -> bytes:
+    """What a sink has kept of a stream that has ended; its last line is told."""
+    if isinstance(sink, Lines):
+        sink.end()
+        return bytes(sink.tail.kept)
+    return bytes(sink.kept)

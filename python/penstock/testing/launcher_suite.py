@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock.errors import Deadline, NotFound, PenstockError
-from penstock.protocols import Launcher
+from penstock.protocols import Around, Call, Launcher
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from penstock.protocols import Exit, Node
 
 __all__ = ["LauncherSuite"]
 
@@ -47,6 +50,17 @@ class LauncherSuite:
             getattr(self, name)()
         return names
 
+    def _run(
+        self,
+        argv: Sequence[str],
+        on: Sequence[Node],
+        ranks_per_node: int = 1,
+        *,
+        deadline_s: float = _LIMIT_S,
+        **more: Any,
+    ) -> list[Exit]:
+        return self.launcher.run(Call(argv, on, ranks_per_node, deadline_s=deadline_s, **more))
+
     def _sh(self, text: str, *words: str) -> list[str]:
         return ["sh", "-c", text, "sh", *words]
 
@@ -57,11 +71,10 @@ class LauncherSuite:
         assert self.nodes == list(self.launcher.nodes()), "the order of nodes changes"
 
     def check_every_rank_runs_once_in_order(self) -> None:
-        exits = self.launcher.run(
+        exits = self._run(
             self._sh('echo "$0-$1-$2-$3"; echo err >&2', "{rank}", "{world}", "{node}"),
             self.nodes,
             2,
-            deadline_s=_LIMIT_S,
             fills=True,
         )
         world = 2 * len(self.nodes)
@@ -73,19 +86,19 @@ class LauncherSuite:
 
     def check_words_arrive_as_they_were(self) -> None:
         odd = ["", " ", "a b", "$HOME", "`id`", "'\"\\", "*", "{rank}", "é✓", "-n", "a\nb", "~", "#x", "!1", "%h"]
-        [ended] = self.launcher.run(
+        [ended] = self._run(
             self._sh('for w in "$@"; do printf "<%s>" "$w"; done; echo', *odd), self.nodes[:1], deadline_s=_LIMIT_S
         )
         assert ended.out.decode() == "".join(f"<{word}>" for word in odd) + "\n", ended
 
     def check_exit_codes_are_each_ranks_own(self) -> None:
-        exits = self.launcher.run(self._sh('exit "$(($1 * 3))"', "{rank}"), self.nodes, deadline_s=_LIMIT_S, fills=True)
+        exits = self._run(self._sh('exit "$(($1 * 3))"', "{rank}"), self.nodes, fills=True)
         assert [e.code for e in exits] == [3 * at for at in range(len(self.nodes))], exits
-        [killed] = self.launcher.run(self._sh("kill -9 $$"), self.nodes[:1], deadline_s=_LIMIT_S)
+        [killed] = self._run(self._sh("kill -9 $$"), self.nodes[:1])
         assert killed.code == 128 + 9, killed
 
     def check_program_that_is_not_there_names_node_and_program(self) -> None:
-        [ended] = self.launcher.run(["penstock-no-such-program"], self.nodes[-1:], deadline_s=_LIMIT_S)
+        [ended] = self._run(["penstock-no-such-program"], self.nodes[-1:])
         assert ended.code is None
         assert isinstance(ended.fault, NotFound), ended
         assert self.nodes[-1].name in str(ended.fault)
@@ -93,14 +106,14 @@ class LauncherSuite:
 
     def check_environment_and_stdin_arrive_and_stay_off_command_lines(self) -> None:
         secret = uuid4().hex
-        exits = self.launcher.run(
+        exits = self._run(
             self._sh('cat; printf %s "$SUITE_SECRET"; tr "\\0" " " < /proc/$PPID/cmdline | grep -c -- "$SUITE_SECRET"; true'),
-            self.nodes, deadline_s=_LIMIT_S, env={"SUITE_SECRET": secret}, stdin=b"in\n",
+            self.nodes, env={"SUITE_SECRET": secret}, stdin=b"in\n",
         )  # fmt: skip
         assert [e.out.decode().strip() for e in exits] == [f"in\n{secret}0"] * len(self.nodes), exits
 
     def check_working_folder_is_taken(self) -> None:
-        [ended] = self.launcher.run(["pwd"], self.nodes[:1], deadline_s=_LIMIT_S, cwd="/usr")
+        [ended] = self._run(["pwd"], self.nodes[:1], cwd="/usr")
         assert ended.out == b"/usr\n", ended
 
     def check_deadline_ends_the_command_on_its_node(self) -> None:
@@ -108,7 +121,7 @@ class LauncherSuite:
         # What runs in the background of a command ends with it too.
         text = 'mkdir -p "$(dirname "$1")"; (while :; do date +%s%N > "$1.new"; mv "$1.new" "$1"; sleep 0.1; done) & sleep 300'
         began = time.monotonic()
-        [ended] = self.launcher.run(self._sh(text, mark), self.nodes[-1:], deadline_s=3)
+        [ended] = self._run(self._sh(text, mark), self.nodes[-1:], deadline_s=3)
         assert time.monotonic() - began < 3 + 20, "the call outlived its deadline"
         assert ended.code is None
         assert isinstance(ended.fault, Deadline), ended
@@ -119,11 +132,29 @@ class LauncherSuite:
         """Nothing on the last node writes `mark` any more."""
         said = []
         for _ in range(2):
-            [ended] = self.launcher.run(["cat", mark], self.nodes[-1:], deadline_s=_LIMIT_S)
+            [ended] = self._run(["cat", mark], self.nodes[-1:])
             said.append(ended.out)
             time.sleep(0.5)
         assert said[0], "the command had not begun"
         assert said[0] == said[1], "the command goes on after its end"
+
+    def check_what_stands_around_a_rank_is_its_own(self) -> None:
+        around = Around(words=("env", "SUITE_AROUND={rank}-{node}"))
+        exits = self._run(self._sh('echo "$SUITE_AROUND {rank}"'), self.nodes, 2, around=around)
+        # Without `fills` the command's own words stay; those around it never do.
+        said = [e.out.decode() for e in exits]
+        assert said == [f"{e.rank}-{e.node} {{rank}}\n" for e in exits], exits
+
+    def check_what_ends_a_container_is_run_at_its_deadline(self) -> None:
+        mark = f"{self.there}-ended"
+        around = Around(
+            words=("env",), ends=("sh", "-c", 'mkdir -p "$(dirname "$1")"; : > "$1"', "sh", mark + "-{rank}")
+        )
+        [ended] = self._run(["sleep", "300"], self.nodes[-1:], deadline_s=2, around=around)
+        assert isinstance(ended.fault, Deadline), ended
+        assert self._run(["cat", f"{mark}-0"], self.nodes[-1:])[0].code == 0
+        assert self._run(["true"], self.nodes[-1:], around=Around(ends=("touch", f"{mark}-1")))[0].code == 0
+        assert self._run(["cat", f"{mark}-1"], self.nodes[-1:])[0].code == 1
 
     def check_lines_are_heard_while_the_command_runs(self) -> None:
         heard: list[tuple[str, int, str, bytes]] = []
@@ -135,12 +166,10 @@ class LauncherSuite:
 
         gate = f"{self.there}-gate"
         text = 'echo begun; n=0; while [ ! -e "$1" ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; [ -e "$1" ] && echo ended'
-        runner = threading.Thread(
-            target=lambda: self.launcher.run(self._sh(text, gate), self.nodes[:1], deadline_s=_LIMIT_S, hear=hear)
-        )
+        runner = threading.Thread(target=lambda: self._run(self._sh(text, gate), self.nodes[:1], hear=hear))
         runner.start()
         assert first.wait(_LIMIT_S), "nothing was heard"
-        self.launcher.run(self._sh('mkdir -p "$(dirname "$1")"; : > "$1"', gate), self.nodes[:1], deadline_s=_LIMIT_S)
+        self._run(self._sh('mkdir -p "$(dirname "$1")"; : > "$1"', gate), self.nodes[:1])
         runner.join(_LIMIT_S)
         assert [line for *_, line in heard] == [b"begun", b"ended"], heard
         assert {entry[:3] for entry in heard} == {(self.nodes[0].name, 0, "out")}
@@ -156,7 +185,7 @@ class LauncherSuite:
         for _ in range(2):  # the second lies over the first
             exits = self.launcher.copy(source, f"{self.there}/tree", on, deadline_s=_LIMIT_S)
             assert [e.code for e in exits] == [0] * len(on), exits
-        exits = self.launcher.run([f"{self.there}/tree/run"], on, deadline_s=_LIMIT_S)
+        exits = self._run([f"{self.there}/tree/run"], on)
         assert [e.out for e in exits] == [b"ran\n"] * len(on), exits
         for node in on:
             back = self.here / f"back-{uuid4().hex[:6]}"
@@ -169,12 +198,12 @@ class LauncherSuite:
     def check_calls_that_cannot_be_are_refused(self) -> None:
         for argv, on in (([], self.nodes), (["true"], [])):
             try:
-                self.launcher.run(argv, on, deadline_s=_LIMIT_S)
+                self._run(argv, on)
             except PenstockError:
                 continue
             raise AssertionError(f"run({argv}, {on}) was taken")
 
     def check_line_is_a_list_of_words_with_the_command_in_it(self) -> None:
-        lines = self.launcher.line(["hostname", "a b"], self.nodes)
+        lines = self.launcher.line(Call(["hostname", "a b"], self.nodes))
         assert all(isinstance(word, str) for line in lines for word in line)
         assert all(any("hostname" in word for word in line) for line in lines), lines

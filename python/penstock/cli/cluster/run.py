@@ -48,10 +48,12 @@ def command(
     Words are passed as they are, through no shell; {rank}, {world}, {local_rank} and {node} in them become each rank's
     own. Exit code 1 says that a node failed; which, and why, stands on stderr.
     """
+    from penstock.protocols import Call
+
     with opened(launcher, nodes, on, settings) as cluster:
         chosen = [cluster.leader] if leader else list(cluster.nodes)
         if dry_run:
-            for line in cluster.launcher.line(argv, chosen, ranks_per_node):
+            for line in cluster.launcher.line(Call(argv, chosen, ranks_per_node, fills=True)):
                 click.echo(spelt(list(line)))
             return 0
         exits = cluster.run(

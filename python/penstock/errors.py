@@ -228,3 +228,13 @@ class Terminated(Interrupted):
 
 class Bug(PenstockError, RuntimeError):
     code = "bug"
+
+
+def of_code(code: str, message: str, *, hint: str | None = None, **facts: Any) -> PenstockError:
+    """The error that another process told by its `code`; the root's own where this version knows no such code."""
+    kinds: list[type[PenstockError]] = [PenstockError]
+    for kind in kinds:
+        if kind.code == code:
+            return kind(message, hint=hint, **facts)
+        kinds += kind.__subclasses__()
+    return PenstockError(message, hint=hint, **facts)

@@ -9,32 +9,31 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from penstock import _native, env
-from penstock.bench.rows import End, Latency, Row, Sample, columns
+from penstock.bench.phases import Hooks, collect, end_of, facts_of, raw_of, report_of, series_of
+from penstock.bench.rows import Latency, Row, columns
 from penstock.errors import ConfigError, PenstockError
 from penstock.stage import job as stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    Look = Callable[[str, "ObjectPoint", tuple[int, int, int]], None]
+    from penstock.bench.rows import End
 
-__all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "parse_mix", "run"]
+__all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "below", "clear", "parse_mix", "run"]
 
 OPERATIONS = ("put", "get", "range", "list", "head", "delete")
 # In elbencho's words, so that its CSV and ours say the same of the same thing.
 _WORDS = {"put": "WRITE", "get": "READ", "range": "READ", "list": "LISTOBJ", "head": "HEADOBJ", "delete": "RMOBJECTS"}
 _BODIES = {"put", "get", "range"}
 _WRITES = {"put", "delete"}
-_LOOK_S = 0.1
-# Interrupted requests leave objects half made: whoever cleans up must not wait for ever either.
 _MOST_EXISTING = 1_000_000
 
 
@@ -130,44 +129,44 @@ def run(
     url: str,
     bench: ObjectBench,
     points: tuple[ObjectPoint, ...],
+    hooks: Hooks | None = None,
     *,
-    told: Callable[[Row], None] | None = None,
-    look: Look | None = None,
+    folder: str | None = None,
 ) -> list[Row]:
     """Measure every point, one after the other; rows in elbencho's words for operations.
 
     Args:
-        told: Called with each row as soon as there is one.
-        look: Called ten times a second with the operation, its point, and requests, bytes and refusals so far.
+        folder: Name of the folder below the URL that objects are made in, which must not be there yet; else one is made up.
     Raises:
         ConfigError: What cannot be, before anything is sent.
         Unsupported: The store neither lists nor takes objects, and this needs it.
         Throttled, Unreachable, ServerError: Requests were given up.
         Interrupted: Ctrl-C. As after any error, the objects that this run made are gone.
     """
+    hooks = hooks or Hooks()
     _refuse_impossible(bench, points)
     if stage.is_local(url):
         url = str(Path(stage.local_path(url)).absolute())
     variables = dict(env.read())
     existing = _native.object_keys(url, variables, min(bench.objects, _MOST_EXISTING)) if bench.existing else []
-    folder = url if bench.existing else f"{url.rstrip('/')}/penstock-bench-{secrets.token_hex(4)}/"
-    rows: list[Row] = []
+    place = url if bench.existing else below(url, folder or f"penstock-bench-{secrets.token_hex(4)}")
     try:
-        for point in points:
-            for row in _point(folder, bench, point, existing, look):
-                rows.append(row)
-                if told:
-                    told(row)
+        rows = collect(points, lambda point: _point(place, bench, point, existing, hooks), hooks)
     except BaseException as error:
         if not bench.existing:
             try:
-                _clear(folder)
+                clear(place)
             except PenstockError as left:
-                error.add_note(f"objects may be left below {folder}: {left}")
+                error.add_note(f"objects may be left below {place}: {left}")
         raise
     if not bench.existing:
-        _clear(folder)
+        clear(place)
     return rows
+
+
+def below(url: str, folder: str) -> str:
+    """The URL of a folder below another."""
+    return f"{url.rstrip('/')}/{folder}/"
 
 
 def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> None:
@@ -190,7 +189,12 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
         raise ConfigError("mix: needs an end: --time-limit, --request-limit or --until-stable", where="--mix")
 
 
-def _clear(folder: str) -> None:
+def clear(folder: str) -> None:
+    """Deletes the objects below a folder that a bench made, and the folder.
+
+    Raises:
+        PenstockError: The store refused.
+    """
     _native.clear_objects(folder, dict(env.read()))
     if stage.is_local(folder):
         # Folders that stood for prefixes; only ours, and only empty ones.
@@ -200,14 +204,15 @@ def _clear(folder: str) -> None:
                 inner.rmdir()
 
 
-def _point(
-    folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[str], look: Look | None
-) -> Iterator[Row]:
-    def phase(mix: dict[str, float], *, once: bool) -> list[Row]:
-        name = "+".join(mix)
-        spec = bench.native(folder, point, mix, existing, once=once)
-        report = _report(spec, name, point, look)
-        return [_row(operation, report, bench, point) for operation in report["operations"]]
+def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[str], hooks: Hooks) -> Iterator[Row]:
+    def report(asked: ObjectBench, mix: dict[str, float], hooks: Hooks, *, once: bool) -> dict[str, Any]:
+        spec = json.dumps(asked.native(folder, point, mix, existing, once=once))
+        begin = partial(_native.ObjectPhase, spec, dict(env.read()))
+        return report_of(begin, "+".join(mix), point.concurrency, hooks)
+
+    def phase(mix: dict[str, float], *, once: bool, asked: ObjectBench = bench) -> list[Row]:
+        found = report(asked, mix, hooks, once=once)
+        return [_row(operation, found, bench, point) for operation in found["operations"]]
 
     if bench.mix:
         if not bench.existing:
@@ -215,30 +220,14 @@ def _point(
         yield from phase(bench.mix, once=False)
         return
     if not bench.existing and "put" not in bench.operations:
-        phase({"put": 1.0}, once=True)  # what the others read; nobody asked how fast it was made
+        report(bench, {"put": 1.0}, Hooks(), once=True)  # what the others read; nobody asked how fast it was made
     for name in OPERATIONS:
         if name in bench.operations:
             # A LIST has no objects of its own to be through with; writes end when all are written.
             once = name in _WRITES or (name != "list" and not bench.has_limit)
-            if name == "list" and not bench.has_limit:
-                limited = msgspec.structs.replace(bench, request_limit=point.concurrency * 4)
-                report = _report(limited.native(folder, point, {name: 1.0}, existing, once=False), name, point, look)
-                yield from (_row(operation, report, bench, point) for operation in report["operations"])
-                continue
-            yield from phase({name: 1.0}, once=once)
-
-
-def _report(spec: dict[str, Any], name: str, point: ObjectPoint, look: Look | None) -> dict[str, Any]:
-    phase = _native.ObjectPhase(json.dumps(spec), dict(env.read()))
-    try:
-        while (report := phase.wait(_LOOK_S)) is None:
-            if look:
-                look(name, point, phase.progress())
-    except BaseException:
-        phase.cancel()
-        raise
-    found: dict[str, Any] = json.loads(report)
-    return found
+            endless = name == "list" and not bench.has_limit
+            limited = msgspec.structs.replace(bench, request_limit=point.concurrency * 4) if endless else bench
+            yield from phase({name: 1.0}, once=once, asked=limited)
 
 
 def _row(operation: dict[str, Any], report: dict[str, Any], bench: ObjectBench, point: ObjectPoint) -> Row:
@@ -247,8 +236,7 @@ def _row(operation: dict[str, Any], report: dict[str, Any], bench: ObjectBench, 
     raw = {"request": name, "objects": str(bench.objects), "prefixes": str(bench.prefixes)}
     if bench.mix:
         raw["mix"] = " ".join(f"{word}={weight:g}" for word, weight in bench.mix.items())
-    if report["ended_by"]:
-        raw["ended_by"] = report["ended_by"]
+    raw |= raw_of(report)
     if operation["verified_bytes"]:
         raw["verified_bytes"] = str(operation["verified_bytes"])
     if (ramp := report["ramp"]) is not None:
@@ -275,45 +263,19 @@ def _row(operation: dict[str, Any], report: dict[str, Any], bench: ObjectBench, 
         retries=operation["retries"],
         throttled_s=operation["throttled_s"],
         bytes_refetched=operation["bytes_refetched"],
-        open_loop_per_s=report["offered_per_s"],
-        series=_series(report["series"]),
-        cpu_s=report["cpu"]["user_s"] + report["cpu"]["system_s"],
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(report["started_s"])),
-        source=f"penstock {_native.__version__}",
+        series=series_of(report["series"], entries="requests"),
         invalid=() if last.entries else ("no request was answered in the time given",),
         raw=raw,
+        **facts_of(report),
     )
 
 
 def _end(end: dict[str, Any], index: int, *, has_body: bool) -> End:
-    total, seconds = end["totals"][index], end["seconds"]
-
-    def rate(count: int) -> float | None:
-        return count / seconds if seconds > 0 else None
-
-    return End(
-        time_s=seconds,
+    total = end["totals"][index]
+    return end_of(
+        end["seconds"],
+        end["cpu_percent"],
         entries=total["requests"],
-        bytes=total["bytes"] if has_body else None,
-        entries_per_s=rate(total["requests"]),
-        bytes_per_s=rate(total["bytes"]) if has_body else None,
-        cpu=end["cpu_percent"] / 100 if end["cpu_percent"] is not None else None,
+        ios=None,
+        moved=total["bytes"] if has_body else None,
     )
-
-
-def _series(samples: list[dict[str, Any]]) -> tuple[Sample, ...]:
-    made, before = [], {"t_s": 0.0, "bytes": 0, "requests": 0, "throttles": 0}
-    for sample in samples:
-        seconds = sample["t_s"] - before["t_s"]
-        made.append(
-            Sample(
-                at_s=sample["t_s"],
-                # Bytes of an attempt that came to nothing are taken back.
-                bytes_per_s=max(0, sample["bytes"] - before["bytes"]) / seconds,
-                entries_per_s=(sample["requests"] - before["requests"]) / seconds,
-                throttles=sample["throttles"] - before["throttles"],
-                workers=sample["workers"],
-            )
-        )
-        before = sample
-    return tuple(made)

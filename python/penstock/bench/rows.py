@@ -37,6 +37,8 @@ DATA_OPERATIONS = frozenset({"READ", "WRITE", "RWMIX"})
 WATCHED = frozenset({"TRACE", "TRAIN"})
 # What is no phase of one size, or is done between such; timed, and never judged.
 HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE"}) | WATCHED
+# By name, with the core's words for them.
+_PERCENTILES = {"50": "p50_us", "90": "p90_us", "95": "p95_us", "99": "p99_us", "99.9": "p99_9_us"}
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +81,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
         """From the core's JSON; None where nothing was recorded."""
         if not told or not told["count"]:
             return None
-        percentiles = {name: told[f"p{name.replace('.', '_')}_us"] for name in ("50", "90", "95", "99", "99.9")}
+        percentiles = {name: told[key] for name, key in _PERCENTILES.items()}
         return cls(
             count=told["count"],
             min_us=told["min_us"],
@@ -88,6 +90,19 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
             percentiles_us=percentiles,
             buckets=tuple((at, count) for at, count in told["buckets"]),
         )
+
+    def told(self) -> dict[str, Any]:
+        """As the core's JSON, to be merged with others: of percentiles only the buckets count, which `of` gave."""
+        count, mean = self.count or 0, self.mean_us or 0.0
+        return {
+            "count": count,
+            "min_us": self.min_us or 0.0,
+            "mean_us": mean,
+            "max_us": self.max_us or 0.0,
+            "sum_us": mean * count,
+            **{key: self.percentiles_us.get(name, 0.0) for name, key in _PERCENTILES.items()},
+            "buckets": self.buckets,
+        }
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

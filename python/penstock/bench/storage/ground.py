@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
     from penstock.bench.storage.spec import Point
 
-__all__ = ["Ground"]
+__all__ = ["HOST", "Ground", "entries_of", "sweep"]
 
 _MARKER = ".penstock-bench.json"
 _TREE = re.compile(r"tree-[0-9]+x[0-9]+x[0-9]+x[0-9]+")
+HOST = re.compile(r"host-[0-9]{4}")
+"""Folders of the hosts of one bench, side by side where they share a file system."""
 # What a fresh file system holds.
 _OF_THE_FILE_SYSTEM = {"lost+found"}
 
@@ -34,8 +36,10 @@ class Ground:
     deleted its files in its delete phase, or leaves them to be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, session: str = "") -> None:
+        """`session` names this run, for `sweep`."""
         self.path = path
+        self._session = session
         self._made_folder = False
         self._made: set[Path] = set()
 
@@ -43,17 +47,11 @@ class Ground:
         self._made_folder = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            names = {entry.name for entry in self.path.iterdir()} - _OF_THE_FILE_SYSTEM
         except OSError as error:
             raise as_fault(error, str(self.path)) from None
-        foreign = sorted(name for name in names if name != _MARKER and not _TREE.fullmatch(name))
-        if foreign or (names and _MARKER not in names):
-            shown = ", ".join((foreign or sorted(names))[:3])
-            raise PreconditionFailed(
-                f"{self.path} is not empty: it holds {len(foreign or names):,} entries of others ({shown}{', ...' if len(names) > 3 else ''})",
-                where=str(self.path),
-                hint=f"name an empty folder, or a new one in it: {self.path}/bench",
-            )
+        names = entries_of(self.path)
+        foreign = {name for name in names if name != _MARKER and not _TREE.fullmatch(name)}
+        _refuse(self.path, foreign or (names if _MARKER not in names else set()))
         return self
 
     def __exit__(self, kind: object, _error: object, _trace: object) -> None:
@@ -83,7 +81,7 @@ class Ground:
                     hint="read it with --phases read,stat, or delete it with --phases delete and the same sizes",
                 )
             try:
-                (self.path / _MARKER).write_text(json.dumps({"schema_version": 1, "made_by": "penstock bench storage"}))
+                (self.path / _MARKER).write_text(_mark(self._session))
                 tree.mkdir()
             except OSError as error:
                 raise as_fault(error, str(tree)) from None
@@ -101,3 +99,52 @@ class Ground:
         with suppress(OSError):
             tree.rmdir()
         self._made.discard(tree)
+
+
+def _mark(session: str) -> str:
+    return json.dumps({"schema_version": 1, "made_by": "penstock bench storage", "session": session})
+
+
+def entries_of(path: Path, *, ours: re.Pattern[str] | None = None) -> set[str]:
+    """What a folder holds beside what every file system does.
+
+    Args:
+        ours: Names that may be there; any other is refused.
+    Raises:
+        PreconditionFailed: It holds what is not ours.
+        Denied, SystemFault: It cannot be looked at.
+    """
+    try:
+        names = {entry.name for entry in path.iterdir()} - _OF_THE_FILE_SYSTEM
+    except OSError as error:
+        raise as_fault(error, str(path)) from None
+    if ours is not None:
+        _refuse(path, {name for name in names if not ours.fullmatch(name)})
+    return names
+
+
+def _refuse(path: Path, foreign: set[str]) -> None:
+    if foreign:
+        shown = ", ".join(sorted(foreign)[:3])
+        raise PreconditionFailed(
+            f"{path} is not empty: it holds {len(foreign):,} entries of others ({shown}{', ...' if len(foreign) > 3 else ''})",
+            where=str(path),
+            hint=f"name an empty folder, or a new one in it: {path}/bench",
+        )
+
+
+def sweep(path: Path, session: str) -> bool:
+    """Removes what a run of that session left in a folder, and the folder; whether it had left anything."""
+    marker = path / _MARKER
+    try:
+        if marker.read_text() != _mark(session):
+            return False
+    except OSError:
+        return False
+    for entry in path.iterdir():
+        if _TREE.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
+    with suppress(OSError):
+        marker.unlink()
+        path.rmdir()
+    return True

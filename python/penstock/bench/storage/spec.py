@@ -73,8 +73,8 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
     start_at_s: float | None = None
     repeats: int = 1
 
-    def native(self, path: Path, point: Point, phase: str) -> dict[str, Any]:
-        """One phase as the core takes it."""
+    def native(self, path: Path, point: Point, phase: str, start_at_s: float | None) -> dict[str, Any]:
+        """One phase as the core takes it, to begin at that moment of this host's clock."""
         is_data = phase in {"write", "read"}
         return {
             "path": str(path),
@@ -97,7 +97,7 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
             "rate": self.rate_per_s,
             "seed": self.seed,
             "write_shared": self.overwrite_device,
-            "start_at_s": self.start_at_s,
+            "start_at_s": start_at_s,
         }
 
     def plain(self, points: tuple[Point, ...]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-from penstock.cli.bench.output import deliver, outputs
+from penstock.cli.bench.hosts import measured, on_hosts
+from penstock.cli.bench.load import load_of, loads
+from penstock.cli.bench.output import outputs
 from penstock.cli.parameters import BYTES, SECONDS, Several
 
 __all__ = ["command"]
@@ -56,37 +58,11 @@ _OPERATIONS = "put,get,range,list,head,delete"
     metavar="TIME",
     help="Begin the workers one after the other; shown as a series.",
 )
-@click.option(
-    "--time-limit", type=SECONDS, metavar="TIME", help="End each stretch after so long.  [default: each object once]"
-)
+@loads("workers", "End each stretch after so long.  [default: each object once]")
 @click.option("--request-limit", type=int, metavar="N", help="End it after so many requests.")
 @click.option(
     "--until-stable", is_flag=True, help="End it when the last 7 of 25 samples lie within 7.5 % of each other."
 )
-@click.option(
-    "--arrivals",
-    type=click.Choice(["closed", "constant", "poisson"]),
-    default="closed",
-    show_default=True,
-    help="Closed: the next begins when one ends. Else at --rate, and latency counts from the intended start.",
-)
-@click.option("--rate", type=float, metavar="N", help="Of an open loop: requests a second, of all workers.")
-@click.option(
-    "--verify",
-    "salt",
-    type=int,
-    metavar="SALT",
-    help="Write content that SALT names, and hold what is read against it.",
-)
-@click.option(
-    "--compressible",
-    type=click.IntRange(0, 100),
-    default=0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Of the content.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of choices, orders, arrivals and content.")
 @click.option(
     "--attempt-limit",
     type=SECONDS,
@@ -109,14 +85,17 @@ _OPERATIONS = "put,get,range,list,head,delete"
     is_flag=True,
     help="Read what others keep below URL. Else objects are made in a folder of our own, and only those are touched.",
 )
+@on_hosts
 @outputs
 def command(url: str, **given: Any) -> None:
     """Measure the store of URL: s3://, az://, gs://, hdfs://, http(s):// or a folder.
 
-    Objects are made below URL in a folder named penstock-bench-..., and deleted at the end, also after Ctrl-C.
+    Objects are made below URL in a folder named penstock-bench-..., and deleted at the end, also after Ctrl-C. With
+    --nodes or another --launcher than `local`, every node does all of it at once, in a folder of its own.
     """
+    from penstock.bench.hosts.orders import Objects
     from penstock.bench.objects import ObjectBench, ObjectPoint, parse_mix, run
-    from penstock.cli.bench.table import Table
+    from penstock.stage.job import absolute
 
     default = ("get",) if given["existing"] else ("put", "get", "head", "list", "delete")
     bench = ObjectBench(
@@ -126,23 +105,18 @@ def command(url: str, **given: Any) -> None:
         objects=given["objects"],
         prefixes=given["prefixes"],
         ramp_s=given["ramp"],
-        time_limit_s=given["time_limit"],
         request_limit=given["request_limit"],
         until_stable=given["until_stable"],
-        arrivals=given["arrivals"],
-        rate_per_s=given["rate"],
-        salt=given["salt"],
-        compressible=given["compressible"],
-        seed=given["seed"],
         attempt_limit_s=given["attempt_limit"],
         give_up_after_s=given["give_up_after"],
         list_keys=given["list_keys"],
         existing=given["existing"],
+        **load_of(given),
     )
     points = tuple(
         ObjectPoint(object_size_bytes=size, concurrency=count)
         for size in (given["size"] if not given["existing"] else given["size"][:1])
         for count in given["concurrency"]
     )
-    table = Table(silent=given["as_json"])
-    deliver(run(url, bench, points, told=table.row, look=table.look), bench.plain(points), table, given)
+    work = Objects(url=absolute(url), bench=bench, points=points)
+    measured(work, lambda hooks: run(url, bench, points, hooks), bench.plain(points), given)

@@ -11,6 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.bench.results import Provenance
     from penstock.bench.rows import Row
     from penstock.cli.bench.table import Table
 
@@ -43,8 +44,10 @@ def outputs(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def deliver(rows: list[Row], spec: dict[str, Any], table: Table, given: dict[str, Any]) -> None:
-    """To the folder, the CSV and the screen, as the options of `outputs` ask."""
+def deliver(
+    rows: list[Row], spec: dict[str, Any], table: Table, given: dict[str, Any], *, machine: Provenance | None = None
+) -> None:
+    """To the folder, the CSV and the screen, as the options of `outputs` ask. `machine` is another one that measured."""
     import msgspec
 
     from penstock.bench.results import provenance
@@ -52,7 +55,7 @@ def deliver(rows: list[Row], spec: dict[str, Any], table: Table, given: dict[str
     from penstock.bench.verdict import classify
 
     rows = [msgspec.structs.replace(row, label=given["label"]) for row in rows]
-    verdict, machine = classify(rows), provenance()
+    verdict, machine = classify(rows), machine or provenance()
     if given["output"] is not None:
         write_results(given["output"], rows, spec=spec, provenance=machine)
     if given["csv_file"] is not None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.bench.output import deliver, outputs
-from penstock.cli.parameters import BYTES, SECONDS, Several
+from penstock.cli.bench.hosts import is_many, measured, on_hosts
+from penstock.cli.bench.load import load_of, loads
+from penstock.cli.bench.output import outputs
+from penstock.cli.parameters import BYTES, Several
 
 if TYPE_CHECKING:
     from penstock.bench.storage import Point
@@ -82,58 +84,39 @@ _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
     "--fsync/--no-fsync", default=True, show_default=True, help="A file counts as written when it is durable."
 )
 @click.option("--drop-caches/--keep-caches", default=True, show_default=True, help="Before each phase; needs root.")
-@click.option(
-    "--verify",
-    "salt",
-    type=int,
-    metavar="SALT",
-    help="Write content that SALT names, and hold what is read against it.",
-)
-@click.option(
-    "--compressible",
-    type=click.IntRange(0, 100),
-    default=0,
-    show_default=True,
-    metavar="PERCENT",
-    help="Of the content.",
-)
-@click.option("--time-limit", type=SECONDS, metavar="TIME", help="End each phase after so long.")
+@loads("threads", "End each phase after so long.")
 @click.option("--io-limit", type=int, metavar="N", help="End a thread after N reads or writes.")
 @click.option("--repeat-io", is_flag=True, help="Read or write again from the first file until a limit ends the phase.")
 @click.option(
-    "--arrivals",
-    type=click.Choice(["closed", "constant", "poisson"]),
-    default="closed",
-    show_default=True,
-    help="Closed: the next begins when one ends. Else at --rate, and latency counts from the intended start.",
-)
-@click.option("--rate", type=float, metavar="N", help="Of an open loop: requests a second, of all threads.")
-@click.option(
     "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Measure each point so often."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of orders, arrivals and content.")
 @click.option("--overwrite-device", is_flag=True, help="Let the write phase destroy what is on PATH, a device or file.")
 @click.option(
     "--start-at", type=float, metavar="UNIX_S", help="Begin at this moment, on which hosts agreed; one point and phase."
 )
+@on_hosts
 @outputs
 def command(path: Path, **given: Any) -> None:
     """Measure PATH: a folder (empty, or new), a file, or a whole block device, which is read only unless told.
 
     Every phase begins with cold caches where that can be had, ends when the slowest thread ends, and says when the first
     one did. Files are made, fsynced, read and deleted in PATH; a run that fails or is stopped leaves none behind.
+
+    With --nodes or another --launcher than `local`, every node does all of it at once: phases begin together, each node
+    has a folder of its own in PATH (which they may share; {node} in it is the node's name), and rows are of all nodes.
     """
+    from penstock.bench.hosts.orders import Storage
     from penstock.bench.storage import run
-    from penstock.cli.bench.table import Table
 
     bench, points = _asked(path, given)
-    table = Table(silent=given["as_json"])
     for point in points:
         if point.of_files is not None:
-            table.say(
-                f"{point.threads} threads x {point.files:,} files of {point.file_size_bytes:,} bytes; the sweep has {point.of_files:,}"
+            click.echo(
+                f"{point.threads} threads x {point.files:,} files of {point.file_size_bytes:,} bytes; the sweep has {point.of_files:,}",
+                err=True,
             )
-    deliver(run(path, bench, points, told=table.row, look=table.look), bench.plain(points), table, given)
+    work = Storage(path=str(path.absolute()), bench=bench, points=points)
+    measured(work, lambda hooks: run(path, bench, points, hooks), bench.plain(points), given)
 
 
 def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
@@ -147,7 +130,8 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
     kind = kind_of(path)
     if given["sweep"]:
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
-        room = min(int(shutil.disk_usage(there).free * _ROOM_SHARE), _ROOM_BYTES)
+        # What other hosts have free is theirs to say, and to refuse by.
+        room = _ROOM_BYTES if is_many(given) else min(int(shutil.disk_usage(there).free * _ROOM_SHARE), _ROOM_BYTES)
         if given["scale"] is not None and not 0 < given["scale"] <= 1:
             raise ConfigError(f"scale: {given['scale']} is not above 0 and at most 1", where="--scale")
         points = SWEEPS[given["sweep"]](scale=given["scale"], room_bytes=room)
@@ -174,18 +158,15 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
         direct=given["direct"],
         fsync=given["fsync"],
         drop_caches=given["drop_caches"],
-        salt=given["salt"],
-        compressible=given["compressible"],
-        time_limit_s=given["time_limit"],
         io_limit=given["io_limit"],
         repeat_io=given["repeat_io"],
-        arrivals=given["arrivals"],
-        rate_per_s=given["rate"],
-        seed=given["seed"],
         overwrite_device=given["overwrite_device"],
         start_at_s=given["start_at"],
         repeats=given["repeats"],
+        **load_of(given),
     )
+    if bench.start_at_s is not None and is_many(given):
+        raise ConfigError("start-at: hosts of one bench agree on their starts by themselves", where="--start-at")
     if bench.start_at_s is not None and len(points) * len(bench.phases) * bench.repeats > 1:
         raise ConfigError("start-at: an agreed start is one phase's; give one point and one phase", where="--start-at")
     return bench, points

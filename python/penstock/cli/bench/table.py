@@ -47,17 +47,13 @@ class Table:
     def say(self, text: str) -> None:
         click.echo(text, err=True)
 
-    def look(self, phase: str, point: object, done: tuple[int, int, int]) -> None:
+    def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
         """One line that is written over, where somebody watches."""
         if not sys.stderr.isatty():
             return
         entries, ios, moved = done
-        threads = getattr(point, "threads", 1)
-        click.echo(
-            f"\r\x1b[K{phase} by {threads}: {entries:,} files, {ios:,} requests, {format_bytes(moved)}",
-            nl=False,
-            err=True,
-        )
+        told = f"{phase} by {workers}: {entries:,} files, {ios:,} requests, {format_bytes(moved)}"
+        click.echo(f"\r\x1b[K{told}", nl=False, err=True)
         self._has_bar = True
 
     def _clear(self) -> None:
@@ -98,6 +94,14 @@ class Table:
             self._note(f"caches {row.cache.state}: {row.cache.how}")
         if row.raw.get("durable", "fsync") != "fsync":
             self._note(f"written, {row.raw['durable']}")
+
+    def hosts(self, count: int, clock_skew_s: float, rows: list[Row]) -> None:
+        """How well several hosts began together."""
+        starts = max((float(row.raw.get("start_skew_s", 0)) for row in rows), default=0.0)
+        self.say(
+            f"{count} hosts: phases began within {format_seconds(starts)} of each other at worst; clocks differ by up to"
+            f" {format_seconds(clock_skew_s)}, and starts are corrected by that"
+        )
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One bench on all nodes of a cluster, from the machine that its user sits at."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.bench.hosts.orders import Objects, Orders, Storage
+from penstock.bench.results import Provenance
+from penstock.bench.rows import Row
+from penstock.cluster import check
+from penstock.cluster.faults import told
+from penstock.errors import Bug, ConfigError, PenstockError, of_code
+from penstock.stage.job import variables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.bench.phases import Hooks
+    from penstock.cluster import Cluster
+    from penstock.protocols import Exit
+
+__all__ = ["Fleet"]
+
+_PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+_SWEEP_S = 60.0
+# Beyond the first: with more hosts than this, folders' numbers would not sort.
+_MOST_HOSTS = 10_000
+
+
+class Fleet:
+    """A cluster's nodes as hosts of one bench. What it makes on them is gone afterwards, also after an error."""
+
+    def __init__(self, cluster: Cluster, *, python: str = "", max_skew_s: float = 1.0, deadline_s: float) -> None:
+        """`python` is the interpreter that has Penstock on the nodes; else this one's path.
+
+        Raises:
+            ConfigError: Bounds or nodes that cannot be.
+        """
+        if max_skew_s <= 0:
+            raise ConfigError(f"max-skew: {max_skew_s:g} s: no two clocks are the same", where="--max-skew")
+        if len(cluster.nodes) > _MOST_HOSTS:
+            raise ConfigError(f"{len(cluster.nodes):,} hosts are more than {_MOST_HOSTS:,}", where="--nodes")
+        self._cluster = cluster
+        self._python = python or sys.executable
+        self._max_skew_s = max_skew_s
+        self._deadline_s = deadline_s
+        self.clock_skew_s = 0.0
+        """The largest difference to the first node's clock; starts are corrected by it."""
+
+    def run(self, work: Storage | Objects, hooks: Hooks) -> tuple[list[Row], Provenance]:
+        """Measures on all nodes at once; the rows of all as one each, and the first node's provenance.
+
+        Raises:
+            PenstockError: The first trouble that a node had, by its name; all others have ended by then, and what was
+                made is gone, or a note says where it may be left.
+        """
+        orders = self._orders(work)
+        heard = _Heard(hooks)
+        try:
+            exits = self._launch(orders, heard)
+        except BaseException:
+            self._sweep(orders, [])
+            raise
+        self.clock_skew_s = heard.clock_skew_s
+        if heard.fault is None and heard.is_done and heard.machine is not None and all(e.code == 0 for e in exits):
+            return heard.rows, heard.machine
+        error = heard.fault or _trouble(exits)
+        for note in self._sweep(orders, exits):
+            error.add_note(note)
+        raise error
+
+    def _orders(self, work: Storage | Objects) -> Orders:
+        asked = self._cluster.run_on_leader([self._python, "-c", _PORT], deadline_s=_SWEEP_S)
+        check([asked], "bench")
+        return Orders(
+            verb="run",
+            session=secrets.token_hex(4),
+            token=secrets.token_hex(16),
+            nodes=tuple(node.name for node in self._cluster.nodes),
+            address=self._cluster.leader.address,
+            port=int(asked.out),
+            max_skew_s=self._max_skew_s,
+            work=work,
+        )
+
+    def _launch(self, orders: Orders, heard: _Heard | None = None, verb: Literal["run", "sweep"] = "run") -> list[Exit]:
+        return self._cluster.run(
+            [self._python, "-m", "penstock.bench.hosts.agent", "{rank}"],
+            deadline_s=self._deadline_s if verb == "run" else _SWEEP_S,
+            env=variables(),
+            stdin=msgspec.json.encode(msgspec.structs.replace(orders, verb=verb)),
+            hear=heard.line if heard else None,
+            fills=True,
+        )
+
+    def _sweep(self, orders: Orders, exits: Sequence[Exit]) -> list[str]:
+        """What hosts left that could not clean up after themselves is removed by those that answer; where none did, in words."""
+        swept: list[Exit] = []
+        with suppress(PenstockError):
+            swept = self._launch(orders, verb="sweep")
+        answered = {ended.node for ended in swept if ended.code == 0}
+        lost = sorted({ended.node for ended in exits} - answered)
+        place = orders.work.path if isinstance(orders.work, Storage) else orders.work.url
+        return [f"what {node} had made below {place} may be left: it does not answer" for node in lost]
+
+
+class _Heard:
+    """What the leader has said so far."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._turn = threading.Lock()
+        self.rows: list[Row] = []
+        self.machine: Provenance | None = None
+        self.fault: PenstockError | None = None
+        self.is_done = False
+        self.clock_skew_s = 0.0
+
+    def line(self, _node: str, rank: int, stream: str, line: bytes) -> None:
+        """A line of any host; only the leader's own are messages."""
+        if rank != 0 or stream != "out" or not line.startswith(b"{"):
+            return
+        message: dict[str, Any] = json.loads(line)
+        with self._turn:
+            match message:
+                case {"row": row}:
+                    self.rows.append(msgspec.convert(row, Row))
+                    self._hooks.told(self.rows[-1])
+                case {"look": [name, workers, [a, b, c]]}:
+                    self._hooks.look(name, workers, (a, b, c))
+                case {"machine": machine}:
+                    self.machine = msgspec.convert(machine, Provenance)
+                case {"clock_skew_s": float(skew)}:
+                    self.clock_skew_s = skew
+                case {"fault": str(code), "text": str(text)}:
+                    self.fault = of_code(code, text, hint=message.get("hint"))
+                case {"done": True}:
+                    self.is_done = True
+
+
+def _trouble(exits: Sequence[Exit]) -> PenstockError:
+    """The error behind exits of which the leader could not tell."""
+    try:
+        check(exits, f"bench on {len(exits)} hosts")
+    except PenstockError as error:
+        return error
+    return Bug(f"the bench on {len(exits)} hosts ended without a word: {told(exits[0])}")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first host's other half: it compares the clocks of all hosts, lets each phase begin on all, and merges their rows.
+
+Owns the end of a bench that cannot go on: one host's trouble, or its silence, is told once and calls all others off.
+"""
+
+from __future__ import annotations
+
+import hmac
+import queue
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock import _native
+from penstock.bench.hosts.merge import merge
+from penstock.bench.hosts.wire import Wire
+from penstock.bench.rows import Row
+from penstock.errors import ConfigError, Corrupt, PenstockError, RankFailed, SystemFault, Unreachable, of_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.bench.hosts.orders import Orders
+
+__all__ = ["Leader"]
+
+_JOIN_S = 60.0
+# Questions for a host's time; the quickest answer says most.
+_ASKED = 16
+# From the word to begin until the moment itself: the word must be everywhere by then.
+_LEAD_S = 0.25
+
+
+class Leader:
+    """One bench. `say` is given everything that the user's machine is to hear, as plain values."""
+
+    def __init__(self, orders: Orders, say: Callable[[dict[str, Any]], None]) -> None:
+        """Listens.
+
+        Raises:
+            SystemFault: Another program has the port.
+        """
+        self._orders = orders
+        self._say = say
+        self._events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+        self._members: dict[int, Wire] = {}
+        self._offsets: dict[int, float] = {}
+        self._rows: dict[int, list[dict[str, Any]]] = {}
+        try:
+            self._listener = socket.create_server((orders.address, orders.port), backlog=1024)
+        except OSError as error:
+            raise SystemFault(f"{orders.address}:{orders.port} cannot be listened at: {error.strerror}") from None
+        self._thread = threading.Thread(target=self._lead, name="penstock-leader", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Waits until all has been said."""
+        self._thread.join(_JOIN_S)
+        self._listener.close()
+
+    def _lead(self) -> None:
+        try:
+            self._join()
+            self._phases()
+            self._say({"done": True})
+        except PenstockError as error:
+            self._say({"fault": error.code, "text": str(error), "hint": error.hint})
+            for wire in self._members.values():
+                with suppress(OSError):
+                    wire.send({"abort": str(error)})
+        finally:
+            for wire in self._members.values():
+                wire.close()
+
+    # ------------------------------------------------------------ joining
+
+    def _join(self) -> None:
+        wanted = len(self._orders.nodes)
+        until = time.monotonic() + _JOIN_S
+        while len(self._members) < wanted:
+            self._listener.settimeout(max(0.001, until - time.monotonic()))
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                missing = [name for rank, name in enumerate(self._orders.nodes) if rank not in self._members]
+                raise Unreachable(
+                    f"{missing[0]} has not joined within {_JOIN_S:g} s"
+                    f"{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}",
+                    hint="hosts of a bench reach the first one at its own address; see --on",
+                ) from None
+            self._welcome(Wire(connection))
+        for rank, wire in self._members.items():
+            wire.limit(None)
+            wire.send({"joined": True})
+            threading.Thread(target=self._hear, args=(rank, wire), name=f"penstock-leader-{rank}", daemon=True).start()
+        self._say({"joined": wanted, "clock_skew_s": max(abs(offset) for offset in self._offsets.values())})
+
+    def _welcome(self, wire: Wire) -> None:
+        wire.limit(5.0)
+        try:
+            hello = wire.receive() or {}
+        except (OSError, PenstockError):
+            hello = {}
+        rank = hello.get("rank")
+        is_ours = hmac.compare_digest(str(hello.get("token", "")), self._orders.token)
+        if not is_ours or not isinstance(rank, int) or not 0 <= rank < len(self._orders.nodes):
+            wire.close()  # a stranger is no reason to end
+            return
+        if rank in self._members:
+            raise ConfigError(f"{self._name(rank)} has joined twice")
+        self._members[rank] = wire
+        if hello.get("version") != _native.__version__:
+            raise ConfigError(
+                f"{self._name(rank)} has penstock {hello.get('version')}, and {self._name(0)} has {_native.__version__}",
+                hint="one bench wants one version everywhere",
+            )
+        offset, doubt = self._clock(rank, wire)
+        if abs(offset) - doubt > self._orders.max_skew_s:
+            raise SystemFault(
+                f"{self._name(rank)}: its clock is {offset:+.3f} s from that of {self._name(0)}, and"
+                f" {self._orders.max_skew_s:g} s are allowed",
+                hint="set the clocks by one source (chrony, ntpd); --max-skew allows more",
+            )
+        self._offsets[rank] = offset
+
+    def _clock(self, rank: int, wire: Wire) -> tuple[float, float]:
+        """A host's clock against ours, and how far off that may be, in seconds."""
+        best, found = float("inf"), 0.0
+        for _ in range(_ASKED):
+            asked = time.time()
+            try:
+                wire.send({"clock": asked})
+                told = (wire.receive() or {}).get("clock")
+            except OSError as error:
+                raise Unreachable(f"{self._name(rank)} went away as its clock was compared: {error}") from None
+            took = time.time() - asked
+            if not isinstance(told, float):
+                raise Corrupt(f"{self._name(rank)}: its clock says {told!r}")
+            if took < best:
+                best, found = took, told - (asked + took / 2)
+        return found, best / 2
+
+    # ------------------------------------------------------------ phases
+
+    def _hear(self, rank: int, wire: Wire) -> None:
+        while True:
+            try:
+                message = wire.receive()
+            except (OSError, PenstockError):
+                message = None
+            self._events.put((rank, message))
+            if message is None:
+                return
+
+    def _phases(self) -> None:
+        everyone = set(self._members)
+        ready: dict[int, int] = {}
+        done: set[int] = set()
+        seen: dict[int, tuple[int, int, int]] = {}
+        phase = "joining"
+        while done != everyone:
+            rank, message = self._events.get()
+            match message:
+                case {"ready": int(at), "phase": str(phase)}:
+                    ready[rank] = at
+                    if len(ready) == len(everyone):
+                        if len(set(ready.values())) > 1 or done:
+                            raise RankFailed(
+                                "hosts have come apart: they are at different phases", where=self._name(rank)
+                            )
+                        ready.clear()
+                        seen.clear()
+                        self._flush()
+                        self._begin()
+                case {"row": dict(row), "of": int(at)}:
+                    self._rows.setdefault(at, []).append({"rank": rank, "row": row})
+                case {"look": [str(name), int(workers), [int(a), int(b), int(c)]]}:
+                    seen[rank] = (a, b, c)
+                    total = [sum(column) for column in zip(*seen.values(), strict=True)]
+                    self._say({"look": [name, workers * len(everyone), total]})
+                case {"done": True}:
+                    done.add(rank)
+                case {"fault": str(code), "text": str(text), "hint": hint}:
+                    raise of_code(code, f"{self._name(rank)}: {text}", hint=hint, where=self._name(rank))
+                case None if rank not in done:
+                    raise RankFailed(
+                        f"{self._name(rank)} went away during {phase}; the bench is ended on all {len(everyone)} hosts",
+                        rank=rank,
+                        where=self._name(rank),
+                    )
+                case None:
+                    pass
+                case _:
+                    raise Corrupt(f"{self._name(rank)} says what nobody says: {str(message)[:100]}")
+        self._flush()
+
+    def _begin(self) -> None:
+        moment = time.time() + _LEAD_S
+        for rank, wire in self._members.items():
+            with suppress(OSError):  # its silence is heard in its turn
+                wire.send({"start": moment + self._offsets[rank]})
+
+    def _flush(self) -> None:
+        """Rows of the phases that are over, each merged over all hosts, in the order of the first host that has them."""
+        for of in sorted(self._rows):
+            found: dict[tuple[str, str], list[Row]] = {}
+            for each in self._rows[of]:
+                row = msgspec.convert(each["row"], Row)
+                found.setdefault((row.operation, row.raw.get("request", "")), []).append(row)
+            for rows in found.values():
+                late = [float(row.raw.get("start_late_s", 0.0)) for row in rows]
+                self._say({"row": msgspec.to_builtins(merge(rows, late))})
+        self._rows.clear()
+
+    def _name(self, rank: int) -> str:
+        return self._orders.nodes[rank]

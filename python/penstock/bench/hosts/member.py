@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host's end of a bench on many: it joins the leader, begins phases when told to, and hands over its rows."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock import _native
+from penstock.bench.hosts.wire import Wire
+from penstock.errors import PenstockError, RankFailed, Unreachable
+
+if TYPE_CHECKING:
+    from penstock.bench.hosts.orders import Orders
+    from penstock.bench.rows import Row
+
+__all__ = ["Member"]
+
+_JOIN_S = 60.0
+_RETRY_S = 0.1
+_TELL_S = 0.5
+
+
+class Member:
+    """Its methods are the hooks of a bench (`penstock.bench.phases.Hooks`)."""
+
+    def __init__(self, orders: Orders, rank: int) -> None:
+        """Joins.
+
+        Raises:
+            Unreachable: The leader does not answer.
+            RankFailed: The leader has refused this host, or another.
+        """
+        self._rank = rank
+        self._wire = Wire(_connected(orders.address, orders.port))
+        self._starts: queue.Queue[float | None] = queue.Queue()
+        self._aborted: str | None = None
+        self._is_over = threading.Event()
+        self._told_at = 0.0
+        self._phase = -1
+        self._wire.limit(_JOIN_S)
+        self._wire.send({"token": orders.token, "rank": rank, "version": _native.__version__})
+        self._clock()
+        self._wire.limit(None)
+        threading.Thread(target=self._hear, name="penstock-member", daemon=True).start()
+
+    def _clock(self) -> None:
+        """Answers the leader's questions for the time until it is through."""
+        while True:
+            try:
+                message = self._wire.receive()
+            except OSError as error:
+                raise Unreachable(f"the first host does not answer: {error}") from None
+            match message:
+                case {"clock": _}:
+                    self._wire.send({"clock": time.time()})
+                case {"joined": _}:
+                    return
+                case {"abort": str(why)}:
+                    raise RankFailed(why)
+                case _:
+                    raise RankFailed("the first host went away as hosts were joining")
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                message = self._wire.receive()
+            except (OSError, PenstockError):
+                message = None
+            match message:
+                case {"start": float(moment)}:
+                    self._starts.put(moment)
+                case {"abort": str(why)}:
+                    self._aborted = why
+                    self._starts.put(None)
+                case _:
+                    self._aborted = self._aborted or "the first host went away"
+                    self._starts.put(None)
+                    self._is_over.set()
+                    return
+
+    def check(self) -> None:
+        """Raises RankFailed where the leader has called the bench off."""
+        if self._aborted is not None:
+            raise RankFailed(self._aborted)
+
+    def start(self, phase: str) -> float:
+        """Waits until all hosts are ready; the agreed moment, by this host's clock."""
+        self.check()
+        self._phase += 1
+        self._wire.send({"ready": self._phase, "phase": phase})
+        moment = self._starts.get()
+        self.check()
+        assert moment is not None
+        return moment
+
+    def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
+        """Tells how far this host is, now and then."""
+        self.check()
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_S:
+            self._told_at = now
+            self._wire.send({"look": [phase, workers, list(done)]})
+
+    def told(self, row: Row) -> None:
+        """Hands a row over."""
+        self.check()
+        self._wire.send({"row": msgspec.to_builtins(row), "of": self._phase})
+
+    def done(self) -> None:
+        """Nothing is left to do, and nothing was left behind. Returns when that is so on all hosts."""
+        with suppress(OSError):
+            self._wire.send({"done": True})
+            self._is_over.wait()
+
+    def failed(self, error: PenstockError) -> None:
+        """Tells the leader why this host cannot go on, where it still listens."""
+        if self._aborted is None:
+            with suppress(OSError):
+                self._wire.send({"fault": error.code, "text": str(error), "hint": error.hint})
+
+    def close(self) -> None:
+        """Leaves."""
+        self._wire.close()
+
+
+def _connected(address: str, port: int) -> socket.socket:
+    until = time.monotonic() + _JOIN_S
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=5)
+        except OSError as error:
+            if time.monotonic() > until:
+                raise Unreachable(f"the first host at {address}:{port} does not answer: {error}") from None
+            time.sleep(_RETRY_S)

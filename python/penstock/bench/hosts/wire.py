@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON lines between an agent and the leader, over one connection. Knows no message."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+from penstock.errors import Corrupt
+
+__all__ = ["Wire"]
+
+# A row with its histograms and its series is some hundred kilobytes.
+_MOST_BYTES = 64 << 20
+# A host that is gone without a word is missed after so long: idle + interval x probes.
+_IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
+
+
+class Wire:
+    """One connection. `send` may be called from any thread, `receive` from one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (_IDLE_S + _INTERVAL_S * _PROBES))
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+        self._turn = threading.Lock()
+
+    def limit(self, seconds: float | None) -> None:
+        """How long `receive` waits; None is for ever."""
+        self._connection.settimeout(seconds)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """One message.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        line = json.dumps(message).encode() + b"\n"
+        with self._turn:
+            self._connection.sendall(line)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None at the connection's end.
+
+        Raises:
+            Corrupt: What came is no message.
+            OSError: The connection broke, or the limit has passed.
+        """
+        line = self._lines.readline(_MOST_BYTES)
+        if not line.endswith(b"\n"):
+            return None
+        try:
+            message = json.loads(line)
+        except ValueError as error:
+            raise Corrupt(f"what came from another host is no message: {error}") from None
+        if not isinstance(message, dict):
+            raise Corrupt("what came from another host is no message")
+        return message
+
+    def close(self) -> None:
+        """Ends it for both; safe twice."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A phase of the core from its start to its row, for every bench that has phases.
+
+Owns the loop over points and phases, and what all reports say alike. Knows neither files nor objects.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from penstock import _native
+from penstock.bench.rows import End, Row, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Hooks", "Phase", "collect", "end_of", "facts_of", "raw_of", "report_of", "series_of"]
+
+_LOOK_S = 0.1
+_Point = TypeVar("_Point")
+
+
+class Phase(Protocol):
+    """What the core gives for a phase that it has begun."""
+
+    def progress(self) -> tuple[int, int, int]: ...
+    def wait(self, timeout_s: float) -> str | None: ...
+    def cancel(self) -> None: ...
+
+
+def _at_once(_what: str) -> float | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Who watches a bench, and who says when a phase begins.
+
+    Attributes:
+        told: Called with each row as soon as there is one.
+        look: Called ten times a second with the phase, its workers, and three counts of what is done so far (files or
+            requests, reads or writes, bytes). What it raises ends the phase.
+        start: Called when a phase is ready to begin, with its name; the moment to begin at, in seconds since the Unix
+            epoch by this host's clock, or None for at once.
+    """
+
+    told: Callable[[Row], None] = lambda _row: None
+    look: Callable[[str, int, tuple[int, int, int]], None] = lambda _name, _workers, _done: None
+    start: Callable[[str], float | None] = _at_once
+
+
+def collect(points: Iterable[_Point], rows_of: Callable[[_Point], Iterator[Row]], hooks: Hooks) -> list[Row]:
+    """The rows of every point, one after the other, each told as soon as it is there."""
+    rows: list[Row] = []
+    for point in points:
+        for row in rows_of(point):
+            rows.append(row)
+            hooks.told(row)
+    return rows
+
+
+def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks) -> dict[str, Any]:
+    """Begins a phase in its time and waits for its report; whatever interrupts that ends the phase.
+
+    Returns:
+        The core's report, with `start_late_s` where a moment was agreed on: a host that is late begins at once.
+    """
+    agreed = hooks.start(name)
+    while agreed is not None and (left := agreed - time.time()) > 0:
+        hooks.look(name, workers, (0, 0, 0))
+        time.sleep(min(left, _LOOK_S))
+    phase = begin()
+    try:
+        while (report := phase.wait(_LOOK_S)) is None:
+            hooks.look(name, workers, phase.progress())
+    except BaseException:
+        phase.cancel()
+        raise
+    found: dict[str, Any] = json.loads(report)
+    if agreed is not None:
+        found["start_late_s"] = found["started_s"] - agreed
+    return found
+
+
+def end_of(
+    seconds: float, cpu_percent: float | None, *, entries: int | None, ios: int | None, moved: int | None
+) -> End:
+    """One of a phase's two ends; None is what the phase does not count."""
+
+    def rate(count: int | None) -> float | None:
+        return count / seconds if count is not None and seconds > 0 else None
+
+    return End(
+        time_s=seconds,
+        entries=entries,
+        ios=ios,
+        bytes=moved,
+        entries_per_s=rate(entries),
+        ios_per_s=rate(ios),
+        bytes_per_s=rate(moved),
+        cpu=cpu_percent / 100 if cpu_percent is not None else None,
+    )
+
+
+def series_of(samples: list[dict[str, Any]], *, entries: str, ios: str | None = None) -> tuple[Sample, ...]:
+    """Sums since the start as rates of each interval. `entries` and `ios` are the core's names of what is counted."""
+    made, before = [], {"t_s": 0.0, "bytes": 0, "throttles": 0, entries: 0, **({ios: 0} if ios else {})}
+    for sample in samples:
+        seconds = sample["t_s"] - before["t_s"]
+        made.append(
+            Sample(
+                at_s=sample["t_s"],
+                # Bytes of an attempt that came to nothing are taken back.
+                bytes_per_s=max(0, sample["bytes"] - before["bytes"]) / seconds,
+                entries_per_s=(sample[entries] - before[entries]) / seconds,
+                ios_per_s=(sample[ios] - before[ios]) / seconds if ios else None,
+                throttles=sample.get("throttles", 0) - before.get("throttles", 0),
+                workers=sample.get("workers"),
+            )
+        )
+        before = sample
+    return tuple(made)
+
+
+def facts_of(report: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a row that every report fills alike."""
+    return {
+        "open_loop_per_s": report["offered_per_s"],
+        "cpu_s": report["cpu"]["user_s"] + report["cpu"]["system_s"],
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(report["started_s"])),
+        "source": f"penstock {_native.__version__}",
+    }
+
+
+def raw_of(report: dict[str, Any]) -> dict[str, str]:
+    """What every report says that has no field in a row."""
+    raw: dict[str, str] = {}
+    if report["ended_by"]:
+        raw["ended_by"] = report["ended_by"]
+    if report.get("start_late_s") is not None:
+        raw["start_late_s"] = f"{report['start_late_s']:.6f}"
+    return raw

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of the benches that many hosts can run at once, and the run itself: here, or on a cluster's nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.bench.output import deliver
+from penstock.cli.cluster.options import opened, reaching
+from penstock.cli.parameters import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.bench.hosts.orders import Objects, Storage
+    from penstock.bench.phases import Hooks
+    from penstock.bench.rows import Row
+
+__all__ = ["is_many", "measured", "on_hosts"]
+
+
+def on_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--launcher, --nodes, --on, --set, --deadline, --max-skew and --node-python."""
+    for option in (
+        click.option("--node-python", default="", metavar="PATH", help="The interpreter that has Penstock on the nodes.  [default: this one's path]"),
+        click.option("--max-skew", type=SECONDS, default="1s", show_default=True, metavar="TIME", help="Of many hosts: clocks further apart are refused; what is less is corrected."),
+        reaching("2h"),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def is_many(given: dict[str, Any]) -> bool:
+    """Whether a cluster was named."""
+    return given["nodes"] is not None or bool(given["on"] or given["settings"]) or given["launcher"] != "local"
+
+
+def measured(
+    work: Storage | Objects, here: Callable[[Hooks], list[Row]], spec: dict[str, Any], given: dict[str, Any]
+) -> None:
+    """Runs a bench here, or on all nodes of the cluster that the flags name, and delivers its rows.
+
+    Args:
+        work: The bench as the nodes are told it.
+        here: Runs it on this machine.
+        spec: The bench as results hold it.
+    """
+    from penstock.bench.phases import Hooks
+    from penstock.cli.bench.table import Table
+
+    table = Table(silent=given["as_json"])
+    hooks = Hooks(told=table.row, look=table.look)
+    if not is_many(given):
+        deliver(here(hooks), spec, table, given)
+        return
+    from penstock.bench.hosts import Fleet
+
+    with opened(given["launcher"], given["nodes"], given["on"], given["settings"]) as cluster:
+        fleet = Fleet(cluster, python=given["node_python"], max_skew_s=given["max_skew"], deadline_s=given["deadline"])
+        rows, machine = fleet.run(work, hooks)
+        table.hosts(len(cluster.nodes), fleet.clock_skew_s, rows)
+        deliver(rows, {**spec, "hosts": len(cluster.nodes)}, table, given, machine=machine)

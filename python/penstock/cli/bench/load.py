@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of every bench that generates load itself: how long, how it arrives, and what the bytes are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.parameters import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["load_of", "loads"]
+
+# Flag's name in click -> field of the bench.
+_FIELDS = {
+    "time_limit": "time_limit_s",
+    "arrivals": "arrivals",
+    "rate": "rate_per_s",
+    "salt": "salt",
+    "compressible": "compressible",
+    "seed": "seed",
+}
+
+
+def loads(workers: str, time_limit: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--time-limit, --arrivals, --rate, --verify, --compressible and --seed.
+
+    Args:
+        workers: What the rate of an open loop is shared by.
+        time_limit: Help of --time-limit.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--seed", type=int, default=0, show_default=True, help="Of choices, orders, arrivals and content."),
+            click.option("--compressible", type=click.IntRange(0, 100), default=0, show_default=True, metavar="PERCENT", help="Of the content."),
+            click.option("--verify", "salt", type=int, metavar="SALT", help="Write content that SALT names, and hold what is read against it."),
+            click.option("--rate", type=float, metavar="N", help=f"Of an open loop: requests a second, of all {workers}."),
+            click.option("--arrivals", type=click.Choice(["closed", "constant", "poisson"]), default="closed", show_default=True, help="Closed: the next begins when one ends. Else at --rate, and latency counts from the intended start."),
+            click.option("--time-limit", type=SECONDS, metavar="TIME", help=time_limit),
+        ):  # fmt: skip
+            command = option(command)
+        return command
+
+    return add
+
+
+def load_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The bench's fields that the flags of `loads` fill."""
+    return {field: given[name] for name, field in _FIELDS.items()}

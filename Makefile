@@ -153,7 +153,7 @@ test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/hadoop-$(HADOOP) ## 
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-2 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-3 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
 
 .PHONY: setup-peers-stage
 setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us
@@ -260,10 +260,10 @@ $(STAMPS)/chromium: | $(STAMPS)
 		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
 	@touch $@
 
-LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps
-$(STAMPS)/launchers-2: | $(STAMPS)
-	@type mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep > /dev/null 2>&1 || { \
-		echo "set-up: Slurm, Open MPI, MPICH and sshd from Debian, to launch with (~20 s)"; \
+LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps charliecloud-runtime
+$(STAMPS)/launchers-3: | $(STAMPS)
+	@type mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run > /dev/null 2>&1 || { \
+		echo "set-up: Slurm, Open MPI, MPICH, sshd and Charliecloud from Debian, to launch with (~20 s)"; \
 		export DEBIAN_FRONTEND=noninteractive; \
 		install=($(SUDO) apt-get install -y -qq --no-install-recommends $(LAUNCHERS)); \
 		"$${install[@]}" > $(TOOLS)/apt-launchers.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt-launchers.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt-launchers.log 2>&1; } || { cat $(TOOLS)/apt-launchers.log; exit 1; }; }

@@ -7,6 +7,8 @@ A plug-in package names a factory under an entry point, and is found by the same
     mine = "mypackage:workload"          # called with no argument, returns a Workload
     [project.entry-points."penstock.launchers"]
     mine = "mypackage:launcher"          # called with (settings, environment), returns a Launcher
+    [project.entry-points."penstock.containers"]
+    mine = "mypackage:container"         # called with no argument, returns a Container
     [project.entry-points."penstock.engines"]
     mine = "mypackage:engine"            # called with (settings, environment), returns an Engine
 """
@@ -24,7 +26,9 @@ __all__ = [
     "Access",
     "Around",
     "Batch",
+    "Box",
     "Call",
+    "Container",
     "Demand",
     "Engine",
     "Exit",
@@ -239,6 +243,38 @@ class Call:
     def world(self) -> int:
         """The number of its ranks."""
         return len(self.on) * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Box:
+    """A container as a job asks for it.
+
+    Attributes:
+        image: As the runtime names it: a file, a folder, or a name in a registry.
+        binds: `SRC:DST` or `SRC:DST:ro`: folders of the node, and where ranks see them.
+        env: Names of variables that ranks are to get beside those of their launcher.
+        has_gpus: The node's GPUs are shown.
+        cwd: The folder that ranks start in, inside; else the runtime's or the image's own.
+        args: Further words for the runtime, before the image.
+        label: Names the containers of one call where the runtime wants names.
+    """
+
+    image: str
+    binds: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    has_gpus: bool = False
+    cwd: str | None = None
+    args: tuple[str, ...] = ()
+    label: str = "penstock"
+
+
+@runtime_checkable
+class Container(Protocol):
+    """A container runtime, as words around a rank's own. Starts nothing by itself."""
+
+    def around(self, box: Box) -> Around:
+        """What puts every rank of a call into the container. Refuses with Unsupported what the runtime cannot."""
+        ...
 
 
 @runtime_checkable

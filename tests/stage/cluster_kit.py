@@ -128,6 +128,31 @@ class Cluster:
             self._daemon(*self.line(at, "slurmd", "-D", "-N", f"h{at}", "-f", conf))
         await_(lambda: self.run(1, "sinfo", "-h", "-o", "%T").stdout.split() == ["idle"], "Slurm", folder)
 
+    def start_sshds(self) -> None:
+        """An sshd on every host, and in the home of `run` the key and the known hosts that reach them."""
+        home = self.folder / "home/.ssh"
+        home.mkdir(parents=True, exist_ok=True)
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, whatever its configuration says
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / "id_ed25519"], check=True)
+        known = ""
+        for at in range(1, HOSTS + 1):
+            key = self.folder / f"hostkey{at}"
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+            known += f"h{at},{self._sub}.{at} {key.with_suffix('.pub').read_text()}"
+            conf = self.folder / f"sshd{at}"
+            conf.write_text(
+                f"HostKey {key}\nAuthorizedKeysFile {home}/id_ed25519.pub\nPidFile none\nUsePAM no\nStrictModes no\n"
+            )
+            self._daemon(*self.line(at, "/usr/sbin/sshd", "-D", "-e", "-f", conf))
+        (home / "known_hosts").write_text(known)
+
+        def answers(at: int) -> bool:
+            probe = f"import socket; socket.create_connection(('h{at}', 22), 2)"
+            return self.run(1, "python3", "-c", probe).returncode == 0
+
+        for at in range(1, HOSTS + 1):
+            await_(lambda at=at: answers(at), "sshd", self.folder)
+
     def run(self, host: int, *command: object, timeout_s: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
         """A command on a host, with a plain environment."""
         base = {

@@ -40,8 +40,12 @@ def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as
     from penstock.stage.job import variables
 
     job = load(file)
+    # Homes and state folders are each node's own; credentials go along.
+    given = {
+        name: value for name, value in variables().items() if name not in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+    }
     execution = Execution(
-        job, runs / job.name, variables(), say=_quietly if as_json else _say, hear=None if quiet or as_json else _hear
+        job, runs / job.name, given, say=_quietly if as_json else _say, hear=None if quiet or as_json else _hear
     )
     if dry_run:
         from penstock.cli.cluster.options import spelt

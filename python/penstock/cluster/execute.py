@@ -6,7 +6,6 @@ what is done is written down, and whatever happens the pool is taken down.
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import msgspec
 from penstock.cluster import pools
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.faults import check, told
+from penstock.cluster.words import Words
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
 from penstock.protocols import Call, Pool, PoolSpec
 from penstock.units import parse_seconds
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.cluster.job import Job
-    from penstock.protocols import Exit, Hear, Node
+    from penstock.protocols import Around, Exit, Hear, Node
 
 __all__ = ["Execution", "Step", "StepRow"]
 
@@ -68,7 +68,7 @@ class Execution:
         self.environment = dict(environment)
         self._say = say
         self._hear = hear
-        self._penstock = list(job.cluster.penstock) or [sys.executable, "-m", "penstock"]
+        self._words = Words(job)
         self._state = _State(hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:16])
         self._pool: Pool | None = None
         self._cluster: Cluster | None = None
@@ -88,21 +88,23 @@ class Execution:
         job, everyone = self.job, list(self.cluster.nodes)
         steps: list[tuple[str, list[list[str]]]] = []
 
-        def lines(argv: list[str], on: list[Node], ranks_per_node: int = 1) -> list[list[str]]:
-            call = Call(argv, on, ranks_per_node, fills=True)
+        def lines(
+            argv: list[str], on: list[Node], ranks_per_node: int = 1, around: Around | None = None
+        ) -> list[list[str]]:
+            call = Call(argv, on, ranks_per_node, fills=True, around=around)
             return [list(line) for line in self.cluster.launcher.line(call)]
 
         if job.provision:
             steps.append(("provision", lines(["sh", job.provision.at], everyone)))
         if job.pool:
-            steps.append(("pool up", [self._pool_words()]))
+            steps.append(("pool up", [self._words.pool_up()]))
         if job.stage:
-            steps.append(("stage", lines(self._stage_words(self._data("POOL/")), everyone)))
-        argv = self._rank_words(self._data("POOL/") if job.stage else "")
-        steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node)))
+            steps.append(("stage", lines(self._words.stage(self._words.data("POOL/")), everyone)))
+        argv, around = self._words.ranks(self._words.data("POOL/"), self._variables())
+        steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node, around)))
         if job.archive:
             on = everyone if job.archive.on == "all" else everyone[:1]
-            steps.append(("archive", lines(self._archive_words(), on)))
+            steps.append(("archive", lines(self._words.archive(), on)))
         if job.pool:
             steps.append(("pool down", [["penstock", "pool", "down", "--name", job.name]]))
         return steps
@@ -191,6 +193,10 @@ class Execution:
 
     # ------------------------------------------------------------ steps
 
+    def _variables(self) -> list[str]:
+        """Names of those that every rank gets from here."""
+        return [*self.environment, *self.job.run.env]
+
     def _on_nodes(self, step: str, argv: list[str], deadline: str, **options: Any) -> list[Exit]:
         return self.cluster.run(
             argv, deadline_s=parse_seconds(deadline), env=self.environment | options.pop("env", {}),
@@ -235,12 +241,12 @@ class Execution:
     def _stage(self) -> str:
         part = self.job.stage
         assert part is not None
-        data = self._data(self._pool.url if self._pool else "")
+        data = self._words.data(self._pool.url if self._pool else "")
         # A pool that was brought up anew is empty, whatever an earlier start has done.
         what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
         if self._is_marked("stage", what):
             return "done before"
-        check(self._on_nodes("stage", self._stage_words(data), part.deadline), "stage")
+        check(self._on_nodes("stage", self._words.stage(data), part.deadline), "stage")
         self._mark("stage", what)
         return data
 
@@ -248,14 +254,10 @@ class Execution:
         part = self.job.run
         if self._is_marked("ranks", "ended"):
             return "done before"
-        data = self._data(self._pool.url if self._pool else "") if self.job.stage else ""
+        data = self._words.data(self._pool.url if self._pool else "")
+        argv, around = self._words.ranks(data, self._variables())
         exits = self._on_nodes(
-            "ranks",
-            self._rank_words(data),
-            part.deadline,
-            ranks_per_node=part.ranks_per_node,
-            cwd=part.cwd,
-            env=part.env,
+            "ranks", argv, part.deadline, ranks_per_node=part.ranks_per_node, cwd=part.cwd, env=part.env, around=around
         )
         self.lost = [ended for ended in exits if ended.code is None]
         failed = [ended for ended in exits if ended.code not in (None, 0)]
@@ -282,7 +284,7 @@ class Execution:
         part = self.job.archive
         assert part is not None
         on = list(self.cluster.nodes) if part.on == "all" else [self.cluster.leader]
-        check(self._on_nodes("archive", self._archive_words(), part.deadline, on=on), "archive")
+        check(self._on_nodes("archive", self._words.archive(), part.deadline, on=on), "archive")
         return part.to
 
     def _down(self) -> str:
@@ -296,40 +298,3 @@ class Execution:
                 return text
             raise PenstockError(f"pool down: {text}", hint=f"penstock pool down --name {self.job.name}, when they do")
         return f"{len(ended.receipts)} nodes"
-
-    # ------------------------------------------------------------ words
-
-    def _data(self, pool_url: str) -> str:
-        if self.job.pool is None:
-            assert self.job.stage is not None
-            return self.job.stage.destination or ""
-        return f"{pool_url.rstrip('/')}/data"
-
-    def _pool_words(self) -> list[str]:
-        part = self.job.pool
-        assert part is not None
-        settings = [word for name, value in part.settings.items() for word in ("--engine-set", f"{name}={value}")]
-        return [
-            "penstock", "pool", "up", "--name", self.job.name, "--engine", part.engine, "--disk", part.disk,
-            "--copies", str(part.copies), *settings,
-        ]  # fmt: skip
-
-    def _stage_words(self, data: str) -> list[str]:
-        part = self.job.stage
-        assert part is not None
-        inflate = ["--inflate"] if part.inflate else []
-        journal = []
-        if self.job.pool and "://" in data:
-            # Beside the pool and gone with it; homes are shared between nodes often enough.
-            journal = ["--journal", f"{self.job.pool.disk}/penstock-pool-{self.job.name}/journal"]
-        return [*self._penstock, "stage", part.source, data, *inflate, "--quiet", *journal, *part.args]
-
-    def _rank_words(self, data: str) -> list[str]:
-        return [word.replace("{data}", data) for word in self.job.run.argv]
-
-    def _archive_words(self) -> list[str]:
-        part = self.job.archive
-        assert part is not None
-        to = f"{part.to.rstrip('/')}/{{node}}" if part.on == "all" else part.to
-        # Each node has its own outputs: nothing is shared out.
-        return [*self._penstock, "stage", part.source, to, "--node", "0", "--nodes", "1", "--quiet"]

@@ -14,7 +14,7 @@ from penstock.units import parse_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Archive", "Job", "Nodes", "PoolPart", "Provision", "Ranks", "StagePart", "load"]
+__all__ = ["Archive", "ContainerPart", "Job", "Nodes", "PoolPart", "Provision", "Ranks", "StagePart", "load"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 
@@ -85,6 +85,25 @@ class Ranks(_Part, frozen=True):
     lost_node: Literal["abort", "continue"] = "abort"
 
 
+class ContainerPart(_Part, frozen=True):
+    """`[container]`: the ranks run in one; staging and the pool stay outside. `protocols.Box` says more.
+
+    Attributes:
+        binds: `/src:/dst` or `/src:/dst:ro`.
+        data_at: Where the ranks see the staged dataset; `{data}` is that. A dataset with a URL stays one.
+        holds_launcher: mpirun, too, is the container's own, on every node: for images that bring their MPI along.
+    """
+
+    runtime: str
+    image: str
+    binds: tuple[str, ...] = ()
+    data_at: str = "/data"
+    gpus: bool = False
+    cwd: str | None = None
+    args: tuple[str, ...] = ()
+    holds_launcher: bool = False
+
+
 class Archive(_Part, frozen=True):
     """`[archive]`: outputs of the first node, or of all (each under its name), to a store or a folder."""
 
@@ -103,6 +122,7 @@ class Job(_Part, frozen=True):
     provision: Provision | None = None
     pool: PoolPart | None = None
     stage: StagePart | None = None
+    container: ContainerPart | None = None
     archive: Archive | None = None
 
 

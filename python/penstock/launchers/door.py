@@ -14,15 +14,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MARK = "\x1e"
+FRAME = b"\x1f"
+# srun cuts labelled lines at 1,024 bytes, its label and our mark included.
+FRAME_BYTES = 960
+CHUNK = 1 << 16
 GRACE_S = 5.0
+# A command that has ended may have left a child that holds its streams.
+LINGER_S = 0.5
 # Rank, world, rank on the node, node: what the launchers that number ranks themselves call them.
 LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", None),
@@ -34,6 +41,43 @@ LAUNCHERS = (
 def tell(record: dict[str, Any]) -> None:
     """One write, so that no other rank's line stands in its middle."""
     os.write(2, f"{MARK}{json.dumps(record)}{MARK}\n".encode())
+
+
+def frames(chunk: bytes) -> bytes:
+    """The chunk as lines that no launcher cuts; each says whether an end of line stood there (`.`) or not (`+`)."""
+    *whole, last = chunk.split(b"\n")
+    made = []
+    for line, flag in [*((line, b".") for line in whole), (last, b"+")]:
+        while len(line) > FRAME_BYTES:
+            made.append(FRAME + b"+" + line[:FRAME_BYTES])
+            line = line[FRAME_BYTES:]
+        if line or flag == b".":
+            made.append(FRAME + flag + line)
+    return b"".join(line + b"\n" for line in made)
+
+
+def pump(source: IO[bytes], to: int) -> None:
+    """What the command writes, in frames, until it ends or nobody listens any more."""
+    with suppress(OSError):
+        while chunk := os.read(source.fileno(), CHUNK):
+            left = memoryview(frames(chunk))
+            while left:
+                left = left[os.write(to, left) :]
+
+
+class Pumps:
+    """The streams of a command whose launcher mixes those of all ranks; nothing, where it does not."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        pairs = [(child.stdout, 1), (child.stderr, 2)]
+        self.threads = [threading.Thread(target=pump, args=pair, daemon=True) for pair in pairs if pair[0]]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self) -> None:
+        until = time.monotonic() + LINGER_S
+        for thread in self.threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def first_line(fd: int) -> bytes:
@@ -125,10 +169,14 @@ def main() -> int:
     child = None
     try:
         try:
-            child = subprocess.Popen(argv, env=environment, cwd=options.get("cwd"), start_new_session=True)
+            stream = subprocess.PIPE if options.get("frames") else None
+            child = subprocess.Popen(
+                argv, env=environment, cwd=options.get("cwd"), start_new_session=True, stdout=stream, stderr=stream
+            )  # fmt: skip
         except OSError as error:
-            tell({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"})
+            tell({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"[-300:]})
             return 127
+        pumps = Pumps(child)
         until = time.monotonic() + options["limit_s"]
         while True:
             try:
@@ -136,6 +184,7 @@ def main() -> int:
                 break
             except subprocess.TimeoutExpired:
                 end(child, ends)
+                pumps.end()
                 tell({**record, "fault": "deadline"})
                 return 124
     except Stopped:
@@ -148,6 +197,7 @@ def main() -> int:
     # Daemons that left the group on purpose stay; what merely runs in the background does not.
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    pumps.end()
     code = 128 - code if code < 0 else code
     tell({**record, "code": code})
     return code

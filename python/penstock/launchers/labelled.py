@@ -11,11 +11,23 @@ import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from penstock.launchers.process import Lines, Tail, attend
-from penstock.launchers.steps import BEYOND_S, StepLauncher, check, door_line, ended_here, exit_of, spoken, worded
+from penstock.launchers.steps import (
+    BEYOND_S,
+    StepLauncher,
+    check,
+    door_line,
+    ended_here,
+    exit_of,
+    kept,
+    sinks,
+    spoken,
+    worded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,48 +79,65 @@ class LabelledLauncher(StepLauncher):
         return [heard.exit(rank, silent, took) for rank in range(call.world)]
 
     def _door(self, call: Call) -> list[str]:
-        return door_line(self.python, {**worded(call), "names": [node.name for node in call.on]}, call.argv)
+        return door_line(
+            self.python, {**worded(call), "names": [node.name for node in call.on], "frames": True}, call.argv
+        )
 
 
 class _Heard:
-    """What the ranks said, sorted out by label; what has none is the launcher's own word."""
+    """What the ranks said, sorted out by label; what has none is the launcher's own word.
+
+    A label may stand in the middle of a line: Open MPI puts one before every piece that it reads. So pieces are put
+    together again by rank, and then the door's frames, which say where lines ended.
+    """
 
     def __init__(self, label: re.Pattern[bytes], call: Call) -> None:
         self._label = label
         self._call = call
         self._lock = Lock()
-        self._tails = {(rank, stream): Tail() for rank in range(call.world) for stream in ("out", "err")}
+        ranks = [(rank, self.node(rank)) for rank in range(call.world)]
+        self._sinks = {
+            rank: dict(zip(("out", "err"), sinks(call.hear, node, rank), strict=True)) for rank, node in ranks
+        }
+        self._lines = {
+            (rank, stream): Lines(partial(self._line, rank, stream), Tail(limit=0)) for rank, _ in ranks for stream in ("out", "err")
+        }  # fmt: skip
         self._records: dict[int, dict[str, Any]] = {}
         self.own = Tail()
 
-    def sink(self, stream: str) -> Any:
-        return Lines(lambda line: self._take(stream, line), Tail(limit=0))
+    def sink(self, stream: str) -> Lines:
+        return Lines(partial(self._take, stream), Tail(limit=0))
 
     def node(self, rank: int) -> str:
         return self._call.on[rank // self._call.ranks_per_node].name
 
     def _take(self, stream: str, line: bytes) -> None:
-        found = self._label.match(line)
-        rank = int(found["rank"]) if found else -1
+        found = list(self._label.finditer(line))
         with self._lock:
-            if found is None or (rank, stream) not in self._tails:
-                self.own.take(line + b"\n")
+            if not found or found[0].start():
+                self.own.take(line[: found[0].start() if found else None] + b"\n")
+            if not found:
                 return
-            rest = line[found.end() :]
-            if record := _RECORD.search(rest):
-                told = json.loads(record[1])
-                self._records[told["rank"]] = told
-                rest = _RECORD.sub(b"", rest)
-                if not rest:
-                    return
-            self._tails[rank, stream].take(rest + b"\n")
-        if self._call.hear is not None:
-            self._call.hear(self.node(rank), rank, stream, rest)
+            ends = [*(each.start() for each in found[1:]), len(line)]
+            for at, (each, end) in enumerate(zip(found, ends, strict=True), 1):
+                lines = self._lines.get((int(each["rank"]), stream))
+                if lines is not None:
+                    lines.take(line[each.end() : end] + (b"\n" if at == len(found) else b""))
+
+    def _line(self, rank: int, stream: str, line: bytes) -> None:
+        if record := _RECORD.search(line):
+            told = json.loads(record[1])
+            self._records[told["rank"]] = told
+        elif line.startswith(b"\x1f"):
+            self._sinks[rank][stream].take(line[2:] + (b"\n" if line[1:2] == b"." else b""))
+        else:
+            self.own.take(line + b"\n")  # of the launcher's own on the rank's node: the door was not reached
 
     def exit(self, rank: int, silent: dict[str, Any] | None, seconds: float) -> Exit:
         """A rank's end; `silent` is the record of one whose door told nothing."""
-        out, err = (bytes(self._tails[rank, stream].kept) for stream in ("out", "err"))
+        out, err = (kept(self._sinks[rank][stream]) for stream in ("out", "err"))
         record = self._records.get(rank, silent)
         # Where nothing came of a rank, the launcher's own words say why; they are no rank's stderr.
-        ended = exit_of(self.node(rank), rank, record, out, err or bytes(self.own.kept), seconds, self._call.deadline_s)
+        said = err or bytes(self.own.kept)
+        ended = exit_of(self.node(rank), rank, record, out, said, seconds, self._call.deadline_s)
         return replace(ended, err=err)

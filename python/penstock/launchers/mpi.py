@@ -28,7 +28,7 @@ __all__ = ["MpiLauncher", "launcher"]
 _ASK_S = 20
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _OPEN = re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?")
-_HYDRA = re.compile(rb"\[(?P<rank>\d+)\] ")
+_HYDRA = re.compile(rb"^\[(?P<rank>\d+)\] ")
 
 
 class MpiLauncher(LabelledLauncher):

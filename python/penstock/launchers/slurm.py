@@ -29,7 +29,7 @@ _ASK_S = 20
 class SlurmLauncher(LabelledLauncher):
     """Steps overlap: a pool's daemons and the ranks share the allocation."""
 
-    label = re.compile(rb"\s*(?P<rank>\d+): ?")
+    label = re.compile(rb"^\s*(?P<rank>\d+): ?")
 
     def __init__(self, environment: Mapping[str, str], nodes: list[Node], *, srun: list[str], python: str) -> None:
         # What a batch script set for itself would bind every step of ours.

@@ -112,6 +112,15 @@ class LauncherSuite:
         )  # fmt: skip
         assert [e.out.decode().strip() for e in exits] == [f"in\n{secret}0"] * len(self.nodes), exits
 
+    def check_long_lines_and_open_ends_arrive_as_they_were(self) -> None:
+        # Launchers that mix the streams of all ranks cut lines, put labels into them, or end those that are open.
+        text = 'for n in 9000 3 70000; do head -c $n /dev/zero | tr "\\0" "$1"; echo; done; printf "%s" "$1$1"; printf "%s" "$1" >&2'
+        exits = self._run(self._sh(text, "{rank}"), self.nodes, 2, fills=True)
+        for ended in exits:
+            digit = str(ended.rank).encode()
+            assert ended.out == b"".join(digit * n + b"\n" for n in (9000, 3, 70000)) + digit * 2, ended
+            assert ended.err == digit, ended
+
     def check_working_folder_is_taken(self) -> None:
         [ended] = self._run(["pwd"], self.nodes[:1], cwd="/usr")
         assert ended.out == b"/usr\n", ended

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words of a job's steps: what is run on the nodes, from the job's file and the place where its data lies. Starts nothing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock import plugins
+from penstock.errors import ConfigError
+from penstock.protocols import Box, Container
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.cluster.job import Job
+    from penstock.protocols import Around
+
+__all__ = ["GROUP", "Words"]
+
+GROUP = "penstock.containers"
+
+
+class Words:
+    """Command lines of one job's steps; `{node}` and `{rank}` in them are each node's and rank's to fill."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._penstock = list(job.cluster.penstock) or [sys.executable, "-m", "penstock"]
+
+    def data(self, pool_url: str) -> str:
+        """Where the dataset lies once it is staged; empty where the job stages nothing."""
+        job = self._job
+        if job.pool is not None:
+            return f"{pool_url.rstrip('/')}/data"
+        return job.stage.destination or "" if job.stage else ""
+
+    def pool_up(self) -> list[str]:
+        """As one would bring the pool up by hand."""
+        part = self._job.pool
+        assert part is not None
+        settings = [word for name, value in part.settings.items() for word in ("--engine-set", f"{name}={value}")]
+        return [
+            "penstock", "pool", "up", "--name", self._job.name, "--engine", part.engine, "--disk", part.disk,
+            "--copies", str(part.copies), *settings,
+        ]  # fmt: skip
+
+    def stage(self, data: str) -> list[str]:
+        """A node's share of the dataset to `data`."""
+        part, pool = self._job.stage, self._job.pool
+        assert part is not None
+        inflate = ["--inflate"] if part.inflate else []
+        journal = []
+        if pool and "://" in data:
+            # Beside the pool and gone with it; homes are shared between nodes often enough.
+            journal = ["--journal", f"{pool.disk}/penstock-pool-{self._job.name}/journal"]
+        return [*self._penstock, "stage", part.source, data, *inflate, "--quiet", *journal, *part.args]
+
+    def ranks(self, data: str, variables: Iterable[str]) -> tuple[list[str], Around | None]:
+        """The workload's words, and what stands around every rank.
+
+        Args:
+            variables: Names of those that ranks get from the job.
+
+        Raises:
+            ConfigError: No such container runtime, or a bind that is none.
+            Unsupported: The runtime cannot do what the job asks of it.
+        """
+        around, seen = self._around(data, variables)
+        return [word.replace("{data}", seen) for word in self._job.run.argv], around
+
+    def archive(self) -> list[str]:
+        """A node's outputs to where they are kept."""
+        part = self._job.archive
+        assert part is not None
+        to = f"{part.to.rstrip('/')}/{{node}}" if part.on == "all" else part.to
+        # Each node has its own outputs: nothing is shared out.
+        return [*self._penstock, "stage", part.source, to, "--node", "0", "--nodes", "1", "--quiet"]
+
+    def _around(self, data: str, variables: Iterable[str]) -> tuple[Around | None, str]:
+        """What stands around every rank, and the dataset's path as the ranks see it."""
+        part = self._job.container
+        if part is None:
+            return None, data
+        binds = part.binds
+        if data.startswith("/"):
+            binds = (f"{data}:{part.data_at}", *binds)
+            data = part.data_at
+        box = Box(
+            part.image, binds, tuple(variables), has_gpus=part.gpus, cwd=part.cwd, args=part.args, label=f"penstock-{self._job.name}"
+        )  # fmt: skip
+        made: Container = plugins.load(GROUP, part.runtime, Container, lambda factory: factory())
+        around = made.around(box)
+        if part.holds_launcher:
+            if not around.words or around.ends:
+                raise ConfigError(
+                    f"container.holds_launcher: mpirun cannot run inside by {part.runtime}",
+                    hint="apptainer, singularity and charliecloud can",
+                )
+            around = replace(around, is_outermost=True)
+        return around, data

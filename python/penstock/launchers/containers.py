@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Container runtimes as words around a rank: Apptainer and Singularity, Docker, Podman, Charliecloud, and Pyxis for srun.
+
+Knows command lines and starts nothing. Charliecloud runs in our tests; the others' lines are checked against their
+documented grammar only, which the guide says too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError, Unsupported
+from penstock.protocols import Around
+
+if TYPE_CHECKING:
+    from penstock.protocols import Box, Container
+
+__all__ = ["apptainer", "charliecloud", "docker", "podman", "pyxis", "singularity"]
+
+# What tells a rank who it is and where the others are. Runtimes without a daemon hand the whole environment on; of those
+# with one, Podman takes families of names, and Docker wants each name.
+_FAMILIES = (
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "HYDI_",
+    "MPI_",
+    "MV2_",
+    "PALS_",
+    "FLUX_",
+    "SLURM_",
+    "PBS_",
+    "HOROVOD_",
+    "NCCL_",
+    "TORCHELASTIC_",
+)
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+_NAMES = (
+    *_TORCHRUN,
+    *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")),
+    *("PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_TMPDIR", "PMIX_SYSTEM_TMPDIR", "PMIX_SECURITY_MODE", "PMIX_GDS_MODULE"),
+    *(f"PMIX_SERVER_URI{version}" for version in ("", "2", "21", "3", "4", "41")),
+    *("PMI_RANK", "PMI_SIZE", "PMI_JOBID", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    *(f"SLURM_{name}" for name in ("JOB_ID", "STEP_ID", "PROCID", "NODEID", "LOCALID", "NTASKS", "NNODES", "JOB_NODELIST", "STEP_NUM_NODES", "STEP_NUM_TASKS")),
+    *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")),
+)  # fmt: skip
+_BIND = re.compile(r"(?P<src>/[^:,]*):(?P<dst>/[^:,]*)(?::(?P<mode>ro|rw))?")
+
+
+def _binds(box: Box) -> list[tuple[str, str, bool]]:
+    """Source, destination and whether it may only be read, of every bind.
+
+    Raises:
+        ConfigError: One that is no `SRC:DST` of absolute paths. Commas and further colons part the runtimes' own lists.
+    """
+    found = []
+    for bind in box.binds:
+        match = _BIND.fullmatch(bind)
+        if match is None:
+            raise ConfigError(f"container: `{bind}` is no bind: write /src:/dst or /src:/dst:ro, without commas")
+        found.append((match["src"], match["dst"], match["mode"] == "ro"))
+    return found
+
+
+def _image(box: Box) -> str:
+    if not box.image or box.image.startswith("-"):
+        raise ConfigError(f"container: `{box.image}` is no image")
+    return box.image
+
+
+class _Apptainer:
+    """`apptainer exec`, and Singularity's, of which it is the successor: no daemon, the environment goes along."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+
+    def around(self, box: Box) -> Around:
+        binds = [f"--bind={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(box)]
+        gpus = ["--nv"] if box.has_gpus else []
+        cwd = [f"--pwd={box.cwd}"] if box.cwd else []
+        return Around((self._program, "exec", *binds, *gpus, *cwd, *box.args, _image(box)))
+
+
+class _Daemon:
+    """`docker run` and `podman run`. Ranks share the node's network, processes and memory, so that MPI's meet."""
+
+    def __init__(self, program: str, gpus: str, *, takes_families: bool) -> None:
+        self._program = program
+        self._gpus = gpus
+        self._passed = (*_TORCHRUN, *(f"{family}*" for family in _FAMILIES)) if takes_families else _NAMES
+
+    def around(self, box: Box) -> Around:
+        name = f"{box.label}-{{rank}}"
+        binds = [f"--volume={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(box)]
+        # A name without a value takes the client's own, and is left out where that has none.
+        passed = [f"--env={each}" for each in dict.fromkeys((*self._passed, *box.env))]
+        return Around(
+            (
+                self._program, "run", "--rm", "--init", f"--name={name}", "--network=host", "--ipc=host", "--pid=host", *binds,
+                *passed, *([self._gpus] if box.has_gpus else []), *([f"--workdir={box.cwd}"] if box.cwd else []), *box.args,
+                _image(box),
+            ),
+            ends=(self._program, "rm", "--force", name),
+        )  # fmt: skip
+
+
+class _Charliecloud:
+    """`ch-run`: no daemon, no root. /dev is the node's: GPUs are there once `ch-fromhost --nvidia` has put the driver's
+    libraries into the image.
+    """
+
+    def around(self, box: Box) -> Around:
+        binds = _binds(box)
+        if any(is_read for *_, is_read in binds):
+            raise Unsupported("container: ch-run binds for reading and writing", hint="leave `:ro` out")
+        words = [f"--bind={src}:{dst}" for src, dst, _ in binds]
+        cwd = [f"--cd={box.cwd}"] if box.cwd else []
+        # It refuses to run without USER, which batch systems and bare containers often leave out.
+        shell = ("sh", "-c", 'USER="${USER:-$(id -un)}" exec "$@"', "sh")
+        return Around((*shell, "ch-run", *words, *cwd, *box.args, _image(box), "--"))
+
+
+class _Pyxis:
+    """srun's plug-in for Enroot: words for srun itself. Penstock's door runs inside, so the image needs python3."""
+
+    def around(self, box: Box) -> Around:
+        mounts = ",".join(f"{src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(box))
+        passed = ",".join(dict.fromkeys((*_TORCHRUN, *box.env)))
+        step = [f"--container-image={_image(box)}", f"--container-env={passed}"]
+        step += [f"--container-mounts={mounts}"] if mounts else []
+        step += [f"--container-workdir={box.cwd}"] if box.cwd else []
+        # Enroot's hook shows the GPUs where this is set.
+        step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if box.has_gpus else []
+        if any("{" in word for word in step):
+            raise Unsupported("container: srun takes one line for all nodes, so {node} and {rank} cannot stand in it")
+        return Around(step=(*step, *box.args))
+
+
+def apptainer() -> Container:
+    """The entry point `penstock.containers: apptainer`."""
+    return _Apptainer("apptainer")
+
+
+def singularity() -> Container:
+    """The entry point `penstock.containers: singularity`."""
+    return _Apptainer("singularity")
+
+
+def docker() -> Container:
+    """The entry point `penstock.containers: docker`."""
+    return _Daemon("docker", "--gpus=all", takes_families=False)
+
+
+def podman() -> Container:
+    """The entry point `penstock.containers: podman`."""
+    return _Daemon("podman", "--device=nvidia.com/gpu=all", takes_families=True)
+
+
+def charliecloud() -> Container:
+    """The entry point `penstock.containers: charliecloud`."""
+    return _Charliecloud()
+
+
+def pyxis() -> Container:
+    """The entry point `penstock.containers: pyxis`."""
+    return _Pyxis()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers around ranks: Charliecloud for real, the other runtimes by their exact command lines. Issue 5, point 1."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import plugins
+from penstock.errors import ConfigError, Deadline, Unsupported
+from penstock.launchers import mpi
+from penstock.launchers.local import launcher
+from penstock.protocols import Around, Box, Call, Container
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from image_kit import PROGRAMS, make_image
+
+_BOX = Box(
+    "train.sif",
+    ("/scratch/d:/data:ro", "/out:/out"),
+    ("AWS_PROFILE",),
+    has_gpus=True,
+    cwd="/w",
+    args=("--x",),
+    label="job",
+)
+
+
+def _around(runtime: str, box: Box = _BOX) -> Around:
+    return plugins.load("penstock.containers", runtime, Container, lambda factory: factory()).around(box)
+
+
+# Checked against `apptainer help exec`, docs.docker.com/reference/cli/docker/container/run, podman-run(1) and Pyxis' README;
+# none of the four runs here.
+@pytest.mark.parametrize("program", ["apptainer", "singularity"])
+def test_apptainer_line_is_the_documented_one(program):
+    line = f"{program} exec --bind=/scratch/d:/data:ro --bind=/out:/out --nv --pwd=/w --x train.sif"
+    assert _around(program) == Around(tuple(line.split()))
+
+
+@pytest.mark.parametrize(
+    ("program", "gpus", "some"),
+    [
+        (
+            "docker",
+            "--gpus=all",
+            {"--env=RANK", "--env=OMPI_COMM_WORLD_RANK", "--env=SLURM_PROCID", "--env=AWS_PROFILE"},
+        ),
+        ("podman", "--device=nvidia.com/gpu=all", {"--env=RANK", "--env=OMPI_*", "--env=SLURM_*", "--env=AWS_PROFILE"}),
+    ],
+)
+def test_daemons_line_is_the_documented_one_and_names_each_rank(program, gpus, some):
+    around = _around(program)
+    words = [word for word in around.words if not word.startswith("--env=")]
+    line = f"{program} run --rm --init --name=job-{{rank}} --network=host --ipc=host --pid=host"
+    assert words == [
+        *line.split(),
+        "--volume=/scratch/d:/data:ro",
+        "--volume=/out:/out",
+        gpus,
+        "--workdir=/w",
+        "--x",
+        "train.sif",
+    ]
+    passed = [word for word in around.words if word.startswith("--env=")]
+    assert some <= set(passed)
+    assert len(passed) == len(set(passed))
+    assert all("=" not in word.removeprefix("--env=") for word in passed), "a value stands on a command line"
+    assert around.ends == (program, "rm", "--force", "job-{rank}")
+
+
+def test_pyxis_words_are_sruns_own():
+    around = _around("pyxis")
+    assert around.words == ()
+    image, env, mounts, cwd, export, more = around.step
+    assert (image, mounts) == ("--container-image=train.sif", "--container-mounts=/scratch/d:/data:ro,/out:/out")
+    assert env.startswith("--container-env=RANK,WORLD_SIZE,")
+    assert env.endswith(",AWS_PROFILE")
+    assert (cwd, export, more) == ("--container-workdir=/w", "--export=ALL,NVIDIA_VISIBLE_DEVICES=all", "--x")
+    made = launcher({"nodes": 1}, os.environ)
+    with pytest.raises(Unsupported, match="only srun takes it"):
+        made.run(Call(["true"], made.nodes(), around=around))
+    with pytest.raises(Unsupported, match="one line for all nodes"):
+        _around("pyxis", Box("x", ("/d/{node}:/data",)))
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman", "charliecloud", "pyxis"])
+@pytest.mark.parametrize("bind", ["data:/data", "/data", "/a,b:/c", "/a:/b:rx", "/a:b", ""])
+def test_bind_that_is_none_is_refused(runtime, bind):
+    with pytest.raises(ConfigError, match="is no bind"):
+        _around(runtime, Box("image", (bind,)))
+    with pytest.raises(ConfigError, match="is no image"):
+        _around(runtime, Box("--privileged"))
+
+
+def test_mpirun_inside_a_container_starts_the_others_daemons_inside_too():
+    made = mpi.launcher({"nodes": "h1,h2", "program": "mpirun.openmpi"}, os.environ)
+    inside = Around(("apptainer", "exec", "train.sif"), is_outermost=True)
+    [line] = made.line(Call(["hostname"], made.nodes(), 2, around=inside))
+    assert line[:4] == ["apptainer", "exec", "train.sif", "mpirun.openmpi"]
+    assert line[line.index("orte_launch_agent") + 1] == "apptainer exec train.sif orted"
+    hydra = mpi.launcher({"nodes": "h1", "program": "mpiexec.hydra"}, os.environ)
+    with pytest.raises(Unsupported, match="Open MPI"):
+        hydra.line(Call(["hostname"], hydra.nodes(), around=inside))
+
+
+@pytest.fixture
+def charliecloud(tmp_path):
+    """`charliecloud(*binds)`: what puts a rank into the image."""
+    image = make_image(tmp_path / "image")
+    return lambda *binds: _around("charliecloud", Box(str(image), (PROGRAMS, *binds)))
+
+
+def test_charliecloud_runs_ranks_with_their_numbers_binds_and_own_root(charliecloud, tmp_path):
+    made = launcher({"nodes": 2}, {name: value for name, value in os.environ.items() if name != "USER"})
+    for node in made.nodes():
+        (tmp_path / node.name).mkdir()
+        (tmp_path / node.name / "x").write_text(f"of {node.name}")
+    text = 'echo "$RANK of $WORLD_SIZE, $MINE, $(cat /data/x)"; ls /inside; exit "$RANK"'
+    call = Call(
+        ["sh", "-c", text],
+        made.nodes(),
+        2,
+        deadline_s=60,
+        env={"MINE": "yes"},
+        around=charliecloud(f"{tmp_path}/{{node}}:/data"),
+    )
+    exits = made.run(call)
+    assert [e.code for e in exits] == [0, 1, 2, 3], exits
+    assert [e.out.decode() for e in exits] == [f"{e.rank} of 4, yes, of {e.node}\n/inside\n" for e in exits]
+    assert not Path("/inside").exists()
+
+
+def test_charliecloud_container_ends_at_the_deadline(charliecloud, tmp_path):
+    made = launcher({"nodes": 1}, os.environ)
+    text = "(while :; do date +%s%N > /mnt/0/new; mv /mnt/0/new /mnt/0/alive; sleep 0.1; done) & sleep 300"
+    [ended] = made.run(Call(["sh", "-c", text], made.nodes(), deadline_s=3, around=charliecloud(f"{tmp_path}:/mnt/0")))
+    assert isinstance(ended.fault, Deadline)
+    last = (tmp_path / "alive").read_text()
+    made.run(Call(["sleep", "1"], made.nodes()))
+    assert (tmp_path / "alive").read_text() == last
+
+
+def test_charliecloud_image_that_is_not_there_is_the_ranks_own_failure(tmp_path):
+    made = launcher({"nodes": 1}, os.environ)
+    [ended] = made.run(
+        Call(["true"], made.nodes(), deadline_s=30, around=_around("charliecloud", Box(f"{tmp_path}/none")))
+    )
+    assert ended.code not in (0, None)
+    assert b"none" in ended.err

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -182,3 +183,23 @@ def test_cli_pool_up_status_down_audit(home, tmp_path, run_cli):
     nothing = run_cli("pool", "audit")
     assert (nothing.code, "no pool `pool` is known here" in nothing.err) == (2, True)
     assert run_cli("pool", "status").code == 3
+
+
+def test_mount_tells_how_lustre_stripes_where_its_tool_is(home, tmp_path, monkeypatch):
+    # As `lfs getstripe -d` of Lustre 2.15 prints a folder's default.
+    tool = tmp_path / "bin/lfs"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 'stripe_count:  4 stripe_size:   1048576 pattern:       0 stripe_offset: -1'\n")
+    tool.chmod(0o755)
+    spec = PoolSpec("p", f"{tmp_path}/shared")
+    for path, want in ((f"{tool.parent}:{os.environ['PATH']}", {"stripes": 4, "stripe_bytes": 1 << 20}), (None, {})):
+        if path:
+            monkeypatch.setenv("PATH", path)
+        else:
+            tool.unlink()
+        with Cluster.open("local", {"nodes": 2}) as cluster:
+            pool, _ = pools.up(cluster, spec, "mount", {}, deadline_s=60)
+            found = pools.find("p")
+            assert found is not None
+            pools.down(cluster, found, deadline_s=60)
+        assert {name: value for name, value in pool.facts.items() if name != "root"} == want

@@ -10,6 +10,7 @@ mod diff;
 pub mod feed;
 mod manifest;
 pub mod order;
+mod route;
 mod select;
 mod share;
 pub mod stage;
@@ -21,6 +22,7 @@ pub use manifest::{
     Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, SaidBy, index,
     index_selected, list, without_pattern,
 };
+pub use route::{Placed, Routed, Routes};
 pub use select::Select;
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};
 pub use urls::{Listed, UrlList};

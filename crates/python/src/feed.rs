@@ -11,8 +11,8 @@ use penstock_flow::feed::{
     scan, schema, split_glob, without_indexes,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
-use penstock_flow::{Manifest, index};
-use penstock_store::{Govern, Governor, LocalReads, ObjectRef, Rates, StoreSettings, open, read_whole};
+use penstock_flow::{Manifest, Routed, Routes, index};
+use penstock_store::{Govern, Governor, LocalReads, ObjectRef, Opened, Rates, StoreSettings, open, read_whole};
 use penstock_types::{Deadline, Error, Metrics, Result, Scheme, Url};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -34,31 +34,46 @@ const MOST_TOLD: u64 = 1 << 30;
 /// What `__reduce__` gives: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
-/// A listing, how many of its objects were left aside, its format, and other programs' indexes.
-type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>);
+/// A listing, how many of its objects were left aside, its format, other programs' indexes, and its routes.
+type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>);
 
 /// Runs of equal counts (records, times), the rung, the fingerprint, and where the index lies.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
 /// The store of a listing, and the listing in its format: the one that is said, or the one that its names say. Of a store
-/// behind a network at most `in_flight` requests are asked at a time, as many as it bears.
-pub(crate) fn opened(
+/// behind a network at most `in_flight` requests are asked at a time, as many as it bears. With `routes`, it is a pool's.
+fn opened(
     manifest: &Manifest,
     format: Option<&FormatSpec>,
     env: &HashMap<String, String>,
     in_flight: usize,
+    routes: Option<&Routes>,
 ) -> Result<(Source, Arc<Metrics>)> {
     let metrics = Arc::<Metrics>::default();
     let url: Url = manifest.url.parse()?;
     let mut settings = StoreSettings::from_env(env)?;
     // A batch waits for its slowest object.
     settings.hedges.get_or_insert(true);
-    settings.local_reads = Some(settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes()));
-    let opened = open(&url, &settings, metrics.clone())?;
-    let (mut store, prefix, manifest) = (opened.store, opened.prefix, manifest.clone());
-    if !matches!(url.scheme, Scheme::File | Scheme::Memory) {
-        let rates = Rates { in_flight, ..Rates::default() };
-        store = Arc::new(Govern::new(store, Governor::new(rates, metrics.clone())));
+    let reads = settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes());
+    settings.local_reads = Some(reads);
+    let governed = |url: &Url| {
+        let mut opened = open(url, &settings, metrics.clone())?;
+        if !matches!(url.scheme, Scheme::File | Scheme::Memory) {
+            let rates = Rates { in_flight, ..Rates::default() };
+            opened.store = Arc::new(Govern::new(opened.store, Governor::new(rates, metrics.clone())));
+        }
+        Ok::<_, Error>(opened)
+    };
+    let Opened { mut store, prefix } = governed(&url)?;
+    let manifest = manifest.clone();
+    if let Some(routes) = routes {
+        let bucket = routes.bucket.as_ref().map(|url| {
+            let url: Url = url.parse()?;
+            let opened = governed(&url)?;
+            Ok::<_, Error>((url, opened))
+        });
+        let pool = Routed::new(store, &prefix, &manifest, routes, bucket.transpose()?, reads, metrics.clone())?;
+        store = Arc::new(pool);
     }
     let source = match format {
         Some(format) => Source::of_format(store, prefix, manifest, metrics.clone(), format.clone())?,
@@ -107,14 +122,21 @@ pub struct PySource {
     /// Other programs' indexes of its objects.
     indexes: Option<Manifest>,
     ignored: usize,
-    pub(crate) format: FormatSpec,
+    format: FormatSpec,
+    /// Where the objects lie, of a pool.
+    routes: Option<Arc<Routes>>,
 }
 
 impl PySource {
     fn of(source: &Source, indexes: Option<Manifest>) -> Self {
         let (listing, format) = (source.listing().clone(), source.format().clone());
         let blocks = (!std::ptr::eq(source.listing(), source.manifest())).then(|| source.manifest().clone());
-        Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format }
+        Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None }
+    }
+
+    /// The source with its store, at most `in_flight` requests at a time; and what it counts.
+    pub(crate) fn opened(&self, env: &HashMap<String, String>, in_flight: usize) -> Result<(Source, Arc<Metrics>)> {
+        opened(&self.manifest, Some(&self.format), env, in_flight, self.routes.as_deref())
     }
 
     fn ordered(&self) -> &Manifest {
@@ -168,36 +190,58 @@ impl PySource {
         }
         let format = told(py, &listed, format, &env)?;
         let in_flight = Rates::default().in_flight;
-        let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight))?.0);
+        let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0);
         let asked = source.clone();
         match enter_async(py, async move { asked.told(Deadline::within(LISTING)).await })? {
-            Some(format) => Ok(Self::of(&enter(py, || opened(&listed, Some(&format), &env, in_flight))?.0, indexes)),
+            Some(format) => {
+                Ok(Self::of(&enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0, indexes))
+            }
             None => Ok(Self::of(&source, indexes)),
         }
     }
 
     /// Rebuilds a source that was pickled.
     #[staticmethod]
-    #[pyo3(signature = (manifest, ignored, format, indexes=None))]
+    #[pyo3(signature = (manifest, ignored, format, indexes=None, routes=None))]
     fn restore(
         py: Python<'_>,
         manifest: Vec<u8>,
         ignored: usize,
         format: &str,
         indexes: Option<Vec<u8>>,
+        routes: Option<&str>,
     ) -> PyResult<Self> {
         enter(py, || {
             let manifest = Manifest::from_json(&manifest, "a pickled dataset")?;
             let indexes = indexes.map(|json| Manifest::from_json(&json, "a pickled dataset")).transpose()?;
             let format = FormatSpec::from_json(format)?;
-            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored, format })
+            let routes = routes.map(Routes::from_json).transpose()?.map(Arc::new);
+            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored, format, routes })
         })
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, PickledSource<'py>>> {
         let indexes = enter(py, || self.indexes.as_ref().map(Manifest::to_json).transpose())?;
         let indexes = indexes.map(|json| PyBytes::new(py, &json));
-        Ok((py.get_type::<Self>().getattr("restore")?, (self.manifest(py)?, self.ignored, self.format(py)?, indexes)))
+        let routes = self.routes(py)?;
+        let told = (self.manifest(py)?, self.ignored, self.format(py)?, indexes, routes);
+        Ok((py.get_type::<Self>().getattr("restore")?, told))
+    }
+
+    /// The same objects, read by these ways: a pool's, as JSON.
+    fn routed(&self, py: Python<'_>, routes: &str) -> PyResult<Self> {
+        enter(py, || {
+            let routes = Some(Arc::new(Routes::from_json(routes)?));
+            let (blocks, indexes) = (self.blocks.clone(), self.indexes.clone());
+            let (manifest, format) = (self.manifest.clone(), self.format.clone());
+            Ok(Self { manifest, blocks, indexes, ignored: self.ignored, format, routes })
+        })
+    }
+
+    /// The ways to them, as JSON.
+    #[getter]
+    fn routes(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        enter(py, || self.routes.as_deref().map(Routes::to_json).transpose())
     }
 
     /// The format as JSON.
@@ -208,7 +252,7 @@ impl PySource {
 
     /// The first record's parts: fields as JSON, and for each what the record holds.
     fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<(String, Vec<String>)> {
-        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env, Rates::default().in_flight))?;
+        let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
         let seen = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
         let (fields, holds): (Vec<Field>, Vec<String>) = seen.into_iter().map(|seen| (seen.field, seen.holds)).unzip();
         Ok((enter(py, || Field::to_json(&fields))?, holds))
@@ -277,7 +321,7 @@ impl PySource {
         env: HashMap<String, String>,
         cache: Option<PathBuf>,
     ) -> PyResult<(Option<PyCounted>, Vec<String>)> {
-        let (source, _) = enter(py, || opened(&self.manifest, Some(&self.format), &env, Rates::default().in_flight))?;
+        let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
         let beside = match &self.indexes {
             Some(listed) => Some(enter(py, || {
                 let opened = open(&listed.url.parse()?, &StoreSettings::from_env(&env)?, Arc::<Metrics>::default())?;

@@ -16,7 +16,7 @@ use pyo3::types::PyDict;
 
 use crate::course::PyCourse;
 use crate::enter::{SIGNAL_POLL, enter, enter_async, runtime};
-use crate::feed::{Indexed, PySource, opened};
+use crate::feed::{Indexed, PySource};
 use crate::tensor::set_column;
 use crate::unindexed::Pass;
 
@@ -102,7 +102,7 @@ impl PyFeed {
             let open = |(at, (source, index)): (usize, (&Py<PySource>, &Option<Indexed>))| {
                 let source = source.get();
                 let index = index.as_ref().and_then(|index| index.open(&source.manifest));
-                let (mut opened, metrics) = opened(&source.manifest, Some(&source.format), &env, max_in_flight)?;
+                let (mut opened, metrics) = source.opened(&env, max_in_flight)?;
                 if let Some((folder, limit)) = &caches[at] {
                     opened = opened.cached(folder, *limit, &course.leaves[at], known, node.clone())?;
                 }

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::enter::{enter, runtime};
-use crate::feed::{PySource, opened};
+use crate::feed::PySource;
 use crate::pass::{Own, PyRun, metrics_of};
 
 /// A pass of either kind of feed.
@@ -115,7 +115,7 @@ impl PyUnindexed {
                 on_error,
                 looks_ahead: false,
             };
-            let (source, metrics) = opened(&source.manifest, Some(&source.format), &env, max_in_flight)?;
+            let (source, metrics) = source.opened(&env, max_in_flight)?;
             let turns = Turns { batch, rank, world, drops_tail };
             let feed = Unindexed::new(Arc::new(source), seed, fields, turns, settings)?;
             Ok(Self {

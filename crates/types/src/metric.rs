@@ -87,6 +87,20 @@ metrics! {
     CacheBroken = ("cache_broken", Count),
     /// Reads and writes of the node's cache that its disk refused.
     CacheFailures = ("cache_failures", Count),
+    /// Reads in a pool of this node's own files.
+    PoolOwnReads = ("pool_own_reads", Count),
+    /// Their bytes.
+    PoolOwnBytes = ("pool_own_bytes", Bytes),
+    /// Reads in a pool by the engine's protocol, which may end on this node too.
+    PoolEngineReads = ("pool_engine_reads", Count),
+    /// Their bytes.
+    PoolEngineBytes = ("pool_engine_bytes", Bytes),
+    /// Reads of what a pool had lost, from the bucket.
+    PoolBucketReads = ("pool_bucket_reads", Count),
+    /// Their bytes, as the pool had them.
+    PoolBucketBytes = ("pool_bucket_bytes", Bytes),
+    /// Lost objects that were put into the pool again.
+    PoolRefills = ("pool_refills", Count),
 }
 
 /// A set of counters that any thread may add to.

@@ -15,6 +15,7 @@ import msgspec
 from penstock.cluster import pools
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.faults import check, told
+from penstock.cluster.told import NODE, VARIABLE, InPool, tell
 from penstock.cluster.words import Words
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
 from penstock.protocols import Call, Pool, PoolSpec
@@ -195,7 +196,8 @@ class Execution:
 
     def _variables(self) -> list[str]:
         """Names of those that every rank gets from here."""
-        return [*self.environment, *self.job.run.env]
+        of_pool = [VARIABLE, NODE] if self.job.pool else []
+        return [*self.environment, *self.job.run.env, *of_pool]
 
     def _on_nodes(self, step: str, argv: list[str], deadline: str, **options: Any) -> list[Exit]:
         return self.cluster.run(
@@ -256,8 +258,9 @@ class Execution:
             return "done before"
         data = self._words.data(self._pool.url if self._pool else "")
         argv, around = self._words.ranks(data, self._variables())
+        env = {**self._told_of_pool(data), **part.env}
         exits = self._on_nodes(
-            "ranks", argv, part.deadline, ranks_per_node=part.ranks_per_node, cwd=part.cwd, env=part.env, around=around
+            "ranks", argv, part.deadline, ranks_per_node=part.ranks_per_node, cwd=part.cwd, env=env, around=around
         )
         self.lost = [ended for ended in exits if ended.code is None]
         failed = [ended for ended in exits if ended.code not in (None, 0)]
@@ -274,6 +277,13 @@ class Execution:
             )
         self._mark("ranks", "ended")
         return f"{len(exits)} ranks"
+
+    def _told_of_pool(self, data: str) -> dict[str, str]:
+        """What lets the ranks read their own files first, and the bucket last."""
+        pool, stage = self.job.pool, self.job.stage
+        if self._pool is None or pool is None or stage is None:
+            return {}
+        return tell(InPool(self._pool, data, source=stage.source, engine_settings=pool.settings))
 
     def _cluster_without(self, lost: list[str]) -> None:
         self.cluster.nodes = tuple(node for node in self.cluster.nodes if node.name not in lost)

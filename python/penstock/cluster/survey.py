@@ -36,6 +36,10 @@ _DISKS = {
     "f2fs",
 }
 _ASK_S = 10
+# What engines and launchers start.
+_PROGRAMS = (
+    "mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo", "beeond", "lfs", "srun", "mpirun",
+)  # fmt: skip
 
 
 def after_colon(path: Path, name: str) -> str | None:
@@ -145,7 +149,7 @@ def survey(names: list[str]) -> dict[str, Any]:
         "disks": disks(),
         "java": java.splitlines()[0] if java else None,
         "fuse": os.access("/dev/fuse", os.R_OK | os.W_OK),
-        "programs": {name: shutil.which(name) for name in ("mfsmaster", "mfsmount", "beeond", "lfs", "srun", "mpirun")},
+        "programs": {name: shutil.which(name) for name in _PROGRAMS},
         "unresolved": unresolved,
     }
 

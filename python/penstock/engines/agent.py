@@ -184,6 +184,8 @@ def start(order: dict[str, Any]) -> dict[str, Any]:
     held = lease_of(root)
     if lock is None or held is None or held["lease"] != order["lease"]:
         raise Refused("precondition", f"{root} is not held by this start of the pool")
+    for name in order.get("folders", []):
+        os.makedirs(os.path.join(root, name), exist_ok=True)
     for name, text in order.get("files", {}).items():
         with open(os.path.join(root, name), "w") as file:
             file.write(text)

@@ -46,6 +46,11 @@ class FolderAccess:
         self._node = node
         self._is_own = is_own
 
+    @property
+    def says_where(self) -> bool:
+        """A mount does not say where its files lie."""
+        return self._is_own
+
     def _path(self, name: str) -> Path:
         return self._folder / checked(name)
 

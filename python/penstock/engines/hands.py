@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols import Exit, Node, PoolSpec, Runner
 
-__all__ = ["Hands", "root_of", "wanting"]
+__all__ = ["Hands", "of_those_that_answered", "root_of", "wanting"]
 
 _KINDS: dict[str, type[PenstockError]] = {
     kind.code: kind
@@ -118,6 +118,17 @@ class Hands:
             fills=True,
         )
         return {ended.node: _answer(ended) for ended in exits}
+
+    def raise_if_dead(self, deadline_s: float) -> None:
+        """Raises SystemFault where a daemon of the pool has ended, with its last words."""
+        for name, answer in self.ask("alive", deadline_s).items():
+            for daemon, words in answer["dead"].items():
+                raise SystemFault(f"{name}: the {daemon} has ended: {words}", where=name)
+
+
+def of_those_that_answered(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers that are none of them errors: what `down` and `audit` give."""
+    return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
 
 
 def _answer(ended: Exit) -> Any:

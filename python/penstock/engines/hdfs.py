@@ -13,9 +13,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.hadoop import configured, data_options, installed, placed, wanted
-from penstock.engines.hands import Hands, root_of, wanting
+from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
 from penstock.engines.webhdfs import HdfsAccess
-from penstock.errors import Deadline, PenstockError, SystemFault, Unreachable
+from penstock.errors import Deadline, PenstockError, Unreachable
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -147,9 +147,7 @@ class HdfsEngine:
             except PenstockError as error:
                 seen = str(error)
             if tries % 4 == 0:
-                for name, answer in hands.ask("alive", _ASK_S).items():
-                    for daemon, words in answer["dead"].items():
-                        raise SystemFault(f"{name}: the {daemon} has ended: {words}", where=name)
+                hands.raise_if_dead(_ASK_S)
             if time.monotonic() > until:
                 raise Deadline(f"pool {spec.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
             time.sleep(_LOOK_S)
@@ -208,11 +206,11 @@ class HdfsEngine:
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
         answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
-        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+        return of_those_that_answered(answers)
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         answers = Hands(spec, runner).try_asking("audit", deadline_s)
-        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+        return of_those_that_answered(answers)
 
 
 def _spec(pool: Pool) -> PoolSpec:

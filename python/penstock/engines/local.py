@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import Hands, root_of, wanting
+from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
 from penstock.errors import PenstockError, Unsupported
 from penstock.protocols import Pool
 
@@ -63,11 +63,11 @@ class LocalEngine:
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
         answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
-        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+        return of_those_that_answered(answers)
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         answers = Hands(spec, runner).try_asking("audit", deadline_s)
-        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+        return of_those_that_answered(answers)
 
 
 def _spec(pool: Pool) -> PoolSpec:

@@ -7,20 +7,24 @@ The disk of the pool is a folder on it. No settings.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import Hands, root_of, wanting
+from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import Pool, PoolSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.protocols import Runner
+    from penstock.protocols import Node, Runner
 
 __all__ = ["MountEngine", "engine"]
+
+_TOOL_S = 10.0
+_PAIR = re.compile(r"(\w+):\s+(-?\w+)")
 
 
 class MountEngine:
@@ -51,7 +55,8 @@ class MountEngine:
                     f"{node}: it does not see {root}, which {leader[0].name} has made: the mount is not shared",
                     where=node,
                 )
-        return Pool(spec.name, self.name, lease, f"{root}/data", tuple(runner.nodes), 1, {"root": root})
+        facts = {"root": root, **_stripes(runner, leader, f"{root}/data", deadline_s)}
+        return Pool(spec.name, self.name, lease, f"{root}/data", tuple(runner.nodes), 1, facts)
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         hands = Hands(PoolSpec(pool.name, "/"), runner)
@@ -79,7 +84,20 @@ class MountEngine:
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         answers = Hands(spec, runner).try_asking("audit", deadline_s)
-        return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+        return of_those_that_answered(answers)
+
+
+def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float) -> dict[str, Any]:
+    """How new files of the folder are striped, where a tool says: Lustre's `lfs getstripe`."""
+    [ended] = runner.run(["lfs", "getstripe", "-d", folder], on=leader, deadline_s=min(deadline_s, _TOOL_S))
+    if ended.code != 0:
+        return {}
+    # stripe_count:  1 stripe_size:   1048576 pattern:  0 stripe_offset: -1
+    found = dict(_PAIR.findall(ended.out.decode(errors="replace")))
+    numbers = {"stripe_count": "stripes", "stripe_size": "stripe_bytes"}
+    return {
+        ours: int(found[theirs]) for theirs, ours in numbers.items() if found.get(theirs, "").lstrip("-").isdecimal()
+    }
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MountEngine:  # noqa: ARG001

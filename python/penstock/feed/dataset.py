@@ -9,11 +9,11 @@ import operator
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.feed import caches, chunk_maps, formats, labels, node_cache
+from penstock.feed import caches, chunk_maps, formats, labels, node_cache, routes
 from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
@@ -64,6 +64,8 @@ class Dataset(Shaped):
     records_per_object: int | None = None
     asked_cache: node_cache.Asked = node_cache.AS_FOUND
     indexed: bool = True
+    locality: routes.Locality | None = None
+    is_local: bool = False
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
     def fields(self, **specs: FieldSpec) -> Dataset:
@@ -78,7 +80,7 @@ class Dataset(Shaped):
                 )
         return replace(self, specs=tuple(specs.items()))
 
-    def shuffle(self, seed: int, window: int | None = None) -> Dataset:
+    def shuffle(self, seed: int, window: int | None = None, *, reach: Literal["global", "local"] = "global") -> Dataset:
         """The same dataset in the order that `seed` names; each epoch has its own.
 
         Objects are permuted over the whole dataset, then samples within each `window` of objects that follow each other
@@ -87,7 +89,13 @@ class Dataset(Shaped):
         Args:
             seed: 0 to 2^64 - 1.
             window: Objects whose samples mix; by default 16, fewer (at least 2) where objects hold over 1,024 records.
+            reach: `local`, in a pool: `local()` shuffled. Every read is then this node's own, and samples never leave
+                their node; `global` mixes all, and reads copies / nodes of them locally.
         """
+        if reach not in ("global", "local"):
+            raise ConfigError(f"reach: `{reach}` is neither global nor local", where="reach")
+        if reach == "local" and not self.is_local:
+            return self.local().shuffle(seed, window)
         # Plain numbers, so that a state is JSON whatever kind of integer was given.
         seed = operator.index(seed)
         window = None if window is None else operator.index(window)
@@ -115,6 +123,29 @@ class Dataset(Shaped):
             steps = (*steps, ("shuffle", 0, 0))
         return replace(self, seed=seed, asked_window=window, steps=steps)
 
+    def local(self) -> Dataset:
+        """Of a dataset in a pool, the part that this node holds, as a dataset of its own.
+
+        Every object is in one node's part. A loader of it without a rank is one of the node's ranks: state, length and
+        batches are the node's, and nodes may end at different batches.
+
+        Raises:
+            ConfigError: The dataset is in no pool that this process was told of, or this node holds nothing of it.
+        """
+        if self.locality is None:
+            raise ConfigError(
+                f"{self.url}: it is in no pool that this process was told of, so no part of it is this node's",
+                where="reach",
+                hint="penstock run tells its ranks",
+            )
+        listed = json.loads(self.source.manifest())
+        listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]
+        if not listed["objects"]:
+            raise ConfigError(f"{self.url}: node {self.locality.node} holds nothing of it", where="reach")
+        source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, self.source.format)
+        routed = source.routed(self.source.routes or "{}")
+        return replace(self, source=routed, is_local=True, _counts=_Counts())
+
     def cache(
         self,
         folder: str | os.PathLike[str] | bool | None = None,  # noqa: FBT001 - False is off
@@ -134,6 +165,8 @@ class Dataset(Shaped):
 
     def caches(self) -> list[node_cache.NodeCache | None]:
         """Where each dataset of it is kept on this node."""
+        if self.locality is not None and self.asked_cache == node_cache.AS_FOUND:
+            return [None]  # the pool is the node's cache
         if not self.indexed:
             if self.asked_cache.is_on:
                 raise ConfigError("cache: what is read unindexed is not kept on the node", where="cache")
@@ -305,7 +338,10 @@ def open(  # noqa: A001 - the verb is the API
         raise ConfigError(
             "records_per_object: it says counts, and indexed=False wants none", where="records_per_object"
         )
-    return Dataset(source, records_per_object=records_per_object, indexed=indexed)
+    locality = None
+    if (pool := routes.find(source.url, env.read())) is not None:
+        source, locality = routes.placed(source, pool, env.read())
+    return Dataset(source, records_per_object=records_per_object, indexed=indexed, locality=locality)
 
 
 def _located(url: str | os.PathLike[str], what: str) -> str:

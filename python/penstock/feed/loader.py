@@ -138,6 +138,10 @@ class BaseLoader(Generic[Batch]):
         if rank is None or world is None:
             rank, world = self._place()
             found = ranks.detect(env.read())
+            if dataset.is_local:
+                # The node's ranks share the node's part; launchers number them node after node.
+                first, end = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
+                rank, world = rank - first, end - first
             if (found.rank, found.world) == (rank, world):
                 self._node = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
         if world < 1 or not 0 <= rank < world:
@@ -371,6 +375,7 @@ class BaseLoader(Generic[Batch]):
             "window": self.dataset.window if counted else None,
             "caches": [cache and {"folder": cache.folder, "limit_bytes": cache.limit_bytes} for cache in self.caches],
             "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world) if counted else None,
+            "locality": self.dataset.locality and self.dataset.locality.facts(),
             "threads": feed.threads if feed is not None else 0,
             "max_in_flight": self._bounds["max_in_flight"],
             "memory_bytes": feed.memory_bytes if feed is not None else self._bounds["memory_bytes"],

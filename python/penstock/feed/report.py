@@ -34,6 +34,16 @@ _SAYS = {
     "overhead_s": "requests not sent yet (read-ahead or memory budget) and hand-over",
 }
 
+_POOL = (
+    "pool_own_reads",
+    "pool_own_bytes",
+    "pool_engine_reads",
+    "pool_engine_bytes",
+    "pool_bucket_reads",
+    "pool_bucket_bytes",
+    "pool_refills",
+)
+
 # Below this share of waiting, the consumer sets the pace.
 _LIMITED = 0.05
 
@@ -119,6 +129,17 @@ class Report(Mapping[str, Any]):
                 f"  node cache: {self['cache_hits']:,} reads from it ({self['cache_bytes'] / 1e9:.3f} GB), "
                 f"{self['cache_misses']:,} objects fetched into it, {self['cache_evictions']:,} gave way"
             )
+        if self["locality"] is not None:
+            where = self["locality"]
+            read = max(1, self["pool_own_bytes"] + self["pool_engine_bytes"] + self["pool_bucket_bytes"])
+            shares = (f"{100 * self[f'pool_{way}_bytes'] / read:.1f} %" for way in ("own", "engine", "bucket"))
+            lines.append(
+                "  pool: {} of the bytes from this node's own files, {} by the engine, {} from the bucket again".format(
+                    *shares
+                )
+                + f" ({self['pool_refills']:,} objects put back); {100 * where['expected_local_share']:.1f} % local is what a"
+                f" global order gives ({where['copies']} of {where['nodes']})"
+            )
         if self["skipped"] or self["substituted"]:
             lines.append(
                 f"  {self['skipped']:,} bad samples left out, {self['substituted']:,} replaced by others; "
@@ -144,6 +165,10 @@ _COUNTS = {
     "cache_hits": "Reads answered from the node's cache",
     "cache_misses": "Objects fetched into the node's cache",
     "cache_evictions": "Objects that gave way in the node's cache",
+    "pool_own_bytes": "Bytes read in a pool from this node's own files",
+    "pool_engine_bytes": "Bytes read in a pool by its engine",
+    "pool_bucket_bytes": "Bytes that a pool had lost, read from the bucket again",
+    "pool_refills": "Lost objects that were put into the pool again",
 }
 """What a pass counts, as Prometheus is told it."""
 
@@ -228,6 +253,7 @@ def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
             "cache_broken": int(counters.get("cache_broken", 0)),
             "cache_failures": int(counters.get("cache_failures", 0)),
             "cache_bytes": int(counters.get("cache_bytes", 0)),
+            **{name: int(counters.get(name, 0)) for name in _POOL},
             "skipped": measured.mended[0],
             "substituted": measured.mended[1],
             "bad_samples": measured.mended[2],

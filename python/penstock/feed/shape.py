@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock import _native
     from penstock.feed.mapping import Mapping
     from penstock.feed.node_cache import NodeCache
+    from penstock.feed.routes import Locality
 
 __all__ = ["Shaped", "expected_reads"]
 
@@ -147,6 +148,16 @@ class Shaped:
     def caches(self) -> list[NodeCache | None]:
         """Where each dataset of it is kept on this node."""
         raise NotImplementedError
+
+    @property
+    def locality(self) -> Locality | None:
+        """Where its objects lie, of one dataset in a pool."""
+        return None
+
+    @property
+    def is_local(self) -> bool:
+        """True for a node's own part of a dataset in a pool."""
+        return False
 
     @property
     def seed(self) -> int | None:

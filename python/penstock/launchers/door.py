@@ -160,7 +160,7 @@ def main() -> int:
     if options.get("reads_env"):
         environment.update(json.loads(first_line(0)))
     here = place(options, environment)
-    environment.update({**variables(here), **options.get("also", {})})
+    environment.update({**variables(here), "PENSTOCK_NODE": str(here["node"]), **options.get("also", {})})
     argv = [*filled(options.get("around", ()), here), *(filled(argv, here) if options.get("fills") else argv)]
     ends = filled(options.get("ends", ()), here)
     record = {"rank": here["rank"], "node": here["node"]}

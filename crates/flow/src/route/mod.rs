@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads in a pool: a node's own files first, then the engine's protocol, then the bucket that the pool was filled from.
+//!
+//! Owns the choice of the way and the way back: what the pool has lost is fetched from the bucket, inflated where the
+//! stage had inflated it, and put into the pool again. Knows no engine: where objects lie it is told ([`Routes`]). An
+//! object's bytes are those of its size in the pool's listing, or an error; a way that fails costs its patience once,
+//! after which the objects of the nodes that failed go straight to the bucket for a while.
+
+mod bucket;
+mod health;
+mod read;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use penstock_store::{
+    Capabilities, Count, GetResult, ListStream, Local, LocalReads, Meta, ObjectRef, Opened, PutOptions, Store, Uploads,
+    Version,
+};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+use self::bucket::Bucket;
+use self::health::Health;
+use self::read::Read;
+use crate::manifest::Manifest;
+
+/// Objects that are put back at a time; what comes meanwhile is put back when it is read again.
+const REFILLS: usize = 4;
+/// By when an object must have been put back.
+const REFILL: Duration = Duration::from_secs(60);
+/// A NameNode that does not say this soon whether an object was put back is not waited for.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Where a pool's objects lie, as one node knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Routes {
+    /// The URL that the pool was filled from; without one, what the pool has lost is lost.
+    #[serde(default)]
+    pub bucket: Option<String>,
+    /// By key below the dataset's folder. Of an object that is not here nothing is known: the engine is asked.
+    #[serde(default)]
+    pub objects: HashMap<String, Placed>,
+}
+
+/// Where one object lies.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placed {
+    /// A plain file of this node with exactly the object's bytes.
+    #[serde(default)]
+    pub own: Option<PathBuf>,
+    /// The nodes that hold a copy, by number; none where the engine does not say.
+    #[serde(default)]
+    pub nodes: Option<Vec<u32>>,
+}
+
+impl Routes {
+    /// From JSON; `Config` for what is none.
+    pub fn from_json(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::bug(format!("routes do not write: {error}")))
+    }
+}
+
+/// See the module. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Routed {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pool: Arc<dyn Store>,
+    known: HashMap<Key, Known>,
+    /// Own files, by their absolute paths.
+    files: Count,
+    bucket: Option<Bucket>,
+    health: Health,
+    refills: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
+}
+
+/// What is known of an object.
+#[derive(Debug)]
+struct Known {
+    size: u64,
+    /// Below the file system's root.
+    own: Option<Key>,
+    nodes: Option<Vec<u32>>,
+}
+
+impl Known {
+    /// How long an answer of the engine is waited for: copies are asked one after the other.
+    fn patience(&self) -> Duration {
+        match self.nodes.as_ref().map(Vec::len) {
+            Some(0 | 1) => Duration::from_secs(5),
+            _ => Duration::from_secs(20),
+        }
+    }
+}
+
+impl Routed {
+    /// The pool's store behind the ways of `routes`, for the objects of its listing `manifest`, whose keys are below
+    /// `base`. `bucket` is the opened store of `routes.bucket`.
+    pub fn new(
+        pool: Arc<dyn Store>,
+        base: &Key,
+        manifest: &Manifest,
+        routes: &Routes,
+        bucket: Option<(Url, Opened)>,
+        reads: LocalReads,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self> {
+        let known = manifest.objects.iter().filter_map(|entry| {
+            let placed = routes.objects.get(entry.key.as_str()?)?;
+            let own = placed.own.as_ref().map(|path| {
+                let bytes = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str());
+                Key::new(bytes.strip_prefix(b"/").unwrap_or(bytes).to_vec())
+            });
+            let known = Known { size: entry.size, own, nodes: placed.nodes.clone() };
+            Some((base.join(entry.key.as_bytes()), known))
+        });
+        let local = Local::new(std::path::Path::new("/"))?.with_reads(reads);
+        let shared = Shared {
+            known: known.collect(),
+            pool,
+            files: Count::new(Arc::new(local), metrics.clone()),
+            bucket: bucket.map(|(url, opened)| Bucket::new(url, opened, base.clone())),
+            health: Health::default(),
+            refills: Arc::new(Semaphore::new(REFILLS)),
+            metrics,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+}
+
+impl Shared {
+    /// True when the engine need not be asked: every node that holds the object has failed, and nobody has put it back.
+    async fn is_lost(&self, key: &Key, known: &Known, version: Option<&Version>) -> bool {
+        if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref()) {
+            return false;
+        }
+        if self.health.is_back(key) {
+            return false;
+        }
+        if self.health.is_engine_away() {
+            return true;
+        }
+        match tokio::time::timeout(LOOK, self.pool.head(key, Deadline::within(LOOK))).await {
+            Ok(Ok(meta)) => {
+                let is_back = version.is_some() && meta.version.as_ref() != version;
+                if is_back {
+                    self.health.came_back(key);
+                }
+                !is_back
+            }
+            Ok(Err(Error::NotFound { .. })) => true,
+            Ok(Err(_)) | Err(_) => {
+                self.health.engine_failed();
+                true
+            }
+        }
+    }
+
+    /// The whole object from the bucket; those who ask meanwhile get the same bytes, and the pool gets it back.
+    async fn refetched(self: &Arc<Self>, key: &Key, size: u64, deadline: Deadline) -> Result<Bytes> {
+        let bucket = self.bucket.as_ref().ok_or_else(|| Error::bug("a pool without a bucket refetches nothing"))?;
+        let cell = bucket.under_way(key);
+        let mut is_mine = false;
+        let bytes = cell
+            .get_or_try_init(|| {
+                is_mine = true;
+                bucket.fetch(key, size, deadline)
+            })
+            .await?
+            .clone();
+        if is_mine && let Ok(permit) = self.refills.clone().try_acquire_owned() {
+            let (shared, key, body) = (self.clone(), key.clone(), bytes.clone());
+            // The cell goes along: whoever asks before the pool has it again is answered from it.
+            tokio::spawn(async move {
+                let put = shared.pool.put(&key, vec![body], &PutOptions::default(), Deadline::within(REFILL)).await;
+                if put.is_ok() {
+                    shared.metrics.count(Metric::PoolRefills);
+                    shared.health.came_back(&key);
+                }
+                drop((permit, cell));
+            });
+        }
+        Ok(bytes)
+    }
+}
+
+#[async_trait]
+impl Store for Routed {
+    fn root(&self) -> &Url {
+        self.shared.pool.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.shared.pool.capabilities()
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        self.shared.pool.list(prefix, after, deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        self.shared.pool.head(key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let Some(known) = self.shared.known.get(&object.key) else {
+            return self.shared.pool.get_ranges(object, ranges, deadline).await;
+        };
+        let meta = Meta {
+            key: object.key.clone(),
+            size: known.size,
+            version: object.version.clone(),
+            digests: Vec::new(),
+            encoding: None,
+            modified_s: None,
+        };
+        let read = Read::new(self.shared.clone(), object.clone(), known.size, ranges, deadline);
+        Ok(GetResult { meta, chunks: read.chunks().boxed() })
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        self.shared.pool.put(key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.shared.pool.uploads()
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        self.shared.pool.delete(keys, deadline).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

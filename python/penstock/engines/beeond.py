@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`beeond`: BeeGFS On Demand over the nodes' disks, by its own `beeond start` and `beeond stop` (BeeGFS 7 and 8).
+
+Owns the command lines, the node file, the status file, and the deadlines that BeeOND lacks: its start waits for the
+servers' registration without end. BeeOND owns everything else: it needs root, its kernel module, and root's ssh (or
+pdsh) between the nodes. Striped without copies: a lost node takes a part of nearly every file along.
+
+Settings (BeeOND's letter behind each): `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) · `port_shift`
+p · `prefers_local` l · `pdsh` P · `pdsh_program` b · `tmpfs` r · `config` f · `targets` t · `mirrors_storage` k ·
+`mirrors_metadata` j · of 8 alone `grpc_port` G, `auth` C, `tls` E, `license` H.
+
+Written from BeeGFS 8.3.1 and 7.4's sources, and tested against a stand-in that holds their grammar; nobody has run it on
+real nodes yet.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.folder import FolderAccess
+from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
+from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
+from penstock.protocols import Pool, PoolSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.protocols import Node, Runner
+
+__all__ = ["BeeondEngine", "engine", "start_line", "stop_line"]
+
+_LOOK_S = 0.3
+_ASK_S = 10.0
+_KNOWN: dict[str, Any] = {
+    "version": 8, "metadata_servers": 1, "storage_servers": 0, "port_shift": 1000, "prefers_local": False, "pdsh": False,
+    "pdsh_program": "", "tmpfs": False, "config": "", "targets": "", "mirrors_storage": False, "mirrors_metadata": False,
+    "grpc_port": 0, "auth": "", "tls": "", "license": "",
+}  # fmt: skip
+_OF_8 = ("grpc_port", "auth", "tls", "license")
+# Enterprise features, which BeeGFS 8 gives to a licence alone.
+_LICENSED = ("mirrors_storage", "mirrors_metadata", "targets")
+# BeeOND 8 puts these files into the folder of `-f`, and refuses them before it knows one.
+_INTO_CONFIG = ("auth", "tls", "license")
+
+
+def start_line(root: str, settings: Mapping[str, Any]) -> list[str]:
+    """`beeond start` for a pool's folder. The order counts: `-f` before `-C -E -H`, and `-H` before `-k -j -t`."""
+    said = settings
+    line = ["beeond", "start", "-n", f"{root}/conf/nodes", "-d", f"{root}/data", "-c", f"{root}/mnt"]
+    line += ["-i", f"{root}/beeond.status", "-L", f"{root}/logs", "-F"]
+    line += ["-m", str(said["metadata_servers"]), "-p", str(said["port_shift"])]
+    line += ["-s", str(said["storage_servers"])] if said["storage_servers"] else []
+    line += _remote(said)
+    for name, letter in (("config", "-f"), ("auth", "-C"), ("tls", "-E"), ("license", "-H"), ("targets", "-t")):
+        line += [letter, said[name]] if said[name] else []
+    line += ["-G", str(said["grpc_port"])] if said["grpc_port"] else []
+    for name, letter in (
+        ("mirrors_storage", "-k"),
+        ("mirrors_metadata", "-j"),
+        ("prefers_local", "-l"),
+        ("tmpfs", "-r"),
+    ):
+        line += [letter] if said[name] else []
+    return [*line, "-q"]
+
+
+def stop_line(root: str, settings: Mapping[str, Any], *, keep_data: bool, cleans_up: bool) -> list[str]:
+    """`beeond stop` of the same; `cleans_up` is for an instance that is not whole."""
+    line = ["beeond", "stop", "-n", f"{root}/conf/nodes", "-i", f"{root}/beeond.status", "-L"]
+    line += [] if keep_data else ["-d"]
+    line += ["-c"] if cleans_up else []
+    return [*line, *_remote(settings), "-q"]
+
+
+def _remote(settings: Mapping[str, Any]) -> list[str]:
+    program = settings["pdsh_program"]
+    return (["-P"] if settings["pdsh"] else []) + (["-b", program] if program else [])
+
+
+class BeeondEngine:
+    """One BeeOND instance a pool."""
+
+    name = "beeond"
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = wanting(settings, self.name, _KNOWN)
+        self._check()
+
+    def _check(self) -> None:
+        said = self._settings
+        if said["version"] not in (7, 8):
+            raise ConfigError(f"engine beeond: version {said['version']} is neither 7 nor 8", where="version")
+        given = [name for name, default in _KNOWN.items() if said[name] != default]
+        if said["version"] == 7 and (newer := [name for name in _OF_8 if name in given]):
+            raise Unsupported(f"engine beeond: BeeOND 7 has no {', '.join(newer)}", hint="version = 8")
+        if said["version"] == 8 and not said["license"] and (bound := [name for name in _LICENSED if name in given]):
+            raise Unsupported(
+                f"engine beeond: {', '.join(bound)} is an enterprise feature of BeeGFS 8, which BeeOND refuses without a licence",
+                hint="license = the path of a license.pem, or leave it out",
+            )
+        if not said["config"] and (bare := [name for name in _INTO_CONFIG if name in given]):
+            raise ConfigError(f"engine beeond: {', '.join(bare)} goes into the folder of `config`, and none is given")
+        if said["pdsh_program"] and not said["pdsh"]:
+            raise ConfigError("engine beeond: pdsh_program names a program that `pdsh` does not ask for")
+
+    def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        lacks = []
+        for node, found in facts.items():
+            if not found["programs"].get("beeond"):
+                lacks.append(f"{node}: there is no beeond (the package `beeond` of BeeGFS)")
+            if found["user"] != 0:
+                lacks.append(f"{node}: BeeOND mounts, which wants root, and this is user {found['user']}")
+        if spec.copies > 1 and not self._settings["mirrors_storage"]:
+            lacks.append(f"{spec.copies} copies want mirrors_storage, which is a licensed feature of BeeGFS")
+        if spec.copies > 2:
+            lacks.append(f"{spec.copies} copies are more than the two of BeeGFS's mirrors")
+        return lacks
+
+    # ------------------------------------------------------------ up
+
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+        until = time.monotonic() + deadline_s
+        if "{" in spec.disk:
+            raise ConfigError("engine beeond: its disk is one path on all nodes, as BeeOND wants it", where="disk")
+        hands, leader = Hands(spec, runner), runner.nodes[0]
+        hands.ask("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        root = root_of(spec, leader)
+        hands.ask("start", until - time.monotonic(), lease=lease, folders=["mnt"])
+        start = {
+            "what": "beeond start",
+            "unless": "beeond.status",
+            "log": "logs/beeond.log",
+            "argv": start_line(root, self._settings),
+            # Less than the order's own time, so that it is told what hung.
+            "limit_s": max(1.0, 0.8 * (until - time.monotonic())),
+        }
+        nodes = "".join(f"{node.address}\n" for node in runner.nodes)
+        hands.ask(
+            "start", until - time.monotonic(), on=[leader], lease=lease, files={"conf/nodes": nodes}, once=[start]
+        )
+        pool = Pool(
+            spec.name, self.name, lease, f"{root}/mnt/data", tuple(runner.nodes), spec.copies, {"root": root, "mark": f"mnt/{_mark(lease)}"}
+        )  # fmt: skip
+        # What the first node writes, every node must read: it is one file system then, mounted everywhere.
+        hands.ask(
+            "start", until - time.monotonic(), on=[leader], lease=lease, folders=["mnt/data"], files={pool.facts["mark"]: lease}
+        )  # fmt: skip
+        while missing := [name for name, state in self._states(pool, hands, _ASK_S).items() if state != "up"]:
+            if time.monotonic() > until:
+                text = f"pool {spec.name}: beeond has ended, and {', '.join(missing[:4])} shows no mount within {deadline_s:g} s"
+                raise Deadline(text, limit_s=deadline_s)
+            time.sleep(_LOOK_S)
+        return pool
+
+    # ------------------------------------------------------------ while it is up
+
+    def _states(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, str]:
+        pattern = f"{pool.facts['root']}/{pool.facts['mark']}"
+        answers = hands.try_asking("has", limit_s, on=pool.nodes, patterns=[pattern])
+        return {
+            name: "lost" if isinstance(answer, PenstockError) else "up" if answer else "degraded"
+            for name, answer in answers.items()
+        }
+
+    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+        return self._states(pool, Hands(PoolSpec(pool.name, "/"), runner), deadline_s)
+
+    def access(self, pool: Pool, node: str) -> FolderAccess:
+        return FolderAccess(Path(pool.url), node, is_own=False)
+
+    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
+        """Nothing: of what a lost node held BeeGFS tells no names. The pool is brought up and staged again."""
+        return []
+
+    # ------------------------------------------------------------ down
+
+    def down(
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+    ) -> dict[str, dict[str, Any]]:
+        until = time.monotonic() + deadline_s
+        hands, leader = Hands(spec, runner), runner.nodes[0]
+        self._stop(spec, hands, leader, lease, keep_data=keep_data, deadline_s=deadline_s / 2)
+        # What BeeOND could not end: mounts below the folder, the folder, and what its start left running here.
+        left = max(1.0, until - time.monotonic())
+        return of_those_that_answered(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
+
+    def _stop(
+        self, spec: PoolSpec, hands: Hands, leader: Node, lease: str, *, keep_data: bool, deadline_s: float
+    ) -> None:
+        """BeeOND's own end, and where that does not come its clean-up of a broken instance."""
+        root = root_of(spec, leader)
+        seen = hands.try_asking("alive", _ASK_S, on=[leader])[leader.name]
+        if isinstance(seen, PenstockError) or seen["lease"] is None or (lease and seen["lease"] != lease):
+            return  # nothing of ours is there, or nobody answers
+        begun = hands.try_asking("has", _ASK_S, on=[leader], patterns=[f"{root}/conf/nodes"])[leader.name]
+        if begun is not True:
+            return
+        for cleans_up in (False, True):
+            once = {
+                "what": "beeond stop",
+                "unless": "beeond.stopped",
+                "log": "logs/beeond.log",
+                "argv": stop_line(root, self._settings, keep_data=keep_data, cleans_up=cleans_up),
+                "limit_s": deadline_s / 2,
+            }
+            ended = hands.try_asking("start", deadline_s / 2 + 5, on=[leader], lease=seen["lease"], once=[once])
+            if not isinstance(ended[leader.name], PenstockError):
+                return
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
+
+
+def _mark(lease: str) -> str:
+    return f".penstock-{lease}"
+
+
+def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> BeeondEngine:  # noqa: ARG001
+    """The entry point `penstock.engines: beeond`."""
+    return BeeondEngine(settings)

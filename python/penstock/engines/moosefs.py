@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`moosefs`: a MooseFS 3 over the nodes' disks, mounted by FUSE on every one: a pool for programs that need paths.
+
+A master on the first node, a chunk server and a mount on each; Debian's packages moosefs-master, -chunkserver, -client
+and -cli. Needs FUSE on the nodes, and addresses that are no loopback: a master knows its servers by them.
+
+Settings: `leave_bytes` (of each disk that is never used), `io_retries` (how often a mount asks for what a lost node held
+before programs get an error), `io_timeout_s` (the longest that one read may take).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.engines.folder import FolderAccess
+from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
+from penstock.errors import ConfigError, Deadline, PenstockError, SystemFault
+from penstock.protocols import Located, Pool, PoolSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.protocols import Exit, Node, Runner
+
+__all__ = ["MooseFsAccess", "MooseFsEngine", "engine"]
+
+_LOOK_S = 0.3
+_ASK_S = 10.0
+_PROGRAMS = ("mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo")
+_CHUNK_BYTES = 64 << 20
+_MOST_COPIES = 9
+_KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 5, "io_timeout_s": 30}
+
+
+class MooseFsEngine:
+    """One MooseFS a pool, ended with it."""
+
+    name = "moosefs"
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = wanting(settings, self.name, _KNOWN)
+
+    def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        lacks = []
+        for node, found in facts.items():
+            missing = [name for name in _PROGRAMS if not found["programs"].get(name)]
+            if missing:
+                lacks.append(
+                    f"{node}: there is no {', '.join(missing)} (Debian: moosefs-master, -chunkserver, -client, -cli)"
+                )
+            if not found["fuse"]:
+                lacks.append(f"{node}: /dev/fuse cannot be opened")
+        if spec.copies > min(len(facts), _MOST_COPIES):
+            lacks.append(f"{spec.copies} copies want as many nodes, and there are {len(facts)}")
+        return lacks
+
+    # ------------------------------------------------------------ up
+
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+        until = time.monotonic() + deadline_s
+        for node in runner.nodes:
+            _refuse_loopback(node)
+        hands, leader = Hands(spec, runner), runner.nodes[0]
+        found = hands.ask(
+            "prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes,
+            each={node.name: {"ports": 4 if node == leader else 1} for node in runner.nodes},
+        )  # fmt: skip
+        meta, chunk, client = found[leader.name]["ports"][:3]
+        servers = {node.name: found[node.name]["ports"][-1] for node in runner.nodes}
+        pool = Pool(
+            spec.name, self.name, lease, f"{root_of(spec, leader)}/mnt", tuple(runner.nodes), spec.copies,
+            {
+                "master": f"{leader.address}:{client}",
+                "nodes": {node.name: {"server": f"{node.address}:{servers[node.name]}", "root": root_of(spec, node)} for node in runner.nodes},
+            },
+        )  # fmt: skip
+        orders = {node.name: self._order(spec, node, leader, chunk, servers[node.name]) for node in runner.nodes}
+        master = self._master(root_of(spec, leader), leader, (meta, chunk, client))
+        orders[leader.name]["files"] |= master["files"]
+        orders[leader.name]["daemons"][:0] = master["daemons"]
+        hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
+        self._await(pool, runner, hands, until, deadline_s)
+        # The mounts come once there is something to mount: a mount that finds no master ends.
+        mounts = {
+            node.name: {"daemons": [self._mount(pool.facts["nodes"][node.name]["root"], leader, client)]}
+            for node in runner.nodes
+        }
+        hands.ask("start", until - time.monotonic(), lease=lease, each=mounts)
+        self._await_mounts(pool, hands, until, deadline_s)
+        self._say_copies(pool, runner, leader, until)
+        return pool
+
+    def _order(self, spec: PoolSpec, node: Node, leader: Node, chunk: int, port: int) -> dict[str, Any]:
+        root = root_of(spec, node)
+        config = {
+            **_user(),
+            "DATA_PATH": f"{root}/data/server",
+            "HDD_CONF_FILENAME": f"{root}/conf/disks",
+            "HDD_LEAVE_SPACE_DEFAULT": f"{self._settings['leave_bytes']}B",
+            "MASTER_HOST": leader.address,
+            "MASTER_PORT": chunk,
+            "MASTER_RECONNECTION_DELAY": 1,
+            "BIND_HOST": node.address,
+            "CSSERV_LISTEN_HOST": node.address,
+            "CSSERV_LISTEN_PORT": port,
+        }
+        return {
+            "folders": ["data/server", "data/chunks", "mnt"],
+            "files": {"conf/server.cfg": _config(config), "conf/disks": f"{root}/data/chunks\n"},
+            "daemons": [
+                {
+                    "name": "server",
+                    "argv": ["mfschunkserver", "-f", "-c", f"{root}/conf/server.cfg"],
+                    "log": "logs/server.log",
+                }
+            ],
+        }
+
+    def _master(self, root: str, leader: Node, ports: tuple[int, int, int]) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            **_user(),
+            "DATA_PATH": f"{root}/data",
+            "EXPORTS_FILENAME": f"{root}/conf/exports",
+            # A lost node's chunks are copied again at once, where there is a copy.
+            "REPLICATIONS_DELAY_INIT": 1,
+        }
+        for name, port in zip(("MATOML", "MATOCS", "MATOCL"), ports, strict=True):
+            config |= {f"{name}_LISTEN_HOST": leader.address, f"{name}_LISTEN_PORT": port}
+        return {
+            "files": {
+                "conf/master.cfg": _config(config),
+                "conf/exports": "* / rw,alldirs,maproot=0:0\n* . rw\n",
+                "data/metadata.mfs": "MFSM NEW",
+            },
+            "daemons": [
+                {
+                    "name": "master",
+                    "argv": ["mfsmaster", "-f", "-c", f"{root}/conf/master.cfg"],
+                    "log": "logs/master.log",
+                }
+            ],
+        }
+
+    def _mount(self, root: str, leader: Node, client: int) -> dict[str, Any]:
+        options = f"mfsioretries={self._settings['io_retries']},mfstimeout={self._settings['io_timeout_s']}"
+        argv = ["mfsmount", "-f", "-H", leader.address, "-P", str(client), "-o", options, f"{root}/mnt"]
+        return {"name": "mount", "argv": argv, "log": "logs/mount.log"}
+
+    def _await(self, pool: Pool, runner: Runner, hands: Hands, until: float, deadline_s: float) -> None:
+        """Until every chunk server has told the master of its space."""
+        tries, seen = 0, "the master has not answered"
+        while True:
+            tries += 1
+            try:
+                serving = _serving(pool, runner, min(_ASK_S, max(1.0, until - time.monotonic())))
+                missing = [node.name for node in pool.nodes if node.name not in serving]
+                if not missing:
+                    return
+                seen = f"{len(serving)} of {len(pool.nodes)} chunk servers serve, {', '.join(missing[:4])} not"
+            except PenstockError as error:
+                seen = str(error)
+            if tries % 4 == 0:
+                hands.raise_if_dead(_ASK_S)
+            if time.monotonic() > until:
+                raise Deadline(f"pool {pool.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
+            time.sleep(_LOOK_S)
+
+    def _await_mounts(self, pool: Pool, hands: Hands, until: float, deadline_s: float) -> None:
+        while True:
+            # Every MooseFS mount shows its master's facts under this name, and an empty folder does not.
+            seen = hands.try_asking("has", _ASK_S, each=_with_roots(pool, "mnt/.masterinfo"))
+            missing = [name for name, is_there in seen.items() if is_there is not True]
+            if not missing:
+                return
+            hands.raise_if_dead(_ASK_S)
+            if time.monotonic() > until:
+                text = f"pool {pool.name}: not mounted within {deadline_s:g} s on {', '.join(missing[:4])}"
+                raise Deadline(text, limit_s=deadline_s)
+            time.sleep(_LOOK_S)
+
+    def _say_copies(self, pool: Pool, runner: Runner, leader: Node, until: float) -> None:
+        line = ["mfssetgoal", "-r", str(pool.copies), pool.facts["nodes"][leader.name]["root"] + "/mnt"]
+        [ended] = runner.run(line, on=[leader], deadline_s=max(1.0, until - time.monotonic()))
+        if ended.code != 0:
+            raise _failed(ended, "mfssetgoal")
+
+    # ------------------------------------------------------------ while it is up
+
+    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+        until = time.monotonic() + deadline_s
+        hands = Hands(PoolSpec(pool.name, "/"), runner)
+        answers = hands.try_asking("alive", deadline_s / 2, on=pool.nodes, each=_with_roots(pool))
+        try:
+            serving = _serving(pool, runner, min(_ASK_S, max(1.0, until - time.monotonic())))
+        except PenstockError:
+            serving = set()
+        states = {}
+        for name, answer in answers.items():
+            if isinstance(answer, PenstockError):
+                states[name] = "lost"
+            else:
+                is_whole = answer["lease"] == pool.lease and not answer["dead"] and name in serving
+                states[name] = "up" if is_whole else "degraded"
+        return states
+
+    def access(self, pool: Pool, node: str) -> MooseFsAccess:
+        return MooseFsAccess(pool, node)
+
+    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
+        """By the master's list of missing chunks, which it brings up to date once a minute or so."""
+        rows = _asked_of_master(pool, runner, "-SMF", deadline_s)
+        return sorted({row[1].lstrip("/") for row in rows if len(row) > 1 and row[1].startswith("/")})
+
+    # ------------------------------------------------------------ down
+
+    def down(
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+    ) -> dict[str, dict[str, Any]]:
+        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
+        return of_those_that_answered(answers)
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
+
+
+class MooseFsAccess(FolderAccess):
+    """The mount on this node; where a piece lies is asked of the master."""
+
+    says_where = True
+
+    def __init__(self, pool: Pool, node: str) -> None:
+        super().__init__(Path(pool.facts["nodes"][node]["root"], "mnt"), node, is_own=False)
+        self._by_server = {facts["server"]: name for name, facts in pool.facts["nodes"].items()}
+
+    def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
+        """By `mfsfileinfo`, a run an object: 64 MiB a piece."""
+        return {name: self._pieces(name) for name in names}
+
+    def _pieces(self, name: str) -> list[Located]:
+        path = self._path(name)
+        line = ["mfsfileinfo", str(path)]
+        try:
+            size = path.stat().st_size
+            done = subprocess.run(
+                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S, check=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SystemFault(f"{name}: where it lies is not known: {error}", where=name) from error
+        holders: list[set[str]] = []
+        for words in (line.strip() for line in done.stdout.splitlines()[1:]):
+            if words.startswith("chunk "):
+                holders.append(set())
+            elif words.startswith("copy ") and holders and "(status:VALID)" in words:
+                server = words.partition(": ")[2].split(" ")[0]
+                holders[-1] |= {self._by_server[server]} if server in self._by_server else set()
+        return [
+            Located(at, min(_CHUNK_BYTES, size - at), tuple(sorted(nodes)))
+            for at, nodes in zip(range(0, size, _CHUNK_BYTES), holders, strict=False)
+        ]
+
+
+def _refuse_loopback(node: Node) -> None:
+    try:
+        is_loopback = ipaddress.ip_address(node.address).is_loopback
+    except ValueError:
+        is_loopback = node.address == "localhost"
+    if is_loopback:
+        raise ConfigError(
+            f"{node.name}: {node.address} is a loopback address, by which a MooseFS master cannot tell its servers apart",
+            where=node.name,
+            hint="penstock cluster rehearse makes hosts with addresses of their own",
+        )
+
+
+def _user() -> dict[str, str]:
+    # Only root changes its user, and the pool's folder is root's then.
+    return {"WORKING_USER": "#0", "WORKING_GROUP": "#0"}
+
+
+def _config(settings: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {value}\n" for name, value in settings.items())
+
+
+def _with_roots(pool: Pool, below: str | None = None) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, facts in pool.facts["nodes"].items():
+        found[name] = {"root": facts["root"]}
+        if below is not None:
+            found[name]["patterns"] = [f"{facts['root']}/{below}"]
+    return found
+
+
+def _serving(pool: Pool, runner: Runner, limit_s: float) -> set[str]:
+    """The nodes whose chunk server the master knows, with space."""
+    by_server = {tuple(facts["server"].rsplit(":", 1)): name for name, facts in pool.facts["nodes"].items()}
+    serving = set()
+    # chunk servers:|address|port|id|labels|version|load|maintenance|chunks|used|total|...
+    for row in _asked_of_master(pool, runner, "-SCS", limit_s):
+        if len(row) > 10 and row[10].isdecimal() and int(row[10]) > 0:
+            name = by_server.get((row[1], row[2]))
+            serving |= {name} if name else set()
+    return serving
+
+
+def _asked_of_master(pool: Pool, runner: Runner, what: str, limit_s: float) -> list[list[str]]:
+    """The rows of a table that `mfscli` prints on the first node."""
+    host, _, port = pool.facts["master"].rpartition(":")
+    line = ["mfscli", "-H", host, "-P", port, "-ns", "|", what]
+    [ended] = runner.run(line, on=[pool.nodes[0]], deadline_s=limit_s)
+    if ended.code != 0:
+        raise _failed(ended, "mfscli")
+    return [line.split("|") for line in ended.out.decode(errors="replace").splitlines() if "|" in line]
+
+
+def _failed(ended: Exit, program: str) -> PenstockError:
+    if isinstance(ended.fault, PenstockError):
+        return ended.fault
+    said = (ended.err or ended.out).decode(errors="replace").strip().splitlines()
+    words = said[-1][:300] if said else "no words"
+    return SystemFault(f"{ended.node}: {program} ended with {ended.code}: {words}", where=ended.node)
+
+
+def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MooseFsEngine:  # noqa: ARG001
+    """The entry point `penstock.engines: moosefs`."""
+    return MooseFsEngine(settings)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads in a pool: which objects this node holds as plain files, which nodes hold the others, and the bucket behind them.
+
+Owns what is asked of the engine before the first read, once; the reads themselves are the core's. Without a pool that
+the process was told of (`penstock.cluster.told`), nothing here is called.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.cluster import told
+from penstock.cluster.pools import load_engine
+from penstock.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock import _native
+    from penstock.protocols import Access
+
+__all__ = ["Locality", "find", "placed"]
+
+_LOG = logging.getLogger("penstock.feed")
+# Questions to an engine at a time, and objects a question.
+_AT_ONCE, _A_QUESTION = 16, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """Where the objects of a dataset in a pool lie, seen from one node.
+
+    Attributes:
+        own_bytes, bytes: That this node reads from its own files, of all.
+        mine: The keys of the objects that are this node's part where each node reads its own: every object is in exactly
+            one node's part, as long as all of them looked at the same pool.
+    """
+
+    node: str
+    nodes: int
+    copies: int
+    own_bytes: int
+    bytes: int
+    mine: frozenset[str]
+
+    @property
+    def expected(self) -> float:
+        """The share of a global order's reads that is local: copies over nodes."""
+        return min(1.0, self.copies / self.nodes)
+
+    @property
+    def share(self) -> float:
+        """The share of all bytes that lies here."""
+        return self.own_bytes / self.bytes if self.bytes else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "node": self.node,
+            "nodes": self.nodes,
+            "copies": self.copies,
+            "expected_local_share": self.expected,
+            "local_share": self.share,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"node {self.node} of {self.nodes} holds {100 * self.share:.1f} % of the bytes; a global order reads "
+            f"{100 * self.expected:.1f} % locally ({self.copies} of {self.nodes})"
+        )
+
+
+def find(url: str, environment: Mapping[str, str]) -> told.InPool | None:
+    """The pool that a dataset's URL is in, where this process was told of one."""
+    here = told.hear(environment)
+    if here is None:
+        return None
+    return here if _folder(url).startswith(_folder(here.data)) else None
+
+
+def _folder(url: str) -> str:
+    """A folder's URL as text that can be compared: a mounted pool's is a path."""
+    return url.removeprefix("file://").rstrip("/") + "/"
+
+
+def placed(
+    source: _native.Source, here: told.InPool, environment: Mapping[str, str]
+) -> tuple[_native.Source, Locality]:
+    """The source with its ways, and where its objects lie.
+
+    Raises:
+        ConfigError: This process is on none of the pool's nodes, or the dataset is not below the pool's URL.
+    """
+    node = here.node(environment)
+    url, root = _folder(source.url), _folder(here.pool.url)
+    if not url.startswith(root):
+        raise ConfigError(f"{source.url} is not below the pool's {here.pool.url}", where="url")
+    tail, folder = url.removeprefix(_folder(here.data)), url.removeprefix(root)
+    listed = json.loads(source.manifest())["objects"]
+    sizes = {entry["key"]: int(entry["size"]) for entry in listed if isinstance(entry.get("key"), str)}
+    access = load_engine(here.pool.engine, here.engine_settings).access(here.pool, node)
+    objects = _ask(access, folder, list(sizes), node)
+    numbers = {each.name: at for at, each in enumerate(here.pool.nodes)}
+    names = [each.name for each in here.pool.nodes]
+    routes: dict[str, Any] = {
+        "bucket": None if here.source is None else f"{here.source.rstrip('/')}/{tail}",
+        "objects": {
+            key: {
+                "own": own,
+                "nodes": None if holders is None else sorted(numbers[name] for name in holders if name in numbers),
+            }
+            for key, (own, holders) in objects.items()
+        },
+    }
+    locality = Locality(
+        node,
+        len(here.pool.nodes),
+        here.pool.copies,
+        sum(sizes[key] for key, (own, _) in objects.items() if own is not None),
+        sum(sizes.values()),
+        frozenset(key for key, (_, holders) in objects.items() if _reader(key, sorted(holders or names)) == node),
+    )
+    _LOG.info("%s: %s", source.url, locality)
+    return source.routed(json.dumps(routes)), locality
+
+
+def _reader(key: str, holders: list[str]) -> str:
+    """The one node of those that hold an object, whose part it is; every node names the same."""
+    return holders[zlib.crc32(key.encode()) % len(holders)]
+
+
+def _ask(access: Access, folder: str, keys: list[str], node: str) -> dict[str, tuple[str | None, list[str] | None]]:
+    """Of every object the file here, if there is one, and the nodes that hold it, if the engine says."""
+
+    def some(part: list[str]) -> dict[str, tuple[str | None, list[str] | None]]:
+        try:
+            located = access.locate([folder + key for key in part])
+        except PenstockError as error:
+            _LOG.warning("pool: where %s and %d more lie is not known: %s", part[0], len(part) - 1, error)
+            return dict.fromkeys(part, (None, None))
+        found: dict[str, tuple[str | None, list[str] | None]] = {}
+        for key in part:
+            pieces = located[folder + key]
+            # A whole copy is one that has every piece.
+            holders = set.intersection(*(set(piece.nodes) for piece in pieces)) if pieces else set()
+            says = any(piece.nodes for piece in pieces) or not _is_silent(access)
+            own = access.fast_path(folder + key) if node in holders else None
+            found[key] = (None if own is None else str(own), sorted(holders) if says else None)
+        return found
+
+    parts = [keys[at : at + _A_QUESTION] for at in range(0, len(keys), _A_QUESTION)]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-locate") as threads:
+        return {key: where for part in threads.map(some, parts) for key, where in part.items()}
+
+
+def _is_silent(access: Access) -> bool:
+    """True for an engine that never says where a piece lies: a mount, whose files programs open by their paths."""
+    return not getattr(access, "says_where", True)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine `beeond` against a stand-in that holds BeeOND's grammar (`beeond` beside this file): no BeeGFS runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.cluster import pools
+from penstock.engines.beeond import start_line, stop_line
+from penstock.errors import ConfigError, PenstockError, SystemFault, Unsupported
+from penstock.protocols import PoolSpec
+from penstock.testing import EngineSuite
+
+_STANDIN = Path(__file__).with_name("beeond")
+
+
+@pytest.fixture
+def standin(monkeypatch, tmp_path):
+    """`standin(trouble)`: the next `beeond` does that; gives the command lines so far."""
+    monkeypatch.setenv("PATH", f"{_STANDIN.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("STANDIN_VERSION", "8")
+    monkeypatch.setenv("STANDIN_HOSTS", str(tmp_path))
+    monkeypatch.setenv("STANDIN_LOG", str(tmp_path / "lines"))
+
+    def do(trouble: str = "") -> list[list[str]]:
+        path = tmp_path / "lines"
+        if trouble:
+            path.with_name("lines.trouble").write_text(trouble)
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    return do
+
+
+@pytest.fixture
+def mounted(standin, monkeypatch, hosts):
+    monkeypatch.setenv("STANDIN_HOSTS", str(hosts.folder))
+    return standin
+
+
+@pytest.mark.needs_root
+def test_beeond_stand_in_passes_the_suite(mounted, hosts, cluster, tmp_path):
+    EngineSuite("beeond", {}, cluster, hosts.own_disk, tmp_path, shared=True).run()
+    first, last = mounted()[0], mounted()[-1]
+    root = f"{hosts.own_disk}/penstock-pool-suite-{os.getpid()}"
+    assert first == [
+        "start", "-n", f"{root}/conf/nodes", "-d", f"{root}/data", "-c", f"{root}/mnt", "-i", f"{root}/beeond.status",
+        "-L", f"{root}/logs", "-F", "-m", "1", "-p", "1000", "-q",
+    ]  # fmt: skip
+    assert last == ["stop", "-n", f"{root}/conf/nodes", "-i", f"{root}/beeond.status", "-L", "-d", "-q"]
+    assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize(
+    ("trouble", "words"), [("hang", "has not ended within"), ("half", "beegfs-meta did not start")]
+)
+def test_beeond_that_hangs_or_breaks_is_cleaned_up_within_the_deadline(trouble, words, mounted, hosts, cluster):
+    mounted(trouble)
+    began = time.monotonic()
+    with pytest.raises(PenstockError, match=words):
+        pools.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=20)
+    assert time.monotonic() - began < 60
+    assert any(line[0] == "stop" for line in mounted())
+    assert ("-c" in mounted()[-1]) == (trouble == "half")
+    assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
+    assert pools.names() == []
+
+
+@pytest.mark.needs_root
+def test_beeond_whose_stop_fails_is_stopped_by_its_clean_up(mounted, hosts, cluster):
+    pools.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=60)
+    mounted("stop")
+    record = pools.find("p")
+    assert record is not None
+    assert pools.down(cluster, record, deadline_s=60).unreached == ()
+    assert ["-c" in line for line in mounted()[-2:]] == [False, True]
+    assert [found["left"] for found in pools.audit(cluster, record, deadline_s=60).receipts.values()] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("version", "settings"),
+    [
+        (8, {}),
+        (7, {"version": 7, "storage_servers": 2, "pdsh": True, "pdsh_program": "/opt/pdsh", "tmpfs": True}),
+        (7, {"version": 7, "mirrors_storage": True, "mirrors_metadata": True, "targets": "/t"}),
+        (8, {"config": "/c", "license": "/l.pem", "mirrors_storage": True, "mirrors_metadata": True, "targets": "/t"}),
+        (8, {"config": "/c", "auth": "/a", "tls": "/t.pem", "grpc_port": 8011, "prefers_local": True}),
+    ],
+)
+def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp_path, monkeypatch):
+    monkeypatch.setenv("STANDIN_VERSION", str(version))
+    root = tmp_path / "h1/penstock-pool-p"
+    for folder in ("conf", "mnt"):
+        (root / folder).mkdir(parents=True)
+    (root / "conf/nodes").write_text("10.0.0.1\n")
+    said = pools.load_engine("beeond", settings)._settings  # type: ignore[attr-defined]
+    lines = [start_line(str(root), said), stop_line(str(root), said, keep_data=False, cleans_up=True)]
+    for line in lines:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "words"),
+    [
+        ({"version": 9}, ConfigError, "neither 7 nor 8"),
+        ({"version": 7, "license": "/l"}, Unsupported, "BeeOND 7 has no license"),
+        ({"mirrors_storage": True}, Unsupported, "mirrors_storage is an enterprise feature of BeeGFS 8"),
+        ({"targets": "/t"}, Unsupported, "refuses without a licence"),
+        ({"license": "/l"}, ConfigError, "license goes into the folder of `config`"),
+        ({"pdsh_program": "/p"}, ConfigError, "that `pdsh` does not ask for"),
+    ],
+)
+def test_beeond_settings_that_cannot_be_are_refused_with_the_reason(settings, kind, words):
+    with pytest.raises(kind, match=words):
+        pools.load_engine("beeond", settings)
+
+
+def test_beeond_says_what_nodes_lack():
+    facts = {"h1": {"programs": {"beeond": "/opt/beegfs/sbin/beeond"}, "user": 0}, "h2": {"programs": {}, "user": 7}}
+    made = pools.load_engine("beeond", {})
+    assert made.probe(PoolSpec("p", "/x"), facts) == [
+        "h2: there is no beeond (the package `beeond` of BeeGFS)",
+        "h2: BeeOND mounts, which wants root, and this is user 7",
+    ]
+    assert "2 copies want mirrors_storage" in made.probe(PoolSpec("p", "/x", copies=2), {})[0]
+    with pytest.raises(SystemFault, match=r"enterprise|licensed"):
+        pools._refuse(PoolSpec("p", "/x"), made.probe(PoolSpec("p", "/x", copies=2), {}), {})
+
+
+@pytest.mark.parametrize(("name", "words"), [("aistore", "AWS_ENDPOINT_URL_S3"), ("juicefs", "--engine mount")])
+def test_engines_that_are_attached_to_say_how(name, words, run_cli, tmp_path):
+    ran = run_cli("pool", "up", "--engine", name, "--disk", tmp_path)
+    assert (ran.code, words in ran.err) == (3, True), ran.err

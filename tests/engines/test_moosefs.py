@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine `moosefs` on three hosts of their own: the suite by its FUSE mounts, and a lost host. Issue 5, point 3."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+import pytest
+
+from penstock.cluster import Cluster, pools
+from penstock.errors import ConfigError
+from penstock.protocols import PoolSpec
+from penstock.testing import EngineSuite
+
+pytestmark = [pytest.mark.needs_root, pytest.mark.needs_pool, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True)
+def programs() -> None:
+    if not shutil.which("mfsmaster"):
+        pytest.fail("MooseFS is not here; `make test-peers` installs it", pytrace=False)
+
+
+def test_moosefs_passes_the_suite(cluster, hosts, tmp_path):
+    EngineSuite("moosefs", {}, cluster, hosts.own_disk, tmp_path, shared=True).run()
+    assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
+
+
+def test_moosefs_of_two_copies_goes_on_without_a_host(cluster, hosts, tmp_path):
+    one = EngineSuite("moosefs", {}, cluster, hosts.own_disk, tmp_path, shared=True, copies=2)
+    one.pool, _ = one.up()
+    try:
+        bodies = {f"set/{at}": os.urandom(200_000) for at in range(9)}
+        assert one.put("h2", bodies) == [None] * 9
+        [located] = one.do("h1", ["locate", list(bodies)])
+        assert {len(pieces) for pieces in located.values()} == {1}
+        assert all(len(nodes) == 2 and length == 200_000 for [[_, length, nodes]] in located.values())
+        hosts.kill("h3")
+        began = time.monotonic()
+        answers = one.do("h2", *(["read", name, 0, 10**6] for name in bodies))
+        assert all(one.is_body(answer, body) for answer, body in zip(answers, bodies.values(), strict=True))
+        assert time.monotonic() - began < 60
+        record = pools.find(one.spec.name)
+        assert record is not None
+        until = time.monotonic() + 60
+        while (states := pools.status(cluster, record, deadline_s=20))["h3"] != "lost" and time.monotonic() < until:
+            time.sleep(1)
+        assert states == {"h1": "up", "h2": "up", "h3": "lost"}
+    finally:
+        record = pools.find(one.spec.name)
+        assert record is not None
+        ended = pools.down(cluster, record, deadline_s=60)
+        assert ended.unreached in ((), ("h3",))
+        left = pools.audit(cluster, record, deadline_s=60)
+        assert [found["left"] for found in left.receipts.values()] == [[]] * len(left.receipts)
+
+
+def test_moosefs_on_loopback_addresses_is_refused(home, tmp_path):
+    with (
+        Cluster.open("local", {"nodes": 2}) as cluster,
+        pytest.raises(ConfigError, match=r"n0: 127\.0\.0\.1 is a loopback address"),
+    ):
+        pools.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}"), "moosefs", {}, deadline_s=60)
+    assert pools.names() == []

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads of a dataset in a pool: own files first, then the engine, then the bucket; a node's own part. Issue 5, point 4.
+
+Lost hosts and HDFS itself: tests/cluster/test_lost_host.py.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy
+import pytest
+
+import penstock
+from penstock.cluster.told import NODE, VARIABLE, InPool, hear, tell
+from penstock.errors import ConfigError
+from penstock.feed import Loader, routes
+from penstock.formats import fixed
+from penstock.protocols import Located, Node, Pool
+
+_FORM = fixed(id=penstock.tensor("int64", ()))
+_OBJECTS, _EACH = 8, 5
+
+
+class _Access:
+    """Objects on two nodes by turns, the even ones' files under another name on node `a`."""
+
+    def __init__(self, node: str, files: Path) -> None:
+        self.node, self.files = node, files
+
+    def locate(self, names):
+        return {name: [Located(0, _EACH * 8, ("ab"[_number(name) % 2],))] for name in names}
+
+    def fast_path(self, name):
+        return self.files / f"blk_{_number(name)}" if _number(name) % 2 == "ab".index(self.node) else None
+
+
+def _number(name: str) -> int:
+    return int(Path(name).stem)
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    """A dataset in a pool of two nodes, its own copy as blocks, and the bucket; this process is on node `a`."""
+    for folder in ("pool/data", "blocks", "bucket"):
+        (tmp_path / folder).mkdir(parents=True)
+    for at in range(_OBJECTS):
+        body = numpy.arange(at * _EACH, (at + 1) * _EACH).tobytes()
+        for name in (f"pool/data/{at}.bin", f"blocks/blk_{at}", f"bucket/{at}.bin"):
+            (tmp_path / name).write_bytes(body)
+    nodes = (Node("a", "10.0.0.1"), Node("b", "10.0.0.2"))
+    made = Pool("p", "fake", "lease", f"{tmp_path}/pool", nodes, 1)
+    told = InPool(made, f"{tmp_path}/pool/data", source=f"{tmp_path}/bucket")
+    monkeypatch.setenv(VARIABLE, tell(told)[VARIABLE])
+    monkeypatch.setenv(NODE, "a")
+
+    class Engine:
+        def access(self, pool, node):
+            assert pool == made
+            return _Access(node, tmp_path / "blocks")
+
+    monkeypatch.setattr(routes, "load_engine", lambda name, settings: Engine())
+    return tmp_path
+
+
+def _read(dataset, **world) -> tuple[list[int], Loader]:
+    loader = Loader(dataset, batch_size=4, **world)
+    return [one for batch in loader for one in batch["id"].tolist()], loader
+
+
+def test_own_files_are_read_first_and_the_report_counts_where_bytes_came_from(pool):
+    ids, loader = _read(penstock.open(pool / "pool/data", format=_FORM).shuffle(3))
+    assert sorted(ids) == list(range(_OBJECTS * _EACH))
+    report = loader.report()
+    assert report["pool_own_bytes"] == report["pool_engine_bytes"] > 0
+    assert report["pool_bucket_bytes"] == 0
+    assert report["locality"] == {
+        "node": "a", "nodes": 2, "copies": 1, "expected_local_share": 0.5, "local_share": 0.5,
+    }  # fmt: skip
+    assert "50.0 % of the bytes from this node's own files" in str(report)
+    assert "50.0 % local is what a global order gives (1 of 2)" in str(report)
+
+
+def test_what_the_pool_has_lost_comes_from_the_bucket_and_is_put_back(pool):
+    dataset = penstock.open(pool / "pool/data", format=_FORM).shuffle(3)
+    lost = [pool / f"pool/data/{at}.bin" for at in (1, 3)]
+    for path in lost:
+        path.unlink()
+    ids, loader = _read(pickle.loads(pickle.dumps(dataset)))
+    assert sorted(ids) == list(range(_OBJECTS * _EACH))
+    assert loader.report()["pool_bucket_bytes"] == 2 * _EACH * 8
+    again, _ = _read(dataset)
+    assert again == ids
+
+
+def test_local_reach_gives_each_node_its_own_part_and_all_nodes_everything(pool, monkeypatch):
+    parts = {}
+    for node in "ab":
+        monkeypatch.setenv(NODE, node)
+        local = penstock.open(pool / "pool/data", format=_FORM).shuffle(3, reach="local")
+        parts[node], loader = _read(local)
+        assert loader.report()["pool_engine_bytes"] == 0
+    assert sorted(parts["a"] + parts["b"]) == list(range(_OBJECTS * _EACH))
+    assert {one // _EACH % 2 for one in parts["a"]} == {0}
+
+
+def test_local_reach_shares_a_nodes_part_among_its_own_ranks(pool, monkeypatch):
+    for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    seen: list[int] = []
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        ids, loader = _read(penstock.open(pool / "pool/data", format=_FORM).shuffle(3, reach="local"))
+        assert (loader.rank, loader.world) == (rank, 2)
+        seen += ids
+    assert sorted(seen) == [one for one in range(_OBJECTS * _EACH) if one // _EACH % 2 == 0]
+
+
+def test_dataset_outside_the_pool_is_read_as_ever(pool):
+    dataset = penstock.open(pool / "bucket", format=_FORM)
+    assert dataset.locality is None
+    with pytest.raises(ConfigError, match="in no pool that this process was told of"):
+        dataset.shuffle(1, reach="local")
+    with pytest.raises(ConfigError, match="neither global nor local"):
+        dataset.shuffle(1, reach="near")  # type: ignore[arg-type]
+
+
+def test_what_a_rank_is_told_survives_and_else_is_refused(pool, monkeypatch):
+    nodes = tuple(Node(f"n{at}", f"10.1.{at // 250}.{at % 250}") for at in range(2000))
+    facts = {"nodes": {node.name: {"data": f"{node.address}:40001", "root": "/local/x"} for node in nodes}}
+    told = InPool(Pool("p", "hdfs", "l", "hdfs://n0:1/", nodes, 2, facts), "hdfs://n0:1/data")
+    variable = tell(told)
+    assert len(variable[VARIABLE]) < 128 << 10
+    assert hear(variable) == told
+    assert hear({}) is None
+    for text in ("%", "AAAA", variable[VARIABLE][:-8]):
+        with pytest.raises(ConfigError, match="is not what `penstock run` sets"):
+            hear({VARIABLE: text})
+    monkeypatch.delenv(NODE)
+    with pytest.raises(ConfigError, match="which of its 2 nodes this one is cannot be told"):
+        penstock.open(pool / "pool/data", format=_FORM)

@@ -24,6 +24,7 @@ from pathlib import Path
 from penstock.launchers.hosts import Hosts
 
 _PROGRAM = str(Path(sys.executable).with_name("penstock"))
+_DAEMONS = "java mfsmaster mfschunkserver mfsmount"
 
 
 def main() -> int:
@@ -62,7 +63,7 @@ class _Rounds:
         self.where = ["--set", f"hosts={hosts.name}", "--disk", hosts.own_disk, "--engine", given.engine]
         settings = ["--engine-set", f"hadoop={Path(given.hadoop).resolve()}"] if given.engine == "hdfs" else []
         self.up_line = [_PROGRAM, "pool", "up", *self.where, *settings, "--deadline", f"{given.deadline:g}s"]
-        self.typical_s = 15.0 if given.engine == "hdfs" else 1.5
+        self.typical_s = {"hdfs": 15.0, "moosefs": 4.0}.get(given.engine, 1.5)
 
     def call(self, *line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -94,9 +95,9 @@ class _Rounds:
             self._up(row)
             if kind == "daemon killed":
                 host = draw.choice(self.hosts.nodes()).name
-                self.call(*self.hosts.enter(host, ["sh", "-c", "kill -9 $(pidof java) 2>/dev/null; true"]))
+                self.call(*self.hosts.enter(host, ["sh", "-c", f"kill -9 $(pidof {_DAEMONS}) 2>/dev/null; true"]))
                 status = self.call(_PROGRAM, "pool", "status", "--json")
-                if self.given.engine == "hdfs" and status.returncode != 1:
+                if self.given.engine in ("hdfs", "moosefs") and status.returncode != 1:
                     row["wrong"] = f"status ended with {status.returncode} after {host} had lost its daemons"
         down = self.call(_PROGRAM, "pool", "down")
         if down.returncode != 0:

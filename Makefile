@@ -141,7 +141,7 @@ test-python-fast: setup ## Python tests that need no server, no browser and no m
 	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_pool and not needs_browser and not needs_torch"
 
 .PHONY: test-peers
-test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/moosefs ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts
+test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/mounts $(STAMPS)/rclone-$(RCLONE) ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts
 	@# TensorFlow warns about itself at import; that is no test's business.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
@@ -260,11 +260,11 @@ $(STAMPS)/chromium: | $(STAMPS)
 		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
 	@touch $@
 
-$(STAMPS)/moosefs: | $(STAMPS)
-	@command -v mfsmaster > /dev/null || { \
-		echo "set-up: MooseFS and FUSE from Debian, a pool to mount (~4 MB)"; \
+$(STAMPS)/mounts: | $(STAMPS)
+	@{ command -v mfsmaster && command -v s3fs; } > /dev/null || { \
+		echo "set-up: MooseFS, s3fs and FUSE from Debian, a pool and a bucket to mount (~5 MB)"; \
 		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends moosefs-master moosefs-chunkserver moosefs-client moosefs-cli fuse3); \
+		install=($(SUDO) apt-get install -y -qq --no-install-recommends moosefs-master moosefs-chunkserver moosefs-client moosefs-cli s3fs fuse3); \
 		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
 	@touch $@
 

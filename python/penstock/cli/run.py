@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from penstock.cluster.execute import StepRow
+    from collections.abc import Sequence
+
+    from penstock.cluster.compare import Compared
+    from penstock.cluster.execute import Execution, StepRow
+    from penstock.cluster.job import Job
 
 __all__ = ["command"]
 
@@ -33,8 +37,9 @@ __all__ = ["command"]
 def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as_json: bool) -> int:
     """Run a job on a cluster: provision its nodes, bring a pool up, stage, run the ranks, archive, take the pool down.
 
-    Each step is timed. Ctrl-C, and any failure, takes the pool down. --resume does again only what is not done.
+    With `paths` in the file the same job is run over each of them, and they are compared. Each step is timed. Ctrl-C, and any failure, takes the pool down. --resume does again only what is not done.
     """
+    from penstock.cluster import compare
     from penstock.cluster.execute import Execution
     from penstock.cluster.job import load
     from penstock.stage.job import variables
@@ -44,20 +49,24 @@ def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as
     given = {
         name: value for name, value in variables().items() if name not in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
     }
-    execution = Execution(
-        job, runs / job.name, given, say=_quietly if as_json else _say, hear=None if quiet or as_json else _hear
-    )
-    if dry_run:
-        from penstock.cli.cluster.options import spelt
 
-        try:
-            for step, lines in execution.plan():
-                click.echo(f"# {step}")
-                for line in lines:
-                    click.echo(spelt(line))
-        finally:
-            execution.close()
+    def execution_of(one: Job) -> Execution:
+        say, hear = _quietly if as_json else _say, None if quiet or as_json else _hear
+        return Execution(one, runs / one.name, given, say=say, hear=hear)
+
+    if dry_run:
+        for one in [compare.over(job, path) for path in job.paths] or [job]:
+            _show(execution_of(one), f"{one.name}: " if job.paths else "")
         return 0
+    if job.paths:
+        found, is_whole = compare.run(job, execution_of, resume=resume)
+        if as_json:
+            told = {"schema_version": 1, "name": job.name, "paths": compare.plain(found)}
+            click.echo(json.dumps(told))
+        else:
+            _table(found)
+        return 0 if is_whole else 1
+    execution = execution_of(job)
     steps = execution.run(resume=resume)
     if as_json:
         rows = [{"name": row.name, "state": row.state, "seconds": row.seconds, "detail": row.detail} for row in steps]
@@ -67,6 +76,28 @@ def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as
             )
         )
     return 1 if execution.lost else 0
+
+
+def _show(execution: Execution, whose: str) -> None:
+    from penstock.cli.cluster.options import spelt
+
+    try:
+        for step, lines in execution.plan():
+            click.echo(f"# {whose}{step}")
+            for line in lines:
+                click.echo(spelt(line))
+    finally:
+        execution.close()
+
+
+def _table(rows: Sequence[Compared]) -> None:
+    from penstock.units import format_seconds
+
+    width = max(len(row.path) for row in rows)
+    for row in rows:
+        times = f"{format_seconds(row.before_s)} before · {format_seconds(row.ranks_s)} ranks · {format_seconds(row.total_s)}"
+        how = f"{row.over_fastest:.2f} x the fastest" if row.over_fastest is not None else f"failed: {row.fault}"
+        click.echo(f"{row.path:<{width}}  {times} · {how}")
 
 
 def _quietly(_row: StepRow) -> None:

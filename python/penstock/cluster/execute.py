@@ -110,6 +110,22 @@ class Execution:
             steps.append(("pool down", [["penstock", "pool", "down", "--name", job.name]]))
         return steps
 
+    def has_begun(self) -> bool:
+        """True where the folder holds an earlier start."""
+        return (self.folder / "job.json").exists()
+
+    def refuse_if_begun(self) -> None:
+        """Raises ConfigError where the folder holds an earlier start."""
+        if self.has_begun():
+            raise ConfigError(
+                f"{self.folder} holds an earlier start of this job",
+                hint="--resume goes on with it; --runs names another folder",
+            )
+
+    def steps(self) -> list[StepRow]:
+        """Those that have begun in this start, also after one has failed."""
+        return self._state.steps
+
     def run(self, *, resume: bool) -> list[StepRow]:
         """All steps. The pool is taken down in the end, also after a failure or Ctrl-C.
 
@@ -146,12 +162,9 @@ class Execution:
 
     def _open(self, *, resume: bool) -> None:
         path = self.folder / "job.json"
+        if not resume:
+            self.refuse_if_begun()
         if path.exists():
-            if not resume:
-                raise ConfigError(
-                    f"{self.folder} holds an earlier start of this job",
-                    hint="--resume goes on with it; --runs names another folder",
-                )
             found = msgspec.json.decode(path.read_bytes(), type=_State)
             if found.job != self._state.job:
                 raise ConfigError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from penstock.cluster.compare import over
 from penstock.errors import ConfigError, NotFound
 from penstock.units import parse_seconds
 
@@ -114,10 +115,15 @@ class Archive(_Part, frozen=True):
 
 
 class Job(_Part, frozen=True):
-    """The whole file."""
+    """The whole file.
+
+    Attributes:
+        paths: The same job is run over each of these, one after the other, and they are compared (`compare.over`).
+    """
 
     name: str
     run: Ranks
+    paths: tuple[str, ...] = ()
     cluster: Nodes = Nodes()
     provision: Provision | None = None
     pool: PoolPart | None = None
@@ -141,6 +147,8 @@ def load(path: Path) -> Job:
         raise ConfigError(f"{path}: {error}", where=str(path)) from error
     try:
         _check(job)
+        for which in job.paths:
+            over(job, which)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", where=str(path), hint=error.hint) from error
     return job

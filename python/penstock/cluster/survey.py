@@ -38,7 +38,12 @@ _DISKS = {
 _ASK_S = 10
 # What engines and launchers start.
 _PROGRAMS = (
-    "mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo", "beeond", "lfs", "srun", "mpirun",
+    "mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo",
+    "rclone",
+    "s3fs",
+    "mount-s3",
+    "gcsfuse",
+    "blobfuse2", "beeond", "lfs", "srun", "mpirun",
 )  # fmt: skip
 
 

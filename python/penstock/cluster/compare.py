@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same job over several paths: each path is a job of its own, made from the one file; and how they compare.
+
+`pool` and `pool:ENGINE` stage into a pool; `staged` puts all of the dataset on every node's own disk; `stream` reads the
+source as it lies; `fuse:CLIENT` reads it through a client's mount.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.cluster.cluster import Cluster
+from penstock.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.cluster.execute import Execution, StepRow
+    from penstock.cluster.job import Job
+
+__all__ = ["Compared", "compared", "leftover", "over", "plain", "run"]
+
+_MOST_NAME = 40
+_REMOVE_S = 300.0
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """One path's times in seconds: before the ranks (pool, stage), the ranks', and both; and why it has none.
+
+    `over_fastest` is its whole time over that of the fastest path that came to an end.
+    """
+
+    path: str
+    before_s: float
+    ranks_s: float
+    total_s: float
+    over_fastest: float | None = None
+    fault: str | None = None
+
+
+def over(job: Job, path: str) -> Job:
+    """The job over one of its paths.
+
+    Raises:
+        ConfigError: No such path, or one that the job file has too little for.
+    """
+    from penstock.cluster.job import PoolPart
+
+    kind, _, which = path.partition(":")
+    name = f"{job.name}-{re.sub(r'[^A-Za-z0-9]+', '-', path).strip('-')}"
+    if len(name) > _MOST_NAME:
+        raise ConfigError(
+            f"paths: `{name}` is too long for a name: {_MOST_NAME} at most", hint="a shorter name of the job"
+        )
+    if job.stage is None:
+        raise ConfigError("paths: there is no [stage], whose source all paths begin at", where="paths")
+    plain = msgspec.structs.replace(job, name=name, paths=(), pool=None)
+    stage = job.stage
+    if kind == "stream" and not which:
+        argv = tuple(word.replace("{data}", stage.source) for word in job.run.argv)
+        return msgspec.structs.replace(plain, stage=None, run=msgspec.structs.replace(job.run, argv=argv))
+    if job.pool is None:
+        raise ConfigError(f"paths: `{path}` wants the disk that a [pool] names", where="paths")
+    if kind == "staged" and not which:
+        whole = (*stage.args, "--node", "0", "--nodes", "1")
+        there = msgspec.structs.replace(stage, destination=_staged(job, name), args=whole)
+        return msgspec.structs.replace(plain, stage=there)
+    if kind == "pool":
+        # Settings are those of the engine that the file names.
+        kept = job.pool.settings if which in ("", job.pool.engine) else {}
+        pool = msgspec.structs.replace(job.pool, engine=which or job.pool.engine, settings=kept)
+        return msgspec.structs.replace(plain, pool=pool)
+    if kind == "fuse" and which:
+        settings = {"client": which, "source": stage.source}
+        pool = PoolPart(disk=job.pool.disk, engine="fuse", settings=settings, deadline=job.pool.deadline)
+        return msgspec.structs.replace(plain, pool=pool, stage=None)
+    raise ConfigError(f"paths: `{path}` is none of pool, pool:ENGINE, staged, stream, fuse:CLIENT", where="paths")
+
+
+def _staged(job: Job, name: str) -> str:
+    assert job.pool is not None
+    return f"{job.pool.disk.rstrip('/')}/penstock-staged-{name}"
+
+
+def leftover(job: Job) -> str | None:
+    """The folder that a path of ours leaves on every node, to be removed when it is done."""
+    there = job.stage.destination if job.stage is not None and job.pool is None else None
+    return there if there and there.endswith(f"/penstock-staged-{job.name}") else None
+
+
+def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> tuple[list[Compared], bool]:
+    """The job over all of its paths, one after the other, and whether all came to a whole end.
+
+    A path that fails is told in its row, and the next is run. `resume` goes on with those that have begun.
+    """
+    steps: dict[str, Sequence[StepRow]] = {}
+    faults: dict[str, str] = {}
+    executions = {path: execution_of(over(job, path)) for path in job.paths}
+    for one in executions.values():
+        if not resume:
+            one.refuse_if_begun()
+    for path, one in executions.items():
+        try:
+            steps[path] = one.run(resume=resume and one.has_begun())
+            if one.lost:
+                faults[path] = f"{len(one.lost)} ranks were lost"
+        except PenstockError as error:
+            steps[path], faults[path] = one.steps(), str(error)
+        finally:
+            _remove(one)
+    return compared(steps, faults), not faults
+
+
+def _remove(one: Execution) -> None:
+    """What a path has put onto the nodes' own disks beside a pool."""
+    folder = leftover(one.job)
+    if folder is not None:
+        with Cluster.open(one.job.cluster.launcher, one.job.cluster.given()) as cluster:
+            cluster.run(["rm", "-rf", "--", folder], deadline_s=_REMOVE_S, fills=True)
+
+
+def compared(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str]) -> list[Compared]:
+    """The paths in their order, held against the fastest of those that came to an end."""
+    rows = []
+    for path, done in steps.items():
+        took: dict[str, float] = {row.name: row.seconds for row in done}
+        before = sum(took.get(name, 0.0) for name in ("provision", "pool up", "stage"))
+        ranks = took.get("ranks", 0.0)
+        rows.append(Compared(path, before, ranks, before + ranks, fault=faults.get(path)))
+    fastest = min((row.total_s for row in rows if row.fault is None), default=0.0)
+    return [
+        row
+        if row.fault is not None or fastest <= 0
+        else msgspec.structs.replace(row, over_fastest=row.total_s / fastest)
+        for row in rows
+    ]
+
+
+def plain(rows: Sequence[Compared]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [msgspec.to_builtins(row) for row in rows]

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fuse`: a bucket mounted on every node by a FUSE client that is installed there. No pool: the path that people come from,
+brought up and taken down like one, so that a job can be measured on it beside the others.
+
+Settings: `client` (rclone, s3fs, mount-s3, gcsfuse, blobfuse2), `source` (s3://, gs:// or az:// folder). Read only.
+rclone and s3fs are tested here; the lines of the others are written from their manuals.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from penstock.engines.folder import FolderAccess
+from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
+from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
+from penstock.protocols import Pool, PoolSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.protocols import Runner
+
+__all__ = ["CLIENTS", "FuseEngine", "engine"]
+
+_LOOK_S = 0.3
+_ASK_S = 10.0
+# What clients read their credentials and endpoints from; they cross to the nodes on stdin.
+_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "HOME", "PATH")
+
+
+class _Place:
+    """A bucket's folder, and the endpoint that is not its cloud's own."""
+
+    def __init__(self, source: str, environment: Mapping[str, str]) -> None:
+        parts = urlsplit(source)
+        self.scheme, self.bucket, self.folder = parts.scheme, parts.netloc, parts.path.strip("/")
+        self.endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
+
+
+def _rclone(at: _Place, mount: str, cache: str) -> list[str]:
+    kind = {"s3": ":s3", "gs": ":gcs", "az": ":azureblob"}[at.scheme]
+    auth = {"s3": ["--s3-env-auth"], "gs": ["--gcs-env-auth"], "az": ["--azureblob-env-auth"]}[at.scheme]
+    other = ["--s3-provider", "Other", "--s3-endpoint", at.endpoint] if at.scheme == "s3" and at.endpoint else []
+    return [
+        "rclone", "mount", f"{kind}:{at.bucket}/{at.folder}", mount, "--config", "/dev/null", *auth, *other,
+        "--read-only", "--vfs-cache-mode", "full", "--cache-dir", cache,
+    ]  # fmt: skip
+
+
+def _s3fs(at: _Place, mount: str, cache: str) -> list[str]:
+    options = ["ro", f"use_cache={cache}"]
+    options += [f"url={at.endpoint}", "use_path_request_style"] if at.endpoint else []
+    return ["s3fs", f"{at.bucket}:/{at.folder}", mount, "-f", "-o", ",".join(options)]
+
+
+def _mount_s3(at: _Place, mount: str, cache: str) -> list[str]:
+    other = ["--endpoint-url", at.endpoint, "--force-path-style"] if at.endpoint else []
+    prefix = ["--prefix", f"{at.folder}/"] if at.folder else []
+    return ["mount-s3", at.bucket, mount, "--read-only", "--foreground", "--cache", cache, *prefix, *other]
+
+
+def _gcsfuse(at: _Place, mount: str, cache: str) -> list[str]:
+    only = ["--only-dir", at.folder] if at.folder else []
+    return ["gcsfuse", "--foreground", "-o", "ro", "--cache-dir", cache, *only, at.bucket, mount]
+
+
+def _blobfuse2(at: _Place, mount: str, cache: str) -> list[str]:
+    only = [f"--subdirectory={at.folder}"] if at.folder else []
+    return [
+        "blobfuse2", "mount", mount, "--foreground=true", "--read-only=true", f"--container-name={at.bucket}",
+        f"--tmp-path={cache}", *only,
+    ]  # fmt: skip
+
+
+CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_Place, str, str], list[str]]]] = {
+    "rclone": (("s3", "gs", "az"), _rclone),
+    "s3fs": (("s3",), _s3fs),
+    "mount-s3": (("s3",), _mount_s3),
+    "gcsfuse": (("gs",), _gcsfuse),
+    "blobfuse2": (("az",), _blobfuse2),
+}
+"""By name: the schemes that a client mounts, and its command line for a place, a mount point and a folder for its cache."""
+
+
+class FuseEngine:
+    """One mount a node, ended with the pool."""
+
+    name = "fuse"
+
+    def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        said = wanting(settings, self.name, {"client": "rclone", "source": ""})
+        self._client, self._source = said["client"], said["source"]
+        self._environment = {
+            name: value for name, value in environment.items() if name.startswith(_VARIABLES[:3]) or name in _VARIABLES
+        }
+        if self._client not in CLIENTS:
+            raise ConfigError(f"engine fuse: client `{self._client}` is none of {', '.join(CLIENTS)}", where="client")
+
+    def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:  # noqa: ARG002
+        lacks = []
+        for node, found in facts.items():
+            if not found["programs"].get(self._client):
+                lacks.append(f"{node}: there is no {self._client}")
+            if not found["fuse"]:
+                lacks.append(f"{node}: /dev/fuse cannot be opened")
+        return lacks
+
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+        schemes, line = CLIENTS[self._client]
+        at = _Place(self._source, self._environment)
+        if at.scheme not in schemes or not at.bucket:
+            raise Unsupported(
+                f"engine fuse: {self._client} mounts {', '.join(f'{s}://' for s in schemes)}, not `{self._source}`"
+            )
+        until, hands = time.monotonic() + deadline_s, Hands(spec, runner)
+        hands.ask("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        roots = {node.name: root_of(spec, node) for node in runner.nodes}
+        orders = {
+            name: {
+                "folders": ["mnt/data", "cache"],
+                "env": self._environment,
+                "daemons": [
+                    {"name": "mount", "argv": line(at, f"{root}/mnt/data", f"{root}/cache"), "log": "logs/mount.log"}
+                ],
+            }
+            for name, root in roots.items()
+        }
+        hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
+        url = f"{spec.disk.rstrip('/')}/penstock-pool-{spec.name}/mnt"
+        pool = Pool(spec.name, self.name, lease, url, tuple(runner.nodes), spec.copies, {"roots": roots})
+        while missing := [name for name, state in self._states(pool, hands, _ASK_S).items() if state != "up"]:
+            hands.raise_if_dead(_ASK_S)
+            if time.monotonic() > until:
+                text = f"pool {spec.name}: {self._client} shows nothing within {deadline_s:g} s on {', '.join(missing[:4])}"
+                raise Deadline(text, limit_s=deadline_s, hint=f"{self._source} may be empty")
+            time.sleep(_LOOK_S)
+        return pool
+
+    def _states(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, str]:
+        """A node is up where its mount shows something: an empty folder is what lies below a mount."""
+        each = {name: {"patterns": [f"{root}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
+        answers = hands.try_asking("has", limit_s, on=pool.nodes, each=each)
+        return {
+            name: "lost" if isinstance(answer, PenstockError) else "up" if answer else "degraded"
+            for name, answer in answers.items()
+        }
+
+    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+        return self._states(pool, Hands(PoolSpec(pool.name, "/"), runner), deadline_s)
+
+    def access(self, pool: Pool, node: str) -> FolderAccess:
+        from pathlib import Path
+
+        return FolderAccess(Path(pool.facts["roots"][node], "mnt"), node, is_own=False)
+
+    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
+        """Nothing is lost with a node: every object is the bucket's."""
+        return []
+
+    def down(
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+    ) -> dict[str, dict[str, Any]]:
+        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
+        return of_those_that_answered(answers)
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
+
+
+def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> FuseEngine:
+    """The entry point `penstock.engines: fuse`."""
+    return FuseEngine(settings, environment)

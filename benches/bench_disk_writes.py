@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a staged file should reach the disk: page cache or O_DIRECT, room reserved or not. Rows to runs/bench/disk.jsonl.
+"""How a staged file should reach the disk: page cache or O_DIRECT, room reserved or not, in writes of which size.
 
     .venv/bin/python benches/bench_disk_writes.py [FOLDER] [--files 32] [--bytes 16777216] [--repeats 3]
+        [--writes 65536 524288]
 
-Files are written in pieces of 512 KiB by four threads, as objects arrive, and synced; then all are read once, which is
-what a first epoch does. The ways run in turn; ratios are to the page cache without reservation. Decision 0415 rests on
-this.
+Files are written by four threads, as objects arrive, through the page cache in writes of each of these sizes and past it
+in writes of 512 KiB, and synced; then all are read once, which is what a first epoch does. The ways run in turn; ratios
+are to the first. Decisions 0415 and 0420 rest on this. Rows go to runs/bench/disk.jsonl.
 """
 
 from __future__ import annotations
@@ -22,13 +23,26 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 PIECE = 512 << 10
 THREADS = 4
 KEEP_SIZE = 1
 ROOT = Path(__file__).resolve().parent.parent
-WAYS = ("cached", "cached, reserved", "direct", "direct, reserved")
+
+
+class Way(NamedTuple):
+    """How a file is written."""
+
+    is_direct: bool
+    is_reserved: bool
+    write_bytes: int
+
+    def __str__(self) -> str:
+        words = ["direct" if self.is_direct else "cached", "reserved" if self.is_reserved else ""]
+        return ", ".join([word for word in words if word] + [f"{self.write_bytes >> 10} KiB"])
 
 
 def cpu_s() -> float:
@@ -43,13 +57,14 @@ def reserve(file: int, size: int) -> None:
         raise OSError(ctypes.get_errno(), "fallocate")
 
 
-def write(path: Path, way: str, size: int, body: mmap.mmap) -> None:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if "direct" in way else 0), 0o600)
-    os.ftruncate(file, size)
-    if "reserved" in way:
+def write(path: Path, way: Way, body: mmap.mmap) -> None:
+    size = len(body)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if way.is_direct else 0), 0o600)
+    if way.is_reserved:
         reserve(file, size)
-    for at in range(0, size, PIECE):
-        os.pwritev(file, [body], at)
+    content = memoryview(body)
+    for at in range(0, size, way.write_bytes):
+        os.pwritev(file, [content[at : at + way.write_bytes]], at)
     os.fsync(file)
     os.close(file)
 
@@ -68,20 +83,27 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=32)
     parser.add_argument("--bytes", type=int, default=16 << 20)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--writes", type=int, nargs="+", default=[64 << 10, PIECE])
     chosen = parser.parse_args()
     size = chosen.bytes // PIECE * PIECE
-    body = mmap.mmap(-1, PIECE)
-    body.write(random.Random(3).randbytes(PIECE))
-    rows: dict[str, list[tuple[float, float, float, float]]] = {way: [] for way in WAYS}
+    body = mmap.mmap(-1, size)
+    body.write(random.Random(3).randbytes(size))
+    ways = [
+        Way(is_direct, is_reserved, write_bytes)
+        for is_direct, sizes in ((False, chosen.writes), (True, [PIECE]))
+        for write_bytes in sizes
+        for is_reserved in (False, True)
+    ]
+    rows: dict[Way, list[tuple[float, float, float, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(dir=chosen.folder) as inside, ThreadPoolExecutor(THREADS) as pool:
         for turn in range(chosen.repeats + 1):
-            for way in random.Random(turn).sample(WAYS, len(WAYS)):
+            for way in random.Random(turn).sample(ways, len(ways)):
                 folder = Path(inside) / "files"
                 folder.mkdir()
                 paths = [folder / f"{at}" for at in range(chosen.files)]
                 os.sync()
                 begin, used = time.monotonic(), cpu_s()
-                list(pool.map(lambda path, way=way: write(path, way, size, body), paths))
+                list(pool.map(partial(write, way=way, body=body), paths))
                 written, used_writing = time.monotonic() - begin, cpu_s() - used
                 begin, used = time.monotonic(), cpu_s()
                 list(pool.map(lambda path: read(path, size), paths))
@@ -93,7 +115,7 @@ def main() -> None:
     print(f"{chosen.files} files of {size:,} bytes, {chosen.repeats} repeats, load {os.getloadavg()[0]:.1f}")
     print("| way | write + fsync, wall | CPU | read once, wall | CPU | write + fsync, CPU-s/GB |")
     print("|---|---|---|---|---|---|")
-    base = [statistics.median(column) for column in zip(*rows[WAYS[0]], strict=True)]
+    base = [statistics.median(column) for column in zip(*rows[ways[0]], strict=True)]
     out = ROOT / "runs/bench/disk.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a") as file:
@@ -101,7 +123,7 @@ def main() -> None:
             medians = [statistics.median(column) for column in zip(*spent, strict=True)]
             ratios = " | ".join(f"{have / of:.2f}" for have, of in zip(medians, base, strict=True))
             print(f"| {way} | {ratios} | {medians[1] / gigabytes:.3f} |")
-            row = {"schema_version": 1, "when_s": round(time.time()), "way": way, "load": os.getloadavg()[0]}
+            row = {"schema_version": 1, "when_s": round(time.time()), "way": str(way), "load": os.getloadavg()[0]}
             file.write(json.dumps(row | {"files": chosen.files, "bytes": size, "spent": spent}) + "\n")
 
 

@@ -35,11 +35,12 @@ const ANCESTORS: usize = 8;
 /// Two times that agree to this are one: a listing has seconds as a float.
 const SAME_S: f64 = 1e-6;
 
-/// Appends where the records of a finished file lie to the log in `folder`, if it holds any that are known this way.
-/// What cannot be written is not: nothing but a scan hangs on it.
-pub(crate) fn note(folder: &OwnedFd, node: &str, target: &Key, file: &File, state: FileState) {
+/// Appends where the records of a finished file lie to the log in the folder, which is asked for only if it holds any
+/// that are known this way. What cannot be written is not: nothing but a scan hangs on it.
+pub(crate) fn note(folder: impl FnOnce() -> Option<OwnedFd>, node: &str, target: &Key, file: &File, state: FileState) {
     if let Some(spans) = spans_of(file, target)
-        && let Ok(mut log) = crate::stage::open_to_append(folder, &format!("records-{node}.bin"))
+        && let Some(folder) = folder()
+        && let Ok(mut log) = crate::stage::open_to_append(&folder, &format!("records-{node}.bin"))
     {
         let _ = log.write_all(&entry(target, state, &spans));
     }

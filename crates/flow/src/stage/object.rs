@@ -256,10 +256,8 @@ impl Workshop {
             }
             self.compare(entry, &seal.digests(), &inflated.digests)?;
         }
-        if let Ok(Some(own)) = self.jail.folder(OWN_PREFIX) {
-            let node = format!("{}-of-{}", self.options.node, self.options.nodes);
-            staged::note(&own, &node, &item.target, file, state);
-        }
+        let node = format!("{}-of-{}", self.options.node, self.options.nodes);
+        staged::note(|| self.jail.folder(OWN_PREFIX).ok().flatten(), &node, &item.target, file, state);
         Ok(Line {
             target: item.target.clone(),
             size: state.size,

@@ -21,7 +21,7 @@ use super::apart::Apart;
 use super::commit::{Finished, temporary_name};
 use super::jail::{open_alone, open_direct, open_own, remove_own, reserve};
 use super::object::{DAMAGED_MOST, Workshop, blocking};
-use super::pieces::Piece;
+use super::pieces::{CACHED, Piece};
 use super::plan::{Item, PART_BYTES};
 use super::progress::Progress;
 use super::seal::{Seal, Seen, Stored, checked_of};
@@ -63,7 +63,11 @@ impl Partial {
     pub fn write(&self, piece: &Piece, offset: u64, part: Option<Part>) -> std::io::Result<()> {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
-            _ => self.data.write_all_at(piece.bytes(), offset)?,
+            _ => {
+                for (at, bytes) in (offset..).step_by(CACHED).zip(piece.bytes().chunks(CACHED)) {
+                    self.data.write_all_at(bytes, at)?;
+                }
+            }
         }
         let Some(part) = part else { return Ok(()) };
         let mut text = serde_json::to_vec(&part)?;

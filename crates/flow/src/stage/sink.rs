@@ -8,6 +8,7 @@ use penstock_types::Result;
 
 use super::jail::reserve;
 use super::object::Workshop;
+use super::pieces::CACHED;
 use super::plan::Item;
 use super::seal::Seal;
 use super::squeeze::{Deflate, Squeeze};
@@ -32,17 +33,25 @@ struct Out<'a> {
 }
 
 impl Out<'_> {
+    /// Piece by piece: what was just written is still in the processor's cache when it is sealed.
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.place(bytes)?;
-        self.seal.update(bytes);
+        self.reserve(bytes)?;
+        for piece in bytes.chunks(CACHED) {
+            self.place(piece)?;
+            self.seal.update(piece);
+        }
         Ok(())
     }
 
-    fn place(&mut self, bytes: &[u8]) -> Result<()> {
-        let is_first = self.seal.bytes == 0;
-        let room =
-            if is_first && bytes.len() >= RESERVED_LEAST { reserve(self.file, bytes.len() as u64) } else { Ok(()) };
-        room.and_then(|()| self.file.write_all(bytes)).map_err(|error| self.error(&error, bytes.len() as u64))
+    fn reserve(&self, bytes: &[u8]) -> Result<()> {
+        if self.seal.bytes > 0 || bytes.len() < RESERVED_LEAST {
+            return Ok(());
+        }
+        reserve(self.file, bytes.len() as u64).map_err(|error| self.error(&error, bytes.len() as u64))
+    }
+
+    fn place(&mut self, piece: &[u8]) -> Result<()> {
+        self.file.write_all(piece).map_err(|error| self.error(&error, piece.len() as u64))
     }
 
     fn error(&self, error: &std::io::Error, need: u64) -> penstock_types::Error {
@@ -71,7 +80,8 @@ impl<'a> Sink<'a> {
 
     /// Takes all content at once, whose seal is known.
     pub fn take_sealed(mut self, content: &[u8], seal: Seal) -> Result<Seal> {
-        self.out.place(content)?;
+        self.out.reserve(content)?;
+        content.chunks(CACHED).try_for_each(|piece| self.out.place(piece))?;
         Ok(seal)
     }
 

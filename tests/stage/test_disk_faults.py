@@ -65,7 +65,7 @@ def test_stage_onto_a_disk_whose_every_call_fails_says_so_and_shows_nothing(
 def test_stage_onto_a_failing_disk_ends_whole_when_run_again(bucket, run_cli, tmp_path):
     (bucket.folder / "set/large.bin").write_bytes(large := os.urandom(20 << 20))
     want = bucket.want | {"large.bin": large}
-    with failing(tmp_path, "-rate", "0.02", "-seed", "5") as (mount, counts):
+    with failing(tmp_path, "-rate", "0.01", "-seed", "5") as (mount, counts):
         for _ in range(40):
             ran = run_cli("stage", bucket.url, mount / "dst", "--inflate", "--json", env=bucket.env)
             assert "Traceback" not in ran.err

@@ -38,6 +38,7 @@ enum Field {
     Format,
     Records,
     Digest(Algorithm),
+    PartDigests,
     InflatedSize,
     InflatedDigest(Algorithm),
     OriginKey,
@@ -86,6 +87,7 @@ pub(super) fn columns() -> Vec<Column> {
     for algorithm in ALGORITHMS {
         add(algorithm.name(), Kind::Bytes, false, Field::Digest(algorithm));
     }
+    add("digests_of_parts", Kind::Text, false, Field::PartDigests);
     add("inflated_size", Kind::Count, false, Field::InflatedSize);
     for algorithm in ALGORITHMS {
         add(&format!("inflated_{}", algorithm.name()), Kind::Bytes, false, Field::InflatedDigest(algorithm));
@@ -117,6 +119,18 @@ fn digest(digests: &[Digest], algorithm: Algorithm) -> Cell {
     }
 }
 
+/// Digests between blanks, as `algorithm:hex`.
+fn words<'a>(digests: impl Iterator<Item = &'a Digest>) -> Cell {
+    match digests.map(Digest::to_string).collect::<Vec<_>>() {
+        words if words.is_empty() => Cell::Absent,
+        words => text(&words.join(" ")),
+    }
+}
+
+fn of_words(text: &str) -> impl Iterator<Item = Option<Digest>> {
+    text.split(' ').filter(|word| !word.is_empty()).map(|word| word.parse().ok())
+}
+
 fn said_by_name(said: SaidBy) -> &'static str {
     match said {
         SaidBy::Suffix => "suffix",
@@ -141,6 +155,9 @@ impl Column {
             Field::Format => text(entry.format.name()),
             Field::Records => optional(entry.records.map(Cell::Count)),
             Field::Digest(algorithm) => digest(&entry.digests, algorithm),
+            Field::PartDigests => {
+                words(entry.digests.iter().filter(|digest| matches!(digest.algorithm, Algorithm::Parts(..))))
+            }
             Field::InflatedSize => optional(inflated.map(|inflated| Cell::Count(inflated.size))),
             Field::InflatedDigest(algorithm) => optional(inflated.map(|inflated| digest(&inflated.digests, algorithm))),
             Field::OriginKey => {
@@ -152,10 +169,7 @@ impl Column {
             }
             Field::OriginEncoding => optional(origin.and_then(|origin| origin.encoding.as_deref()).map(text)),
             Field::OriginDigest(algorithm) => optional(origin.map(|origin| digest(&origin.digests, algorithm))),
-            Field::OriginChecked => optional(origin.filter(|origin| !origin.checked.is_empty()).map(|origin| {
-                let words: Vec<String> = origin.checked.iter().map(Digest::to_string).collect();
-                text(&words.join(" "))
-            })),
+            Field::OriginChecked => optional(origin.map(|origin| words(origin.checked.iter()))),
             Field::OriginUndone => {
                 optional(origin.filter(|origin| origin.undone != Codec::None).map(|origin| text(origin.undone.name())))
             }
@@ -199,6 +213,11 @@ impl Column {
                 entry.digests.reserve_exact(1);
                 entry.digests.push(Digest { algorithm, value: value.to_vec() });
             }
+            (Field::PartDigests, Cell::Bytes(words)) => {
+                for digest in of_words(&text(&words)?) {
+                    entry.digests.push(digest.ok_or_else(|| bad("is no list of digests"))?);
+                }
+            }
             (Field::InflatedSize, Cell::Count(size)) => {
                 entry.inflated = Some(Box::new(Inflated { size, digests: Vec::new() }));
             }
@@ -222,8 +241,8 @@ impl Column {
             }
             (Field::OriginChecked, Cell::Bytes(checked)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                for word in text(&checked)?.split(' ').filter(|word| !word.is_empty()) {
-                    origin.checked.push(word.parse().map_err(|_| bad("is no list of digests"))?);
+                for digest in of_words(&text(&checked)?) {
+                    origin.checked.push(digest.ok_or_else(|| bad("is no list of digests"))?);
                 }
             }
             (Field::OriginUndone, Cell::Bytes(codec)) => {

@@ -103,6 +103,8 @@ proptest! {
             let mut entry = Entry::new(Key::new(name), at as u64);
             entry.version = (at % 2 == 0).then(|| Version(format!("\"v{at}\"")));
             entry.modified_s = (at % 3 == 0).then_some(1.7e9 + at as f64);
+            entry.digests = ["crc32:00c0ffee", "crc32c@8388608:00c0ffee", "md5@5242880:00112233445566778899aabbccddeeff"]
+                [..at % 4].iter().map(|digest| digest.parse().unwrap()).collect();
             entry.records = (at % 4 == 0).then_some(at as u64);
             entry.origin = (at % 5 == 0).then(|| Box::new(Origin {
                 packed: [Codec::None, Codec::Gzip, Codec::Zstd][at % 3],

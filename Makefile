@@ -134,17 +134,18 @@ test-rust-unit: $(STAMPS)/nasm ## Rust tests that lie beside the code
 
 .PHONY: test-python
 test-python: setup setup-peers ## All Python tests but those that need TensorFlow
-	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters and not needs_pool"
+	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters and not needs_pool and not needs_specs"
 
 .PHONY: test-python-fast
 test-python-fast: setup ## Python tests that need no server, no browser and no minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_pool and not needs_browser and not needs_torch"
+	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_pool and not needs_specs and not needs_browser and not needs_torch"
 
 .PHONY: test-peers
-test-peers: setup $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/mounts $(STAMPS)/rclone-$(RCLONE) ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts
+test-peers: setup setup-peers $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/mounts $(STAMPS)/rclone-$(RCLONE) ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, validators of job specifications
 	@# TensorFlow warns about itself at import; that is no test's business.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
+	@$(BIN)/python -m pytest -q -m needs_specs tests/cluster/test_specs.py
 	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
 # ---------------------------------------------------------------- set-up
@@ -162,6 +163,7 @@ setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
 	@$(BIN)/uv pip compile pyproject.toml --extra demo --group dev -o requirements/dev.txt $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile pyproject.toml --group tf -o requirements/tf.txt $(LOCK_FLAGS)
+	@$(BIN)/uv pip compile --group specs -o requirements/specs.txt $(LOCK_FLAGS)
 LOCK_ARGS ?= --upgrade
 LOCK_FLAGS = --quiet --python-version 3.11 --universal --no-emit-index-url --no-annotate --no-header $(LOCK_ARGS)
 
@@ -281,6 +283,12 @@ $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
 	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate and torchdata beside the environment$(comma) in $(TOOLS)/adapters; ~600 MB)
 	@rm -rf $(TOOLS)/adapters
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(TOOLS)/adapters --no-deps -r requirements/adapters.txt
+	@touch $@
+
+$(STAMPS)/specs: requirements/specs.txt $(STAMPS)/venv
+	$(call SAY,the validators of Kubernetes$(comma) Azure ML and Azure Batch in an environment of their own ($(TOOLS)/specs); ~300 MB)
+	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/specs
+	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/specs" $(BIN)/uv pip install --quiet -r requirements/specs.txt
 	@touch $@
 
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv

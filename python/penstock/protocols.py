@@ -37,6 +37,7 @@ __all__ = [
     "Launcher",
     "Located",
     "Node",
+    "Part",
     "Pool",
     "PoolSpec",
     "Runner",
@@ -213,6 +214,21 @@ class Around:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The place of a call's nodes in a larger job.
+
+    Attributes:
+        node: The number of the first of them there.
+        nodes: The number of the job's.
+        meet: Host and port where the job's ranks meet.
+    """
+
+    node: int
+    nodes: int
+    meet: tuple[str, int]
+
+
+@dataclass(frozen=True)
 class Call:
     """A command on every rank of some nodes, as a launcher is asked for it.
 
@@ -226,6 +242,8 @@ class Call:
         stdin: Goes to every rank of a call of one rank a node.
         hear: Told of every line.
         around: What stands around every rank.
+        part: Where these nodes stand in a larger job, whose other nodes somebody else starts; for launchers that number
+            ranks themselves.
     """
 
     argv: Sequence[str]
@@ -238,6 +256,7 @@ class Call:
     hear: Hear | None = None
     fills: bool = False
     around: Around | None = None
+    part: Part | None = None
 
     @property
     def world(self) -> int:

@@ -5,6 +5,9 @@ containers. Issue 5, its proof."""
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stage"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launchers"))
-from cluster_kit import HOSTS, Cluster, remove, short_folder
+from cluster_kit import HOSTS, Cluster, await_, remove, short_folder
 from image_kit import PROGRAMS, make_image
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
@@ -63,16 +66,17 @@ def _write(
     out.mkdir()
     text = _JOB.format(
         name=name, launcher=launcher, cluster=cluster, container=container, folder=hosts.folder, private=hosts.private,
-        out="/mnt/0" if container else out, extra=extra,
+        out="/mnt/0" if "[container]" in container else out, extra=extra,
     )  # fmt: skip
     path = hosts.folder / f"{name}.toml"
     path.write_text(text)
     return path
 
 
-def _check(hosts: Cluster, name: str, told: str, *, nodes: int = HOSTS) -> None:
+def _check(hosts: Cluster, name: str, *, nodes: int = HOSTS) -> None:
     """Every step is done, every rank has counted what its node holds, the whole dataset was there once, and no pool is left."""
-    steps = {row["name"]: row["state"] for row in json.loads(told.strip().splitlines()[-1])["steps"]}
+    kept = json.loads((hosts.folder / f"runs/{name}/job.json").read_text())
+    steps = {row["name"]: row["state"] for row in kept["steps"]}
     assert steps == dict.fromkeys(["provision", "pool up", "stage", "ranks", "archive", "pool down"], "done")
     counted = {path.name: int(path.read_text()) for path in (hosts.folder / f"kept-{name}").glob(f"*-of-{2 * nodes}")}
     assert sorted(counted) == sorted(f"{rank}-of-{2 * nodes}" for rank in range(2 * nodes))
@@ -92,18 +96,126 @@ def _penstock(hosts: Cluster, *words: object, before: tuple[object, ...] = ()):
 def test_job_by_ssh(hosts):
     job = _write(hosts, "byssh", "ssh", cluster='nodes = "h1,h2,h3,h4"')
     ran = _penstock(hosts, "run", job, "--json", "--runs", hosts.folder / "runs")
-    _check(hosts, "byssh", ran.stdout)
+    _check(hosts, "byssh")
+    assert json.loads(ran.stdout)["lost"] == []
 
 
 def test_job_by_sbatch(hosts):
-    job = _write(hosts, "bysbatch", "slurm")
-    line = f"{_PROGRAM} run {job} --json --runs {hosts.folder}/runs"
-    ran = hosts.run(
-        1, "sbatch", "--wait", f"-N{HOSTS}", f"--output={hosts.folder}/bysbatch.log", "--wrap", line, timeout_s=220
+    want = f'[submit]\nnodes = {HOSTS}\nlimit = "10min"\nargs = ["--comment=one of ours"]\nsetup = ["export MARK=set"]'
+    job = _write(hosts, "bysbatch", "slurm", container=want, extra="test $MARK = set")
+    ran = _penstock(hosts, "run", job, "--submit", "--wait", "--json", "--runs", hosts.folder / "runs")
+    number = json.loads(ran.stdout)["number"]
+    assert f"JobId={number} " in (shown := hosts.run(1, "scontrol", "show", "job", number).stdout)
+    assert "Comment=one of ours" in shown
+    assert "TimeLimit=00:10:00" in shown
+    _check(hosts, "bysbatch")
+
+
+def test_job_that_slurm_refuses_is_told_in_its_words(hosts):
+    job = _write(hosts, "refused", "slurm", container=f'[submit]\nnodes = {HOSTS + 60}\nqueue = "nowhere"')
+    ran = hosts.run(1, _PROGRAM, "run", job, "--submit", "--runs", hosts.folder / "runs")
+    assert (ran.returncode, "Invalid partition name" in ran.stderr) == (3, True), ran.stderr
+
+
+def test_job_that_is_waited_for_is_cancelled_with_ctrl_c(hosts):
+    job = _write(hosts, "cancelled", "slurm", container=f"[submit]\nnodes = {HOSTS}", extra="exec sleep 300")
+    line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs")
+    waiting = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    number = waiting.stdout.readline().strip()
+    begun = hosts.folder / "out-cancelled"
+    await_(lambda: len(list(begun.iterdir())) == 2 * HOSTS, "ranks", hosts.folder, limit_s=90)
+    assert [list((hosts.held(host) / "cancelled").iterdir()) for host in range(1, HOSTS + 1)] != [[]] * HOSTS
+    waiting.send_signal(signal.SIGINT)
+    waiting.communicate(timeout=60)
+    assert waiting.returncode == 130
+    assert "JobState=FAILED" in hosts.run(1, "scontrol", "show", "job", number).stdout
+    assert [list((hosts.held(host) / "cancelled").iterdir()) for host in range(1, HOSTS + 1)] == [[]] * HOSTS
+
+
+# What PBS would do of it: reads the directives by its documented grammar, writes the node file, runs the script on the first node.
+_QSUB = r"""
+import os, re, subprocess, sys
+assert sys.argv[1:3] == ["-W", "block=true"], sys.argv
+script = sys.argv[3]
+lines = open(script).read().splitlines()
+assert lines[0] == "#!/bin/sh"
+found = [line.removeprefix("#PBS ") for line in lines if line.startswith("#PBS")]
+rest = lines[1 + len(found):]
+assert not any(line.startswith("#") for line in rest), "PBS reads no directive after a command"
+rules = [r"-N [A-Za-z][A-Za-z0-9_.+-]{0,14}", r"-l select=(?P<n>\d+)(:[a-z]+=\d+)+", r"-l place=scatter:excl",
+         r"-l walltime=\d\d+:\d\d:\d\d", r"-j oe", r"-o /\S+", r"-q \w+", r"-A \w+"]
+for line in found:
+    assert any(re.fullmatch(rule, line) for rule in rules), line
+count = int(re.fullmatch(rules[1], next(line for line in found if "select" in line))["n"])
+print("7.stand-in", flush=True)
+nodes = script + ".nodes"
+open(nodes, "w").write("".join(f"h{at}\n" * 2 for at in range(1, count + 1)))
+log = next(line[3:] for line in found if line.startswith("-o "))
+env = {**os.environ, "PBS_NODEFILE": nodes, "PBS_JOBID": "7.stand-in", "PBS_O_WORKDIR": os.getcwd()}
+sys.exit(subprocess.run(["sh", script], env=env, stdout=open(log, "w"), stderr=subprocess.STDOUT).returncode)
+"""
+
+
+def test_job_by_qsubs_stand_in(hosts):
+    tools = hosts.folder / "tools"
+    tools.mkdir()
+    (tools / "qsub.py").write_text(_QSUB)
+    (tools / "qsub").write_text(f'#!/bin/sh\nexec {sys.executable} {tools}/qsub.py "$@"\n')
+    (tools / "qsub").chmod(0o755)
+    job = _write(
+        hosts, "byqsub", "pbs", container='[submit]\nnodes = 2\nlimit = "90min"\nqueue = "work"\ngpus_per_node = 1'
     )
-    said = (hosts.folder / "bysbatch.log").read_text()
-    assert ran.returncode == 0, (ran.stderr, said)
-    _check(hosts, "bysbatch", said)
+    ran = hosts.run(
+        1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs", timeout_s=220,
+        PATH=f"{tools}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert ran.returncode == 0, (ran.stderr, list((hosts.folder / "runs/byqsub").glob("*.log")))
+    assert ran.stdout == "7.stand-in\n"
+    _check(hosts, "byqsub", nodes=2)
+
+
+_SITE = """
+name = "site"
+[cluster]
+launcher = "ssh"
+settings = {{ key = "{folder}/home/.ssh/id_ed25519", known_hosts = "{folder}/home/.ssh/known_hosts" }}
+[pool]
+disk = "{folder}/private/here"
+[stage]
+source = "/nowhere"
+[run]
+argv = ["true"]
+[submit]
+setup = ["export HOME={folder}/home PATH={path} SLURM_CONF={folder}/slurm.conf"]
+"""
+
+
+@pytest.mark.needs_pool
+def test_slurm_gives_jobs_that_ask_a_pool_of_their_own(run_cli):
+    folder = short_folder()
+    job = folder / "site.toml"
+    job.write_text(_SITE.format(folder=folder, path=os.environ["PATH"]))
+    conf = ""
+    for name, form in (("PrologSlurmctld", "slurm-prolog"), ("EpilogSlurmctld", "slurm-epilog")):
+        text = run_cli("run", job, "--export", form).out
+        (folder / form).write_text(text.replace("#!/bin/sh\n", f"#!/bin/sh\nexec 2> {folder}/{form}.log\n"))
+        (folder / form).chmod(0o755)
+        conf += f"{name}={folder}/{form}\n"
+    see = f"ls {folder}/private/here; cat /run/penstock-pool-$SLURM_JOB_ID.json"
+    try:
+        with Cluster(folder, slurm=conf) as hosts:
+            hosts.start_sshds()
+            asks = hosts.run(1, "salloc", "-Q", "-N2", "--comment=penstock", "srun", "-N1", "-n1", "sh", "-c", see)
+            assert asks.returncode == 0, (asks.stderr, (folder / "slurm-prolog.log").read_text())
+            name, told = asks.stdout.split("\n", 1)
+            assert name.startswith("penstock-pool-slurm-")
+            assert [node["node"] for node in json.loads(told)["nodes"]] == ["h1", "h2"]
+            await_(lambda: list(hosts.held(1).iterdir()) == list(hosts.held(2).iterdir()) == [], "the epilog", folder)
+            plain = hosts.run(1, "salloc", "-Q", "-N2", "ls", folder / "private/here")
+            assert (plain.returncode, plain.stdout) == (0, "")
+            assert not list(Path("/run").glob(f"{name.replace('slurm-', '')}.json"))
+    finally:
+        remove(folder)
 
 
 @pytest.mark.needs_pool
@@ -111,8 +223,8 @@ def test_job_by_mpirun(hosts):
     job = _write(
         hosts, "bympi", "mpi", cluster='settings = { args = "--mca btl tcp,self --mca btl_tcp_if_include e0" }'
     )
-    ran = _penstock(hosts, "run", job, "--json", "--runs", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
-    _check(hosts, "bympi", ran.stdout)
+    _penstock(hosts, "run", job, "--quiet", "--runs", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
+    _check(hosts, "bympi")
 
 
 def test_job_with_its_ranks_in_containers_by_srun(hosts, tmp_path):
@@ -124,5 +236,5 @@ image = "{image}"
 binds = ["{PROGRAMS}", "{hosts.folder}/out-boxed:/mnt/0"]
 """
     job = _write(hosts, "boxed", "slurm", container=part, extra="test -e /inside")
-    ran = _penstock(hosts, "run", job, "--json", "--runs", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
-    _check(hosts, "boxed", ran.stdout)
+    _penstock(hosts, "run", job, "--quiet", "--runs", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
+    _check(hosts, "boxed")

@@ -47,9 +47,11 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 class Cluster:
     """`run(host, ...)` runs a command on a host; `srun(...)` one by Slurm, from the first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, slurm: str = "") -> None:
+        """`slurm`: further lines of slurm.conf."""
         # Slurm's and munge's sockets want short names, and munge a folder that nobody else may write.
         self.folder = folder
+        self._more = slurm
         self._mark = uuid4().hex[:5]
         self._sub = f"10.{int(self._mark[:2], 16) % 200 + 20}.{int(self._mark[2:4], 16)}"
         self._running = ExitStack()
@@ -121,7 +123,9 @@ class Cluster:
         (folder / "state").mkdir()
         port = 20000 + int(self._mark[:3], 16) % 20000
         conf = folder / "slurm.conf"
-        conf.write_text(_SLURM.format(sub=self._sub, folder=folder, hosts=HOSTS, port=port, port1=port + 1))
+        conf.write_text(
+            _SLURM.format(sub=self._sub, folder=folder, hosts=HOSTS, port=port, port1=port + 1) + self._more
+        )
         await_(lambda: (folder / "munge.socket").exists(), "munged", folder)
         self._daemon(*self.line(1, "slurmctld", "-D", "-c", "-f", conf))
         for at in range(1, HOSTS + 1):
@@ -153,18 +157,19 @@ class Cluster:
         for at in range(1, HOSTS + 1):
             await_(lambda at=at: answers(at), "sshd", self.folder)
 
+    @property
+    def env(self) -> dict[str, str]:
+        """A plain environment, with a home of its own."""
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        conf = str(self.folder / "slurm.conf")
+        return {"PATH": os.environ["PATH"], "HOME": str(home), "SLURM_CONF": conf, "LANG": "C.UTF-8"}
+
     def run(self, host: int, *command: object, timeout_s: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
         """A command on a host, with a plain environment."""
-        base = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.folder / "home"),
-            "SLURM_CONF": str(self.folder / "slurm.conf"),
-            "LANG": "C.UTF-8",
-        }
-        (self.folder / "home").mkdir(exist_ok=True)
         return subprocess.run(
             self.line(host, *command),
-            env=base | env,
+            env=self.env | env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run`: a job file from its first node to its last."""
+"""`penstock run`: a job file from its first node to its last; shown, handed over to a batch system, or done for one node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from penstock.cli.run_elsewhere import hand_over, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +34,39 @@ __all__ = ["command"]
 )
 @click.option("--resume", is_flag=True, help="Go on where an earlier start was stopped or killed.")
 @click.option("--dry-run", is_flag=True, help="Print every command line that would be started, and start none.")
+@click.option("--submit", is_flag=True, help="Hand the job to Slurm (sbatch) or PBS (qsub), and print its number.")
+@click.option("--wait", is_flag=True, help="With --submit: until it has ended, with its exit code; Ctrl-C cancels it.")
+@click.option(
+    "--export",
+    metavar="FORM",
+    help="Print the job as slurm, pbs, k8s, azureml, azure-batch, slurm-prolog or slurm-epilog.",
+)
+@click.option("--as-node", is_flag=True, help="Do one node's part here: other nodes are started by somebody else.")
+@click.option("--node", type=int, metavar="I", help="Which node this is, from 0. [by the launcher's variables]")
+@click.option("--nodes", type=int, metavar="N", help="How many nodes the job has. [by the launcher's variables]")
+@click.option("--meet", metavar="HOST:PORT", help="Where its ranks meet. [MASTER_ADDR:MASTER_PORT]")
 @click.option("--quiet", is_flag=True, help="Leave the nodes' lines to the logs.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON line: the steps and what each took.")
-def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as_json: bool) -> int:
+def command(
+    file: Path,
+    runs: Path,
+    resume: bool,
+    dry_run: bool,
+    submit: bool,
+    wait: bool,
+    export: str | None,
+    as_node: bool,
+    node: int | None,
+    nodes: int | None,
+    meet: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
     """Run a job on a cluster: provision its nodes, bring a pool up, stage, run the ranks, archive, take the pool down.
 
-    With `paths` in the file the same job is run over each of them, and they are compared. Each step is timed. Ctrl-C, and any failure, takes the pool down. --resume does again only what is not done.
+    With `paths` in the file the same job is run over each of them, and they are compared. Each step is timed. Ctrl-C, and any
+    failure, takes the pool down. --resume does again only what is not done. Exit code 1 says that the ranks of lost nodes were
+    run by nobody else.
     """
     from penstock.cluster import compare
     from penstock.cluster.execute import Execution
@@ -45,14 +74,17 @@ def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as
     from penstock.stage.job import variables
 
     job = load(file)
+    if submit or export:
+        return hand_over(job, file, runs, form=export, resume=resume, waits=wait, as_json=as_json)
+    part = part_of(node, nodes, meet) if as_node or node is not None or nodes is not None else None
     # Homes and state folders are each node's own; credentials go along.
-    given = {
-        name: value for name, value in variables().items() if name not in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
-    }
+    own = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+    given = {name: value for name, value in variables().items() if name not in own}
 
     def execution_of(one: Job) -> Execution:
         say, hear = _quietly if as_json else _say, None if quiet or as_json else _hear
-        return Execution(one, runs / one.name, given, say=say, hear=hear)
+        folder = runs / one.name if part is None else runs / one.name / f"n{part.node}"
+        return Execution(one, folder, given, say=say, hear=hear, part=part)
 
     if dry_run:
         for one in [compare.over(job, path) for path in job.paths] or [job]:
@@ -70,12 +102,8 @@ def command(file: Path, runs: Path, resume: bool, dry_run: bool, quiet: bool, as
     steps = execution.run(resume=resume)
     if as_json:
         rows = [{"name": row.name, "state": row.state, "seconds": row.seconds, "detail": row.detail} for row in steps]
-        click.echo(
-            json.dumps(
-                {"schema_version": 1, "name": job.name, "steps": rows, "lost": sorted({e.node for e in execution.lost})}
-            )
-        )
-    return 1 if execution.lost else 0
+        click.echo(json.dumps({"schema_version": 1, "name": job.name, "steps": rows, "lost": sorted(execution.lost)}))
+    return 1 if execution.is_partial else 0
 
 
 def _show(execution: Execution, whose: str) -> None:

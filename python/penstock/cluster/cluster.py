@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from penstock.protocols import Around, Exit, Hear, Node
+    from penstock.protocols import Around, Exit, Hear, Node, Part
 
 __all__ = ["DEADLINE_S", "GROUP", "Cluster", "launcher_names"]
 
@@ -105,6 +105,7 @@ class Cluster:
         logs: Path | None = None,
         fills: bool = False,
         around: Around | None = None,
+        part: Part | None = None,
     ) -> list[Exit]:
         """A command on every rank of all nodes (or of those of `on`) at once; `protocols.Call` tells of each argument.
 
@@ -117,7 +118,7 @@ class Cluster:
             return self.launcher.run(
                 Call(
                     argv, self.nodes if on is None else on, ranks_per_node, deadline_s=deadline_s, env=env or {}, cwd=cwd,
-                    stdin=stdin, hear=hear, fills=fills, around=around,
+                    stdin=stdin, hear=hear, fills=fills, around=around, part=part,
                 )
             )  # fmt: skip
 

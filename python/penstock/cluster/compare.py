@@ -105,8 +105,8 @@ def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> 
     for path, one in executions.items():
         try:
             steps[path] = one.run(resume=resume and one.has_begun())
-            if one.lost:
-                faults[path] = f"{len(one.lost)} ranks were lost"
+            if one.is_partial:
+                faults[path] = f"{', '.join(one.lost)} lost, and nobody ran those ranks again"
         except PenstockError as error:
             steps[path], faults[path] = one.steps(), str(error)
         finally:

@@ -15,17 +15,18 @@ import msgspec
 from penstock.cluster import pools
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.faults import check, told
+from penstock.cluster.losses import lost_of, mend
 from penstock.cluster.told import NODE, VARIABLE, InPool, tell
 from penstock.cluster.words import Words
-from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
+from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.protocols import Call, Pool, PoolSpec
 from penstock.units import parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.cluster.job import Job
-    from penstock.protocols import Around, Exit, Hear, Node
+    from penstock.protocols import Around, Exit, Hear, Node, Part
 
 __all__ = ["Execution", "Step", "StepRow"]
 
@@ -59,21 +60,34 @@ class Execution:
         folder: Holds `job.json` (the state) and `logs/STEP/NODE.log`.
         environment: What the steps on the nodes get beside their own: credentials of stores.
         say: Told when a step begins and ends.
+        part: This machine is one node of the job; the others' starts are somebody else's.
+
+    Raises:
+        ConfigError: A part of a job with a pool, which wants all nodes.
     """
 
     def __init__(
-        self, job: Job, folder: Path, environment: Mapping[str, str], *, say: Callable[[StepRow], None], hear: Hear | None = None
+        self, job: Job, folder: Path, environment: Mapping[str, str], *, say: Callable[[StepRow], None], hear: Hear | None = None,
+        part: Part | None = None,
     ) -> None:  # fmt: skip
         self.job = job
         self.folder = folder
         self.environment = dict(environment)
         self._say = say
         self._hear = hear
-        self._words = Words(job)
+        self._words = Words(job, part)
+        self._part = part
+        if part is not None and job.pool is not None:
+            raise ConfigError(
+                "pool: one node alone brings none up", hint="a [stage] with a destination stages its share"
+            )
         self._state = _State(hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:16])
         self._pool: Pool | None = None
         self._cluster: Cluster | None = None
-        self.lost: list[Exit] = []
+        self.lost: dict[str, str] = {}
+        """Nodes that were lost under way, and in what words."""
+        self.is_partial = False
+        """The ranks of lost nodes were not run again by others."""
 
     # ------------------------------------------------------------ what is done
 
@@ -81,7 +95,10 @@ class Execution:
     def cluster(self) -> Cluster:
         """The nodes; opened when first asked for."""
         if self._cluster is None:
-            self._cluster = Cluster.open(self.job.cluster.launcher, self.job.cluster.given())
+            if self._part is not None:
+                self._cluster = Cluster.open("local", {"nodes": 1, "first": self._part.node})
+            else:
+                self._cluster = Cluster.open(self.job.cluster.launcher, self.job.cluster.given())
         return self._cluster
 
     def plan(self) -> list[tuple[str, list[list[str]]]]:
@@ -142,7 +159,7 @@ class Execution:
         if self.job.stage:
             steps.append(("stage", self._stage))
         steps.append(("ranks", self._ranks))
-        if self.job.archive:
+        if self.job.archive and not (self._part and self._part.node and self.job.archive.on == "leader"):
             steps.append(("archive", self._archive))
         try:
             for name, do in steps:
@@ -269,27 +286,37 @@ class Execution:
         part = self.job.run
         if self._is_marked("ranks", "ended"):
             return "done before"
+        bad = self._one_try()
+        tries = 1
+        while bad:
+            gone = lost_of(self.cluster, bad)
+            if not gone or part.lost_node == "abort":
+                check(bad, "ranks")
+            self._go_on_without(gone, bad)
+            if part.lost_node == "continue":
+                check([ended for ended in bad if ended.node not in gone], "ranks")
+                self.is_partial = True
+                break
+            self._mend()
+            bad = self._one_try()
+            tries += 1
+        self._mark("ranks", "ended")
+        text = f"{len(self.cluster.nodes) * part.ranks_per_node} ranks"
+        if self.lost:
+            text += f", {tries} starts; lost: {', '.join(self.lost)} ({next(iter(self.lost.values()))})"
+        return text
+
+    def _one_try(self) -> list[Exit]:
+        """Runs the ranks on all nodes that are left; those that did not end well."""
+        part = self.job.run
         data = self._words.data(self._pool.url if self._pool else "")
         argv, around = self._words.ranks(data, self._variables())
         env = {**self._told_of_pool(data), **part.env}
         exits = self._on_nodes(
-            "ranks", argv, part.deadline, ranks_per_node=part.ranks_per_node, cwd=part.cwd, env=env, around=around
-        )
-        self.lost = [ended for ended in exits if ended.code is None]
-        failed = [ended for ended in exits if ended.code not in (None, 0)]
-        if failed:
-            check(failed, "ranks")
-        if self.lost:
-            if part.lost_node == "abort" or len(self.lost) == len(exits):
-                check(self.lost, "ranks")
-            nodes = sorted({ended.node for ended in self.lost})
-            self._cluster_without(nodes)
-            self._mark("ranks", "ended")
-            return (
-                f"{len(exits) - len(self.lost)} of {len(exits)} ranks; lost: {', '.join(nodes)} ({told(self.lost[0])})"
-            )
-        self._mark("ranks", "ended")
-        return f"{len(exits)} ranks"
+            "ranks", argv, part.deadline, ranks_per_node=part.ranks_per_node, cwd=part.cwd, env=env, around=around,
+            part=self._part,
+        )  # fmt: skip
+        return [ended for ended in exits if ended.code != 0]
 
     def _told_of_pool(self, data: str) -> dict[str, str]:
         """What lets the ranks read their own files first, and the bucket last."""
@@ -298,10 +325,27 @@ class Execution:
             return {}
         return tell(InPool(self._pool, data, source=stage.source, engine_settings=pool.settings))
 
-    def _cluster_without(self, lost: list[str]) -> None:
-        self.cluster.nodes = tuple(node for node in self.cluster.nodes if node.name not in lost)
-        if not self.cluster.nodes:
-            raise RankFailed("ranks: no node is left")
+    def _go_on_without(self, gone: Sequence[str], bad: Sequence[Exit]) -> None:
+        self.lost.update({ended.node: told(ended) for ended in bad if ended.node in gone})
+        left = tuple(node for node in self.cluster.nodes if node.name not in gone)
+        if not left:
+            check(bad, "ranks")
+        self.cluster.nodes = left
+
+    def _mend(self) -> None:
+        """The dataset, whole again on the nodes that are left: what only a lost node held is staged again."""
+        part = self.job.pool
+        if self._pool is not None and part is not None:
+            try:
+                mend(self.cluster, self._pool, part.settings, deadline_s=parse_seconds(part.deadline))
+            except PenstockError:
+                # Lost with its leader, say: then a new one, which is empty.
+                record = pools.find(self.job.name)
+                assert record is not None
+                pools.down(self.cluster, record, deadline_s=_DOWN_S)
+                self._up()
+        if self.job.stage is not None:
+            self._stage()
 
     def _archive(self) -> str:
         part = self.job.archive
@@ -317,7 +361,7 @@ class Execution:
         ended = pools.down(everyone, record, deadline_s=_DOWN_S)
         if ended.unreached:
             text = f"{', '.join(ended.unreached)} did not answer; what the pool has there is there still"
-            if self.lost:
+            if set(ended.unreached) <= set(self.lost):
                 return text
             raise PenstockError(f"pool down: {text}", hint=f"penstock pool down --name {self.job.name}, when they do")
         return f"{len(ended.receipts)} nodes"

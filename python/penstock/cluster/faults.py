@@ -21,7 +21,11 @@ def told(ended: Exit) -> str:
     """One rank's trouble in a line, its node's name first."""
     if ended.fault is not None:
         return str(ended.fault)
-    said = ended.err.decode(errors="replace").strip().splitlines()
+    said = [line.strip() for line in ended.err.decode(errors="replace").strip().splitlines()]
+    # Penstock's own commands end with a hint; what went wrong stands before it.
+    said = [line for line in said if line.startswith("error[")] or [
+        line for line in said if not line.startswith("hint:")
+    ]
     return f"{ended.node}: exit code {ended.code}{f': {said[-1][:_SAID_BYTES]}' if said else ''}"
 
 

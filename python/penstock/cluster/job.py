@@ -15,7 +15,7 @@ from penstock.units import parse_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Archive", "ContainerPart", "Job", "Nodes", "PoolPart", "Provision", "Ranks", "StagePart", "load"]
+__all__ = ["Archive", "ContainerPart", "Job", "Nodes", "PoolPart", "Provision", "Ranks", "StagePart", "Submit", "load"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 
@@ -75,7 +75,8 @@ class Ranks(_Part, frozen=True):
 
     Attributes:
         lost_node: What is done when a node is lost under way: `abort` ends the job; `continue` goes on with what the
-            other nodes' ranks bring to an end.
+            other nodes' ranks bring to an end; `restart` brings back what the node alone held and starts all ranks
+            again on the nodes that are left.
     """
 
     argv: tuple[str, ...]
@@ -83,7 +84,7 @@ class Ranks(_Part, frozen=True):
     env: dict[str, str] = {}
     cwd: str | None = None
     deadline: str = "24h"
-    lost_node: Literal["abort", "continue"] = "abort"
+    lost_node: Literal["abort", "continue", "restart"] = "abort"
 
 
 class ContainerPart(_Part, frozen=True):
@@ -114,6 +115,40 @@ class Archive(_Part, frozen=True):
     deadline: str = "1h"
 
 
+class Submit(_Part, frozen=True):
+    """`[submit]`: what the job wants of a system that it is handed over to.
+
+    Attributes:
+        nodes: How many; else those of `[cluster]`, where that is a number.
+        limit: Longest that the whole job may take.
+        system: Whose batch job it becomes; else by `[cluster] launcher`.
+        queue: Slurm's partition, PBS's queue.
+        args: Further words of sbatch or qsub, as `--constraint=nvme`; a directive each.
+        setup: Lines of shell before Penstock starts, as `module load cuda`.
+        image: The container of Kubernetes, Azure ML and Azure Batch; Penstock is in it.
+        machine: Kubernetes' instance type, Azure ML's.
+        compute: Azure ML's compute cluster, Azure Batch's pool.
+        secret: A Kubernetes secret whose entries the job gets as variables: credentials of stores.
+        scratch: A folder of each pod's own disk.
+    """
+
+    nodes: int | None = None
+    limit: str = "24h"
+    system: Literal["slurm", "pbs"] | None = None
+    queue: str | None = None
+    account: str | None = None
+    cores_per_node: int | None = None
+    gpus_per_node: int = 0
+    args: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    image: str | None = None
+    machine: str | None = None
+    compute: str | None = None
+    namespace: str | None = None
+    secret: str | None = None
+    scratch: str = "/scratch"
+
+
 class Job(_Part, frozen=True):
     """The whole file.
 
@@ -130,6 +165,7 @@ class Job(_Part, frozen=True):
     stage: StagePart | None = None
     container: ContainerPart | None = None
     archive: Archive | None = None
+    submit: Submit | None = None
 
 
 def load(path: Path) -> Job:
@@ -164,6 +200,10 @@ def _check(job: Job) -> None:
     for part in (job.provision, job.pool, job.stage, job.run, job.archive):
         if part is not None:
             parse_seconds(part.deadline)
+    if job.submit is not None:
+        parse_seconds(job.submit.limit)
+        if job.submit.nodes is not None and job.submit.nodes < 1:
+            raise ConfigError(f"submit.nodes: {job.submit.nodes} nodes run nothing")
     if job.stage is not None and (job.pool is None) == (job.stage.destination is None):
         what = "a destination as well as a [pool]" if job.pool else "neither a destination nor a [pool]"
         raise ConfigError(f"stage: it has {what}", hint="one of them says where the dataset goes")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.cluster.job import Job
-    from penstock.protocols import Around
+    from penstock.protocols import Around, Part
 
 __all__ = ["GROUP", "Words"]
 
@@ -25,8 +25,10 @@ GROUP = "penstock.containers"
 class Words:
     """Command lines of one job's steps; `{node}` and `{rank}` in them are each node's and rank's to fill."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, part: Part | None = None) -> None:
+        """`part`: this machine is one node of a larger job, whose other nodes somebody else starts."""
         self._job = job
+        self._part = part
         self._penstock = list(job.cluster.penstock) or [sys.executable, "-m", "penstock"]
 
     def data(self, pool_url: str) -> str:
@@ -55,7 +57,8 @@ class Words:
         if pool and "://" in data:
             # Beside the pool and gone with it; homes are shared between nodes often enough.
             journal = ["--journal", f"{pool.disk}/penstock-pool-{self._job.name}/journal"]
-        return [*self._penstock, "stage", part.source, data, *inflate, "--quiet", *journal, *part.args]
+        share = ["--node", str(self._part.node), "--nodes", str(self._part.nodes)] if self._part else []
+        return [*self._penstock, "stage", part.source, data, *inflate, "--quiet", *share, *journal, *part.args]
 
     def ranks(self, data: str, variables: Iterable[str]) -> tuple[list[str], Around | None]:
         """The workload's words, and what stands around every rank.

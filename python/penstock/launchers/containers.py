@@ -34,11 +34,13 @@ _FAMILIES = (
     "PBS_",
     "HOROVOD_",
     "NCCL_",
+    "PENSTOCK_",
     "TORCHELASTIC_",
 )
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 _NAMES = (
     *_TORCHRUN,
+    *("PENSTOCK_NODE", "PENSTOCK_JOB_POOL"),
     *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "NODE_RANK")),
     *("PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_TMPDIR", "PMIX_SYSTEM_TMPDIR", "PMIX_SECURITY_MODE", "PMIX_GDS_MODULE"),
     *(f"PMIX_SERVER_URI{version}" for version in ("", "2", "21", "3", "4", "41")),

@@ -15,6 +15,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import Unsupported
 from penstock.launchers.process import Lines, Tail, attend
 from penstock.launchers.steps import (
     BEYOND_S,
@@ -58,6 +59,8 @@ class LabelledLauncher(StepLauncher):
 
     def run(self, call: Call) -> list[Exit]:
         self.check(call)
+        if call.part is not None:
+            raise Unsupported("a part of a larger job: this launcher numbers ranks by itself", hint="launcher = local")
         if call.stdin is not None:
             return super().run(call)
         began = time.monotonic()

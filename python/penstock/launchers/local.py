@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`local`: nodes on this machine, as plain processes, or as hosts of their own (network namespaces) to rehearse on.
 
-Settings: `nodes` (how many), `hosts` (the name of hosts that `penstock cluster rehearse` keeps up, or that `Hosts` made).
+Settings: `nodes` (how many), `first` (the number in the first one's name, [0]), `hosts` (the name of hosts that `penstock cluster rehearse` keeps up, or that `Hosts` made).
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ __all__ = ["LocalLauncher", "launcher"]
 class LocalLauncher(StepLauncher):
     """Runs on this machine; with `hosts`, inside them."""
 
-    def __init__(self, environment: Mapping[str, str], *, nodes: int, hosts: Hosts | None, python: str = "") -> None:
+    def __init__(
+        self, environment: Mapping[str, str], *, nodes: int, hosts: Hosts | None, first: int = 0, python: str = ""
+    ) -> None:
         super().__init__(environment, python=python)
         self._hosts = hosts
-        self._nodes = [Node(f"n{at}", "127.0.0.1") for at in range(nodes)] if hosts is None else hosts.nodes()
+        self._nodes = (
+            [Node(f"n{at}", "127.0.0.1") for at in range(first, first + nodes)] if hosts is None else hosts.nodes()
+        )
 
     def nodes(self) -> Sequence[Node]:
         return self._nodes
@@ -36,7 +40,7 @@ class LocalLauncher(StepLauncher):
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalLauncher:
     """The entry point `penstock.launchers: local`."""
-    found = settings_of("local", settings, {"nodes": int, "hosts": str, "python": str})
+    found = settings_of("local", settings, {"nodes": int, "first": int, "hosts": str, "python": str})
     nodes, hosts = found.get("nodes", 1), None
     if not 1 <= nodes <= 1024:
         raise ConfigError(f"launcher local: nodes = {nodes} is not between 1 and 1024")
@@ -44,4 +48,6 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Loc
         hosts = Hosts.attach(found["hosts"])
         if "nodes" in found and nodes != len(hosts.nodes()):
             raise ConfigError(f"launcher local: nodes = {nodes}, but the hosts `{hosts.name}` are {len(hosts.nodes())}")
-    return LocalLauncher(environment, nodes=nodes, hosts=hosts, python=found.get("python", ""))
+    return LocalLauncher(
+        environment, nodes=nodes, hosts=hosts, first=found.get("first", 0), python=found.get("python", "")
+    )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mpi`: nodes that mpirun starts ranks on: Open MPI's, or MPICH's and its kin's (Hydra).
 
-Settings: `nodes` (`h1,h2`; else those of the Slurm or PBS job that this is), `program` ([mpirun]), `args` (words for every
+Settings: `nodes` (`h1,h2`; else those of the Slurm, PBS or Azure Batch job that this is), `program` ([mpirun]), `args` (words for every
 start, as `--mca btl tcp,self`), `python`.
 """
 
@@ -11,12 +11,11 @@ import os
 import re
 import shlex
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, NotFound
+from penstock.launchers.allocation import allocated
 from penstock.launchers.labelled import LabelledLauncher
-from penstock.launchers.slurm import allocated
 from penstock.launchers.steps import check, settings_of
 from penstock.protocols import Call, Node
 
@@ -100,8 +99,6 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
         raise NotFound(f"launcher mpi: there is no {program}", hint="--set program=mpiexec.hydra, say") from None
     if found.get("nodes"):
         names = [word.strip() for word in found["nodes"].split(",") if word.strip()]
-    elif "PBS_NODEFILE" in environment:
-        names = list(dict.fromkeys(Path(environment["PBS_NODEFILE"]).read_text(encoding="utf-8").split()))
     else:
         names = allocated(environment)
     for name in names:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
+from penstock.launchers.allocation import by_slurm
 from penstock.launchers.labelled import LabelledLauncher
 from penstock.launchers.steps import check, settings_of
 from penstock.protocols import Node
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols import Call
 
-__all__ = ["SlurmLauncher", "allocated", "launcher"]
-
-_ASK_S = 20
+__all__ = ["SlurmLauncher", "launcher"]
 
 
 class SlurmLauncher(LabelledLauncher):
@@ -67,30 +64,8 @@ class SlurmLauncher(LabelledLauncher):
         ]  # fmt: skip
 
 
-def allocated(environment: Mapping[str, str]) -> list[str]:
-    """The hosts of the allocation.
-
-    Raises:
-        ConfigError: There is none, or Slurm cannot spell its list.
-    """
-    listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
-    if not listed:
-        raise ConfigError(
-            "launcher slurm: this process is in no allocation",
-            hint="start it inside an allocation: salloc -N 4 penstock run job.toml, or sbatch --wrap",
-        )
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "hostnames", listed], env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=_ASK_S, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"launcher slurm: scontrol could not spell {listed}: {error}") from error
-    return done.stdout.split()
-
-
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SlurmLauncher:
     """The entry point `penstock.launchers: slurm`."""
     found = settings_of("slurm", settings, {"srun": str, "python": str})
-    nodes = [Node(name, name) for name in allocated(environment)]
+    nodes = [Node(name, name) for name in by_slurm(environment)]
     return SlurmLauncher(environment, nodes, srun=shlex.split(found.get("srun", "")), python=found.get("python", ""))

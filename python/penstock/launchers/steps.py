@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable, Unsupported
 from penstock.launchers import parcel
 from penstock.launchers.process import Lines, Sink, Tail, attend
-from penstock.protocols import Call, Exit
+from penstock.protocols import Call, Exit, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -132,12 +132,13 @@ def worded(call: Call) -> dict[str, Any]:
 def doors(call: Call) -> list[tuple[Node, dict[str, Any]]]:
     """Every rank's node and what its door is told, node after node, for launchers that number ranks by us."""
     # Where ranks may meet. Nobody has asked the leader whether the port is free: that is told by those who meet.
-    meet = [call.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000]
-    alike = {**worded(call), "meet": meet, "nodes": len(call.on), "world": call.world}
+    meet = (call.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000)
+    part = call.part or Part(0, len(call.on), meet)
     a_node = call.ranks_per_node
+    alike = {**worded(call), "meet": part.meet, "nodes": part.nodes, "world": part.nodes * a_node}
     return [
         (node, {**alike, "node": node.name, "node_at": at, "rank": at * a_node + local, "local_rank": local})
-        for at, node in enumerate(call.on)
+        for at, node in enumerate(call.on, part.node)
         for local in range(a_node)
     ]
 
@@ -278,6 +279,8 @@ def check(call: Call, *, takes_step: bool = False, takes_outermost: bool = False
         raise ConfigError("no node to run on")
     if call.ranks_per_node < 1:
         raise ConfigError(f"{call.ranks_per_node} ranks on a node run nothing")
+    if call.part is not None and call.part.node + len(call.on) > call.part.nodes:
+        raise ConfigError(f"node {call.part.node} and {len(call.on) - 1} more are not among {call.part.nodes}")
     around = call.around
     if around is not None and around.step and not takes_step:
         raise Unsupported(

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `penstock run` does of a job that something else starts: hands it over to a batch system, prints it for others, and finds
+out which of the job's nodes this is.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.cluster.job import Job
+    from penstock.protocols import Part
+
+__all__ = ["hand_over", "part_of"]
+
+
+def hand_over(job: Job, file: Path, runs: Path, *, form: str | None, resume: bool, waits: bool, as_json: bool) -> int:
+    """Prints the job in another form, or submits it; the exit code."""
+    from penstock import env
+    from penstock.cluster.specs import write
+    from penstock.cluster.specs.asked import Asked
+    from penstock.cluster.submit import submit
+
+    asked = Asked(job, file, runs, resume=resume)
+    if form is not None:
+        click.echo(write(form, asked), nl=False)
+        return 0
+
+    def told(number: str) -> None:
+        click.echo(json.dumps({"schema_version": 1, "name": job.name, "number": number}) if as_json else number)
+
+    return submit(asked, env.read(), waits=waits, told=told)
+
+
+def part_of(node: int | None, nodes: int | None, meet: str | None) -> Part:
+    """Where this node stands in its job, by the flags or by its launcher's variables."""
+    from penstock import env, ranks
+    from penstock.errors import ConfigError
+    from penstock.protocols import Part
+
+    environment = env.read()
+    place = ranks.place(environment, node, nodes)
+    if meet is None and "MASTER_ADDR" in environment:
+        meet = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '29500')}"
+    host, _, port = (meet or ("" if place.nodes > 1 else "127.0.0.1:29500")).rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            f"--meet: `{meet or ''}` is no HOST:PORT", where="--meet", hint="the first node's address and any free port"
+        )
+    return Part(place.node, place.nodes, (host, int(port)))

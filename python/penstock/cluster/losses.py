@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that are lost in the middle of a job: which they are, and what they alone held."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.cluster import pools
+from penstock.cluster.faults import check
+from penstock.errors import SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.cluster.cluster import Cluster
+    from penstock.protocols import Exit, Pool
+
+__all__ = ["lost_of", "mend"]
+
+_ASK_S = 30.0
+
+
+def lost_of(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
+    """Of the nodes whose ranks ended badly, those that answer no more. The others' ranks have failed by themselves."""
+    names = {ended.node for ended in bad}
+    suspects = [node for node in cluster.nodes if node.name in names]
+    return [ended.node for ended in cluster.run(["true"], on=suspects, deadline_s=_ASK_S) if ended.code != 0]
+
+
+def mend(cluster: Cluster, pool: Pool, settings: Mapping[str, Any], *, deadline_s: float) -> list[str]:
+    """Takes out of the pool the objects of which no whole copy is left, so that a stage brings them again; their names.
+
+    Raises:
+        PenstockError: The pool itself does not answer.
+    """
+    gone = pools.load_engine(pool.engine, settings).heal(pool, cluster, deadline_s=deadline_s)
+    if gone:
+        # On a node: this machine need not reach the nodes' own network.
+        orders = json.dumps([["delete", gone]])
+        ended = cluster.run_on_leader(
+            [sys.executable, "-m", "penstock.cluster.access", pool.engine, cluster.leader.name, orders],
+            deadline_s=deadline_s, stdin=msgspec.json.encode(pool),
+        )  # fmt: skip
+        check([ended], "pool")
+        [answer] = json.loads(ended.out)
+        if answer is not None:
+            raise SystemFault(f"pool {pool.name}: {answer['text']}")
+    return gone

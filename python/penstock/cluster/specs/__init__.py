@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One job file as other systems want it: batch scripts for Slurm and PBS, specifications for Kubernetes, Azure ML and Azure Batch.
+
+Pure functions from a job to a text; asks nobody and submits nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.cluster.specs.azure import azure_batch, azureml
+from penstock.cluster.specs.batch import pbs, slurm, slurm_epilog, slurm_prolog
+from penstock.cluster.specs.kubernetes import kubernetes
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cluster.specs.asked import Asked
+
+__all__ = ["FORMATS", "write"]
+
+FORMATS: dict[str, Callable[[Asked], str]] = {
+    "slurm": slurm,
+    "slurm-prolog": slurm_prolog,
+    "slurm-epilog": slurm_epilog,
+    "pbs": pbs,
+    "k8s": kubernetes,
+    "azureml": azureml,
+    "azure-batch": azure_batch,
+}
+
+
+def write(form: str, asked: Asked) -> str:
+    """The job in that form, as a text for a file.
+
+    Raises:
+        ConfigError: No such form, or a job that it cannot say.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"--export: `{form}` is none of {', '.join(FORMATS)}", where="--export")
+    return FORMATS[form](asked)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job for Azure: a command job of Azure ML, whose every node does its part; a multi-instance task of Azure Batch, whose first
+node starts the ranks of all by mpirun.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.cluster.specs.asked import Asked
+
+__all__ = ["azure_batch", "azureml"]
+
+
+def _unpacked(asked: Asked, words: str) -> str:
+    """A shell's line that lays the job's file down and runs it."""
+    start = shlex.join(asked.penstock(is_here=False))
+    return f"echo {asked.embedded} | base64 -d > job.toml && {start} run job.toml --runs runs {words}".rstrip()
+
+
+def azureml(asked: Asked) -> str:
+    """For `az ml job create --file FILE`.
+
+    Raises:
+        ConfigError: A pool, no image, no number of nodes, or no compute.
+    """
+    asked.as_nodes()
+    want = asked.submit
+    if not want.compute:
+        raise ConfigError("submit.compute: Azure ML wants the name of a compute cluster")
+    found: dict[str, Any] = {
+        "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
+        "type": "command",
+        "experiment_name": "penstock",
+        "display_name": asked.job.name,
+        "compute": f"azureml:{want.compute}",
+        "environment": {"image": asked.image},
+        # Azure ML starts the line on every node, and says by these variables which one it is and where the first is.
+        "distribution": {"type": "pytorch", "process_count_per_instance": 1},
+        "resources": {"instance_count": asked.nodes} | ({"instance_type": want.machine} if want.machine else {}),
+        "limits": {"timeout": asked.limit_s},
+        "command": _unpacked(asked, f"--node $NODE_RANK --nodes {asked.nodes} --meet $MASTER_ADDR:$MASTER_PORT"),
+    }
+    return json.dumps(found, indent=2) + "\n"
+
+
+def azure_batch(asked: Asked) -> str:
+    """A job and its task as the Batch service's REST interface and `az batch job|task create --json-file` take them.
+
+    Raises:
+        ConfigError: No pool of machines is named, no number of nodes, or a launcher other than mpi.
+    """
+    want = asked.submit
+    if asked.job.cluster.launcher != "mpi":
+        raise ConfigError(
+            f"cluster.launcher: {asked.job.cluster.launcher} does not know the nodes of a Batch task",
+            hint="launcher = mpi",
+        )
+    if not want.compute:
+        raise ConfigError(
+            "submit.compute: Azure Batch wants the name of a pool of machines, with inter-node communication"
+        )
+    wall = f"PT{asked.limit_s}S"
+    task: dict[str, Any] = {
+        "id": "run",
+        "commandLine": f"/bin/sh -c {shlex.quote(_unpacked(asked, '--resume' if asked.resume else ''))}",
+        # It runs on every node before the first one's command line: all that is wanted of it is that they are all there.
+        "multiInstanceSettings": {"numberOfInstances": asked.nodes, "coordinationCommandLine": "/bin/true"},
+        "constraints": {"maxWallClockTime": wall, "maxTaskRetryCount": 0},
+    }
+    if want.image:
+        task["containerSettings"] = {"imageName": asked.image, "containerRunOptions": "--network=host --ipc=host"}
+    job = {
+        "id": asked.job.name,
+        "poolInfo": {"poolId": want.compute},
+        "constraints": {"maxWallClockTime": wall},
+        "onAllTasksComplete": "terminatejob",
+    }
+    return json.dumps({"job": job, "task": task}, indent=2) + "\n"

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job handed to a batch system: its script written, sbatch or qsub called, waited for where that is asked, ended on Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cluster.specs import write
+from penstock.errors import ConfigError, NotFound, SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.cluster.specs.asked import Asked
+
+__all__ = ["submit", "system_of"]
+
+_ASK_S = 60
+# A job that is asked to end takes its pool down first.
+_TAKE_DOWN_S = 180
+# Slurm: `12` or `12;cluster`. PBS: `12.server`, `12[].server`.
+_NUMBER = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
+
+
+@dataclass(frozen=True)
+class _System:
+    """Words that hand a job over, that wait for it, that ask its script alone to end, and that end it at once.
+
+    A cancelled Slurm job starts no steps any more, by which a pool would be taken down: so its script is asked first.
+    """
+
+    start: tuple[str, ...]
+    wait: tuple[str, ...]
+    ask: tuple[str, ...]
+    end: tuple[str, ...]
+
+
+_SYSTEMS = {
+    "slurm": _System(("sbatch", "--parsable"), ("--wait",), ("scancel", "--batch", "--signal=TERM"), ("scancel",)),
+    "pbs": _System(("qsub",), ("-W", "block=true"), ("qsig", "-s", "SIGTERM"), ("qdel",)),
+}
+
+
+def system_of(asked: Asked) -> str:
+    """Whose batch job it becomes.
+
+    Raises:
+        ConfigError: Neither the launcher nor `[submit]` says.
+    """
+    found = asked.submit.system or asked.job.cluster.launcher
+    if found not in _SYSTEMS:
+        raise ConfigError(
+            f"submit.system: launcher {found} belongs to no batch system", hint='[submit] system = "slurm" or "pbs"'
+        )
+    return found
+
+
+def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: Callable[[str], None]) -> int:
+    """Hands the job over.
+
+    Args:
+        waits: Until it has ended; Ctrl-C ends it, its pool first.
+        told: Given the job's number as soon as it has one.
+
+    Returns:
+        The job's exit code; 0 where nobody waits.
+
+    Raises:
+        NotFound: The system's program is not here.
+        SystemFault: The system refused the job, in its own words.
+    """
+    system = system_of(asked)
+    words = _SYSTEMS[system]
+    folder = asked.runs / asked.job.name
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / f"job.{system}"
+    script.write_text(write(system, asked), encoding="utf-8")
+    line = [*words.start, *(words.wait if waits else ()), str(script)]
+    try:
+        # In a session of its own: a terminal's Ctrl-C is for us.
+        running = subprocess.Popen(
+            line, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        hint = f"this machine submits no jobs; --export {system} writes the script"
+        raise NotFound(f"{line[0]}: {error.strerror}", hint=hint) from error
+    number = ""
+    try:
+        assert running.stdout is not None
+        number = running.stdout.readline().strip()
+        if _NUMBER.fullmatch(number):
+            told(number)
+        _, said = running.communicate(timeout=None if waits else _ASK_S)
+    except BaseException:
+        if _NUMBER.fullmatch(number):
+            _end(words, number.partition(";")[0], running, environment)
+        running.kill()
+        running.wait()
+        raise
+    if not _NUMBER.fullmatch(number):
+        last = (said.strip() or number or f"exit code {running.returncode}").splitlines()[-1]
+        raise SystemFault(f"{line[0]}: {last.removeprefix(f'{line[0]}: ')[:300]}", hint=f"the script is {script}")
+    return running.returncode
+
+
+def _end(words: _System, number: str, running: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
+    """Asks the job to end, and ends it where it has not done so after a while, or at a second Ctrl-C."""
+
+    def call(line: tuple[str, ...]) -> None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run([*line, number], env=dict(environment), check=False, timeout=_ASK_S, capture_output=True)
+
+    try:
+        call(words.ask)
+        running.wait(_TAKE_DOWN_S)
+    except subprocess.TimeoutExpired:
+        call(words.end)
+    except BaseException:
+        call(words.end)
+        raise

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes of the job that this process is in, as batch systems tell them: Slurm, PBS, Azure Batch. Starts nothing there."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["allocated", "by_pbs", "by_slurm"]
+
+_ASK_S = 20
+# A list of hosts is a page of text.
+_MOST_BYTES = 16 << 20
+
+
+def by_slurm(environment: Mapping[str, str]) -> list[str]:
+    """The hosts of a Slurm allocation.
+
+    Raises:
+        ConfigError: There is none, or Slurm cannot spell its list.
+    """
+    listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    if not listed:
+        raise ConfigError(
+            "launcher slurm: this process is in no allocation",
+            hint="penstock run job.toml --submit, or salloc -N 4 penstock run job.toml",
+        )
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", listed], env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=_ASK_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"launcher slurm: scontrol could not spell {listed}: {error}") from error
+    return done.stdout.split()
+
+
+def by_pbs(environment: Mapping[str, str]) -> list[str]:
+    """The hosts of a PBS job, each once; its file names one as often as it has slots.
+
+    Raises:
+        ConfigError: This is no such job, or its file names none.
+    """
+    place = environment.get("PBS_NODEFILE")
+    if not place:
+        raise ConfigError(
+            "launcher pbs: this process is in no PBS job: PBS_NODEFILE is not set",
+            hint="penstock run job.toml --submit, or qsub a script of --export pbs",
+        )
+    try:
+        with Path(place).open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(_MOST_BYTES).splitlines()
+    except OSError as error:
+        raise ConfigError(f"launcher pbs: PBS_NODEFILE: {place}: {error.strerror}", where="PBS_NODEFILE") from error
+    found = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    if not found:
+        raise ConfigError(f"launcher pbs: PBS_NODEFILE: {place} names no host", where="PBS_NODEFILE")
+    return found
+
+
+def allocated(environment: Mapping[str, str]) -> list[str]:
+    """The hosts of whichever batch system's job this is; Slurm's where none is told of.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if environment.get("PBS_NODEFILE"):
+        return by_pbs(environment)
+    if environment.get("AZ_BATCH_HOST_LIST"):
+        return [name for name in environment["AZ_BATCH_HOST_LIST"].split(",") if name]
+    return by_slurm(environment)

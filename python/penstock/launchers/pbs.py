@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pbs`: the nodes of the PBS job that this process is in, by its node file; reached by ssh, or by mpirun.
+
+PBS's own `pbsdsh` and `pbs_tmrsh` write what ranks say into the job's files, where no caller can read it: they are not used.
+Settings: `via` (`ssh` or `mpi`, [ssh]), and those of the launcher that it names, its nodes apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.launchers import mpi, ssh
+from penstock.launchers.allocation import by_pbs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.protocols import Launcher
+
+__all__ = ["launcher"]
+
+_VIA: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, str]], Launcher]] = {
+    "ssh": ssh.launcher,
+    "mpi": mpi.launcher,
+}
+
+
+def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Launcher:
+    """The entry point `penstock.launchers: pbs`."""
+    given = dict(settings)
+    via = given.pop("via", "ssh")
+    if via not in _VIA:
+        raise ConfigError(f"launcher pbs: via = {via!r} is neither ssh nor mpi")
+    if "nodes" in given:
+        raise ConfigError("launcher pbs: its nodes are those of the job", hint="leave --nodes out")
+    return _VIA[via]({**given, "nodes": ",".join(by_pbs(environment))}, environment)

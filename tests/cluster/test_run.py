@@ -141,9 +141,29 @@ def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
     ran = run_cli("run", job(), "--dry-run", cwd=tmp_path)
     assert ran.code == 0, ran.err
     heads = [line for line in ran.out.splitlines() if line.startswith("# ")]
-    assert heads == ["# provision", "# pool up", "# stage", "# ranks", "# archive", "# pool down"]
+    assert heads[:7] == ["# provision", "# pool up", "# stage", "# ranks", "# archive", "# pool down", "# money"]
+    assert heads[7:] == [
+        "# nodes: no price is told of; [money] node = an item of the price book, or usd_per_node_hour",
+        "# stage: nobody bills for its requests",
+    ]
     assert ran.out.count("<door.py>") == 2 + 2 + 4 + 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_run_dry_counts_the_money_of_nodes_and_requests(job, run_cli, emulator, tmp_path):
+    store = emulator(folder=tmp_path)
+    money = '[money]\nnode = "azure-vm-nd40rs_v2"\nregion = "South Central"\nhours = 11.5\n[stage]'
+    file = job(**{"[stage]": money, f'source = "{tmp_path}/set"': f'source = "{store.url}set"'})
+    ran = run_cli("run", file, "--dry-run", cwd=tmp_path, env=store.env)
+    assert ran.code == 0, ran.err
+    lines = ran.out[ran.out.index("# money") :].splitlines()
+    assert lines[1] == "# nodes: 2 x 26.438 USD/h (azure-vm-nd40rs_v2, South Central US): $52.88 an hour"
+    assert lines[2].startswith("# stage: 12 objects, 12 requests: < $0.01 (s3-standard; prices as of ")
+    assert lines[3] == "# job: 11.5 h on 2 nodes: $608.07"
+    assert lines[4].startswith("# prices as of 2024-12")
+    for bad, word in (('node = "x"', "has no `x`"), ("hours = 1", "usd_per_node_hour")):
+        told = run_cli("run", job(**{"[stage]": f"[money]\n{bad}\n[stage]"}), "--dry-run", cwd=tmp_path)
+        assert (told.code, word in told.err) == (2, True), told.err
 
 
 @pytest.mark.parametrize(

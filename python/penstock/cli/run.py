@@ -33,7 +33,9 @@ __all__ = ["command"]
     help="Holds the job's state and its nodes' logs, under the job's name.",
 )
 @click.option("--resume", is_flag=True, help="Go on where an earlier start was stopped or killed.")
-@click.option("--dry-run", is_flag=True, help="Print every command line that would be started, and start none.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print every command line that would be started, and the money; start none."
+)
 @click.option("--submit", is_flag=True, help="Hand the job to Slurm (sbatch) or PBS (qsub), and print its number.")
 @click.option("--wait", is_flag=True, help="With --submit: until it has ended, with its exit code; Ctrl-C cancels it.")
 @click.option(
@@ -108,12 +110,16 @@ def command(
 
 def _show(execution: Execution, whose: str) -> None:
     from penstock.cli.cluster.options import spelt
+    from penstock.cli.run_money import money_lines
 
     try:
         for step, lines in execution.plan():
             click.echo(f"# {whose}{step}")
             for line in lines:
                 click.echo(spelt(line))
+        click.echo(f"# {whose}money")
+        for told in money_lines(execution.job, len(execution.cluster.nodes)):
+            click.echo(f"# {told}")
     finally:
         execution.close()
 

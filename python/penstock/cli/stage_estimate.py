@@ -9,7 +9,7 @@ from typing import Any
 from penstock.price import book as books
 from penstock.price.moving import moving_cost
 
-__all__ = ["estimated", "readable"]
+__all__ = ["estimated", "readable", "usd"]
 
 # Nodes spelt out; all of them stand in the JSON.
 _TOLD = 64
@@ -51,7 +51,8 @@ def estimated(
     return {**summary, "money": money, "eta_s": max(waits, default=None)}
 
 
-def _usd(amount: float) -> str:
+def usd(amount: float) -> str:
+    """Money for people."""
     return f"${amount:,.2f}" if amount >= 0.01 or amount == 0 else "< $0.01"
 
 
@@ -69,7 +70,7 @@ def readable(summary: dict[str, Any]) -> str:
             if node == _TOLD:
                 lines.append(f"  ... and {nodes - _TOLD:,} more nodes (--json lists all)")
                 break
-            cost = f"  {_usd(money['node_requests_usd'][node])}" if money else ""
+            cost = f"  {usd(money['node_requests_usd'][node])}" if money else ""
             lines.append(
                 f"  node {node:>4}  {objects:>10,} objects  {format_bytes(size):>9}  {requests:>10,} requests{cost}"
             )
@@ -82,9 +83,9 @@ def readable(summary: dict[str, Any]) -> str:
         lines.append(f"  at least {format_seconds(summary['eta_s'])} for all nodes at the rates given")
     if money:
         how = "by the URL" if money["is_inferred"] else "as told"
-        lines.append(f"  requests {_usd(money['requests_usd'])} in all ({money['tier']}, {how})")
+        lines.append(f"  requests {usd(money['requests_usd'])} in all ({money['tier']}, {how})")
         if money["egress_usd"] is not None:
-            lines.append(f"  egress $0.00 inside the cloud; {_usd(money['egress_usd'])} where the nodes lie outside it")
+            lines.append(f"  egress $0.00 inside the cloud; {usd(money['egress_usd'])} where the nodes lie outside it")
         lines += [f"  {price}" for price in money["prices"]]
         lines += _wrapped(money["dates"])
     return "\n".join(lines)

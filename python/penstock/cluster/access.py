@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "perform"]
 
+# Names in one question.
+_AT_ONCE = 1000
+
 
 def perform(access: Access, order: list[Any]) -> Any:
     """One order's answer, as plain values."""
@@ -47,12 +50,29 @@ def perform(access: Access, order: list[Any]) -> Any:
                     return None
                 body = path.read_bytes() if path.is_file() else b""
                 return {"path": str(path), "length": len(body), "crc32": zlib.crc32(body)}
+            case ["forsake", lost]:
+                return _forsake(access, set(lost))
             case ["delete", names]:
                 return access.delete(names)
             case _:
                 return {"error": "usage", "text": f"no such order: {order}"}
     except PenstockError as error:
         return {"error": error.code, "text": str(error)}
+
+
+def _forsake(access: Access, lost: set[str]) -> int:
+    """Deletes the objects of which a piece lies on lost nodes alone; how many there were."""
+    names, gone = access.names(), 0
+    for at in range(0, len(names), _AT_ONCE):
+        located = access.locate(names[at : at + _AT_ONCE])
+        only_there = [
+            name
+            for name, pieces in located.items()
+            if any(piece.nodes and set(piece.nodes) <= lost for piece in pieces)
+        ]
+        access.delete(only_there)
+        gone += len(only_there)
+    return gone
 
 
 def main() -> int:

@@ -337,7 +337,7 @@ class Execution:
         part = self.job.pool
         if self._pool is not None and part is not None:
             try:
-                mend(self.cluster, self._pool, part.settings, deadline_s=parse_seconds(part.deadline))
+                mend(self.cluster, self._pool, part.settings, list(self.lost), deadline_s=parse_seconds(part.deadline))
             except PenstockError:
                 # Lost with its leader, say: then a new one, which is empty.
                 record = pools.find(self.job.name)

@@ -15,7 +15,19 @@ from penstock.units import parse_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Archive", "ContainerPart", "Job", "Nodes", "PoolPart", "Provision", "Ranks", "StagePart", "Submit", "load"]
+__all__ = [
+    "Archive",
+    "ContainerPart",
+    "Job",
+    "Money",
+    "Nodes",
+    "PoolPart",
+    "Provision",
+    "Ranks",
+    "StagePart",
+    "Submit",
+    "load",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 
@@ -149,6 +161,24 @@ class Submit(_Part, frozen=True):
     scratch: str = "/scratch"
 
 
+class Money(_Part, frozen=True):
+    """`[money]`: what `--dry-run` counts with.
+
+    Attributes:
+        node: An item of the price book, as `azure-vm-nd40rs_v2`.
+        region: Part of its name; else the first that the book lists.
+        usd_per_node_hour: In place of `node`.
+        hours: That the job is expected to take.
+        tier: Of the store that is staged from; else by its URL.
+    """
+
+    node: str | None = None
+    region: str | None = None
+    usd_per_node_hour: float | None = None
+    hours: float | None = None
+    tier: str | None = None
+
+
 class Job(_Part, frozen=True):
     """The whole file.
 
@@ -166,6 +196,7 @@ class Job(_Part, frozen=True):
     container: ContainerPart | None = None
     archive: Archive | None = None
     submit: Submit | None = None
+    money: Money | None = None
 
 
 def load(path: Path) -> Job:
@@ -200,6 +231,8 @@ def _check(job: Job) -> None:
     for part in (job.provision, job.pool, job.stage, job.run, job.archive):
         if part is not None:
             parse_seconds(part.deadline)
+    if job.money is not None and (job.money.node is None) == (job.money.usd_per_node_hour is None):
+        raise ConfigError("money: it wants a node of the price book, or usd_per_node_hour", hint="one of them")
     if job.submit is not None:
         parse_seconds(job.submit.limit)
         if job.submit.nodes is not None and job.submit.nodes < 1:

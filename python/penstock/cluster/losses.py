@@ -31,22 +31,24 @@ def lost_of(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
     return [ended.node for ended in cluster.run(["true"], on=suspects, deadline_s=_ASK_S) if ended.code != 0]
 
 
-def mend(cluster: Cluster, pool: Pool, settings: Mapping[str, Any], *, deadline_s: float) -> list[str]:
-    """Takes out of the pool the objects of which no whole copy is left, so that a stage brings them again; their names.
+def mend(cluster: Cluster, pool: Pool, settings: Mapping[str, Any], lost: Sequence[str], *, deadline_s: float) -> int:
+    """Takes out of the pool the objects of which no whole copy is left, so that a stage brings them again; how many.
+
+    The engine may not have noticed yet that the nodes are gone: so what it locates on them alone counts too.
 
     Raises:
         PenstockError: The pool itself does not answer.
     """
-    gone = pools.load_engine(pool.engine, settings).heal(pool, cluster, deadline_s=deadline_s)
-    if gone:
-        # On a node: this machine need not reach the nodes' own network.
-        orders = json.dumps([["delete", gone]])
-        ended = cluster.run_on_leader(
-            [sys.executable, "-m", "penstock.cluster.access", pool.engine, cluster.leader.name, orders],
-            deadline_s=deadline_s, stdin=msgspec.json.encode(pool),
-        )  # fmt: skip
-        check([ended], "pool")
-        [answer] = json.loads(ended.out)
-        if answer is not None:
+    noticed = pools.load_engine(pool.engine, settings).heal(pool, cluster, deadline_s=deadline_s)
+    orders = json.dumps([["delete", noticed], ["forsake", list(lost)]])
+    # On a node: this machine need not reach the nodes' own network.
+    ended = cluster.run_on_leader(
+        [sys.executable, "-m", "penstock.cluster.access", pool.engine, cluster.leader.name, orders],
+        deadline_s=deadline_s, stdin=msgspec.json.encode(pool),
+    )  # fmt: skip
+    check([ended], "pool")
+    answers = json.loads(ended.out)
+    for answer in answers:
+        if isinstance(answer, dict):
             raise SystemFault(f"pool {pool.name}: {answer['text']}")
-    return gone
+    return len(noticed) + int(answers[1])

@@ -3,35 +3,23 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
-import hashlib
-import hmac
 import http.server
 import json
-import os
 import random
-import socket
-import subprocess
 import threading
-import time
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass
-from email.utils import formatdate
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from stage_kit import facts, tree
 
+from tests.peer_stores import KEY, azurite, fake_gcs
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-TOOLS = Path(__file__).resolve().parents[2] / ".tools"
-ACCOUNT = "testaccount"
-KEY = base64.b64encode(b"made up for this test").decode()
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -54,97 +42,20 @@ def bodies() -> tuple[dict[str, bytes], dict[str, bytes]]:
     return stored, want
 
 
-def program(path: Path) -> str:
-    if not os.access(path, os.X_OK):
-        pytest.fail(f"{path.name} is not here; `make setup-peers` installs it", pytrace=False)
-    return str(path)
-
-
 @pytest.fixture
-def running(tmp_path: Path, free_port: int) -> Iterator[object]:
-    """`running([program, ...], env)`: a server that is up, and ends with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(argv: list[str], env: dict[str, str] | None = None) -> None:
-        process = subprocess.Popen(
-            argv,
-            cwd=tmp_path,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        started.append(process)
-        until = time.monotonic() + 30
-        while time.monotonic() < until and process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", free_port), timeout=1).close()
-            except OSError:
-                time.sleep(0.05)
-            else:
-                return
-        pytest.fail(f"{argv[0]} did not start (exit {process.poll()})")
-
-    yield start
-    for process in started:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def put_blob(port: int, path: str, body: bytes, query: str, headers: dict[str, str]) -> None:
-    """One request to Azure, signed here by hand (Shared Key): a client that is not ours."""
-    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2020-12-06", **headers}
-    quoted = urllib.parse.quote(path)
-    canonical = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
-    resource = f"/{ACCOUNT}{quoted}" + "".join(f"\n{pair.replace('=', ':')}" for pair in query.split("&") if pair)
-    text = f"PUT\n\n\n{len(body) or ''}\n\n\n\n\n\n\n\n\n{canonical}{resource}"
-    signature = base64.b64encode(hmac.digest(base64.b64decode(KEY), text.encode(), hashlib.sha256)).decode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{quoted}" + (f"?{query}" if query else ""),
-        data=body,
-        method="PUT",
-        headers={**headers, "Authorization": f"SharedKey {ACCOUNT}:{signature}", "Content-Type": ""},
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert answer.status == 201
-
-
-@pytest.fixture
-def azure(running, free_port: int) -> Source:
-    argv = [program(TOOLS / "azurite/node_modules/.bin/azurite-blob"), "--silent", "--skipApiVersionCheck"]
-    argv += ["--disableTelemetry", "--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(free_port)]
-    running(argv, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"})
+def azure(tmp_path: Path) -> Iterator[Source]:
     stored, want = bodies()
-    put_blob(free_port, f"/{ACCOUNT}/data", b"", "restype=container", {})
-    for name, body in stored.items():
-        put_blob(free_port, f"/{ACCOUNT}/data/set/{name}", body, "", {"x-ms-blob-type": "BlockBlob"})
-    string = f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint=http://127.0.0.1:{free_port}/{ACCOUNT};"
-    return Source("az://data/set/", {"AZURE_STORAGE_CONNECTION_STRING": string}, want)
+    with azurite(tmp_path) as peer:
+        for name, body in stored.items():
+            peer.put(f"set/{name}", body)
+        yield Source("az://data/set/", peer.env, want)
 
 
 @pytest.fixture
-def google(running, free_port: int, tmp_path: Path) -> Source:
+def google(tmp_path: Path) -> Iterator[Source]:
     stored, want = bodies()
-    for name, body in stored.items():
-        path = tmp_path / "seed/data/set" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(body)
-    host = f"127.0.0.1:{free_port}"
-    argv = [program(TOOLS / "bin/fake-gcs-server"), "-scheme", "http", "-host", "127.0.0.1", "-port", str(free_port)]
-    argv += ["-backend", "memory", "-data", str(tmp_path / "seed"), "-public-host", host]
-    running(argv)
-    return Source("gs://data/set/", {"STORAGE_EMULATOR_HOST": host}, want)
+    with fake_gcs(tmp_path, {f"set/{name}": body for name, body in stored.items()}) as peer:
+        yield Source("gs://data/set/", peer.env, want)
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

@@ -113,6 +113,28 @@ fn test_object_injected_refusals_are_counted_as_they_were() {
 }
 
 #[test]
+fn test_object_refusals_of_requests_that_never_ended_are_counted() {
+    let base = spec("never");
+    run(&base).unwrap();
+    let faults =
+        Faults { seed: 5, throttle: 1.0, retry_after: Some(Duration::ZERO), most: u64::MAX, ..Faults::default() };
+    let fault = Arc::new(Fault::new(Arc::new(Memory::named("never")), faults));
+    let wanted = ObjectSpec {
+        mix: mix(&[(Operation::Head, 1.0)]),
+        once: false,
+        time_limit_s: Some(0.2),
+        concurrency: 16,
+        ..base
+    };
+    let opened = Opened { store: fault.clone() as Arc<dyn Store>, prefix: "ours/".into() };
+    let report = ended(&ObjectJob::over(wanted, opened).unwrap()).unwrap();
+    let found = &report.operations[0];
+    assert_eq!(report.last.totals[Operation::Head as usize].requests, 0);
+    assert!(found.failures.busy > 0 && found.throttled_s > 0.0);
+    assert_eq!((found.failures.busy, found.retries), (fault.injected(), fault.injected()));
+}
+
+#[test]
 fn test_object_bytes_of_broken_bodies_are_refetched_and_not_counted_twice() {
     let base = ObjectSpec { object_size: 3 << 20, objects: 30, ..spec("broken") };
     run(&base).unwrap();

@@ -88,7 +88,7 @@ async fn request(
     random: &mut SmallRng,
 ) -> Result<()> {
     let live = &shared.live[operation as usize];
-    let mut own = Attempts::default();
+    let mut own = Attempts::new(shared, operation, chosen.number);
     let offset = range_offset(shared, operation, random);
     let body = if operation == Operation::Put { shared.body(chosen.number) } else { Vec::new() };
     let answer = loop {
@@ -110,10 +110,9 @@ async fn request(
                 if waits_from.saturating_duration_since(began).as_secs_f64() > shared.spec.give_up_after_s {
                     return Err(error);
                 }
+                own.throttled_since = failure.is_throttle().then_some(sent);
                 tokio::time::sleep(back_off(&error, own.failed.len(), random)).await;
-                if failure.is_throttle() {
-                    own.throttled += now().saturating_duration_since(sent);
-                }
+                own.waited();
             }
         }
     };
@@ -131,20 +130,44 @@ async fn request(
     }
     stats.bytes += answer.bytes;
     stats.verified_bytes += answer.verified;
-    own.add_to(&mut stats);
+    // `own` counts what failed as it is dropped, and needs the same place.
+    drop(stats);
     Ok(())
 }
 
-/// What failed on the way to an answer.
-#[derive(Default)]
-struct Attempts {
+/// What failed on the way to an answer, which may never come: it is counted where the request ends, however that is. A time
+/// limit that falls into a storm of refusals would else lose most of them.
+struct Attempts<'a> {
+    shared: &'a Shared,
+    operation: Operation,
+    number: u64,
     failed: Vec<Failure>,
     throttled: Duration,
+    /// When the refused attempt was sent whose back-off is under way.
+    throttled_since: Option<Instant>,
     refetched: u64,
 }
 
-impl Attempts {
-    fn add_to(&self, stats: &mut Stats) {
+impl<'a> Attempts<'a> {
+    fn new(shared: &'a Shared, operation: Operation, number: u64) -> Self {
+        let (failed, throttled) = (Vec::new(), Duration::ZERO);
+        Self { shared, operation, number, failed, throttled, throttled_since: None, refetched: 0 }
+    }
+
+    fn waited(&mut self) {
+        if let Some(since) = self.throttled_since.take() {
+            self.throttled += now().saturating_duration_since(since);
+        }
+    }
+}
+
+impl Drop for Attempts<'_> {
+    fn drop(&mut self) {
+        if self.failed.is_empty() {
+            return;
+        }
+        self.waited();
+        let mut stats = self.shared.stats(self.number, self.operation);
         self.failed.iter().for_each(|failure| stats.failures.count(*failure));
         stats.retries += self.failed.len() as u64;
         stats.throttled += self.throttled;

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store was told to be, found again by `penstock bench object`: latency, caps on bytes and on requests, refusals.
+
+    python benches/bench_object_recovery.py [--seconds 4] [--keep DIR]
+
+The store is our emulator on loopback. Latencies are given twice: as measured, and less those of the same store with no limits, which
+are this machine's own. Refusals are held against the store's own count. Prints a Markdown table: found over told first; the aim is
+0.95 to 1.05. `--keep` writes every row that was measured there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from penstock import _native
+from penstock.bench.objects import ObjectBench, ObjectPoint, run
+from penstock.bench.results import provenance
+from penstock.bench.rows import Row, write_results
+from penstock.emulation import Emulator
+
+FACT = 'source = "this bench"\nas_of = "2026-11"\nconfidence = "ours"\n'
+HEAD = 'schema_version = 1\n[[tier]]\nname = "told"\nyear = 2026\ntitle = "told"\n'
+LATENCIES_MS = ((20.0, 30.0), (60.0, 90.0))
+BYTES_PER_S = (20e6, 100e6, 300e6)
+REQUESTS_PER_S = (200.0, 1000.0, 2000.0)
+
+
+def book(folder: Path, text: str) -> Path:
+    """A tier book with one tier."""
+    file = folder / "book.toml"
+    file.write_text(HEAD + text)
+    return file
+
+
+def measured(
+    folder: Path, tiers: Path | None, bench: ObjectBench, point: ObjectPoint
+) -> tuple[list[Row], dict[str, int]]:
+    """Rows, and what the store has counted."""
+    bucket = Path(tempfile.mkdtemp(dir=folder))
+    with Emulator(bucket, **({"tier": "told", "tiers": tiers} if tiers else {})) as store:
+        os.environ.update(store.env)
+        # Objects are made and deleted with the same limits: only what the bench measured is in its rows.
+        rows = run(store.url, bench, (point,))
+        return rows, store.stats()
+
+
+def latencies(folder: Path, seconds: float) -> list[tuple]:
+    """Of the first byte, one request at a time."""
+    bench = ObjectBench(operations=("get",), objects=32, time_limit_s=seconds)
+    point = ObjectPoint(object_size_bytes=1024, concurrency=1)
+    own = measured(folder, None, bench, point)[0]
+    base = own[0].first_byte_latency.percentiles_us["50"] / 1000
+    found = [("this machine's own first byte, p50 in ms", 0.0, base, base, own)]
+    for p50, p99 in LATENCIES_MS:
+        tiers = book(folder, f'[[tier.latency]]\nwhat = "read"\np50_ms = {p50}\np99_ms = {p99}\n{FACT}')
+        point_wide = ObjectPoint(object_size_bytes=1024, concurrency=8)
+        for name, told, at in (("50", p50, point), ("99", p99, point_wide)):
+            rows = measured(folder, tiers, bench, at)[0]
+            raw = rows[0].first_byte_latency.percentiles_us[name] / 1000
+            found.append((f"latency, p{name} in ms", told, raw, raw - base, rows))
+    return found
+
+
+def caps(folder: Path, seconds: float) -> list[tuple]:
+    """Bytes a second of the whole store."""
+    found = []
+    for told in BYTES_PER_S:
+        tiers = book(
+            folder, f'[[tier.limit]]\nwhat = "read-bytes"\nscope = "account"\nvalue = {told}\nunit = "bytes/s"\n{FACT}'
+        )
+        bench = ObjectBench(operations=("get",), objects=64, time_limit_s=seconds)
+        rows = measured(folder, tiers, bench, ObjectPoint(object_size_bytes=1 << 20, concurrency=16))[0]
+        found.append(("bandwidth, MB/s", told / 1e6, *2 * [rows[0].last.bytes_per_s / 1e6], rows))
+    return found
+
+
+def refusals(folder: Path, seconds: float) -> list[tuple]:
+    """Requests a second that are let in, and those that were refused by the store's own count."""
+    found = []
+    for told in REQUESTS_PER_S:
+        burst = (
+            f'[tier.throttle]\nmessage = "slower"\nretry_after_s = 0\n[tier.burst]\nvalue = 0.02\nunit = "s"\n{FACT}'
+        )
+        limit = (
+            f'[[tier.limit]]\nwhat = "read-requests"\nscope = "account"\nvalue = {told}\nunit = "requests/s"\n{FACT}'
+        )
+        bench = ObjectBench(operations=("head",), objects=64, time_limit_s=seconds)
+        # Enough workers to be refused, whatever they wait in between.
+        rows, counted = measured(
+            folder, book(folder, burst + limit), bench, ObjectPoint(object_size_bytes=64, concurrency=256)
+        )
+        found.append(("requests let in, a second", told, *2 * [rows[0].last.entries_per_s], rows))
+        seen = sum(rows[0].statuses.get(status, 0) for status in ("503", "429"))
+        # Refusals a second of the measured stretch; the store's count has those of the listing at the end too.
+        at = rows[0].last.time_s
+        found.append((f"refusals (503) a second at {told:g}/s", counted["throttles"] / at, *2 * [seen / at], rows))
+    return found
+
+
+def main() -> int:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--keep", type=Path)
+    asked = parser.parse_args()
+    if _native.__profile__ != "release":
+        print("a debug build says nothing about speed", file=sys.stderr)
+        return 2
+    print(f"load {os.getloadavg()[0]:.1f}, {asked.seconds:g} s each\n")
+    print("| found / told | what | told | found | as measured |\n|---:|---|---:|---:|---:|")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
+        for part in (latencies, caps, refusals):
+            for what, told, raw, found, measured_rows in part(Path(temporary), asked.seconds):
+                rows += measured_rows
+                ratio = f"{found / told:.3f}" if told else ""
+                print(f"| {ratio} | {what} | {told:,.1f} | {found:,.1f} | {raw:,.1f} |", flush=True)
+    if asked.keep:
+        write_results(
+            asked.keep, rows, spec={"bench": "object-recovery", "seconds": asked.seconds}, provenance=provenance()
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

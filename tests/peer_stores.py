@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores that are not ours and not S3, each a process for one test: Azure Blob (Azurite), Google Cloud Storage (fake-gcs-server)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TOOLS = Path(__file__).resolve().parents[1] / ".tools"
+ACCOUNT = "testaccount"
+KEY = base64.b64encode(b"made up for this test").decode()
+
+
+@dataclass(frozen=True)
+class Azurite:
+    """Its container is `data`."""
+
+    port: int
+
+    @property
+    def env(self) -> dict[str, str]:
+        string = f"AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint=http://127.0.0.1:{self.port}/{ACCOUNT};"
+        return {"AZURE_STORAGE_CONNECTION_STRING": string}
+
+    def put(self, name: str, body: bytes) -> None:
+        """One blob."""
+        _put_blob(self.port, f"/{ACCOUNT}/data/{name}", body, "", {"x-ms-blob-type": "BlockBlob"})
+
+
+@dataclass(frozen=True)
+class FakeGcs:
+    """Its bucket is `data`."""
+
+    port: int
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"STORAGE_EMULATOR_HOST": f"127.0.0.1:{self.port}"}
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[Azurite]:
+    """A server over memory; `folder` is where it runs."""
+    port = _free_port()
+    argv = [_program(TOOLS / "azurite/node_modules/.bin/azurite-blob"), "--silent", "--skipApiVersionCheck"]
+    argv += ["--disableTelemetry", "--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    with _running(argv, folder, port, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"}):
+        _put_blob(port, f"/{ACCOUNT}/data", b"", "restype=container", {})
+        yield Azurite(port)
+
+
+@contextmanager
+def fake_gcs(folder: Path, objects: Mapping[str, bytes]) -> Iterator[FakeGcs]:
+    """A server over memory that holds some objects from the start."""
+    port = _free_port()
+    seed = folder / "seed"
+    (seed / "data").mkdir(parents=True)
+    for name, body in objects.items():
+        path = seed / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    argv = [_program(TOOLS / "bin/fake-gcs-server"), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    argv += ["-backend", "memory", "-data", str(seed), "-public-host", f"127.0.0.1:{port}"]
+    with _running(argv, folder, port):
+        yield FakeGcs(port)
+
+
+def _program(path: Path) -> str:
+    if not os.access(path, os.X_OK):
+        pytest.fail(f"{path.name} is not here; `make setup-peers` installs it", pytrace=False)
+    return str(path)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _running(argv: list[str], folder: Path, port: int, env: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A server that answers, and ends with the block."""
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 30
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                break
+        else:
+            pytest.fail(f"{argv[0]} did not start (exit {process.poll()})")
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _put_blob(port: int, path: str, body: bytes, query: str, headers: dict[str, str]) -> None:
+    """One request to Azure, signed here by hand (Shared Key): a client that is not ours."""
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2020-12-06", **headers}
+    quoted = urllib.parse.quote(path)
+    canonical = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
+    resource = f"/{ACCOUNT}{quoted}" + "".join(f"\n{pair.replace('=', ':')}" for pair in query.split("&") if pair)
+    text = f"PUT\n\n\n{len(body) or ''}\n\n\n\n\n\n\n\n\n{canonical}{resource}"
+    signature = base64.b64encode(hmac.digest(base64.b64decode(KEY), text.encode(), hashlib.sha256)).decode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{quoted}" + (f"?{query}" if query else ""),
+        data=body,
+        method="PUT",
+        headers={**headers, "Authorization": f"SharedKey {ACCOUNT}:{signature}", "Content-Type": ""},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.status == 201

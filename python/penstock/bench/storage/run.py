@@ -11,8 +11,9 @@ import msgspec
 
 from penstock import _native
 from penstock.bench.caches import drop
-from penstock.bench.phases import Hooks, collect, end_of, facts_of, raw_of, report_of, series_of
+from penstock.bench.phases import Hooks, Phase, collect, end_of, facts_of, raw_of, report_of, series_of
 from penstock.bench.rows import Latency, Row
+from penstock.bench.storage import gpu
 from penstock.bench.storage.ground import Ground
 from penstock.bench.storage.spec import PHASES, Point, StorageBench, kind_of, refuse_impossible
 
@@ -51,6 +52,8 @@ def run(
     hooks = hooks or Hooks()
     refuse_impossible(path, bench, points)
     kind = kind_of(path)
+    if bench.gpu is not None:
+        gpu.probe(bench.gpu, uses_cufile=bench.cufile)
     with ExitStack() as stack:
         ground = stack.enter_context(Ground(path, session)) if kind == "dir" else None
 
@@ -76,15 +79,22 @@ def _point(
             is_data = phase in {"write", "read"}
             cache = drop(place, wanted=bench.drop_caches, direct=bench.direct and is_data, was_written=was_touched)
             spec = bench.native(place, point, step, bench.start_at_s)
-            report = _phase(spec, step, point, hooks)
+            report = _phase(spec, step, point, hooks, bench if is_data else None)
             yield _row(report, operation, kind, bench, point, cache)
         was_touched = True
     if ground and "delete" in phases:
         ground.is_gone(place)
 
 
-def _phase(spec: dict[str, Any], name: str, point: Point, hooks: Hooks) -> dict[str, Any]:
-    return report_of(lambda: _native.StoragePhase(json.dumps(spec), name), name, point.threads, hooks)
+def _phase(
+    spec: dict[str, Any], name: str, point: Point, hooks: Hooks, of_data: StorageBench | None = None
+) -> dict[str, Any]:
+    def begin() -> Phase:
+        if of_data is None or of_data.gpu is None:
+            return _native.StoragePhase(json.dumps(spec), name)
+        return gpu.GpuPhase(spec, name, gpu=of_data.gpu, uses_cufile=of_data.cufile)
+
+    return report_of(begin, name, point.threads, hooks)
 
 
 def _row(
@@ -97,6 +107,8 @@ def _row(
     raw |= raw_of(report)
     if operation == "WRITE":
         raw["durable"] = "fsync" if bench.fsync else "not durable: no fsync in the clock"
+    if is_data and bench.gpu is not None:
+        raw["gpu"] = "cuFile" if bench.cufile else "pinned memory"
     if report["verified_bytes"]:
         raw["verified_bytes"] = str(report["verified_bytes"])
     has_files = kind == "dir"

@@ -72,6 +72,8 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
     overwrite_device: bool = False
     start_at_s: float | None = None
     repeats: int = 1
+    gpu: int | None = None
+    cufile: bool = False
 
     def native(self, path: Path, point: Point, phase: str, start_at_s: float | None) -> dict[str, Any]:
         """One phase as the core takes it, to begin at that moment of this host's clock."""
@@ -141,6 +143,7 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
         )
     if not points:
         raise ConfigError("no point to measure: every block size is larger than every file size", where="--block-size")
+    _refuse_on_gpu(bench, points)
     kind = kind_of(path)
     if kind != "dir" and (misplaced := sorted(_NEEDS_A_TREE & set(bench.phases))):
         raise ConfigError(f"phases: {', '.join(misplaced)} need a folder, and {path} is a {kind}", where="--phases")
@@ -156,6 +159,21 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
             )
         if kind == "dir" and "write" in bench.phases:
             _refuse_too_large(path, point)
+
+
+def _refuse_on_gpu(bench: StorageBench, points: tuple[Point, ...]) -> None:
+    if bench.gpu is None:
+        if bench.cufile:
+            raise ConfigError("cufile: it moves bytes to a GPU; say which with --gpu", where="--cufile")
+        return
+    for is_asked, flag, why in (
+        (bench.engine == "io_uring" or any(p.io_depth > 1 for p in points), "--depth", "a thread holds one block"),
+        (bench.arrivals != "closed", "--arrivals", "blocks follow one another"),
+        (bench.salt is not None, "--verify", "what is in a GPU's memory is not held against the pattern"),
+        (bench.compressible > 0, "--compressible", "content is noise"),
+    ):
+        if is_asked:
+            raise ConfigError(f"gpu: with --gpu {why}, so that {flag} means nothing", where=flag)
 
 
 def _refuse_too_large(path: Path, point: Point) -> None:

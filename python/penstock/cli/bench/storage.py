@@ -90,6 +90,12 @@ _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Measure each point so often."
 )
+@click.option(
+    "--gpu", type=click.IntRange(0), metavar="N", help="Read into GPU N's memory, and write from it: by pinned memory."
+)
+@click.option(
+    "--cufile", is_flag=True, help="With --gpu: by cuFile instead, past this host's memory where that can be."
+)
 @click.option("--overwrite-device", is_flag=True, help="Let the write phase destroy what is on PATH, a device or file.")
 @click.option(
     "--start-at", type=float, metavar="UNIX_S", help="Begin at this moment, on which hosts agreed; one point and phase."
@@ -163,6 +169,8 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
         overwrite_device=given["overwrite_device"],
         start_at_s=given["start_at"],
         repeats=given["repeats"],
+        gpu=given["gpu"],
+        cufile=given["cufile"],
         **load_of(given),
     )
     if bench.start_at_s is not None and is_many(given):

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CUDA device by its driver (libcuda) and cuFile (libcufile), through ctypes: memory there, pinned memory here, copies.
+
+Owns no phase and no file. Each thread that calls has made the device current by `enter`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from penstock.errors import BudgetExceeded, SystemFault, Unsupported
+
+__all__ = ["CuFile", "Device"]
+
+_OUT_OF_MEMORY = 2
+_HINT = "measure without --gpu, or on a host with an NVIDIA GPU and its driver"
+
+
+def _library(name: str, what: str, hint: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise Unsupported(f"{what}: {error}", where="--gpu", hint=hint) from None
+
+
+class Device:
+    """One GPU, whose primary context is shared with whatever else this process does on it."""
+
+    def __init__(self, number: int) -> None:
+        """Opens the driver.
+
+        Raises:
+            Unsupported: There is no driver, or no GPU of that number.
+        """
+        self._cuda = _library("libcuda.so.1", "no CUDA driver is here", _HINT)
+        count = ctypes.c_int()
+        if self._cuda.cuInit(0) != 0 or self._cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+            raise Unsupported("the CUDA driver finds no GPU here", where="--gpu", hint=_HINT)
+        if not 0 <= number < count.value:
+            raise Unsupported(f"no GPU {number} is here: there are {count.value}, from 0 on", where="--gpu")
+        device = ctypes.c_int()
+        self._context = ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), number)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self._device = device
+        self.enter()
+        name = ctypes.create_string_buffer(128)
+        self._call("cuDeviceGetName", name, 128, device)
+        self.name = name.value.decode(errors="replace")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code == _OUT_OF_MEMORY:
+            raise BudgetExceeded(f"--gpu: {name}: the GPU, or what may be pinned for it, has too little memory")
+        if code != 0:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorString(code, ctypes.byref(text))
+            raise SystemFault(f"--gpu: {name}: {(text.value or b'error %d' % code).decode(errors='replace')}")
+
+    def enter(self) -> None:
+        """Makes the device current for the calling thread."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def pinned(self, size: int) -> ctypes.c_void_p:
+        """Memory of this host that the GPU reads by itself; page-aligned, to be given back by `unpin`."""
+        found = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(size), 0)
+        return found
+
+    def unpin(self, memory: ctypes.c_void_p) -> None:
+        """Gives it back."""
+        self._call("cuMemFreeHost", memory)
+
+    def memory(self, size: int) -> ctypes.c_uint64:
+        """Memory of the GPU, to be given back by `free`."""
+        found = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(found), ctypes.c_size_t(size))
+        return found
+
+    def free(self, memory: ctypes.c_uint64) -> None:
+        """Gives it back."""
+        self._call("cuMemFree_v2", memory)
+
+    def to_device(self, there: ctypes.c_uint64, here: ctypes.c_void_p, size: int) -> None:
+        """Copies; returns when the bytes are there."""
+        self._call("cuMemcpyHtoD_v2", there, here, ctypes.c_size_t(size))
+
+    def from_device(self, here: ctypes.c_void_p, there: ctypes.c_uint64, size: int) -> None:
+        """Copies; returns when the bytes are here."""
+        self._call("cuMemcpyDtoH_v2", here, there, ctypes.c_size_t(size))
+
+    def close(self) -> None:
+        """Lets the device go."""
+        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
+
+
+class _Status(ctypes.Structure):
+    """CUfileError_t."""
+
+    _fields_ = (("code", ctypes.c_int), ("driver", ctypes.c_int))
+
+
+class _Handle(ctypes.Structure):
+    """CUfileDescr_t: kind 1 is a file descriptor of Linux."""
+
+    _fields_ = (("kind", ctypes.c_int), ("fd", ctypes.c_void_p), ("operations", ctypes.c_void_p))
+
+
+class CuFile:
+    """Reads and writes between files and the GPU's memory, without this host's memory where drivers and file system allow."""
+
+    def __init__(self) -> None:
+        """Opens its driver.
+
+        Raises:
+            Unsupported: There is none.
+        """
+        self._cufile = _library("libcufile.so.0", "no cuFile is here", "measure with --gpu alone: by pinned memory")
+        for name in ("cuFileDriverOpen", "cuFileHandleRegister"):
+            getattr(self._cufile, name).restype = _Status
+        for name in ("cuFileRead", "cuFileWrite"):
+            function = getattr(self._cufile, name)
+            function.restype = ctypes.c_ssize_t
+            function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int64)
+        if (status := self._cufile.cuFileDriverOpen()).code != 0:
+            raise Unsupported(f"cuFile's driver does not open (error {status.code})", where="--cufile")
+
+    def register(self, fd: int, place: str) -> ctypes.c_void_p:
+        """A handle of an open file, to be given back by `release`.
+
+        Raises:
+            Unsupported: The file system is none that cuFile takes.
+        """
+        handle = ctypes.c_void_p()
+        asked = _Handle(1, fd, None)
+        if (status := self._cufile.cuFileHandleRegister(ctypes.byref(handle), ctypes.byref(asked))).code != 0:
+            raise Unsupported(f"cuFile does not take {place} (error {status.code})", where="--cufile")
+        return handle
+
+    def release(self, handle: ctypes.c_void_p) -> None:
+        """Gives it back."""
+        self._cufile.cuFileHandleDeregister(handle)
+
+    def read(self, handle: ctypes.c_void_p, there: ctypes.c_uint64, size: int, offset: int, place: str) -> None:
+        """A block into the GPU's memory."""
+        self._whole(self._cufile.cuFileRead(handle, there.value, size, offset, 0), size, offset, place)
+
+    def write(self, handle: ctypes.c_void_p, there: ctypes.c_uint64, size: int, offset: int, place: str) -> None:
+        """A block from the GPU's memory."""
+        self._whole(self._cufile.cuFileWrite(handle, there.value, size, offset, 0), size, offset, place)
+
+    @staticmethod
+    def _whole(done: int, size: int, offset: int, place: str) -> None:
+        if done != size:
+            raise SystemFault(f"{place}: cuFile moved {done:,} of {size:,} bytes at {offset:,}", where=place)

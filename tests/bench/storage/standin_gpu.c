@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls of libcuda and libcufile that penstock.bench.storage.cuda makes, over this host's memory: where no GPU is, tests see
+// by it that every block arrives and everything is given back. It says nothing of a GPU's speed.
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int held;
+
+static void log_bytes(const void *bytes, size_t size) {
+    int fd = open(getenv("STANDIN_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (fd < 0 || write(fd, bytes, size) != (ssize_t)size) abort();
+    close(fd);
+}
+
+static void count(int by) {
+    held += by;
+    FILE *file = fopen(getenv("STANDIN_HELD"), "w");
+    fprintf(file, "%d", held);
+    fclose(file);
+}
+
+int cuInit(unsigned flags) { return (int)flags; }
+int cuDeviceGetCount(int *found) { *found = 1; return 0; }
+int cuDeviceGet(int *found, int number) { *found = number; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "stand-in %d", device); return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &held; count(1); return device; }
+int cuDevicePrimaryCtxRelease_v2(int device) { count(-1); return device; }
+int cuCtxSetCurrent(void *context) { return context == &held ? 0 : 201; }
+int cuMemHostAlloc(void **found, size_t size, unsigned flags) { count(1); return posix_memalign(found, 4096, size) ? 2 : (int)flags; }
+int cuMemFreeHost(void *memory) { count(-1); free(memory); return 0; }
+int cuMemAlloc_v2(uint64_t *found, size_t size) {
+    if (size > 1 << 24) return 2;
+    void *memory;
+    if (posix_memalign(&memory, 4096, size)) return 2;
+    count(1);
+    *found = (uint64_t)memory;
+    return 0;
+}
+int cuMemFree_v2(uint64_t memory) { count(-1); free((void *)memory); return 0; }
+int cuMemcpyHtoD_v2(uint64_t there, const void *here, size_t size) { memcpy((void *)there, here, size); log_bytes(here, size); return 0; }
+int cuMemcpyDtoH_v2(void *here, uint64_t there, size_t size) { memcpy(here, (void *)there, size); return 0; }
+int cuGetErrorString(int code, const char **text) { (void)code; *text = "what a stand-in says"; return 0; }
+
+typedef struct { int code, driver; } status;
+typedef struct { int kind; union { int fd; void *handle; } of; const void *operations; } description;
+status cuFileDriverOpen(void) { return (status){0, 0}; }
+status cuFileHandleRegister(void **handle, description *asked) {
+    *handle = (void *)(intptr_t)(asked->of.fd + 1);
+    count(1);
+    return (status){asked->kind == 1 ? 0 : 5022, 0};
+}
+void cuFileHandleDeregister(void *handle) { (void)handle; count(-1); }
+ssize_t cuFileRead(void *handle, void *there, size_t size, off_t offset, off_t at) {
+    ssize_t done = pread((int)(intptr_t)handle - 1, (char *)there + at, size, offset);
+    if (done > 0) log_bytes((char *)there + at, done);
+    return done;
+}
+ssize_t cuFileWrite(void *handle, const void *there, size_t size, off_t offset, off_t at) {
+    return pwrite((int)(intptr_t)handle - 1, (const char *)there + at, size, offset);
+}

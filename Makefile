@@ -159,6 +159,9 @@ setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STA
 .PHONY: setup-peers-stage
 setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us
 
+.PHONY: setup-peers-measure
+setup-peers-measure: setup $(STAMPS)/dlio ## DLIO, which benches/peers/measure runs beside us
+
 .PHONY: lock
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
 	@$(BIN)/uv pip compile pyproject.toml --extra demo --group dev -o requirements/dev.txt $(LOCK_FLAGS)
@@ -295,4 +298,12 @@ $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv
 	$(call SAY,TensorFlow in an environment of its own ($(TOOLS)/tf)$(comma) so that its pins bind nobody else; ~1 GB)
 	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/tf
 	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/tf" $(BIN)/uv pip install --quiet --compile-bytecode -r requirements/tf.txt
+	@touch $@
+
+# Without its own list of dependencies: that has CUDA 11's DALI in it, and TensorFlow for GPUs, of which nothing here is used.
+$(STAMPS)/dlio: $(STAMPS)/venv requirements/dlio.txt
+	$(call SAY,DLIO in an environment of its own ($(TOOLS)/dlio)$(comma) with TensorFlow and the torch of $(VENV); ~1 GB)
+	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/dlio
+	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/dlio" $(BIN)/uv pip install --quiet --compile-bytecode --no-deps -r requirements/dlio.txt
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(TOOLS)/dlio/lib/python3.*/site-packages)/torch-of-venv.pth
 	@touch $@

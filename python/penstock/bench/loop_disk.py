@@ -91,7 +91,7 @@ class LoopDisk:
         if size_bytes < 16 << 20:
             raise ConfigError(f"size: {size_bytes:,} bytes are too few for a file system", where="--size")
         self._mount, self._size, self._io_bytes, self._images = mount, size_bytes, io_bytes, images
-        self._ios, self._moved = ios, moved
+        self._buckets = [_Bucket(rate) if rate else None for rate in (ios, moved)]
         self._stack = ExitStack()
         self._stop = threading.Event()
         self.device = ""
@@ -131,9 +131,8 @@ class LoopDisk:
         self._stack.callback(_tried, "umount", str(self._mount))
         # Its own making was not held to the limits.
         self._stack.callback(set_limits, self.number, BlockLimits())
-        buckets = [_Bucket(rate) if rate else None for rate in (self._ios, self._moved)]
-        self._apply(buckets)
-        watch = threading.Thread(target=self._keep, args=(buckets,), name="penstock-disk", daemon=True)
+        self._apply(self._buckets)
+        watch = threading.Thread(target=self._keep, name="penstock-disk", daemon=True)
         watch.start()
         self._stack.callback(watch.join)
         self._stack.callback(self._stop.set)
@@ -142,13 +141,19 @@ class LoopDisk:
         ios, moved = (bucket.limit_per_s if bucket else None for bucket in buckets)
         set_limits(self.number, BlockLimits.shared(ios_per_s=ios, bytes_per_s=moved))
 
-    def _keep(self, buckets: list[_Bucket | None]) -> None:
+    def limit(self, *, ios: Rate | None, moved: Rate | None) -> None:
+        """Other limits from now on; None is none."""
+        self._buckets = [_Bucket(rate) if rate else None for rate in (ios, moved)]
+        self._apply(self._buckets)
+
+    def _keep(self) -> None:
         """Groups that begin later get the limits too, and credits are earned and spent."""
         name = Path(self.device).name
         before = read_counters()[name]
         while not self._stop.wait(_TICK_S):
             now = read_counters()[name]
             done = (now.ios - before.ios, now.bytes - before.bytes)
+            buckets = self._buckets
             for bucket, count in zip(buckets, done, strict=True):
                 if bucket:
                     bucket.spend(count, now.at_s - before.at_s)

@@ -13,11 +13,14 @@ import click
 from penstock.cli.run_elsewhere import hand_over, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.cluster.compare import Compared
     from penstock.cluster.execute import Execution, StepRow
     from penstock.cluster.job import Job
+    from penstock.protocols import Hear
+
+    Say = Callable[[StepRow], None]
 
 __all__ = ["command"]
 
@@ -83,8 +86,8 @@ def command(
     own = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
     given = {name: value for name, value in variables().items() if name not in own}
 
-    def execution_of(one: Job) -> Execution:
-        say, hear = _quietly if as_json else _say, None if quiet or as_json else _hear
+    def execution_of(one: Job, say: Say = _quietly if as_json else _say, hear: Hear | None = None) -> Execution:
+        hear = hear or (None if quiet or as_json else _hear)
         folder = runs / one.name if part is None else runs / one.name / f"n{part.node}"
         return Execution(one, folder, given, say=say, hear=hear, part=part)
 
@@ -100,11 +103,31 @@ def command(
         else:
             _table(found)
         return 0 if is_whole else 1
+    if sys.stderr.isatty() and not (quiet or as_json):
+        return _run_in_view(execution_of, job, resume=resume)
     execution = execution_of(job)
     steps = execution.run(resume=resume)
     if as_json:
         rows = [{"name": row.name, "state": row.state, "seconds": row.seconds, "detail": row.detail} for row in steps]
         click.echo(json.dumps({"schema_version": 1, "name": job.name, "steps": rows, "lost": sorted(execution.lost)}))
+    return 1 if execution.is_partial else 0
+
+
+def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, *, resume: bool) -> int:
+    """The job under a live view; what ended stands on stdout too, where that is not the terminal."""
+    from penstock.cli.run_view import View
+
+    view = View(job.name)
+
+    def say(row: StepRow) -> None:
+        view.say(row)
+        if not sys.stdout.isatty() and row.state != "running":
+            _say(row)
+
+    execution = execution_of(job, say, view.hear)
+    with view:
+        view.expect([node.name for node in execution.cluster.nodes])
+        execution.run(resume=resume)
     return 1 if execution.is_partial else 0
 
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One live view of a job on a terminal: its steps, and of every node the rank that spoke last and what it said."""
+
+from __future__ import annotations
+
+import time
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from penstock.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from penstock.cluster.execute import StepRow
+
+__all__ = ["View"]
+
+# A terminal has few lines: of more nodes, those that spoke last.
+_SHOWN = 24
+_TIMES_A_SECOND = 4
+_STYLES = {"done": "green", "failed": "red", "skipped": "dim", "running": "bold"}
+
+
+class View:
+    """`with View(name) as view:` shows itself on stderr until the end; `say` and `hear` feed it, from any thread."""
+
+    def __init__(self, job: str, console: Console | None = None) -> None:
+        self._job = job
+        self._steps: dict[str, tuple[StepRow, float]] = {}
+        self._nodes: dict[str, tuple[float, int, int, str]] = {}
+        self._lock = Lock()
+        self._live = Live(
+            console=console or Console(stderr=True), refresh_per_second=_TIMES_A_SECOND, get_renderable=self.render
+        )
+
+    def __enter__(self) -> View:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def expect(self, nodes: Sequence[str]) -> None:
+        """Nodes that have their line before they speak."""
+        with self._lock:
+            self._nodes.update(dict.fromkeys(nodes, (0.0, 0, 0, "")))
+
+    def say(self, row: StepRow) -> None:
+        """A step has begun or ended."""
+        with self._lock:
+            began = self._steps.get(row.name, (row, time.monotonic()))[1]
+            self._steps[row.name] = (row, began)
+
+    def hear(self, node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG002
+        """A rank has said a line."""
+        with self._lock:
+            lines = self._nodes.get(node, (0.0, 0, 0, ""))[2]
+            self._nodes[node] = (time.monotonic(), rank, lines + 1, line.decode(errors="replace"))
+
+    def render(self) -> Group:
+        """As it stands now, a line a step and a line a node."""
+        lines = [(self._job, "bold")]
+        with self._lock:
+            for row, began in self._steps.values():
+                took = time.monotonic() - began if row.state == "running" else row.seconds
+                lines.append((f"{format_seconds(took):>10}  {row.name}: {row.state}  {row.detail}", _STYLES[row.state]))
+            latest = set(sorted(self._nodes, key=lambda name: -self._nodes[name][0])[:_SHOWN])
+            width = max((len(name) for name in latest), default=0)
+            for name, (_, rank, count, said) in self._nodes.items():
+                if name in latest:
+                    spoke = f"rank {rank}, {count:,} lines" if count else "silent"
+                    lines.append((f"{name:<{width}}  {spoke:<24}  {said}", ""))
+            if len(self._nodes) > _SHOWN:
+                lines.append((f"and {len(self._nodes) - _SHOWN} more nodes", "dim"))
+        # What ranks say is no command for the terminal.
+        safe = [("".join(letter for letter in line if letter.isprintable()), style) for line, style in lines]
+        return Group(*(Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in safe))

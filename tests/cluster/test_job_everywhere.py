@@ -100,6 +100,32 @@ def test_job_by_ssh(hosts):
     assert json.loads(ran.stdout)["lost"] == []
 
 
+@pytest.mark.needs_pool
+def test_job_by_ssh_goes_on_without_a_host_that_hangs(hosts):
+    run = 'lost_node = "restart"'
+    wait = f"touch {hosts.folder}/begun-$2-of-$3; while [ ! -e {hosts.folder}/go-$3 ]; do sleep 0.1; done"
+    job = _write(hosts, "hangs", "ssh", cluster='nodes = "h1,h2,h3"', container=run, extra=wait)
+    line = hosts.line(1, _PROGRAM, "run", job, "--json", "--runs", hosts.folder / "runs")
+    running = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        await_(lambda: len(list(hosts.folder.glob("begun-*-of-6"))) == 6, "ranks", hosts.folder, limit_s=90)
+        hosts.cut(3)
+        (hosts.folder / "go-6").touch()
+        (hosts.folder / "go-4").touch()
+        out, err = running.communicate(timeout=200)
+    finally:
+        hosts.cut(3, is_up=True)
+        running.kill()
+        running.wait()
+    assert running.returncode == 0, err
+    told = json.loads(out)
+    assert told["lost"] == ["h3"]
+    assert "h3" in (detail := next(row["detail"] for row in told["steps"] if row["name"] == "ranks"))
+    assert "2 starts" in detail
+    # Nobody ends on the lost host what cannot be told to end: its own doors do, when their connection is gone.
+    assert {path.name for path in (hosts.folder / "kept-hangs").glob("*-of-4")} == {f"{rank}-of-4" for rank in range(4)}
+
+
 def test_job_by_sbatch(hosts):
     want = f'[submit]\nnodes = {HOSTS}\nlimit = "10min"\nargs = ["--comment=one of ours"]\nsetup = ["export MARK=set"]'
     job = _write(hosts, "bysbatch", "slurm", container=want, extra="test $MARK = set")

@@ -190,6 +190,17 @@ def test_ssh_node_that_hangs_is_told_at_the_deadline(ssh, sshds):
     assert isinstance(fault, (Deadline, Unreachable))
 
 
+@pytest.mark.needs_root
+def test_ssh_connection_that_ends_under_way_is_told_and_made_again(ssh, sshds):
+    made = ssh(nodes=f"127.0.0.1:{sshds.ports[0]}")
+    # The command's parent is the door, whose parent is this connection's own sshd.
+    text = "echo begun; sleep 0.5; kill -9 $(ps -o ppid= -p $PPID); sleep 60"
+    [ended] = made.run(Call(["sh", "-c", text], made.nodes(), deadline_s=30))
+    assert (ended.code, type(ended.fault)) == (None, Unreachable), ended
+    assert made.nodes()[0].name in str(ended.fault)
+    assert made.run(Call(["echo", "x"], made.nodes(), deadline_s=20))[0].out == b"x\n"
+
+
 @pytest.mark.parametrize(
     "nodes",
     ["", " , ", "a b", "-oProxyCommand=x", "h1,h1", "h1:0", "h1:99999", "u@", "@/no/such/file", "h1;id", "a@b@c"],

@@ -157,6 +157,10 @@ class Cluster:
         for at in range(1, HOSTS + 1):
             await_(lambda at=at: answers(at), "sshd", self.folder)
 
+    def cut(self, host: int, *, is_up: bool = False) -> None:
+        """Takes a host's link away, or gives it back; its processes stay."""
+        self._ip("-n", f"ps{self._mark}", "link", "set", f"v{self._mark}{host}", "up" if is_up else "down")
+
     @property
     def env(self) -> dict[str, str]:
         """A plain environment, with a home of its own."""

@@ -164,11 +164,21 @@ class Execution:
         try:
             for name, do in steps:
                 self._do(name, do)
+        except BaseException as error:
+            try:
+                self._end_pool()
+            except PenstockError as second:
+                error.add_note(str(second))  # what went wrong first is what is told
+            raise
+        else:
+            self._end_pool()
         finally:
-            if self.job.pool and pools.find(self.job.name) is not None:
-                self._do("pool down", self._down)
             self.close()
         return self._state.steps
+
+    def _end_pool(self) -> None:
+        if self.job.pool and pools.find(self.job.name) is not None:
+            self._do("pool down", self._down)
 
     def close(self) -> None:
         """Lets the nodes go."""

@@ -200,6 +200,12 @@ class SshLauncher:
             except asyncio.CancelledError:
                 process.terminate()
                 raise
+            except (asyncssh.Error, OSError) as error:
+                # Keep-alives were not answered, say: the node hangs, or its link is gone. Its door ends what it runs.
+                self._connections.pop(options["node"], None)
+                raise Unreachable(
+                    f"{options['node']}: the connection was lost under way: {error}", where=options["node"]
+                ) from error
             finally:
                 feeding.cancel()
 

@@ -4,7 +4,8 @@
     python benches/peers/bench_fio.py FOLDER_IN_MEMORY FOLDER_ON_DISK [--seconds 3] [--rounds 3]
 
 Both read or write the same file with the same engine, depth, size and order, in turn (ABBA), for a fixed time. CPU is that of the whole
-process by wait4, less that of a run that does nothing: io_uring's kernel workers are in it, which fio's own `usr_cpu` leaves out.
+process by wait4, less that of a run that does nothing: io_uring's kernel workers are in it, which fio's own `usr_cpu` leaves out. Caches
+are dropped before each run of the buffered disk, which takes root.
 Prints a Markdown table: ratios first, ours over fio's. fio comes from apt (`apt-get install fio`).
 """
 
@@ -35,6 +36,10 @@ CASES = [
     ("disk", "read", "sequential", "io_uring", 8, True, 1 << 20),
     ("disk", "write", "sequential", "threads", 1, True, 1 << 20),
     ("disk", "write", "random", "io_uring", 32, True, 4096),
+    ("disk, buffered", "read", "random", "threads", 1, False, 4096),
+    ("disk, buffered", "read", "sequential", "threads", 1, False, 1 << 20),
+    ("disk, buffered", "write", "random", "threads", 1, False, 4096),
+    ("disk, buffered", "write", "sequential", "threads", 1, False, 1 << 20),
 ]
 
 
@@ -117,6 +122,9 @@ def main() -> int:
         try:
             for number in range(given.rounds):
                 for tool in ("ours", "fio") if number % 2 == 0 else ("fio", "ours"):
+                    if place == "disk, buffered":
+                        os.sync()
+                        Path("/proc/sys/vm/drop_caches").write_text("3\n")
                     found[tool].append((ours if tool == "ours" else fio)(file, case, given.seconds))
         finally:
             file.unlink()

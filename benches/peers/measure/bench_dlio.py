@@ -151,7 +151,6 @@ def main() -> int:
                         stdout=subprocess.DEVNULL,
                     )
                     (mount / "data/valid").mkdir()  # DLIO lists it, also where nothing is evaluated
-                    ours(workload, name, scratch)  # what it reads once, to count records, is no part of an epoch
                     disk.limit(ios=None, moved=limit)
                     told = "no limit, warm" if limit is None else f"{rate} MB/s, cold"
                     compare(name, told, workload, scratch, asked.rounds, is_cold=limit is not None)

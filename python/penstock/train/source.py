@@ -74,7 +74,8 @@ def open_feed(request: Request) -> Feed:
         return TorchFeed(request)
     import penstock
 
-    dataset = penstock.open(request.url, manifest=request.manifest).fields(
+    counted = request.demand.facts.get("records_per_object") if request.manifest is None else None
+    dataset = penstock.open(request.url, manifest=request.manifest, records_per_object=counted).fields(
         **{name: _spec(field) for name, field in request.demand.fields.items()}
     )
     if request.shuffled:

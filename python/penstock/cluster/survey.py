@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,8 @@ _DISKS = {
     "f2fs",
 }
 _ASK_S = 10
+# Newer drivers underline the head of the matrix.
+_PAINT = re.compile(r"\x1b\[[0-9;]*m")
 # What engines and launchers start.
 _PROGRAMS = (
     "mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo",
@@ -129,6 +132,52 @@ def said(*argv: str) -> str | None:
     return done.stdout.decode(errors="replace")
 
 
+def topology(text: str | None) -> dict[str, Any] | None:
+    """What `nvidia-smi topo -m` says, taken apart: `links` (device -> device -> NV12, PIX, SYS, ...), `cpus` and `numa` of the
+    GPUs, `nics` (NIC0 -> mlx5_0). None where there is no matrix.
+    """
+    rows = [[cell.strip() for cell in _PAINT.sub("", line).split("\t")] for line in (text or "").splitlines()]
+    head = next((row for row in rows if len(row) > 1 and not row[0] and row[1].startswith("GPU")), None)
+    if head is None:
+        return None
+    found: dict[str, Any] = {"links": {}, "cpus": {}, "numa": {}, "nics": {}}
+    devices = [name for name in head[1:] if re.fullmatch(r"[A-Za-z]+[0-9_]*[0-9]", name)]
+    for row in rows:
+        if row[0] in devices:
+            of = dict(zip(head[1:], row[1:]))  # noqa: B905 - rows of NICs end early
+            found["links"][row[0]] = {name: of[name] for name in devices if name != row[0] and of.get(name)}
+            for key, column in (("cpus", "CPU Affinity"), ("numa", "NUMA Affinity")):
+                if of.get(column):
+                    found[key][row[0]] = of[column]
+        elif named := re.fullmatch(r"(NIC[0-9]+): (\S+)", row[0]):
+            found["nics"][named[1]] = named[2]
+    return found
+
+
+def numa() -> list[dict[str, Any]]:
+    """NUMA nodes: their number, cores, memory, and the network interfaces that sit at them."""
+    found = []
+    for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
+        number = int(folder.name[4:])
+        try:
+            cores = (folder / "cpulist").read_text().strip()
+            memory = re.search(r"MemTotal:\s*(\d+) kB", (folder / "meminfo").read_text())
+        except OSError:
+            continue
+        near = [nic for nic in nics() if _number(Path(f"/sys/class/net/{nic}/device/numa_node")) == number]
+        found.append(
+            {"node": number, "cores": cores, "memory_bytes": int(memory[1]) * 1024 if memory else 0, "nics": near}
+        )
+    return sorted(found, key=lambda each: each["node"])
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def survey(names: list[str]) -> dict[str, Any]:
     """Everything; `unresolved` are those of `names` that have no address here."""
     unresolved = []
@@ -138,6 +187,7 @@ def survey(names: list[str]) -> dict[str, Any]:
         except OSError:
             unresolved.append(name)
     java = said("java", "-version")
+    matrix = said("nvidia-smi", "topo", "-m")
     return {
         "host": socket.gethostname(),
         "time_s": time.time(),
@@ -148,8 +198,9 @@ def survey(names: list[str]) -> dict[str, Any]:
         "cores": cores(),
         "memory_bytes": memory_bytes(),
         "gpus": gpus(),
-        "topology": said("nvidia-smi", "topo", "-m"),
-        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+        "topology": matrix,
+        "links": topology(matrix),
+        "numa": numa(),
         "nics": nics(),
         "disks": disks(),
         "java": java.splitlines()[0] if java else None,

@@ -19,7 +19,7 @@ __all__ = ["command"]
 def command(
     launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...], deadline: float, as_json: bool
 ) -> int:
-    """List the nodes, and ask each for its cores, memory, GPUs, networks and disks.
+    """List the nodes, and ask each for its cores, memory, GPUs and how they are linked, networks and disks.
 
     Exit code 3 says that a node did not answer.
     """
@@ -42,6 +42,11 @@ def command(
             f"{node['node']}  {node['address']}  {found['cores']} cores, {format_bytes(found['memory_bytes'])}{gpus}; "
             f"{found['cpu']}; NICs {', '.join(found['nics']) or 'none'}"
         )
+        for near in found["numa"]:
+            nics = f", {', '.join(near['nics'])}" if near["nics"] else ""
+            click.echo(f"  NUMA {near['node']}: cores {near['cores']}, {format_bytes(near['memory_bytes'])}{nics}")
+        if found["topology"]:
+            click.echo("\n".join(f"  {line}" for line in found["topology"].splitlines() if line.strip()))
         for disk in found["disks"]:
             click.echo(
                 f"  {disk['path']}  {disk['kind']}, {format_bytes(disk['free_bytes'])} free of {format_bytes(disk['size_bytes'])}"

@@ -53,6 +53,7 @@ def main() -> int:
     asked.add_argument(
         "--step", type=float, default=0.05, help="seconds that a sample's training is taken to last on a rank"
     )
+    asked.add_argument("--epochs", type=int, choices=(2, 3), default=3, help="2 leaves out the one after the loss")
     asked.add_argument("--rate", type=float, default=125e6, help="bytes/s of a host's link")
     given = asked.parse_args()
     with (
@@ -140,7 +141,7 @@ class _Loss:
         taken = _taken(out, "first", 1)
         last = min(max(steps) for steps in taken.values())
         with Cluster.open("local", {"hosts": self.hosts.name}, only=names[:-1]) as rest:
-            check(self._ranks(rest, f"again-{last}", 1, 3, data, env, out), "ranks")
+            check(self._ranks(rest, f"again-{last}", 1, self.given.epochs, data, env, out), "ranks")
         self.row |= self._told(out, last)
 
     def _ranks(
@@ -166,17 +167,18 @@ class _Loss:
         epochs = [
             [ids for steps in first.values() for ids in steps.values()], middle,
             [ids for steps in after.values() for ids in steps.values()],
-        ]  # fmt: skip
+        ][: self.given.epochs]  # fmt: skip
         once = [Counter(one for ids in epoch for one in ids) == Counter(range(self.samples)) for epoch in epochs]
         reports = {
             epoch: [json.loads(path.read_text()) for path in sorted(out.glob(f"report-{phase}-{epoch}-*.json"))]
-            for phase, epoch in (("first", 0), (f"again-{last}", 1), (f"again-{last}", 2))
+            for phase, epoch in (("first", 0), (f"again-{last}", 1), (f"again-{last}", 2))[: self.given.epochs]
         }
-        whole, broken = (max(one["wall_s"] for one in reports[at]) for at in (0, 2))
+        walls = {epoch: max(one["wall_s"] for one in rows) for epoch, rows in reports.items()}
+        whole, broken, span = walls[0], walls.get(2), self._span(out, last)
         return {
             "exactly_once": all(once), "steps_before_loss": last, "epoch_s": round(whole, 2),
-            "epoch_with_loss_s": round(self._span(out, last), 2), "epoch_after_loss_s": round(broken, 2),
-            "with_loss_over_whole": round(self._span(out, last) / whole, 3), "after_loss_over_whole": round(broken / whole, 3),
+            "epoch_with_loss_s": round(span, 2), "with_loss_over_whole": round(span / whole, 3),
+            "epoch_after_loss_s": broken and round(broken, 2), "after_loss_over_whole": broken and round(broken / whole, 3),
             "read": {at: {way: round(sum(one[f"pool_{way}_bytes"] for one in rows) / 1e6, 1) for way in ("own", "engine", "bucket")} for at, rows in reports.items()},
             "put_back": sum(one["pool_refills"] for rows in reports.values() for one in rows),
             "local_share_expected": reports[0][0]["locality"]["expected_local_share"],

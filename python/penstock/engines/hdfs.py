@@ -2,7 +2,7 @@
 """`hdfs`: a NameNode on the first node and a DataNode on every one, over the nodes' own disks. Needs Java and nobody's leave.
 
 Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; else fetched once by Maven and copied to nodes
-that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (an object of one block can be read by
+that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object of one block can be read by
 `fast_path`), `port` (of the NameNode; else a free one).
 """
 
@@ -27,9 +27,10 @@ __all__ = ["HdfsEngine", "engine"]
 
 _LOOK_S = 0.3
 _ASK_S = 10.0
+_FIRST_S = 30.0
 _FORMAT_S = 120.0
 _KNOWN: dict[str, Any] = {
-    "hadoop": "", "java": "java", "namenode_heap_mb": 384, "datanode_heap_mb": 256, "block_bytes": 1 << 30, "port": 0,
+    "hadoop": "", "java": "java", "namenode_heap_mb": 384, "datanode_heap_mb": 256, "block_bytes": 256 << 20, "port": 0,
 }  # fmt: skip
 
 
@@ -138,6 +139,10 @@ class HdfsEngine:
                 state = self._state(pool, hands, _ASK_S)
                 live, missing = len(state["live"]), [n.name for n in pool.nodes if n.name not in state["live"]]
                 if not missing and not state["safemode"]:
+                    # Its first answer there takes seconds, more than a reader's patience.
+                    url = f"http://{pool.facts['http']}/webhdfs/v1/?op=GETFILESTATUS&user.name=penstock"
+                    left = max(1.0, min(_FIRST_S, until - time.monotonic()))
+                    hands.ask("http", left + 1, on=[pool.nodes[0]], url=url, limit_s=left)
                     return
                 seen = (
                     f"{live} of {len(pool.nodes)} DataNodes have reported, {', '.join(missing[:4])} not"

@@ -29,6 +29,7 @@ __all__ = ["Locality", "find", "placed"]
 _LOG = logging.getLogger("penstock.feed")
 # Questions to an engine at a time, and objects a question.
 _AT_ONCE, _A_QUESTION = 16, 16
+_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,14 @@ def _ask(access: Access, folder: str, keys: list[str], node: str) -> dict[str, t
     """Of every object the file here, if there is one, and the nodes that hold it, if the engine says."""
 
     def some(part: list[str]) -> dict[str, tuple[str | None, list[str] | None]]:
-        try:
-            located = access.locate([folder + key for key in part])
-        except PenstockError as error:
-            _LOG.warning("pool: where %s and %d more lie is not known: %s", part[0], len(part) - 1, error)
-            return dict.fromkeys(part, (None, None))
+        for last in [False] * (_TRIES - 1) + [True]:
+            try:
+                located = access.locate([folder + key for key in part])
+                break
+            except PenstockError as error:
+                if last or not error.retryable:
+                    _LOG.warning("pool: where %s and %d more lie is not known: %s", part[0], len(part) - 1, error)
+                    return dict.fromkeys(part, (None, None))
         found: dict[str, tuple[str | None, list[str] | None]] = {}
         for key in part:
             pieces = located[folder + key]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference runs that the repository keeps are readable, small, and give a verdict and a page. Issue 6, point 7."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.rows import read_results
+
+ROOT = Path(__file__).resolve().parents[2] / "results"
+RUNS = sorted(path.parent for path in ROOT.rglob("rows.jsonl"))
+
+
+def test_reference_runs_are_there_and_small():
+    assert len(RUNS) >= 4
+    assert sum(path.stat().st_size for path in ROOT.rglob("*") if path.is_file()) < 1_000_000
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_reference_run_gives_a_page_and_a_verdict_from_its_rows(run, run_cli, tmp_path):
+    kept = read_results(run)
+    assert kept.rows
+    assert kept.provenance is not None
+    assert kept.provenance.build_profile == "release"
+    assert not any(row.invalid for row in kept.rows)
+    told = run_cli("report", run, "--json", "--out", tmp_path / "page.html")
+    assert told.code == 0, told.err
+    assert json.loads(told.out)["headline"]
+    assert "<html" in (tmp_path / "page.html").read_text()[:200].lower()

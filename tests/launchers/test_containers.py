@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,13 @@ def test_charliecloud_image_that_is_not_there_is_the_ranks_own_failure(tmp_path)
     )
     assert ended.code not in (0, None)
     assert b"none" in ended.err
+
+
+def test_mpirun_inside_charliecloud_runs_ranks_there(charliecloud, tmp_path):
+    made = mpi.launcher({"nodes": "localhost", "program": "mpirun.openmpi", "python": "/usr/bin/python3"}, os.environ)
+    call = Call(
+        ["sh", "-c", "ls /inside; exit {rank}"], made.nodes(), 2, deadline_s=60, fills=True, around=charliecloud()
+    )
+    inside = replace(call, around=replace(call.around, is_outermost=True))
+    exits = made.run(inside)
+    assert [(e.code, e.out) for e in exits] == [(0, b"/inside\n"), (1, b"/inside\n")], exits

@@ -247,6 +247,11 @@ impl Order {
         self.shuffle.map_or(1, |shuffle| shuffle.window)
     }
 
+    /// Whether it is any other than the order of the objects and of their records.
+    pub fn is_shuffled(&self) -> bool {
+        self.shuffle.is_some()
+    }
+
     /// A key for what is random about the sample at a position of an epoch (an image's crop): of the seed, the epoch and
     /// the position, and of nothing else.
     pub fn key_of(&self, epoch: u64, position: u64) -> u64 {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Beside, Counted, Field, FormatSpec, Known, RecordIndex, Rung, Source, count, glob_matches, indexes_in, requests_of,
-    scan, schema, split_glob, without_indexes,
+    Beside, Counted, Field, FormatSpec, Known, LARGEST_AT_ONCE, RecordIndex, Rung, Source, count, glob_matches,
+    indexes_in, requests_of, scan, schema, split_glob, without_indexes,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, Routed, Routes, index};
@@ -56,6 +56,8 @@ fn opened(
     settings.hedges.get_or_insert(true);
     let reads = settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes());
     settings.local_reads = Some(reads);
+    // What is asked for in one request comes in one chunk, which is not copied again.
+    settings.local_piece_bytes = Some(LARGEST_AT_ONCE);
     let governed = |url: &Url| {
         let mut opened = open(url, &settings, metrics.clone())?;
         if !matches!(url.scheme, Scheme::File | Scheme::Memory) {

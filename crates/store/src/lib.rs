@@ -4,6 +4,7 @@
 //! Owns requests, signing, retry and the wrappers that count, shape and break them. Knows no codec and no record.
 
 mod azure;
+mod buffers;
 mod checksum;
 mod count;
 mod credentials;
@@ -32,6 +33,7 @@ mod whole;
 mod wire;
 
 pub use azure::{Azure, AzureSettings};
+pub use buffers::{Buffer, Buffers, Mapping, advise_huge};
 pub use checksum::{Digester, cheapest, combined};
 pub use count::Count;
 pub use fault::{Fault, Faults};

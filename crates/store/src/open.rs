@@ -62,7 +62,11 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
         Scheme::File => {
             let path = url.to_path().ok_or_else(|| Error::bug("a file URL has no path"))?;
             let local = |path: &Path| {
-                Ok::<_, Error>(Local::new(path)?.with_reads(settings.local_reads.unwrap_or(LocalReads::Threads)))
+                let local = Local::new(path)?.with_reads(settings.local_reads.unwrap_or(LocalReads::Threads));
+                Ok::<_, Error>(match settings.local_piece_bytes {
+                    Some(piece) => local.with_piece(piece),
+                    None => local,
+                })
             };
             let is_file = !url.key.as_bytes().ends_with(b"/") && path.is_file();
             match (is_file, path.parent(), path.file_name()) {

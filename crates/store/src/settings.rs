@@ -28,6 +28,8 @@ pub struct StoreSettings {
     pub hedges: Option<bool>,
     /// How local files are read, where that was said; else by threads.
     pub local_reads: Option<LocalReads>,
+    /// Most bytes of a local file that come in one chunk, where that was said; else 2 MiB.
+    pub local_piece_bytes: Option<u64>,
     /// Other tenants' stores: where, and what holds there.
     pub(crate) tenants: Vec<(String, StoreSettings)>,
 }
@@ -95,6 +97,7 @@ impl StoreSettings {
         };
         settings.retry = self.retry.clone();
         (settings.hedges, settings.local_reads) = (self.hedges, self.local_reads);
+        settings.local_piece_bytes = self.local_piece_bytes;
         settings.s3.verifies_md5 |= self.s3.verifies_md5;
         settings.s3.verifies_parts |= self.s3.verifies_parts;
         settings
@@ -161,6 +164,7 @@ impl StoreSettings {
             retry,
             hedges: text("PENSTOCK_HEDGE").map(|_| flag("PENSTOCK_HEDGE")).transpose()?,
             local_reads: text("PENSTOCK_LOCAL_READS").map(str::parse).transpose()?,
+            local_piece_bytes: None,
             tenants: Vec::new(),
         })
     }

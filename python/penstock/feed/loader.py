@@ -100,8 +100,8 @@ class BaseLoader(Generic[Batch]):
                 sample and 0 for a repeat).
             memory_bytes: Bound of everything in flight; by default 1 GiB, or twice what must be held at once where that is
                 more. Delivered batches are the consumer's and are not counted.
-            max_in_flight: Requests under way at a time.
-            read_ahead: Batches under way besides the next; by default enough to keep `max_in_flight` requests busy.
+            max_in_flight: Requests under way at a time, at most: local files are asked for 32 MiB at a time.
+            read_ahead: Batches under way besides the next; by default enough to keep these requests busy.
             threads: Decoding threads; by default one a core.
             deadline_s: By when one object must have come, retries and back-off included.
             on_error: What to do with a sample whose bytes are damaged or hold something else than the fields say: `raise`

@@ -14,7 +14,8 @@ use tokio::task::JoinHandle;
 
 use super::Feed;
 use super::plan::{Steps, Task, Tasks};
-use super::reads::{Content, Reads, is_partial};
+use super::portions::Portions;
+use super::reads::Content;
 use super::timing::Trace;
 use crate::budget::Reservation;
 
@@ -94,11 +95,9 @@ impl Feed {
         let steps = Steps { cursor: 0, ..steps };
         let mut room = self.ahead_bytes.min(read / SHARE);
         let tasks = Tasks::new(self.walk()?, epoch, steps, self.horizon);
-        for task in tasks {
+        for (task, reads) in Portions::new(self, tasks) {
             let source = &self.sources[task.leaf];
-            let reads = Reads::of(source, task.object, &task.wants);
-            // One that is read in pieces is left to the pass itself.
-            if reads.bytes > room || reads.bytes > self.part && is_partial(source) {
+            if reads.bytes > room {
                 break;
             }
             room -= reads.bytes;

@@ -89,6 +89,9 @@ pub(crate) fn decode(
         if walked.is_ok() && spans.len() as u64 != object.records {
             return Err(miscounted(place, spans.len() as u64, object.records));
         }
+        if walked.is_ok() && object.source.codec(object.number) == Codec::None && blocks.is_none() {
+            object.source.learned().note(object.number, content.len() as u64, &spans);
+        }
         walked
     };
     let cut = Cut { view: View::Whole(content), spans, walked };

@@ -14,9 +14,11 @@ mod format;
 mod gather;
 mod glob;
 mod index;
+mod learned;
 mod mend;
 mod part;
 mod plan;
+mod portions;
 mod reads;
 mod rows;
 mod run;
@@ -50,7 +52,7 @@ pub use rows::Column;
 pub use run::{Delivered, Next, Run};
 pub use schema::{Seen, schema};
 pub use slot::Tensor;
-pub use source::{Source, requests_of};
+pub use source::{LARGEST_AT_ONCE, Source, requests_of};
 #[doc(hidden)]
 pub use staged::records_noted;
 pub use timing::{Busy, Waits};
@@ -58,6 +60,7 @@ pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 
 use crate::budget::Budget;
 use crate::course::{Course, Leaf, Walk};
+use portions::{Grain, reach};
 use slot::{Layout, Pool};
 
 /// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
@@ -66,11 +69,9 @@ pub const WEIGHT: &str = "weight";
 /// The budget when none is given, unless the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
-/// Spare slots kept for the next batches; with more, memory that no batch uses would be held for nothing.
-const SPARE_SLOTS: u64 = 4;
-
-/// Of an object whose single records can be read, at most this much is read at a time, and a quarter of the budget.
-const PART_OF_OBJECT: u64 = 64 << 20;
+/// Spare slots kept where no read-ahead says how many are used; with more, memory that no batch uses would be held for
+/// nothing.
+const SPARE_SLOTS: usize = 4;
 
 /// What stored bytes are taken to inflate to where fields do not tell; text and integers do not do better by much.
 const LIKELY_RATIO: u64 = 4;
@@ -81,9 +82,9 @@ pub struct FeedSettings {
     /// Bytes that may be in flight: stored objects, scratch and batches not yet delivered. By default 1 GiB, or twice
     /// what must be held at once where that is more.
     pub memory_bytes: Option<u64>,
-    /// Requests under way at a time.
+    /// Requests under way at a time, at most: local files need fewer.
     pub max_in_flight: usize,
-    /// Batches under way besides the next one; by default as many as keep `max_in_flight` requests busy.
+    /// Batches under way besides the next one; by default as many as keep those requests busy.
     pub read_ahead: Option<u64>,
     /// Decoding threads.
     pub threads: usize,
@@ -104,6 +105,8 @@ pub struct Feed {
     /// Positions that the batches under way for one object may span.
     horizon: u64,
     fields: Vec<Field>,
+    /// Decoding a record takes as long as reading megabytes.
+    decodes_images: bool,
     weighted: bool,
     layout: Arc<Layout>,
     pool: Arc<Pool>,
@@ -111,8 +114,10 @@ pub struct Feed {
     loose: Arc<Pool>,
     /// What a batch takes of the budget: its slot, and what such fields are likely to add.
     batch_bytes: u64,
-    /// Of an object whose single records can be read, at most so much is read at a time.
+    /// Of an object whose single records can be read, at most so much is read at a time: a quarter of the budget.
     part: u64,
+    /// Of each source, what its requests are like.
+    grains: Vec<Grain>,
     on_error: OnError,
     budget: Budget,
     scratches: Mutex<Vec<Vec<u8>>>,
@@ -173,9 +178,10 @@ impl Feed {
         let has_loose = fields.iter().any(|field| field.fixed().is_none());
         let loose_bytes = sources.iter().zip(&leaves).map(|(source, leaf)| source.stored_a_sample(leaf.counts())).max();
         let slot = layout.bytes as u64 + if has_loose { rows as u64 * loose_bytes.unwrap_or(0) } else { 0 };
-        let part = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4).min(PART_OF_OBJECT);
+        let part = settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4;
+        let grains: Vec<Grain> = sources.iter().zip(&leaves).map(|(source, leaf)| Grain::of(source, leaf)).collect();
         let (mut stored, mut scratch) = (0, 0);
-        for (source, leaf) in sources.iter().zip(&leaves) {
+        for ((source, leaf), grain) in sources.iter().zip(&leaves).zip(&grains) {
             let objects = &source.manifest().objects;
             let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
             if let Some(blocks) = source.blocks() {
@@ -187,7 +193,7 @@ impl Feed {
             let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
             let inflated = if has_loose { inflated.max(largest.saturating_mul(LIKELY_RATIO)) } else { inflated };
             // Of objects whose single records can be read, no more than so much is read at a time.
-            stored = stored.max(if reads::is_partial(source) { largest.min(part) } else { largest });
+            stored = stored.max(if grain.is_partial { largest.min(part) } else { largest });
             scratch = scratch.max(if compressed { inflated } else { 0 });
         }
         // A window that begins at a batch's last sample keeps that batch and all that follow in it open.
@@ -197,11 +203,8 @@ impl Feed {
         // batches than that, objects are read again instead.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
-        let horizon = if course.is_mixed() || sources.iter().all(|source| reads::is_partial(source)) {
-            span.min(fits)
-        } else {
-            u64::MAX
-        };
+        let horizon =
+            if course.is_mixed() || grains.iter().all(|grain| grain.is_partial) { span.min(fits) } else { u64::MAX };
         let spanned = batches(span.min(horizon));
         let pages = 4096 * (spanned + 2); // reservations are whole pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
@@ -218,29 +221,34 @@ impl Feed {
         let more_threads = rest.checked_div(scratch.max(1)).unwrap_or(0).min(settings.threads.max(1) as u64 - 1);
         let more_threads = if scratch == 0 { settings.threads.max(1) as u64 - 1 } else { more_threads };
         let rest = rest - more_threads * scratch;
-        let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(SPARE_SLOTS);
+        let threads = 1 + more_threads as usize;
+        let most = settings.max_in_flight.max(1);
+        let (max_in_flight, read_ahead) = reach(&grains, most, threads, rows as u64, slot, rest / 4);
+        let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
+        // As many as are under way, so that a delivered batch's memory is the next one's.
+        let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
         let budget = Budget::new(memory_bytes - (1 + more_threads) * scratch - spare * slot);
         let held = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(pages);
         let ahead_bytes = budget.bytes().saturating_sub(held).min(budget.bytes() / 4);
-        let max_in_flight = settings.max_in_flight.max(1);
-        let read_ahead = settings.read_ahead.unwrap_or_else(|| (max_in_flight as u64).div_ceil(rows.max(1) as u64) + 1);
         Ok(Arc::new(Self {
             sources,
             leaves: leaves.into(),
             course: Arc::new(course),
             horizon,
+            decodes_images: fields.iter().any(|field| matches!(field.kind, Kind::Image(_))),
             fields,
             weighted,
             layout,
             pool: Pool::new(spare as usize),
-            loose: Pool::new(if has_loose { SPARE_SLOTS as usize } else { 0 }),
+            loose: Pool::new(if has_loose { SPARE_SLOTS } else { 0 }),
             batch_bytes: slot,
             part,
+            grains,
             on_error: settings.on_error,
             budget,
             scratches: Mutex::default(),
             scratch_bytes: usize::try_from(scratch).unwrap_or(0),
-            threads: 1 + more_threads as usize,
+            threads,
             max_in_flight,
             read_ahead,
             limit: memory_bytes,
@@ -293,7 +301,7 @@ impl Feed {
             let mut scratch = Vec::new();
             // Where memory is short, whoever inflates asks for what it needs and says so.
             if scratch.try_reserve_exact(self.scratch_bytes).is_ok() {
-                slot::advise_huge(scratch.as_mut_ptr(), scratch.capacity());
+                penstock_store::advise_huge(scratch.as_mut_ptr(), scratch.capacity());
             }
             scratch
         })

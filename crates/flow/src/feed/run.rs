@@ -21,7 +21,8 @@ use super::ahead::Ahead;
 use super::decode::{Decoded, Object, decode};
 use super::mend::{MOST_TRIES, Mended, Mending, OnError, is_about_data, substitute};
 use super::plan::{Steps, Tail, Task, Tasks, Want};
-use super::reads::{Content, Reads, is_partial};
+use super::portions::Portions;
+use super::reads::{Content, Reads};
 use super::rows::{Column, Rows};
 use super::timing::{Busy, Trace, Waits};
 use super::{Feed, WEIGHT};
@@ -153,6 +154,26 @@ struct Job {
     tries: u32,
     /// The queue that it came by, for those that are tried next.
     queue: Sender<Job>,
+}
+
+impl Job {
+    /// The same work for several threads, where it is of pictures and each can be read by itself: a picture takes a
+    /// millisecond, and those of one object would wait for one another.
+    fn shared_among(self, feed: &Feed) -> Vec<Self> {
+        let is_shared = feed.decodes_images && feed.grains[self.task.leaf].is_partial && self.content.is_ok();
+        let each = if is_shared { self.task.wants.len().div_ceil(feed.threads) } else { self.task.wants.len() };
+        let Task { leaf, object, wants } = self.task;
+        let share = |wants: &[Want]| Self {
+            task: Task { leaf, object, wants: wants.to_vec() },
+            batches: self.batches.clone(),
+            content: self.content.clone(),
+            trace: self.trace,
+            reserved: self.reserved.clone(),
+            tries: self.tries,
+            queue: self.queue.clone(),
+        };
+        wants.chunks(each.max(1)).map(share).collect()
+    }
 }
 
 /// A batch, delivered. Its memory is the holder's.
@@ -379,7 +400,7 @@ impl Inner {
 /// Starts fetches in the order of need, within the budget, the requests' limit and the read-ahead.
 async fn run_ahead(
     shared: &Arc<Shared>,
-    mut tasks: Tasks,
+    tasks: Tasks,
     mut ahead: Option<Ahead>,
     jobs: Sender<Job>,
     mut consumed: watch::Receiver<u64>,
@@ -390,17 +411,7 @@ async fn run_ahead(
     let mut read = (0, 0);
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
     let mut fetches = JoinSet::new();
-    let mut parts: Vec<Task> = Vec::new();
-    while let Some(task) = parts.pop().or_else(|| tasks.next()) {
-        let reads = Reads::of(&feed.sources[task.leaf], task.object, &task.wants);
-        // A shard may be larger than the budget: what is wanted of it comes in pieces then, in the order of need.
-        if reads.bytes > feed.part && task.wants.len() > 1 && is_partial(&feed.sources[task.leaf]) {
-            let Task { leaf, object, mut wants } = task;
-            let later = wants.split_off(wants.len() / 2);
-            parts.push(Task { leaf, object, wants: later });
-            parts.push(Task { leaf, object, wants });
-            continue;
-        }
+    for (task, reads) in Portions::new(feed, tasks) {
         let first = task.first_batch();
         let steps = shared.steps;
         let position = (steps.slice(first).start + u64::from(task.wants[0].row)) % steps.samples;
@@ -447,8 +458,10 @@ async fn run_ahead(
             drop(permit);
             let job =
                 Job { task, batches, content, trace, reserved: Arc::new(reserved), tries: 0, queue: queue.clone() };
-            // Refused only when the threads are gone, and then nobody waits.
-            let _ = queue.send(job);
+            for job in job.shared_among(&feed) {
+                // Refused only when the threads are gone, and then nobody waits.
+                let _ = queue.send(job);
+            }
         });
     }
     drop(ahead);

@@ -2,24 +2,20 @@
 //! The memory that batches live in: one allocation a batch, every field at a multiple of 256 bytes (JAX copies what is
 //! aligned to less), used again once the consumer has let go of it.
 //!
-//! Owns the only raw memory of the feed. A slot belongs to the pipeline until its batch is delivered, then to whoever
+//! Owns who may touch which bytes of it. A slot belongs to the pipeline until its batch is delivered, then to whoever
 //! holds its tensors, for as long as they please; only then does it come back to the pool.
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use penstock_store::Mapping;
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
 use super::field::Field;
 
 /// Alignment of every field in a slot.
 const ALIGN: usize = 256;
-
-/// From here on memory asks for huge pages, and begins at one: a page fault per 4 KiB would cost as much as the copy into it.
-const HUGE: usize = 2 << 20;
-
-const PAGE: usize = 4096;
 
 /// Where the fields of a batch of up to `rows` samples lie in a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,76 +55,10 @@ impl Layout {
     }
 }
 
-/// Anonymous memory straight from the system: zeroed without a pass over it, given back at once when freed.
-struct Memory {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the memory is owned by this value alone; who may touch which bytes is `Slot`'s contract.
-unsafe impl Send for Memory {}
-// SAFETY: as above; `Memory` itself gives no access to its bytes.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn new(bytes: usize) -> Result<Self> {
-        let bytes = bytes.max(1).next_multiple_of(PAGE);
-        // What a huge page's beginning may cost is given back below.
-        let slack = if bytes >= HUGE { HUGE - PAGE } else { 0 };
-        // SAFETY: a new anonymous private mapping touches no memory of ours.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes + slack,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        let refused = |why: std::io::Error| Error::System {
-            place: "memory".to_owned(),
-            reason: format!("the system has no {} bytes for a batch: {why}", grouped(bytes as u64)),
-        };
-        if start == libc::MAP_FAILED {
-            return Err(refused(std::io::Error::last_os_error()));
-        }
-        let before = if slack > 0 { start.align_offset(HUGE) } else { 0 };
-        // SAFETY: within the mapping just made: `before` is less than a huge page, of whole pages.
-        let aligned = unsafe { start.byte_add(before) };
-        for (at, rest) in [(start, before), (aligned.wrapping_byte_add(bytes), slack - before)] {
-            if rest > 0 {
-                // SAFETY: the two ends of the mapping just made, which nothing refers to.
-                unsafe { libc::munmap(at, rest) };
-            }
-        }
-        let start = aligned;
-        advise_huge(start.cast(), bytes);
-        Ok(Self { start: NonNull::new(start.cast()).ok_or_else(|| Error::bug("a mapping at address 0"))?, bytes })
-    }
-}
-
-/// Asks for huge pages wherever they fit into memory that was not touched yet.
-pub(super) fn advise_huge(start: *mut u8, bytes: usize) {
-    let before = start.align_offset(PAGE);
-    if bytes >= HUGE + before {
-        let whole = (bytes - before) / PAGE * PAGE;
-        // SAFETY: whole pages of memory that the caller owns; the call is advice and may be refused.
-        unsafe { libc::madvise(start.wrapping_add(before).cast(), whole, libc::MADV_HUGEPAGE) };
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: this value owns exactly this mapping, and nothing refers to it any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
-    }
-}
-
 /// Slots that wait to be used again.
 #[derive(Default)]
 struct Free {
-    slots: Vec<Memory>,
+    slots: Vec<Mapping>,
     /// How many may wait.
     most: usize,
 }
@@ -159,12 +89,16 @@ impl Pool {
     pub fn take(self: &Arc<Self>, layout: &Arc<Layout>) -> Result<Slot> {
         let used = {
             let mut free = self.free();
-            let seat = free.slots.iter().position(|memory| memory.bytes >= layout.bytes);
-            seat.map(|seat| free.slots.swap_remove(seat))
+            // The one used last: what no batch needs any more is never touched again.
+            let seat = free.slots.iter().rposition(|memory| memory.bytes() >= layout.bytes);
+            seat.map(|seat| free.slots.remove(seat))
         };
         let memory = match used {
             Some(memory) => memory,
-            None => Memory::new(layout.bytes)?,
+            None => Mapping::new(layout.bytes).map_err(|why| Error::System {
+                place: "memory".to_owned(),
+                reason: format!("the system has no {} bytes for a batch: {why}", grouped(layout.bytes as u64)),
+            })?,
         };
         Ok(Slot { memory: Some(memory), layout: layout.clone(), pool: self.clone() })
     }
@@ -172,7 +106,7 @@ impl Pool {
 
 /// The memory of one batch.
 pub struct Slot {
-    memory: Option<Memory>,
+    memory: Option<Mapping>,
     layout: Arc<Layout>,
     pool: Arc<Pool>,
 }
@@ -190,7 +124,7 @@ impl Slot {
     }
 
     fn start(&self) -> NonNull<u8> {
-        self.memory.as_ref().map_or(NonNull::dangling(), |memory| memory.start)
+        self.memory.as_ref().map_or(NonNull::dangling(), Mapping::start)
     }
 
     /// The first byte of a field.
@@ -308,17 +242,6 @@ mod tests {
         assert_ne!(other.start(), first);
         drop(y);
         assert_eq!(pool.take(&layout).unwrap().start(), first);
-    }
-
-    #[test]
-    fn memory_of_huge_pages_begins_at_one() {
-        for bytes in [HUGE, HUGE + 1, 5 * HUGE - 9] {
-            let layout = Arc::new(Layout::of(&[(1, bytes)]).unwrap());
-            let slot = Pool::new(0).take(&layout).unwrap();
-            assert_eq!(slot.field(0).as_ptr() as usize % HUGE, 0);
-            // SAFETY: nothing else touches the slot. Every byte is there, the mapping's ends are not.
-            unsafe { slot.bytes(0, 0, bytes) }.fill(1);
-        }
     }
 
     #[test]

@@ -5,17 +5,19 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::Codec;
-use penstock_store::{ObjectRef, Store};
-use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, grouped, now};
+use penstock_store::{Buffer, Buffers, Chunk, ObjectRef, Store};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, grouped, now};
 use std::time::{Duration, Instant};
 
 use super::arrays::Blocks;
 use super::format::rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
 use super::index::RecordIndex;
+use super::learned::Learned;
 use super::plan::Steps;
 use super::reads::{Content, Reads};
 use super::schedule::Schedule;
@@ -27,14 +29,17 @@ use crate::order::Counts;
 
 /// An object above twice this is read in parts of this size, several at a time: one connection gives 50 to 90 MB/s on
 /// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.
-const PART: u64 = 8 << 20;
+pub(super) const PART: u64 = 8 << 20;
 
 /// Parts of one object under way at a time.
 const PARTS_IN_FLIGHT: usize = 8;
 
+/// An object of up to so many bytes is asked for in one request.
+pub const LARGEST_AT_ONCE: u64 = 2 * PART;
+
 /// Requests that reading the whole of an object of so many bytes takes.
 pub fn requests_of(size: u64) -> u64 {
-    if size <= 2 * PART { 1 } else { size.div_ceil(PART) }
+    if size <= LARGEST_AT_ONCE { 1 } else { size.div_ceil(PART) }
 }
 
 /// The objects and their store. Cheap to share.
@@ -48,6 +53,9 @@ pub struct Source {
     listing: Arc<Manifest>,
     blocks: Option<Arc<Blocks>>,
     metrics: Arc<Metrics>,
+    /// What comes in several chunks is put together here.
+    buffers: Arc<Buffers>,
+    learned: Learned,
     ignored: usize,
     format: FormatSpec,
     framing: Box<dyn Framing>,
@@ -119,7 +127,27 @@ impl Source {
         let listing = Arc::new(manifest);
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
         let (index, schedule) = (None, None);
-        Ok(Self { store, base, manifest, listing, blocks, metrics, ignored, format, framing, index, schedule })
+        let (buffers, learned) = (Arc::default(), Learned::new(manifest.objects.len()));
+        Ok(Self {
+            store,
+            base,
+            manifest,
+            listing,
+            blocks,
+            metrics,
+            buffers,
+            learned,
+            ignored,
+            format,
+            framing,
+            index,
+            schedule,
+        })
+    }
+
+    /// Where the objects lie: in files, or at which kind of server.
+    pub(super) fn scheme(&self) -> Scheme {
+        self.store.root().scheme
     }
 
     /// The format.
@@ -157,6 +185,11 @@ impl Source {
         if let Some(schedule) = &self.schedule {
             schedule.reached(epoch, position);
         }
+    }
+
+    /// Where records lie in objects that were read without an index.
+    pub(super) fn learned(&self) -> &Learned {
+        &self.learned
     }
 
     pub(crate) fn index(&self) -> Option<&RecordIndex> {
@@ -252,50 +285,50 @@ impl Source {
 
     /// The whole of an object, of the version that the manifest pinned.
     pub(crate) async fn fetch(&self, object: u64, deadline: Deadline) -> Result<Fetched> {
-        let size = self.entry(object).size;
-        let sent = now();
+        let entry = self.entry(object);
+        let (size, sent) = (entry.size, now());
         if let Some(blocks) = &self.blocks {
             return self.fetch_block(blocks, object, deadline).await;
         }
-        if size <= 2 * PART {
+        if size <= LARGEST_AT_ONCE {
             let (bytes, first_byte) = self.range(object, ByteRange::WHOLE, size, deadline).await?;
             return Ok(Fetched { bytes, sent, first_byte, done: now() });
         }
-        let parts: Vec<(Bytes, Instant, Instant)> = stream::iter((0..size).step_by(PART as usize))
-            .map(|start| async move {
-                let len = PART.min(size - start);
-                let (bytes, first_byte) = self.range(object, ByteRange::new(start, len), len, deadline).await?;
-                Ok::<_, Error>((bytes, first_byte, now()))
-            })
-            .buffered(PARTS_IN_FLIGHT)
-            .try_collect()
-            .await?;
-        let mut came: Vec<_> = parts.iter().map(|part| (part.1, part.2)).collect();
-        let first_byte = first_byte_of(&mut came, sent);
-        let mut whole = BytesMut::with_capacity(size as usize);
-        parts.iter().for_each(|part| whole.extend_from_slice(&part.0));
-        Ok(Fetched { bytes: whole.freeze(), sent, first_byte, done: now() })
+        let parts =
+            (0..size).step_by(PART as usize).map(|start| (entry, ByteRange::new(start, PART.min(size - start))));
+        self.fetch_parts(parts, size, sent, deadline).await
     }
 
     /// The chunks of a block, end to end, each of the object's version that the listing pinned.
     async fn fetch_block(&self, blocks: &Blocks, block: u64, deadline: Deadline) -> Result<Fetched> {
-        let sent = now();
         let stretches = blocks.blocks[block as usize].stretches(PART);
-        let mut whole = BytesMut::with_capacity(self.entry(block).size as usize);
-        let mut came = Vec::new();
-        let mut parts = stream::iter(stretches)
-            .map(|(object, range)| async move {
-                let (bytes, first_byte) = self.listed(object, range, deadline).await?;
-                Ok::<_, Error>((bytes, first_byte, now()))
-            })
-            .buffered(PARTS_IN_FLIGHT);
-        while let Some(part) = parts.next().await {
-            let (bytes, first_byte, done) = part?;
-            came.push((first_byte, done));
-            whole.extend_from_slice(&bytes);
+        let parts = stretches.into_iter().map(|(object, range)| (&self.listing.objects[object], range));
+        self.fetch_parts(parts, self.entry(block).size, now(), deadline).await
+    }
+
+    /// Parts of `size` bytes in all, each read into its place in one buffer.
+    async fn fetch_parts<'a>(
+        &'a self,
+        parts: impl Iterator<Item = (&'a Entry, ByteRange)>,
+        size: u64,
+        sent: Instant,
+        deadline: Deadline,
+    ) -> Result<Fetched> {
+        let mut whole = self.buffer(size)?;
+        let mut rest = &mut whole.as_mut()[..size as usize];
+        let mut reads = Vec::new();
+        for (entry, range) in parts {
+            let beyond = || Error::bug(format!("the parts of {} have more than {size} bytes", self.place_of(entry)));
+            let (into, behind) = rest.split_at_mut_checked(range.len as usize).ok_or_else(beyond)?;
+            rest = behind;
+            reads.push(async move {
+                let first_byte = self.read_into(entry, asked(entry, range), into, deadline).await?;
+                Ok::<_, Error>((first_byte, now()))
+            });
         }
-        drop(parts);
-        Ok(Fetched { bytes: whole.freeze(), sent, first_byte: first_byte_of(&mut came, sent), done: now() })
+        let mut came: Vec<(Instant, Instant)> = stream::iter(reads).buffered(PARTS_IN_FLIGHT).try_collect().await?;
+        let bytes = whole.freeze(0..size as usize);
+        Ok(Fetched { bytes, sent, first_byte: first_byte_of(&mut came, sent), done: now() })
     }
 
     /// A stretch of an object of the listing.
@@ -379,39 +412,84 @@ impl Source {
         want: u64,
         deadline: Deadline,
     ) -> Result<(Bytes, Instant)> {
-        let mut answer = self.store.get_ranges(&self.reference(entry), &[range], deadline).await?;
-        let size = entry.size;
+        let mut chunks = self.chunks(entry, range, deadline).await?;
+        let first = chunks.next().await.transpose()?;
+        let first_byte = now();
+        let Some(first) = first else { return self.complete(entry, 0, want).map(|()| (Bytes::new(), first_byte)) };
+        let came = first.bytes.len() as u64;
+        if came >= want {
+            // Its checksum, if it has one, is looked at behind the last chunk.
+            let more = drained(chunks, &mut [], 0).await?;
+            return self.complete(entry, came + more, want).map(|()| (first.bytes, first_byte));
+        }
+        let mut joined = self.buffer(want)?;
+        let into = &mut joined.as_mut()[..want as usize];
+        into[..first.bytes.len()].copy_from_slice(&first.bytes);
+        let came = drained(chunks, into, came).await?;
+        self.complete(entry, came, want)?;
+        Ok((joined.freeze(0..want as usize), first_byte))
+    }
+
+    /// A range that fills `into`; when its first byte came.
+    async fn read_into(&self, entry: &Entry, range: ByteRange, into: &mut [u8], deadline: Deadline) -> Result<Instant> {
+        let mut chunks = self.chunks(entry, range, deadline).await?;
+        let first = chunks.next().await.transpose()?;
+        let first_byte = now();
+        let chunks = stream::iter(first.map(Ok)).chain(chunks).boxed();
+        let want = into.len() as u64;
+        let came = drained(chunks, into, 0).await?;
+        self.complete(entry, came, want).map(|()| first_byte)
+    }
+
+    /// The chunks of a range, of an object that still has its size.
+    async fn chunks(
+        &self,
+        entry: &Entry,
+        range: ByteRange,
+        deadline: Deadline,
+    ) -> Result<BoxStream<'static, Result<Chunk>>> {
+        let answer = self.store.get_ranges(&self.reference(entry), &[range], deadline).await?;
         // A store without versions still gives sizes.
-        if answer.meta.size != size {
+        if answer.meta.size != entry.size {
             return Err(Error::Changed {
                 place: self.place_of(entry),
-                want: format!("of {} bytes", grouped(size)),
+                want: format!("of {} bytes", grouped(entry.size)),
                 have: format!("one of {} bytes", grouped(answer.meta.size)),
             });
         }
-        let mut first_byte = None;
-        let mut single: Option<Bytes> = None;
-        let mut several = BytesMut::new();
-        while let Some(chunk) = answer.chunks.next().await {
-            let bytes = chunk?.bytes;
-            first_byte.get_or_insert_with(now);
-            match single.take() {
-                None if several.is_empty() => single = Some(bytes),
-                None => several.extend_from_slice(&bytes),
-                Some(before) => {
-                    several.reserve(want as usize);
-                    several.extend_from_slice(&before);
-                    several.extend_from_slice(&bytes);
-                }
-            }
-        }
-        let bytes = single.unwrap_or_else(|| several.freeze());
-        if bytes.len() as u64 != want {
-            return Err(Error::corrupt(
-                self.place_of(entry),
-                format!("gave {} bytes where {} were asked for", grouped(bytes.len() as u64), grouped(want)),
-            ));
-        }
-        Ok((bytes, first_byte.unwrap_or_else(now)))
+        Ok(answer.chunks)
     }
+
+    fn complete(&self, entry: &Entry, came: u64, want: u64) -> Result<()> {
+        if came == want {
+            return Ok(());
+        }
+        let problem = format!("gave {} bytes where {} were asked for", grouped(came), grouped(want));
+        Err(Error::corrupt(self.place_of(entry), problem))
+    }
+
+    fn buffer(&self, bytes: u64) -> Result<Buffer> {
+        let none = |why: std::io::Error| Error::System {
+            place: "memory".to_owned(),
+            reason: format!("the system has no {} bytes for an object: {why}", grouped(bytes)),
+        };
+        usize::try_from(bytes)
+            .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
+            .and_then(|bytes| self.buffers.take(bytes))
+            .map_err(none)
+    }
+}
+
+/// Copies chunks into `into` from `at` on, to their end; how many bytes came before and with them, which may be more
+/// than there was room for.
+async fn drained(mut chunks: BoxStream<'static, Result<Chunk>>, into: &mut [u8], at: u64) -> Result<u64> {
+    let mut at = at as usize;
+    while let Some(chunk) = chunks.next().await {
+        let bytes = chunk?.bytes;
+        if let Some(room) = at.checked_add(bytes.len()).and_then(|end| into.get_mut(at..end)) {
+            room.copy_from_slice(&bytes);
+        }
+        at = at.saturating_add(bytes.len());
+    }
+    Ok(at as u64)
 }

@@ -2,15 +2,14 @@
 //! Reads past the page cache: O_DIRECT by io_uring, from one thread that a folder's reads share.
 //!
 //! For data that memory does not hold: such reads copy nothing, evict nobody's pages and spend no thread each on waiting.
-//! Owns the ring, its thread and the memory it reads into. Where the kernel refuses a ring (old, or a container that
+//! Owns the ring and its thread. Where the kernel refuses a ring (old, or a container that
 //! forbids it) or a file system refuses O_DIRECT, the answer is `None` and the reader goes the common way.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use io_uring::{IoUring, opcode, types};
@@ -18,6 +17,8 @@ use penstock_types::{Error, Result};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::oneshot;
+
+use crate::{Buffer, Buffers};
 
 /// What a file system may ask offsets, lengths and memory to be multiples of; no disk of today asks for more.
 const ALIGN: u64 = 4096;
@@ -28,103 +29,8 @@ const PIECE: u64 = 512 << 10;
 /// Requests that the kernel holds at a time.
 const DEPTH: usize = 64;
 
-/// Memory kept for the next reads, in bytes.
-const SPARE: usize = 64 << 20;
-
 /// What the wake-up's completion is told apart by.
 const WAKE: u64 = u64::MAX;
-
-/// Memory that is aligned for the disk. Goes back to its pool when it is dropped.
-struct Buffer {
-    memory: NonNull<u8>,
-    room: usize,
-    spare: Arc<Spare>,
-}
-
-// SAFETY: the mapping is this value's alone.
-unsafe impl Send for Buffer {}
-// SAFETY: shared references give no more than the bytes to read.
-unsafe impl Sync for Buffer {}
-
-/// Mappings that wait to be used again: fresh memory costs a page fault for every 4 KiB.
-#[derive(Debug, Default)]
-struct Spare(Mutex<Vec<(usize, usize)>>);
-
-impl Spare {
-    fn locked(&self) -> std::sync::MutexGuard<'_, Vec<(usize, usize)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Spare {
-    fn drop(&mut self) {
-        for (start, room) in self.locked().drain(..) {
-            unmap(start, room);
-        }
-    }
-}
-
-fn unmap(start: usize, room: usize) {
-    // SAFETY: a mapping of ours that nothing refers to any more.
-    unsafe { libc::munmap(start as *mut libc::c_void, room) };
-}
-
-impl Buffer {
-    fn new(room: usize, spare: &Arc<Spare>) -> io::Result<Self> {
-        let found = {
-            let mut kept = spare.locked();
-            // Not one that is much larger: it would be missed where it fits.
-            kept.iter().position(|&(_, has)| has >= room && has <= 2 * room).map(|at| kept.swap_remove(at))
-        };
-        let (start, room) = match found {
-            Some(found) => found,
-            None => {
-                // SAFETY: a new anonymous private mapping touches no memory of ours.
-                let start = unsafe {
-                    libc::mmap(
-                        std::ptr::null_mut(),
-                        room,
-                        libc::PROT_READ | libc::PROT_WRITE,
-                        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                        -1,
-                        0,
-                    )
-                };
-                if start == libc::MAP_FAILED {
-                    return Err(io::Error::last_os_error());
-                }
-                (start as usize, room)
-            }
-        };
-        let memory = NonNull::new(start as *mut u8).ok_or(Errno::NOMEM)?;
-        Ok(Self { memory, room, spare: spare.clone() })
-    }
-}
-
-impl Buffer {
-    fn all(&mut self) -> &mut [u8] {
-        // SAFETY: as below, and nobody else has it.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.room) }
-    }
-}
-
-impl AsRef<[u8]> for Buffer {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: the mapping is this long, zeroed when made, and no request writes to it any more.
-        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.room) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let (start, mut kept) = (self.memory.as_ptr() as usize, self.spare.locked());
-        if kept.iter().map(|&(_, room)| room).sum::<usize>() + self.room <= SPARE {
-            kept.push((start, self.room));
-        } else {
-            unmap(start, self.room);
-        }
-    }
-}
 
 /// A range on its way. The ring's thread holds it until the kernel is done with its memory, whoever still waits.
 struct Ask {
@@ -266,7 +172,7 @@ impl Driver {
             let at = piece * PIECE;
             let len = PIECE.min(ask.len - at) as u32;
             // SAFETY: within the buffer, whose room is the ask's length at least.
-            let into = unsafe { ask.buffer.memory.as_ptr().add(at as usize) };
+            let into = unsafe { ask.buffer.start().as_ptr().add(at as usize) };
             let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), into, len).offset(ask.start + at).build();
             // SAFETY: the ask keeps file and memory until this entry has ended, and nobody else touches that memory.
             if unsafe { self.ring.submission().push(&read.user_data((number as u64) << 32 | piece)) }.is_err() {
@@ -302,13 +208,12 @@ pub(super) struct Direct {
     ring: OnceLock<Option<Ring>>,
     /// A first read went well.
     works: OnceLock<bool>,
-    spare: Arc<Spare>,
 }
 
 impl Direct {
     /// True when this file is to be read here: the kernel gives a ring and the file system bypasses its cache. From then
     /// on the file is for nothing else.
-    pub fn takes(&self, file: &OwnedFd) -> bool {
+    pub fn takes(&self, file: &OwnedFd, buffers: &Arc<Buffers>) -> bool {
         let set = |flags| rustix::fs::fcntl_setfl(file, flags);
         let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
         if self.ring.get_or_init(|| Ring::start().ok()).is_none() || set(flags | OFlags::DIRECT).is_err() {
@@ -316,8 +221,8 @@ impl Direct {
         }
         // Some file systems say yes to the flag and no to the read.
         let works = *self.works.get_or_init(|| {
-            let Ok(mut buffer) = Buffer::new(ALIGN as usize, &self.spare) else { return false };
-            rustix::io::pread(file, buffer.all(), 0).is_ok()
+            let Ok(mut buffer) = buffers.take(ALIGN as usize) else { return false };
+            rustix::io::pread(file, &mut buffer.as_mut()[..ALIGN as usize], 0).is_ok()
         });
         if !works {
             let _ = set(flags);
@@ -327,16 +232,23 @@ impl Direct {
 
     /// The bytes from `start` to `end` of a file of `size` bytes that was taken. Errs with `UnexpectedEof` where there are
     /// fewer.
-    pub async fn read(&self, file: &Arc<OwnedFd>, start: u64, end: u64, size: u64) -> io::Result<Bytes> {
+    pub async fn read(
+        &self,
+        file: &Arc<OwnedFd>,
+        start: u64,
+        end: u64,
+        size: u64,
+        buffers: &Arc<Buffers>,
+    ) -> io::Result<Bytes> {
         let lost = || io::Error::from(io::ErrorKind::BrokenPipe);
         let ring = self.ring.get().and_then(Option::as_ref).ok_or_else(lost)?;
         let from = start / ALIGN * ALIGN;
         let len = end.next_multiple_of(ALIGN) - from;
-        let buffer = Buffer::new(len as usize, &self.spare)?;
+        let buffer = buffers.take(len as usize)?;
         let (reply, answer) = oneshot::channel();
         ring.send(Ask { file: file.clone(), start: from, len, need: end.min(size) - from, buffer, reply });
         let buffer = answer.await.map_err(|_| lost())??;
-        Ok(Bytes::from_owner(buffer).slice((start - from) as usize..(end - from) as usize))
+        Ok(buffer.freeze((start - from) as usize..(end - from) as usize))
     }
 }
 
@@ -404,16 +316,16 @@ mod tests {
         let bytes = noise(3 * PIECE as usize + 4321);
         std::fs::write(dir.path().join("a"), &bytes).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let direct = Direct::default();
+        let (direct, buffers) = (Direct::default(), Arc::new(Buffers::default()));
         let file = Arc::new(OwnedFd::from(std::fs::File::open(dir.path().join("a")).unwrap()));
-        assert!(direct.takes(&file), "this machine gives a ring and its disk takes O_DIRECT");
+        assert!(direct.takes(&file, &buffers), "this machine gives a ring and its disk takes O_DIRECT");
         proptest!(|(start in 0..bytes.len(), len in 1usize..2_000_000)| {
             let end = (start + len).min(bytes.len());
-            let read = direct.read(&file, start as u64, end as u64, bytes.len() as u64);
+            let read = direct.read(&file, start as u64, end as u64, bytes.len() as u64, &buffers);
             prop_assert_eq!(&runtime.block_on(read).unwrap()[..], &bytes[start..end]);
         });
         let size = bytes.len() as u64;
-        let beyond = runtime.block_on(direct.read(&file, 0, size + 5000, size + 5000)).unwrap_err();
+        let beyond = runtime.block_on(direct.read(&file, 0, size + 5000, size + 5000, &buffers)).unwrap_err();
         assert_eq!(beyond.kind(), io::ErrorKind::UnexpectedEof);
     }
 
@@ -422,12 +334,12 @@ mod tests {
         let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")).unwrap();
         std::fs::write(dir.path().join("a"), noise(1 << 20)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let direct = Direct::default();
+        let (direct, buffers) = (Direct::default(), Arc::new(Buffers::default()));
         let file = Arc::new(OwnedFd::from(std::fs::File::open(dir.path().join("a")).unwrap()));
-        assert!(direct.takes(&file));
+        assert!(direct.takes(&file, &buffers));
         let wake = Arc::downgrade(&direct.ring.get().unwrap().as_ref().unwrap().wake);
         runtime.block_on(async {
-            let read = direct.read(&file, 0, 1 << 20, 1 << 20);
+            let read = direct.read(&file, 0, 1 << 20, 1 << 20, &buffers);
             futures::pin_mut!(read);
             let _ = futures::poll!(&mut read);
             // Dropped here, with the kernel at work.

@@ -21,7 +21,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
 pub use self::direct::LocalReads;
 pub(crate) use self::read::plan;
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
+use crate::{Buffers, Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -29,19 +29,28 @@ pub struct Local {
     root: Url,
     path: PathBuf,
     reads: LocalReads,
+    /// Most bytes of a chunk that comes through the page cache.
+    piece: u64,
     direct: Arc<direct::Direct>,
+    buffers: Arc<Buffers>,
 }
 
 impl Local {
     /// The store of a folder, by its absolute path; it need not exist yet.
     pub fn new(path: &Path) -> Result<Self> {
         let root = Url::from_path(path)?.as_folder();
-        Ok(Self { root, path: path.to_owned(), reads: LocalReads::Threads, direct: Arc::default() })
+        let (direct, buffers) = (Arc::default(), Arc::default());
+        Ok(Self { root, path: path.to_owned(), reads: LocalReads::Threads, piece: read::PIECE, direct, buffers })
     }
 
     /// The same folder, its files read so.
     pub fn with_reads(self, reads: LocalReads) -> Self {
         Self { reads, ..self }
+    }
+
+    /// The same folder, whose files come in chunks of up to `piece` bytes: for readers that want them whole.
+    pub fn with_piece(self, piece: u64) -> Self {
+        Self { piece: piece.max(1), ..self }
     }
 
     fn place(&self, key: &Key) -> String {

@@ -12,10 +12,13 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result};
 use super::direct::{LocalReads, is_cached};
 use super::path::{Opened, version};
 use super::{Local, blocking};
-use crate::{Chunk, GetResult, ObjectRef, Version};
+use crate::{Buffers, Chunk, GetResult, ObjectRef, Version};
 
-/// Bytes that one system call asks for. 2 MiB: past it the copy from the page cache dominates.
-const PIECE: usize = 2 << 20;
+/// Bytes that one system call asks for unless the store was told: past 2 MiB the copy from the page cache dominates.
+pub(super) const PIECE: u64 = 2 << 20;
+
+/// From here on a chunk lies in memory that is used again.
+const BUFFERED: usize = 64 << 10;
 
 /// Bytes of a chunk that is read past the page cache: what a part of a large object has.
 const DIRECT_PIECE: u64 = 8 << 20;
@@ -27,6 +30,8 @@ const DIRECT_IN_FLIGHT: usize = 4;
 const DIRECT_LEAST: u64 = 64 << 10;
 
 struct Reader {
+    piece: u64,
+    buffers: Arc<Buffers>,
     file: Arc<OwnedFd>,
     place: Arc<str>,
     version: Option<Version>,
@@ -56,12 +61,14 @@ pub(super) async fn get(
                     LocalReads::Uring => true,
                     LocalReads::Auto => left.front().is_some_and(|(_, start, _)| !is_cached(&file, *start)),
                 }
-                && store.direct.takes(&file);
-            if !is_direct && total > PIECE as u64 {
+                && store.direct.takes(&file, &store.buffers);
+            if !is_direct && total > PIECE {
                 // Advice only: what it cannot do it need not.
                 let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
             }
             let mut reader = Reader {
+                piece: store.piece,
+                buffers: store.buffers.clone(),
                 file: Arc::new(file),
                 place: place.into(),
                 version: meta.version.clone(),
@@ -110,7 +117,7 @@ fn direct(store: Local, size: u64, mut reader: Reader) -> BoxStream<'static, Res
             let (store, reader) = (store.clone(), reader.clone());
             async move {
                 reader.deadline.check("GET")?;
-                match store.direct.read(&reader.file, start, end, size).await {
+                match store.direct.read(&reader.file, start, end, size, &store.buffers).await {
                     Ok(bytes) => Ok(Chunk { range, offset: start, bytes }),
                     Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(reader.ended_early(start)),
                     Err(error) => Err(Error::from_io(&*reader.place, &error)),
@@ -154,14 +161,17 @@ impl Reader {
     /// The next chunk; at the end, the file must still be the one that was opened.
     fn read(&mut self) -> Result<Option<Chunk>> {
         let Some((range, start, end)) = self.left.pop_front() else { return self.still_the_same().map(|()| None) };
-        let mut bytes = Vec::with_capacity((end - start).min(PIECE as u64) as usize);
-        loop {
-            match rustix::io::pread(&self.file, rustix::buffer::spare_capacity(&mut bytes), start) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(self.io(errno)),
-            }
-        }
+        let len = (end - start).min(self.piece) as usize;
+        let bytes = if len < BUFFERED {
+            let mut bytes = vec![0; len];
+            let read = self.pread(&mut bytes, start)?;
+            bytes.truncate(read);
+            Bytes::from(bytes)
+        } else {
+            let mut buffer = self.buffers.take(len).map_err(|error| Error::from_io(&*self.place, &error))?;
+            let read = self.pread(&mut buffer.as_mut()[..len], start)?;
+            buffer.freeze(0..read)
+        };
         if bytes.is_empty() {
             return Err(self.ended_early(start));
         }
@@ -169,11 +179,22 @@ impl Reader {
         if next < end {
             self.left.push_front((range, next, end));
         }
-        Ok(Some(Chunk { range, offset: start, bytes: Bytes::from(bytes) }))
+        Ok(Some(Chunk { range, offset: start, bytes }))
     }
 }
 
 impl Reader {
+    /// Bytes read into `into` from `at` on; 0 at the file's end.
+    fn pread(&self, into: &mut [u8], at: u64) -> Result<usize> {
+        loop {
+            match rustix::io::pread(&self.file, &mut *into, at) {
+                Ok(read) => return Ok(read),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(self.io(errno)),
+            }
+        }
+    }
+
     fn io(&self, errno: rustix::io::Errno) -> Error {
         Error::from_io(&*self.place, &errno.into())
     }

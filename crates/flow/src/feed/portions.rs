@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tasks of a pass cut to what is read at a time, and how many of such reads are to be under way.
+//!
+//! What is wanted in the order in which it lies is read in small portions: no more of an object is held than is about to
+//! be used, and several threads decode it. What is wanted in another order is cut only where the budget asks for it, since
+//! each portion of a shuffled object lies all over it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use penstock_types::Scheme;
+
+use super::Feed;
+use super::plan::{Task, Tasks, Want};
+use super::reads::{Reads, is_open, is_partial, opens};
+use super::source::{PART, Source};
+use crate::course::Leaf;
+
+/// A portion of a local file: the copy is still in the processor's last cache when it is decoded.
+const LOCAL_PORTION: u64 = 4 << 20;
+
+/// Bytes that a local folder is asked for at a time: neither page cache nor disk gains by more, and memory that was
+/// never used costs a page fault for every 4 KiB.
+const LOCAL_IN_FLIGHT: u64 = 32 << 20;
+
+/// Bytes of a portion of what is wanted in order.
+fn portion(source: &Source) -> u64 {
+    if is_local(source) { LOCAL_PORTION } else { PART }
+}
+
+fn is_local(source: &Source) -> bool {
+    source.scheme() == Scheme::File
+}
+
+/// What a dataset's requests are like.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grain {
+    /// Single records of every object can be read.
+    pub is_partial: bool,
+    /// Bytes of a portion of what is wanted in order.
+    portion: u64,
+    /// Bytes that a request brings, about.
+    request_bytes: u64,
+    /// Samples that a request brings, about.
+    request_samples: u64,
+    is_local: bool,
+}
+
+impl Grain {
+    pub fn of(source: &Source, leaf: &Leaf) -> Self {
+        let (counts, bytes, objects) = (leaf.counts(), source.manifest().bytes(), source.manifest().objects.len());
+        let (samples, objects) = (counts.samples().max(1), objects.max(1) as u64);
+        let (is_partial, portion) = (is_partial(source), portion(source));
+        let requests = match (is_partial || opens(source), leaf.order().is_shuffled()) {
+            (false, _) => objects,
+            (true, false) => bytes.div_ceil(portion).clamp(objects.min(samples), samples),
+            (true, true) => samples,
+        };
+        let (request_bytes, request_samples) = ((bytes / requests).max(1), (samples / requests).max(1));
+        Self { is_partial, portion, request_bytes, request_samples, is_local: is_local(source) }
+    }
+}
+
+/// Requests that are under way at a time, at most `most`, and batches besides the next one that keep them busy.
+pub(super) fn reach(
+    grains: &[Grain],
+    most: usize,
+    threads: usize,
+    rows: u64,
+    batch_bytes: u64,
+    room: u64,
+) -> (usize, u64) {
+    let mut requests = most;
+    if grains.iter().all(|grain| grain.is_local) {
+        let bytes = grains.iter().map(|grain| grain.request_bytes).max().unwrap_or(1);
+        requests = usize::try_from(LOCAL_IN_FLIGHT / bytes).unwrap_or(most).max(2 * threads).min(most);
+    }
+    let batches = |samples: u64| samples.div_ceil(rows.max(1)) + 1;
+    // At least a sample a request; as many as it brings where memory has room for their batches.
+    let samples = grains.iter().map(|grain| grain.request_samples).min().unwrap_or(1);
+    let wanted = batches(samples.saturating_mul(requests as u64));
+    (requests, wanted.min(room / batch_bytes.max(1)).max(batches(requests as u64)))
+}
+
+/// The tasks of a pass, in the order of need, each with what is read for it.
+#[derive(Debug)]
+pub(super) struct Portions<'f> {
+    feed: &'f Feed,
+    tasks: std::iter::Peekable<Tasks>,
+    /// What is left of tasks that were cut, by the first batch and row that wait for it: one object's second portion may
+    /// be needed behind another's first, which would never be read if it came later.
+    cut: BTreeMap<(u64, u32), VecDeque<Task>>,
+}
+
+impl<'f> Portions<'f> {
+    pub fn new(feed: &'f Feed, tasks: Tasks) -> Self {
+        Self { feed, tasks: tasks.peekable(), cut: BTreeMap::new() }
+    }
+
+    /// What is needed next, cut or not yet.
+    fn task(&mut self) -> Option<Task> {
+        let next = self.tasks.peek().map(need);
+        match self.cut.first_entry() {
+            Some(mut entry) if next.is_none_or(|next| *entry.key() <= next) => {
+                let task = entry.get_mut().pop_front();
+                if entry.get().is_empty() {
+                    entry.remove();
+                }
+                task
+            }
+            _ => self.tasks.next(),
+        }
+    }
+
+    /// In how many portions a task is read.
+    fn number(&self, task: &Task, bytes: u64) -> u64 {
+        let grain = &self.feed.grains[task.leaf];
+        if task.wants.len() < 2 || !is_open(&self.feed.sources[task.leaf], task.object) {
+            return 1;
+        }
+        let number = match is_in_order(&task.wants) {
+            true => bytes.div_ceil(grain.portion.min(self.feed.part).max(1)),
+            false => 1 + u64::from(grain.is_partial && bytes > self.feed.part),
+        };
+        number.clamp(1, task.wants.len() as u64)
+    }
+}
+
+/// The first batch, and its row, that wait for a task.
+fn need(task: &Task) -> (u64, u32) {
+    (task.wants[0].batch, task.wants[0].row)
+}
+
+fn is_in_order(wants: &[Want]) -> bool {
+    wants.is_sorted_by_key(|want| want.record)
+}
+
+impl Iterator for Portions<'_> {
+    type Item = (Task, Reads);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let task = self.task()?;
+            let reads = Reads::of(&self.feed.sources[task.leaf], task.object, &task.wants);
+            let number = self.number(&task, reads.bytes);
+            if number == 1 {
+                return Some((task, reads));
+            }
+            let Task { leaf, object, wants } = task;
+            let each = wants.len().div_ceil(number as usize);
+            for wants in wants.chunks(each) {
+                let task = Task { leaf, object, wants: wants.to_vec() };
+                self.cut.entry(need(&task)).or_default().push_back(task);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use penstock_store::{Memory, PutOptions, Store};
+    use penstock_types::{DType, Deadline, Key, Metrics};
+
+    use super::super::{FeedSettings, Field, FixedColumn, FormatSpec, Next, OnError, Steps, Tail};
+    use super::*;
+    use crate::course::Course;
+    use crate::manifest::index;
+    use crate::order::{Counts, Order, Shuffle};
+
+    const RECORD: usize = 1 << 20;
+    const EACH: u64 = 20;
+
+    /// Two objects of 20 records of 1 MiB, which hold their number in each byte.
+    fn feed(
+        name: &str,
+        runtime: &tokio::runtime::Runtime,
+        shuffle: Option<Shuffle>,
+        memory_bytes: u64,
+    ) -> (Arc<Feed>, Steps) {
+        let store = Arc::new(Memory::named(name));
+        let manifest = runtime.block_on(async {
+            for object in 0..2 {
+                let records: Vec<Vec<u8>> = (0..EACH).map(|at| vec![(object * EACH + at) as u8; RECORD]).collect();
+                let key = Key::from(format!("o{object}.bin").as_str());
+                store
+                    .put(&key, vec![Bytes::from(records.concat())], &PutOptions::default(), Deadline::NEVER)
+                    .await
+                    .unwrap();
+            }
+            index(&*store, &Key::default(), store.root(), Deadline::NEVER).await.unwrap()
+        });
+        let column = FixedColumn { name: "x".to_owned(), dtype: "uint8".to_owned(), shape: vec![RECORD] };
+        let format = FormatSpec::Fixed { header_bytes: 0, columns: vec![column] };
+        let source = Source::of_format(store, Key::default(), manifest, Arc::<Metrics>::default(), format).unwrap();
+        let leaf = Leaf::from_order(Order::new(Counts::Equal { objects: 2, each: EACH }, shuffle));
+        let steps = Steps { samples: 2 * EACH, cursor: 0, global_batch: 3, rank: 0, world: 1, tail: Tail::Ragged };
+        let settings = FeedSettings {
+            memory_bytes: Some(memory_bytes),
+            max_in_flight: 8,
+            read_ahead: None,
+            threads: 3,
+            deadline: Duration::from_secs(20),
+            on_error: OnError::Raise,
+            looks_ahead: false,
+        };
+        let course = Course::leaf(&leaf);
+        let fields = vec![Field::tensor("x", DType::U8, &[RECORD])];
+        (Feed::new(vec![Arc::new(source)], vec![leaf], course, fields, steps, &settings).unwrap(), steps)
+    }
+
+    fn delivered(feed: &Arc<Feed>, runtime: &tokio::runtime::Runtime, steps: Steps) -> Vec<u8> {
+        let mut run = feed.start(runtime.handle(), 0, steps).unwrap();
+        let mut ids = Vec::new();
+        loop {
+            match run.next(Duration::from_secs(20)).unwrap() {
+                Next::Batch(batch) => {
+                    let tensor = batch.columns[0].tensor().unwrap();
+                    // SAFETY: a delivered tensor is nobody else's.
+                    let bytes = unsafe { std::slice::from_raw_parts(tensor.start().as_ptr(), tensor.size_bytes()) };
+                    for row in bytes.chunks(RECORD) {
+                        assert!(*row == vec![row[0]; RECORD], "a record of another");
+                        ids.push(row[0]);
+                    }
+                }
+                Next::Done => return ids,
+                Next::Waiting => panic!("no batch in 20 s"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wanted_in_order_is_read_in_portions_and_comes_as_it_lies() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (feed, steps) = feed("portions-in-order", &runtime, None, 256 << 20);
+        let tasks = || Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        let whole: Vec<Want> = tasks().flat_map(|task| task.wants).collect();
+        let portions: Vec<(Task, Reads)> = Portions::new(&feed, tasks()).collect();
+        // 20 MiB are three portions of 8 MiB at most.
+        assert_eq!(portions.iter().map(|(task, _)| task.wants.len()).collect::<Vec<_>>(), [7, 7, 6, 7, 7, 6]);
+        assert!(portions.iter().all(|(task, reads)| reads.bytes == (task.wants.len() * RECORD) as u64));
+        assert_eq!(portions.into_iter().flat_map(|(task, _)| task.wants).collect::<Vec<_>>(), whole);
+        assert_eq!(delivered(&feed, &runtime, steps), (0..40).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn what_is_shuffled_is_read_once() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (feed, steps) = feed("portions-shuffled", &runtime, Some(Shuffle { seed: 3, window: 2 }), 256 << 20);
+        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        let sizes: Vec<u64> = Portions::new(&feed, tasks).map(|(_, reads)| reads.bytes).collect();
+        // Read whole, 20 MiB each in parts that are put together.
+        assert_eq!(sizes, [EACH * RECORD as u64; 2]);
+        let mut ids = delivered(&feed, &runtime, steps);
+        assert!(!ids.is_sorted());
+        ids.sort_unstable();
+        assert_eq!(ids, (0..40).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn portions_of_two_shuffled_objects_come_in_the_order_of_need() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        // A quarter of this holds no object, so each comes in portions, and each portion lies all over it.
+        let (feed, steps) = feed("portions-of-need", &runtime, Some(Shuffle { seed: 3, window: 2 }), 72 << 20);
+        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        let needs: Vec<(u64, u32)> = Portions::new(&feed, tasks).map(|(task, _)| need(&task)).collect();
+        assert!(needs.len() > 3 && needs.is_sorted(), "{needs:?}");
+        assert_eq!(delivered(&feed, &runtime, steps).len(), 40);
+    }
+
+    #[test]
+    fn reach_follows_what_a_request_brings() {
+        let grain = |request_bytes, request_samples, is_local| Grain {
+            is_partial: true,
+            portion: PART,
+            request_bytes,
+            request_samples,
+            is_local,
+        };
+        let room = 256 << 20;
+        // A sample a request, over a network: as many requests as are allowed, and batches for them.
+        assert_eq!(reach(&[grain(7 << 20, 1, false)], 64, 2, 4, 64 << 20, room), (64, 17));
+        // Local files: few large ones, many small ones, two a thread in any case.
+        assert_eq!(reach(&[grain(7 << 20, 1, true)], 64, 2, 4, 64 << 20, room), (4, 2));
+        assert_eq!(reach(&[grain(100 << 10, 1, true)], 64, 2, 32, 3 << 20, room), (64, 3));
+        assert_eq!(reach(&[grain(16 << 20, 1, true)], 64, 16, 4, 64 << 20, room), (32, 9));
+        // Requests that bring many samples need many batches ahead, if there is room for them.
+        assert_eq!(reach(&[grain(8 << 20, 80, false)], 64, 2, 32, 1 << 20, room), (64, 161));
+        assert_eq!(reach(&[grain(8 << 20, 80, false)], 64, 2, 32, 8 << 20, room), (64, 32));
+    }
+}

@@ -4,6 +4,7 @@
 use penstock_codec::{Codec, Inflated, Inflater, StretchSize, deflate, inflate_apart, inflate_into, take_apart};
 use penstock_types::Result;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 const LIMIT: u64 = 16 << 20;
 const COMPRESSED: [Codec; 3] = [Codec::Gzip, Codec::Zstd, Codec::Lz4];
@@ -69,6 +70,12 @@ fn members() -> impl Strategy<Value = Vec<Vec<u8>>> {
 }
 
 proptest! {
+    // Beside this file: a test of its own has no library whose folder would be looked for.
+    #![proptest_config(ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
+        ..ProptestConfig::default()
+    })]
+
     /// Many blocks, any window: nothing is read by the stream, and the content is right.
     #[test]
     fn prop_apart_is_the_whole(members in members(), codec in prop::sample::select(&COMPRESSED[..]), window in 4_000..20_000usize) {

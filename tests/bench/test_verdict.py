@@ -215,6 +215,18 @@ def test_classify_refusing_store_is_throttled_where_refusals_were_counted():
     assert [c.regime for c in classify(rows).cells] == ["concurrency", "concurrency", "throttle", "throttle"]
 
 
+def test_classify_time_lost_to_refusals_outranks_a_machine_that_others_keep_busy():
+    rows = []
+    for c in (1, 8, 64):
+        per_s, latency, refused = backing_off(2_000, 0.02, c)
+        one = row("READ", c, 128 * KIB, per_s, path_type="object", entry_latency=latency)
+        lost = {"statuses": {"503": 600}, "throttled_s": 0.3 * one.last.time_s * c} if refused else {}
+        rows.append(msgspec.structs.replace(one, last=msgspec.structs.replace(one.last, cpu=0.99), **lost))
+    assert [c.regime for c in classify(rows).cells] == ["client", "client", "throttle"]
+    alone = classify(rows[-1:]).cells
+    assert [c.regime for c in alone] == ["throttle"]
+
+
 def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
     rows = []
     for size in (128 * KIB, MIB):

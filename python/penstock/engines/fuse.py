@@ -3,7 +3,7 @@
 brought up and taken down like one, so that a job can be measured on it beside the others.
 
 Settings: `client` (rclone, s3fs, mount-s3, gcsfuse, blobfuse2), `source` (s3://, gs:// or az:// folder). Read only.
-rclone and s3fs are tested here; the lines of the others are written from their manuals.
+rclone and s3fs are tested here; the lines of the others were never run.
 """
 
 from __future__ import annotations

@@ -241,7 +241,8 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
     busy = cell.cpu is not None and cell.cpu >= _BUSY
-    if (reason := _throttled(cell, limit)) and limit != "own":
+    # Time that was counted as lost to refusals is the store's doing, however busy the machine was with other things.
+    if (reason := _throttled(cell, limit)) and (limit != "own" or cell.lost >= _LOST):
         regime, why = "throttle", reason
     elif busy and cell.cpu is not None and (limit != "own" or cell.cpu >= 0.97):
         regime, why = "client", f"{cell.cpu:.0%} of the client's processors are busy"

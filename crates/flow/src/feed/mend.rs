@@ -77,7 +77,7 @@ pub struct Mended {
 
 /// [`Mended`], as several threads count it.
 #[derive(Debug, Default)]
-pub(crate) struct Mending(Mutex<Mended>);
+pub struct Mending(Mutex<Mended>);
 
 impl Mending {
     pub fn skipped(&self, error: &Error) {

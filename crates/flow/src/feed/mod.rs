@@ -17,6 +17,7 @@ mod index;
 mod learned;
 mod mend;
 mod part;
+mod pass;
 mod plan;
 mod portions;
 mod reads;
@@ -47,9 +48,10 @@ pub(crate) use glob::Glob;
 pub use glob::{glob_matches, split_glob};
 pub use index::RecordIndex;
 pub use mend::{Mended, OnError};
+pub use pass::{Delivered, Next, Pass};
 pub use plan::{Steps, Tail};
 pub use rows::Column;
-pub use run::{Delivered, Next, Run};
+pub use run::Run;
 pub use schema::{Seen, schema};
 pub use slot::Tensor;
 pub use source::{LARGEST_AT_ONCE, Source, requests_of};
@@ -291,7 +293,7 @@ impl Feed {
         if steps.samples != self.course.samples() || steps.most_rows() as usize > self.layout.rows {
             return Err(Error::bug("a feed was started with steps that it was not made for"));
         }
-        Run::start(self.clone(), runtime, epoch, steps)
+        Run::over(self.clone(), runtime, epoch, steps)
     }
 
     /// A buffer to inflate into, empty or as the last use left it.

@@ -2,29 +2,30 @@
 //! One pass over (what is left of) an epoch: fetches run ahead on the runtime, a few threads inflate and decode into the
 //! final rows, and batches come out in order.
 //!
-//! Owns the threads and requests of the pass and ends them when it is dropped. Who reads what is `plan`'s business.
+//! Who reads what is `plan`'s business; threads and requests end with the `pass`.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
 use penstock_types::{Error, Result, now};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::ahead::Ahead;
 use super::decode::{Decoded, Object, decode};
-use super::mend::{MOST_TRIES, Mended, Mending, OnError, is_about_data, substitute};
+use super::mend::{MOST_TRIES, Mending, OnError, is_about_data, substitute};
+use super::pass::{Delivered, Next, Pass, Underway};
 use super::plan::{Steps, Tail, Task, Tasks, Want};
 use super::portions::Portions;
 use super::reads::{Content, Reads};
 use super::rows::{Column, Rows};
-use super::timing::{Busy, Trace, Waits};
+use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::budget::Reservation;
 
@@ -66,7 +67,7 @@ struct State {
 }
 
 /// What the consumer, the runtime's tasks and the decoding threads share.
-struct Shared {
+pub struct Shared {
     feed: Arc<Feed>,
     steps: Steps,
     state: Mutex<State>,
@@ -176,58 +177,11 @@ impl Job {
     }
 }
 
-/// A batch, delivered. Its memory is the holder's.
-#[derive(Debug)]
-pub struct Delivered {
-    /// Its number, counted from the cursor.
-    pub number: u64,
-    /// Rows of this rank.
-    pub rows: usize,
-    /// The fields, in order; with a padded tail, last, the weights.
-    pub columns: Vec<Column>,
-    /// The epoch's cursor once it is delivered: the same on every rank.
-    pub cursor: u64,
-}
-
-/// What [`Run::next`] found.
-#[derive(Debug)]
-pub enum Next {
-    /// The next batch.
-    Batch(Delivered),
-    /// Not there yet when the time was up.
-    Waiting,
-    /// There is none left.
-    Done,
-}
-
-/// One pass. Dropping it ends its threads and requests.
-pub struct Run {
-    inner: Option<Inner>,
-    pid: u32,
-    /// The times of a pass that has been closed.
-    timing: (Waits, Busy),
-    mended: Mended,
-}
-
-impl std::fmt::Debug for Run {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Run").field("pid", &self.pid).finish_non_exhaustive()
-    }
-}
-
-struct Inner {
-    shared: Arc<Shared>,
-    consumed: watch::Sender<u64>,
-    feeder: AbortHandle,
-    threads: Vec<std::thread::JoinHandle<()>>,
-    next: u64,
-    waits: Waits,
-    /// Since when the consumer has been waiting for the next batch.
-    waiting: Option<Instant>,
-}
+/// One pass over an epoch whose records are counted.
+pub type Run = Pass<Shared>;
 
 impl Run {
-    pub(super) fn start(feed: Arc<Feed>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Self> {
+    pub(super) fn over(feed: Arc<Feed>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Self> {
         let tasks = Tasks::new(feed.walk()?, epoch, steps, feed.horizon);
         let ahead = feed.taken_ahead(epoch, steps);
         let (consumed, watched) = watch::channel(0u64);
@@ -243,124 +197,43 @@ impl Run {
             runtime: runtime.clone(),
             epoch,
         });
-        let threads = (0..feed.threads)
-            .map(|number| {
-                let (shared, queue) = (shared.clone(), queue.clone());
-                std::thread::Builder::new()
-                    .name(format!("penstock-dec-{number}"))
-                    .spawn(move || work(&shared, &queue))
-                    .map_err(|error| Error::from_io("a decoding thread", &error))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let feeder = runtime.spawn({
+        let work = {
+            let shared = shared.clone();
+            move || work(&shared, &queue)
+        };
+        let feeder = {
             let shared = shared.clone();
             async move {
                 if let Err(error) = run_ahead(&shared, tasks, ahead, jobs, watched).await {
                     shared.fail(error);
                 }
             }
-        });
-        let feeder = feeder.abort_handle();
-        let inner = Inner { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
-        Ok(Self { inner: Some(inner), pid: std::process::id(), timing: Default::default(), mended: Mended::default() })
+        };
+        Pass::start(shared, consumed, feed.threads, work, runtime, feeder)
     }
+}
 
-    fn inner(&mut self) -> Result<Option<&mut Inner>> {
-        if self.pid != std::process::id() {
-            return Err(Error::config(
-                "iterator",
-                format!("it belongs to process {}; make a new one in this process with iter(loader)", self.pid),
-            ));
+impl Underway for Shared {
+    fn is_ready(&self, number: u64) -> bool {
+        if number >= self.steps.count() || self.steps.slice(number).is_empty() {
+            return true;
         }
-        Ok(self.inner.as_mut())
-    }
-
-    /// The next batch, waited for at most `patience`. After an error, and after the last batch, the pass is closed.
-    pub fn next(&mut self, patience: Duration) -> Result<Next> {
-        let Some(inner) = self.inner()? else { return Ok(Next::Done) };
-        match inner.next(patience) {
-            Ok(Next::Done) => {
-                self.close();
-                Ok(Next::Done)
-            }
-            Ok(next) => Ok(next),
-            Err(error) => {
-                self.close();
-                Err(error)
-            }
-        }
-    }
-
-    /// True when [`Run::next`] would answer at once.
-    pub fn is_ready(&mut self) -> Result<bool> {
-        let Some(inner) = self.inner()? else { return Ok(true) };
-        let (steps, number) = (inner.shared.steps, inner.next);
-        if number >= steps.count() || steps.slice(number).is_empty() {
-            return Ok(true);
-        }
-        let state = locked(&inner.shared.state);
+        let state = locked(&self.state);
         let complete = state.open.get(&number).is_some_and(|batch| batch.left.load(Ordering::Acquire) == 0);
-        Ok(complete || state.failed.is_some())
+        complete || state.failed.is_some()
     }
 
-    /// Seconds that the consumer waited, by what it waited for, and seconds that the threads were busy.
-    pub fn timing(&mut self) -> Result<(Waits, Busy)> {
-        if let Some(inner) = self.inner()? {
-            self.timing = (inner.waits, inner.shared.busy.snapshot());
+    fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)> {
+        let (steps, feed) = (self.steps, &self.feed);
+        if number >= steps.count() {
+            return Ok((Next::Done, None));
         }
-        Ok((self.timing.0, self.timing.1.snapshot()))
-    }
-
-    /// What was done about samples that could not be read.
-    pub fn mended(&mut self) -> Result<Mended> {
-        if let Some(inner) = self.inner()? {
-            self.mended = inner.shared.mending.snapshot();
-        }
-        Ok(self.mended.clone())
-    }
-
-    /// Ends threads and requests; waits for the threads, each at most one object's decode from its end.
-    pub fn close(&mut self) {
-        let Some(inner) = self.inner.take() else { return };
-        if self.pid != std::process::id() {
-            // The threads live in the parent; their locks may be held for ever here.
-            std::mem::forget(inner);
-            return;
-        }
-        inner.shared.closed.store(true, Ordering::Release);
-        inner.feeder.abort();
-        locked(&inner.shared.state).open.clear();
-        for thread in inner.threads {
-            // A panic there has been turned into an error already.
-            let _ = thread.join();
-        }
-        self.timing = (inner.waits, inner.shared.busy.snapshot());
-        self.mended = inner.shared.mending.snapshot();
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-impl Inner {
-    fn next(&mut self, patience: Duration) -> Result<Next> {
-        let steps = self.shared.steps;
-        if self.next >= steps.count() {
-            return Ok(Next::Done);
-        }
-        let began = *self.waiting.get_or_insert_with(now);
-        let slice = steps.slice(self.next);
-        let rows = (slice.end - slice.start) as usize;
-        let feed = &self.shared.feed;
-        let (rows, columns, trace) = if rows == 0 {
+        let (rows, columns, trace) = if steps.slice(number).is_empty() {
             // Other ranks have the samples; all ranks make the same steps.
             let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0);
             (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
         } else {
-            let Some(batch) = self.wait(patience)? else { return Ok(Next::Waiting) };
+            let Some(batch) = self.wait(number, patience)? else { return Ok((Next::Waiting, None)) };
             let mut outcome = locked(&batch.outcome);
             if let Some((_, error)) = outcome.error.take() {
                 return Err(error);
@@ -369,21 +242,31 @@ impl Inner {
             let (rows, columns) = outcome.done.take().ok_or_else(|| Error::bug("a ready batch has no columns"))?;
             (rows, columns, outcome.last)
         };
-        self.waits.attribute(began, now(), trace.as_ref());
-        self.waiting = None;
-        let number = self.next;
-        self.next += 1;
-        self.consumed.send_replace(self.next);
-        Ok(Next::Batch(Delivered { number, rows, columns, cursor: steps.cursor_after(number) }))
+        Ok((Next::Batch(Delivered { number, rows, columns, cursor: steps.cursor_after(number) }), trace))
     }
 
-    /// The next batch once it is complete, taken from the open ones; `None` when the time is up.
-    fn wait(&self, patience: Duration) -> Result<Option<Arc<Batch>>> {
+    fn end(&self) {
+        self.closed.store(true, Ordering::Release);
+        locked(&self.state).open.clear();
+    }
+
+    fn busy(&self) -> &Busy {
+        &self.busy
+    }
+
+    fn mending(&self) -> &Mending {
+        &self.mending
+    }
+}
+
+impl Shared {
+    /// A batch once it is complete, taken from the open ones; `None` when the time is up.
+    fn wait(&self, number: u64, patience: Duration) -> Result<Option<Arc<Batch>>> {
         let until = now() + patience;
-        let mut state = locked(&self.shared.state);
+        let mut state = locked(&self.state);
         loop {
-            if state.open.get(&self.next).is_some_and(|batch| batch.is_ready.load(Ordering::Acquire)) {
-                return Ok(state.open.remove(&self.next));
+            if state.open.get(&number).is_some_and(|batch| batch.is_ready.load(Ordering::Acquire)) {
+                return Ok(state.open.remove(&number));
             }
             if let Some(error) = &state.failed {
                 return Err(error.clone());
@@ -392,7 +275,7 @@ impl Inner {
             if left.is_zero() {
                 return Ok(None);
             }
-            state = self.shared.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// The moments of one object's way to its rows.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Trace {
+pub struct Trace {
     sent: Instant,
     first_byte: Instant,
     fetched: Instant,

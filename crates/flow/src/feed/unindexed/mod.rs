@@ -179,7 +179,7 @@ impl Unindexed {
             let problem = format!("object {} is beyond the {} of this rank", position.object, self.objects());
             return Err(Error::config("state", problem));
         }
-        UnindexedRun::start(self.clone(), runtime, epoch, position)
+        UnindexedRun::over(self.clone(), runtime, epoch, position)
     }
 
     /// The object that is `turn`-th of this rank.

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One pass as its consumer holds it: batches come out in order, and its threads and requests end when it is dropped.
+//!
+//! Knows nothing of what is read or how: that is the business of what is [`Underway`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_types::{Error, Result, now};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use super::mend::{Mended, Mending};
+use super::rows::Column;
+use super::timing::{Busy, Trace, Waits};
+
+/// A batch, delivered. Its memory is the holder's.
+#[derive(Debug)]
+pub struct Delivered {
+    /// Its number, counted from the cursor.
+    pub number: u64,
+    /// Rows of this rank.
+    pub rows: usize,
+    /// The fields, in order; with a padded tail, last, the weights.
+    pub columns: Vec<Column>,
+    /// Where the epoch stands once it is delivered: the same on every rank. A cursor, or of an unindexed epoch a
+    /// [`super::Position`], packed.
+    pub cursor: u64,
+}
+
+/// What [`Pass::next`] found.
+#[derive(Debug)]
+pub enum Next {
+    /// The next batch.
+    Batch(Delivered),
+    /// Not there yet when the time was up.
+    Waiting,
+    /// There is none left.
+    Done,
+}
+
+/// What the consumer, the runtime's tasks and the decoding threads of a pass share.
+pub trait Underway: Send + Sync + 'static {
+    /// True when [`Underway::take`] of this batch would answer at once.
+    fn is_ready(&self, number: u64) -> bool;
+    /// This batch, waited for at most `patience`, and when its last rows came about.
+    fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)>;
+    /// Tells the threads to end, and lets go of the batches that nobody took.
+    fn end(&self);
+    /// What the threads spent.
+    fn busy(&self) -> &Busy;
+    /// What was done about samples that could not be read.
+    fn mending(&self) -> &Mending;
+}
+
+/// One pass. Dropping it ends its threads and requests.
+pub struct Pass<S: Underway> {
+    crew: Option<Crew<S>>,
+    pid: u32,
+    /// The times of a pass that has been closed.
+    timing: (Waits, Busy),
+    mended: Mended,
+}
+
+impl<S: Underway> std::fmt::Debug for Pass<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pass").field("pid", &self.pid).finish_non_exhaustive()
+    }
+}
+
+/// Who works on a pass, and how far its consumer is.
+struct Crew<S> {
+    shared: Arc<S>,
+    consumed: watch::Sender<u64>,
+    feeder: AbortHandle,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    next: u64,
+    waits: Waits,
+    /// Since when the consumer has been waiting for the next batch.
+    waiting: Option<Instant>,
+}
+
+impl<S: Underway> Pass<S> {
+    /// Starts `feeder` on the runtime and as many threads that `work`. `consumed` tells the feeder which batch is next.
+    pub(super) fn start(
+        shared: Arc<S>,
+        consumed: watch::Sender<u64>,
+        threads: usize,
+        work: impl Fn() + Clone + Send + 'static,
+        runtime: &Handle,
+        feeder: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Self> {
+        let threads = (0..threads)
+            .map(|number| {
+                std::thread::Builder::new()
+                    .name(format!("penstock-dec-{number}"))
+                    .spawn(work.clone())
+                    .map_err(|error| Error::from_io("a decoding thread", &error))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let feeder = runtime.spawn(feeder).abort_handle();
+        let crew = Crew { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
+        Ok(Self { crew: Some(crew), pid: std::process::id(), timing: Default::default(), mended: Mended::default() })
+    }
+
+    fn crew(&mut self) -> Result<Option<&mut Crew<S>>> {
+        if self.pid != std::process::id() {
+            return Err(Error::config(
+                "iterator",
+                format!("it belongs to process {}; make a new one in this process with iter(loader)", self.pid),
+            ));
+        }
+        Ok(self.crew.as_mut())
+    }
+
+    /// The next batch, waited for at most `patience`. After an error, and after the last batch, the pass is closed.
+    pub fn next(&mut self, patience: Duration) -> Result<Next> {
+        let Some(crew) = self.crew()? else { return Ok(Next::Done) };
+        let next = crew.next(patience);
+        if !matches!(next, Ok(Next::Batch(_) | Next::Waiting)) {
+            self.close();
+        }
+        next
+    }
+
+    /// True when [`Pass::next`] would answer at once.
+    pub fn is_ready(&mut self) -> Result<bool> {
+        Ok(self.crew()?.is_none_or(|crew| crew.shared.is_ready(crew.next)))
+    }
+
+    /// Seconds that the consumer waited, by what it waited for, and seconds that the threads were busy.
+    pub fn timing(&mut self) -> Result<(Waits, Busy)> {
+        if let Some(crew) = self.crew()? {
+            self.timing = (crew.waits, crew.shared.busy().snapshot());
+        }
+        Ok((self.timing.0, self.timing.1.snapshot()))
+    }
+
+    /// What was done about samples that could not be read.
+    pub fn mended(&mut self) -> Result<Mended> {
+        if let Some(crew) = self.crew()? {
+            self.mended = crew.shared.mending().snapshot();
+        }
+        Ok(self.mended.clone())
+    }
+
+    /// Ends threads and requests; waits for the threads, each at most one object's decode from its end.
+    pub fn close(&mut self) {
+        let Some(crew) = self.crew.take() else { return };
+        if self.pid != std::process::id() {
+            // The threads live in the parent; their locks may be held for ever here.
+            std::mem::forget(crew);
+            return;
+        }
+        crew.feeder.abort();
+        crew.shared.end();
+        drop(crew.consumed);
+        for thread in crew.threads {
+            // A panic there has been turned into an error already.
+            let _ = thread.join();
+        }
+        self.timing = (crew.waits, crew.shared.busy().snapshot());
+        self.mended = crew.shared.mending().snapshot();
+    }
+}
+
+impl<S: Underway> Drop for Pass<S> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<S: Underway> Crew<S> {
+    fn next(&mut self, patience: Duration) -> Result<Next> {
+        let began = *self.waiting.get_or_insert_with(now);
+        let (next, trace) = self.shared.take(self.next, patience)?;
+        if matches!(next, Next::Batch(_)) {
+            self.waits.attribute(began, now(), trace.as_ref());
+            self.waiting = None;
+            self.next += 1;
+            self.consumed.send_replace(self.next);
+        }
+        Ok(next)
+    }
+}

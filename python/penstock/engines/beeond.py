@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
+from penstock.engines.hands import ByAgents, Hands, of_those_that_answered, root_of, states_of, wanting
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
 from penstock.protocols import Pool, PoolSpec
 
@@ -79,7 +79,7 @@ def _remote(settings: Mapping[str, Any]) -> list[str]:
     return (["-P"] if settings["pdsh"] else []) + (["-b", program] if program else [])
 
 
-class BeeondEngine:
+class BeeondEngine(ByAgents):
     """One BeeOND instance a pool."""
 
     name = "beeond"
@@ -159,10 +159,7 @@ class BeeondEngine:
     def _states(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, str]:
         pattern = f"{pool.facts['root']}/{pool.facts['mark']}"
         answers = hands.try_asking("has", limit_s, on=pool.nodes, patterns=[pattern])
-        return {
-            name: "lost" if isinstance(answer, PenstockError) else "up" if answer else "degraded"
-            for name, answer in answers.items()
-        }
+        return states_of(answers, lambda _, is_seen: bool(is_seen))
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         return self._states(pool, Hands(PoolSpec(pool.name, "/"), runner), deadline_s)
@@ -208,9 +205,6 @@ class BeeondEngine:
             ended = hands.try_asking("start", deadline_s / 2 + 5, on=[leader], lease=seen["lease"], once=[once])
             if not isinstance(ended[leader.name], PenstockError):
                 return
-
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
 
 
 def _mark(lease: str) -> str:

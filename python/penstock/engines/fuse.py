@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
-from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
+from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
+from penstock.errors import ConfigError, Deadline, Unsupported
 from penstock.protocols import Pool, PoolSpec
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_Place, str, str], list[str]
 """By name: the schemes that a client mounts, and its command line for a place, a mount point and a folder for its cache."""
 
 
-class FuseEngine:
+class FuseEngine(ByAgents):
     """One mount a node, ended with the pool."""
 
     name = "fuse"
@@ -142,10 +142,7 @@ class FuseEngine:
         """A node is up where its mount shows something: an empty folder is what lies below a mount."""
         each = {name: {"patterns": [f"{root}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
         answers = hands.try_asking("has", limit_s, on=pool.nodes, each=each)
-        return {
-            name: "lost" if isinstance(answer, PenstockError) else "up" if answer else "degraded"
-            for name, answer in answers.items()
-        }
+        return states_of(answers, lambda _, is_seen: bool(is_seen))
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         return self._states(pool, Hands(PoolSpec(pool.name, "/"), runner), deadline_s)
@@ -158,15 +155,6 @@ class FuseEngine:
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
         """Nothing is lost with a node: every object is the bucket's."""
         return []
-
-    def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
-    ) -> dict[str, dict[str, Any]]:
-        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
-        return of_those_that_answered(answers)
-
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> FuseEngine:

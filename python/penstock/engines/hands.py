@@ -13,11 +13,11 @@ from penstock import errors
 from penstock.errors import ConfigError, PenstockError, SystemFault, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.protocols import Exit, Node, PoolSpec, Runner
 
-__all__ = ["Hands", "of_those_that_answered", "root_of", "wanting"]
+__all__ = ["ByAgents", "Hands", "of_those_that_answered", "root_of", "states_of", "wanting"]
 
 _KINDS: dict[str, type[PenstockError]] = {
     kind.code: kind
@@ -129,6 +129,27 @@ class Hands:
 def of_those_that_answered(answers: Mapping[str, Any]) -> dict[str, Any]:
     """The answers that are none of them errors: what `down` and `audit` give."""
     return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+
+
+def states_of(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> dict[str, str]:
+    """`up`, `degraded` or `lost` of every node: lost where it did not answer, up where what it says of itself is enough."""
+    return {
+        name: "lost" if isinstance(answer, PenstockError) else "up" if is_up(name, answer) else "degraded"
+        for name, answer in answers.items()
+    }
+
+
+class ByAgents:
+    """What engines share whose pools each node's own agent takes down and looks after."""
+
+    def down(
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+    ) -> dict[str, dict[str, Any]]:
+        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
+        return of_those_that_answered(answers)
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
 
 
 def _answer(ended: Exit) -> Any:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.hadoop import configured, data_options, installed, placed, wanted
-from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
+from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
 from penstock.engines.webhdfs import HdfsAccess
 from penstock.errors import Deadline, PenstockError, Unreachable
 from penstock.protocols import Pool
@@ -34,7 +34,7 @@ _KNOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
-class HdfsEngine:
+class HdfsEngine(ByAgents):
     """One HDFS a pool, ended with it."""
 
     name = "hdfs"
@@ -181,15 +181,10 @@ class HdfsEngine:
             live = self._state(pool, hands, min(deadline_s, _ASK_S))["live"]
         except PenstockError:
             live = []
-        states = {}
-        for name, answer in answers.items():
-            if isinstance(answer, PenstockError):
-                states[name] = "lost"
-            else:
-                states[name] = (
-                    "up" if answer["lease"] == pool.lease and not answer["dead"] and name in live else "degraded"
-                )
-        return states
+        return states_of(
+            answers,
+            lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in live,
+        )
 
     def access(self, pool: Pool, node: str) -> HdfsAccess:
         return HdfsAccess(pool, node)
@@ -204,18 +199,6 @@ class HdfsEngine:
         lines = (line.split("\t") for line in str(text).splitlines() if line.startswith("blk_"))
         names = {words[-1].lstrip("/") for words in lines if len(words) > 1}
         return sorted(names)
-
-    # ------------------------------------------------------------ down
-
-    def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
-    ) -> dict[str, dict[str, Any]]:
-        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
-        return of_those_that_answered(answers)
-
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        answers = Hands(spec, runner).try_asking("audit", deadline_s)
-        return of_those_that_answered(answers)
 
 
 def _spec(pool: Pool) -> PoolSpec:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
-from penstock.errors import PenstockError, Unsupported
+from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
+from penstock.errors import Unsupported
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine", "engine"]
 
 
-class LocalEngine:
+class LocalEngine(ByAgents):
     """Folders under leases."""
 
     name = "local"
@@ -48,26 +48,13 @@ class LocalEngine:
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         answers = Hands(_spec(pool), runner).try_asking("alive", deadline_s, on=pool.nodes, each=_roots(pool))
-        return {
-            name: "lost" if isinstance(answer, PenstockError) else "up" if answer["lease"] == pool.lease else "degraded"
-            for name, answer in answers.items()
-        }
+        return states_of(answers, lambda _, alive: alive["lease"] == pool.lease)
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         return FolderAccess(Path(pool.facts["folders"][node]), node, is_own=True)
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
         return []
-
-    def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
-    ) -> dict[str, dict[str, Any]]:
-        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
-        return of_those_that_answered(answers)
-
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        answers = Hands(spec, runner).try_asking("audit", deadline_s)
-        return of_those_that_answered(answers)
 
 
 def _spec(pool: Pool) -> PoolSpec:

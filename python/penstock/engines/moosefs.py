@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
+from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
 from penstock.errors import ConfigError, Deadline, PenstockError, SystemFault
 from penstock.protocols import Located, Pool, PoolSpec
 
@@ -36,7 +36,7 @@ _MOST_COPIES = 9
 _KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 5, "io_timeout_s": 30}
 
 
-class MooseFsEngine:
+class MooseFsEngine(ByAgents):
     """One MooseFS a pool, ended with it."""
 
     name = "moosefs"
@@ -198,14 +198,10 @@ class MooseFsEngine:
             serving = _serving(pool, runner, min(_ASK_S, max(1.0, until - time.monotonic())))
         except PenstockError:
             serving = set()
-        states = {}
-        for name, answer in answers.items():
-            if isinstance(answer, PenstockError):
-                states[name] = "lost"
-            else:
-                is_whole = answer["lease"] == pool.lease and not answer["dead"] and name in serving
-                states[name] = "up" if is_whole else "degraded"
-        return states
+        return states_of(
+            answers,
+            lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in serving,
+        )
 
     def access(self, pool: Pool, node: str) -> MooseFsAccess:
         return MooseFsAccess(pool, node)
@@ -214,17 +210,6 @@ class MooseFsEngine:
         """By the master's list of missing chunks, which it brings up to date once a minute or so."""
         rows = _asked_of_master(pool, runner, "-SMF", deadline_s)
         return sorted({row[1].lstrip("/") for row in rows if len(row) > 1 and row[1].startswith("/")})
-
-    # ------------------------------------------------------------ down
-
-    def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
-    ) -> dict[str, dict[str, Any]]:
-        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
-        return of_those_that_answered(answers)
-
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
 
 
 class MooseFsAccess(FolderAccess):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import Hands, of_those_that_answered, root_of, wanting
+from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import Pool, PoolSpec
 
@@ -27,7 +27,7 @@ _TOOL_S = 10.0
 _PAIR = re.compile(r"(\w+):\s+(-?\w+)")
 
 
-class MountEngine:
+class MountEngine(ByAgents):
     """A folder of a mounted file system, the same on all nodes. The first node holds its lease."""
 
     name = "mount"
@@ -61,10 +61,7 @@ class MountEngine:
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         hands = Hands(PoolSpec(pool.name, "/"), runner)
         answers = hands.try_asking("has", deadline_s, on=pool.nodes, patterns=[f"{pool.facts['root']}/lease.json"])
-        return {
-            name: "lost" if isinstance(answer, PenstockError) else "up" if answer else "degraded"
-            for name, answer in answers.items()
-        }
+        return states_of(answers, lambda _, is_seen: bool(is_seen))
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         return FolderAccess(Path(pool.url), node, is_own=False)
@@ -81,10 +78,6 @@ class MountEngine:
         # One folder: the first node that answers removes it for all.
         first = hands.ask("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data) if reached else {}
         return {node.name: first.get(node.name, {}) for node in reached}
-
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        answers = Hands(spec, runner).try_asking("audit", deadline_s)
-        return of_those_that_answered(answers)
 
 
 def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float) -> dict[str, Any]:

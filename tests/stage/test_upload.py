@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from stage_kit import await_true, facts, launch, tree
 from tap import Tap
-from test_sources import KEY, azure, free_port, google, running  # noqa: F401 - fixtures
+from test_sources import azure, google  # noqa: F401 - fixtures
+
+from tests.peer_stores import KEY
 
 LARGE = 40_000_000
 

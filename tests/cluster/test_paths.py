@@ -72,8 +72,9 @@ def test_job_is_run_over_each_path_and_they_are_compared(written, run_cli, tmp_p
     again = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=170)
     assert (again.code, "x the fastest" in again.out) == (0, True), again.err
     shown = run_cli("run", file, "--dry-run", cwd=tmp_path)
-    assert [line for line in shown.out.splitlines() if line.startswith("#")][:3] == [
-        "# which-stream: ranks", "# which-staged: stage", "# which-staged: ranks",
+    assert [line for line in shown.out.splitlines() if line.startswith("# which-")][:5] == [
+        "# which-stream: ranks", "# which-stream: money",
+        "# which-staged: stage", "# which-staged: ranks", "# which-staged: money",
     ]  # fmt: skip
 
 

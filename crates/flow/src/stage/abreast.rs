@@ -8,6 +8,9 @@ use penstock_types::{Error, Result};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::inlet::Inlet;
+use crate::manifest::Entry;
+
 /// How many, and how long.
 pub(crate) struct Abreast {
     pub most: usize,
@@ -16,24 +19,28 @@ pub(crate) struct Abreast {
     pub cancelled: watch::Receiver<bool>,
 }
 
-/// What is done with an object that failed.
-pub(crate) trait Failing {
-    /// As messages name it.
-    fn place(&self, at: usize) -> String;
-
-    /// True for what no other object will be spared from: it ends the stage.
-    fn is_of_all(&self, error: &Error) -> bool;
-
-    /// It failed alone.
-    fn fail(&self, at: usize, error: Error);
+/// The objects, and which error ends all of them.
+pub(crate) struct Objects<'a, E, A> {
+    pub inlet: &'a Inlet,
+    pub count: usize,
+    /// The entry of one of them, by its number.
+    pub entry: E,
+    /// True for what no other object will be spared from: it ends the stage. What fails alone stands in the progress.
+    pub is_of_all: A,
 }
 
 impl Abreast {
-    /// Does `work` for `count` objects, by their number.
-    pub async fn run<F>(mut self, count: usize, failing: &impl Failing, work: impl Fn(usize) -> F) -> Result<()>
+    /// Does `work` for the objects, by their number.
+    pub async fn run<'a, F>(
+        mut self,
+        objects: Objects<'a, impl Fn(usize) -> &'a Entry, impl Fn(&Error) -> bool>,
+        work: impl Fn(usize) -> F,
+    ) -> Result<()>
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
+        let Objects { inlet, count, entry, is_of_all } = objects;
+        let fail = |at: usize, error: Error| inlet.progress.fail(&entry(at).key, error);
         let mut flying: JoinSet<(usize, Option<Result<()>>)> = JoinSet::new();
         let mut left = 0..count;
         let outcome = loop {
@@ -54,11 +61,11 @@ impl Abreast {
             match ended {
                 None => break Ok(()),
                 Some(Ok((_, Some(Ok(()))))) => {}
-                Some(Ok((_, Some(Err(error))))) if failing.is_of_all(&error) => break Err(error),
-                Some(Ok((at, Some(Err(error))))) => failing.fail(at, error),
+                Some(Ok((_, Some(Err(error))))) if is_of_all(&error) => break Err(error),
+                Some(Ok((at, Some(Err(error))))) => fail(at, error),
                 Some(Ok((at, None))) => {
                     let limit = self.limit.unwrap_or_default();
-                    failing.fail(at, Error::Deadline { what: failing.place(at), limit });
+                    fail(at, Error::Deadline { what: inlet.place(entry(at)), limit });
                 }
                 Some(Err(join)) => break Err(Error::bug(format!("an object's task ended: {join}"))),
             }

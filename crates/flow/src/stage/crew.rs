@@ -8,7 +8,7 @@ use penstock_store::{Govern, Governor, Mirrors, Opened, Store, StoreSettings};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
 use tokio::sync::{Semaphore, watch};
 
-use super::abreast::{Abreast, Failing};
+use super::abreast::{Abreast, Objects};
 use super::commit::{Committer, is_fatal};
 use super::inlet::Inlet;
 use super::jail::Jail;
@@ -105,7 +105,12 @@ impl Crew {
         let committer = Committer { jail, parts, journal, progress };
         let committed = tokio::task::spawn_blocking(move || committer.run(&inbox));
 
-        let failing = Objects { shop: &shop, manifest, items };
+        let objects = Objects {
+            inlet: &shop.inlet,
+            count: items.len(),
+            entry: |at: usize| &manifest.objects[items[at].object],
+            is_of_all: is_fatal,
+        };
         let make = |at: usize| {
             let (shop, finished, manifest, item) =
                 (shop.clone(), finished.clone(), manifest.clone(), items[at].clone());
@@ -115,7 +120,7 @@ impl Crew {
                 made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted))
             }
         };
-        let outcome = abreast.run(items.len(), &failing, make).await;
+        let outcome = abreast.run(objects, make).await;
         drop(finished);
         let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
         // The committer's error comes first: it is why the senders met a closed door.
@@ -123,26 +128,5 @@ impl Crew {
             (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             (Ok(journal), Ok(())) => Ok(journal),
         }
-    }
-}
-
-/// What fails alone stands in the progress.
-struct Objects<'a> {
-    shop: &'a Workshop,
-    manifest: &'a Manifest,
-    items: &'a [Item],
-}
-
-impl Failing for Objects<'_> {
-    fn place(&self, at: usize) -> String {
-        self.shop.inlet.place(&self.manifest.objects[self.items[at].object])
-    }
-
-    fn is_of_all(&self, error: &Error) -> bool {
-        is_fatal(error)
-    }
-
-    fn fail(&self, at: usize, error: Error) {
-        self.shop.inlet.progress.fail(&self.manifest.objects[self.items[at].object].key, error);
     }
 }

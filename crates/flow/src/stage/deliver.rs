@@ -12,23 +12,21 @@ use std::time::Duration;
 use penstock_types::{Deadline, Error, Result};
 use tokio::sync::{Semaphore, watch};
 
-use super::abreast::{Abreast, Failing};
+use super::abreast::{Abreast, Objects};
 use super::commit::is_fatal;
 use super::crew::Source;
-use super::folder::{Site, residue_json};
+use super::errand::{Errand, Site};
 use super::inlet::Inlet;
 use super::jail::Jail;
 use super::journal::{Journal, Line};
 use super::object::blocking;
-use super::plan::{StageOptions, StagePlan};
+use super::plan::StageOptions;
 use super::progress::{Failure, Progress};
 use super::remote::Target;
 use super::remote_recorded::{documents, manifest_names, record, staged_manifest};
-
-use super::request::StageRequest;
 use super::send::{Load, Yard};
 use super::standing::{Todo, standing};
-use super::status::{FOLDER, replace_own};
+use super::status::FOLDER;
 use crate::manifest::Manifest;
 
 /// Objects on their way beyond those whose requests are in flight.
@@ -38,26 +36,14 @@ const BATCH: usize = 256;
 /// How long what is in flight may take to be taken back when the user interrupts.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 
-#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
-pub(crate) async fn transfer(
-    request: &StageRequest,
-    to: Target,
-    from: Source,
-    manifest: Manifest,
-    plan: StagePlan,
-    site: Site,
-    progress: &Arc<Progress>,
-    deadline: Deadline,
-    cancelled: watch::Receiver<bool>,
-) -> Result<()> {
+pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<()> {
+    let Errand { request, from, manifest, plan, site, progress, deadline, cancelled } = errand;
     let options = &request.options;
-    let Site { jail, folder } = site;
     let node = format!("{}-of-{}", options.node, options.nodes);
     let standing = standing(&to, &plan.items, deadline).await?;
     let recorded = documents(&to, standing.own, deadline).await?;
     let (journal, parts) = {
-        let (jail, folder, name, source) =
-            (jail.clone(), folder.clone(), format!("journal-{node}.jsonl"), from.url.clone());
+        let (Site { jail, folder }, name, source) = (site.clone(), format!("journal-{node}.jsonl"), from.url.clone());
         blocking(move || {
             let journal = Journal::open(&folder, &name, &source, &jail.place(FOLDER.as_bytes()))?;
             Ok((journal, Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?)))
@@ -70,34 +56,18 @@ pub(crate) async fn transfer(
     todo.refuse_strangers(&manifest, &to, &from.url, options)?;
     let Todo { journal, missing, done } = todo;
 
-    let (jail_of, parts_of, options_of) = (jail.clone(), parts, options.clone());
+    let (jail_of, parts_of, options_of) = (site.jail.clone(), parts, options.clone());
     let yard = Yard::new(from, to.clone(), jail_of, parts_of, options_of, request.cores, progress.clone(), deadline);
     let yard = Arc::new(yard);
     let source_url = yard.inlet.source.url.clone();
-    let moved = work(&yard, journal, &manifest, &missing, cancelled).await;
-    let (journal, outcome) = match moved {
-        Ok(moved) => moved,
-        Err(error) => return Err(error),
-    };
+    let (journal, outcome) = work(&yard, journal, &manifest, &missing, cancelled).await?;
     if matches!(outcome, Err(Error::Interrupted)) {
         yard.take_back(TAKE_BACK).await;
     }
     outcome?;
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
-    {
-        let (folder, jail, name) = (folder.clone(), jail.clone(), format!("residue-{node}.json"));
-        let (source_url, failures) = (source_url.clone(), failures.clone());
-        blocking(move || {
-            if failures.is_empty() {
-                super::jail::remove_own(&folder, &name);
-                return Ok(());
-            }
-            let json = residue_json(&source_url, &failures)?;
-            replace_own(&folder, &name, &json)
-                .map_err(|error| jail.io_error(name.as_bytes(), &error, json.len() as u64))
-        })
-        .await?;
-    }
+    let (name, url) = (format!("residue-{node}.json"), source_url.clone());
+    blocking(move || site.write_residue(&name, &url, &failures)).await?;
     let items = missing.iter().map(|load| &load.item).chain(&done);
     let mut staged = staged_manifest(&to.url, &journal, &manifest, items);
     staged.source = Some(source_url);
@@ -126,35 +96,20 @@ async fn work(
             sent.and_then(|sent| finished.send(sent).map_err(|_| Error::Interrupted))
         }
     };
-    let outcome = abreast.run(loads.len(), &Loads { yard, manifest, loads }, send).await;
+    let objects = Objects {
+        inlet: &yard.inlet,
+        count: loads.len(),
+        entry: |at: usize| &manifest.objects[loads[at].item.object],
+        // A bucket that is not there, or that refuses all, is not better for the next object.
+        is_of_all: |error: &Error| is_fatal(error) || yard.is_of_all(error),
+    };
+    let outcome = abreast.run(objects, send).await;
     drop(finished);
     let journal = scribe.await.map_err(|join| Error::bug(format!("the journal's thread ended: {join}")))?;
     match (journal, outcome) {
         // The journal's error comes first: it is why the senders met a closed door.
         (Err(error), _) => Err(error),
         (Ok(journal), outcome) => Ok((journal, outcome)),
-    }
-}
-
-/// What fails alone stands in the progress.
-struct Loads<'a> {
-    yard: &'a Yard,
-    manifest: &'a Manifest,
-    loads: &'a [Load],
-}
-
-impl Failing for Loads<'_> {
-    fn place(&self, at: usize) -> String {
-        self.yard.inlet.place(&self.manifest.objects[self.loads[at].item.object])
-    }
-
-    fn is_of_all(&self, error: &Error) -> bool {
-        // A bucket that is not there, or that refuses all, is not better for the next object.
-        is_fatal(error) || self.yard.is_of_all(error)
-    }
-
-    fn fail(&self, at: usize, error: Error) {
-        self.yard.inlet.progress.fail(&self.manifest.objects[self.loads[at].item.object].key, error);
     }
 }
 

@@ -1,46 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A stage into a folder, from what stands there to the manifest of what stands there then.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use penstock_codec::{Codec, strip_suffix};
-use penstock_types::{Deadline, Error, Result, Url, unix_now};
-use tokio::sync::watch;
+use penstock_types::{Error, Result, Url, unix_now};
 
-use super::crew::{Crew, Source};
+use super::crew::Crew;
+use super::errand::{Errand, Site};
 use super::jail::{Jail, remove_own};
 use super::journal::Journal;
 use super::object::blocking;
-use super::plan::{Item, StagePlan};
-use super::progress::{Failure, Progress};
+use super::plan::Item;
+use super::progress::Failure;
 use super::request::StageRequest;
 use super::resume::{Resumed, resume, sweep};
-use super::status::{FOLDER, replace_own, replace_own_with};
+use super::status::replace_own_with;
 use crate::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 
-/// The destination and the stage's own folder in it.
-pub(crate) struct Site {
-    pub jail: Arc<Jail>,
-    pub folder: Arc<OwnedFd>,
-}
-
-#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
-pub(crate) async fn transfer(
-    request: &StageRequest,
-    source: Source,
-    manifest: Manifest,
-    plan: StagePlan,
-    site: Site,
-    progress: &Arc<Progress>,
-    deadline: Deadline,
-    cancelled: watch::Receiver<bool>,
-) -> Result<()> {
+pub(crate) async fn transfer(errand: Errand<'_>) -> Result<()> {
+    let Errand { request, from: source, manifest, plan, site, progress, deadline, cancelled } = errand;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
-    let Site { jail, folder } = site;
     let resumed = {
-        let (jail, folder, node, url) = (jail.clone(), folder.clone(), node.clone(), source.url.clone());
+        let (Site { jail, folder }, node, url) = (site.clone(), node.clone(), source.url.clone());
         let (progress, manifest) = (progress.clone(), Arc::new(manifest));
         let options = options.clone();
         blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan, &options)).await?
@@ -48,7 +31,7 @@ pub(crate) async fn transfer(
     let Resumed { journal, parts, missing, done, manifest } = resumed;
     let crew = Crew {
         source,
-        jail: jail.clone(),
+        jail: site.jail.clone(),
         parts: parts.clone(),
         journal,
         options: options.clone(),
@@ -60,37 +43,16 @@ pub(crate) async fn transfer(
     let journal = crew.work(&manifest, &missing, cancelled).await?;
     let stem = if options.nodes == 1 { "manifest".to_owned() } else { format!("manifest-{node}") };
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
-    let is_clean = failures.is_empty();
     let is_alone = options.nodes == 1;
     blocking(move || {
-        if is_clean {
+        if failures.is_empty() {
             sweep(&parts, is_alone, missing.iter().chain(&done));
         }
-        let residue = format!("{}.json", stem.replacen("manifest", "residue", 1));
-        if is_clean {
-            remove_own(&folder, &residue);
-        } else {
-            let json = residue_json(&source_url, &failures)?;
-            replace_own(&folder, &residue, &json)
-                .map_err(|error| jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))?;
-        }
+        site.write_residue(&format!("{}.json", stem.replacen("manifest", "residue", 1)), &source_url, &failures)?;
         let items: Vec<&Item> = missing.iter().chain(&done).collect();
-        record_staged(&jail, &journal, &manifest, items, &source_url, &stem)
+        record_staged(&site.jail, &journal, &manifest, items, &source_url, &stem)
     })
     .await
-}
-
-/// What could not be staged and why, for whoever has to mend it at the source: one object a line.
-pub(crate) fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
-    let bug = |error: serde_json::Error| Error::bug(error.to_string());
-    let mut out =
-        format!("{{\"penstock_residue\":1,\"source\":{},\"failed\":[", serde_json::json!(source)).into_bytes();
-    for (at, failure) in failures.iter().enumerate() {
-        out.extend_from_slice(if at == 0 { b"\n" } else { b",\n" });
-        serde_json::to_writer(&mut out, failure).map_err(bug)?;
-    }
-    out.extend_from_slice(b"\n]}\n");
-    Ok(out)
 }
 
 /// Writes the manifest of what now stands in the destination: digests of both sides of each file. Lines come from the

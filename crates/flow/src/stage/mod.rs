@@ -11,6 +11,7 @@ mod apart;
 mod commit;
 mod crew;
 mod deliver;
+mod errand;
 mod flow;
 mod folder;
 mod inlet;

@@ -9,7 +9,9 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::crew::Source;
-use super::folder::{self, Site};
+use super::deliver;
+use super::errand::{Errand, Site};
+use super::folder;
 use super::jail::Jail;
 use super::job::Job;
 use super::object::blocking;
@@ -115,19 +117,26 @@ async fn run(
                 leader = Some(open_leader(&request).await?);
             }
             mirrors = source.mirrors.clone();
-            match (&leader, &request.remote) {
-                (Some((jail, leader)), Some(url)) => {
-                    let site = Site { jail: jail.clone(), folder: leader.folder().clone() };
+            let Some((jail, leader)) = &leader else { return Err(Error::bug("a stage without its lock")) };
+            let errand = Errand {
+                request: &request,
+                from: source,
+                manifest,
+                plan,
+                site: Site { jail: jail.clone(), folder: leader.folder().clone() },
+                progress: &progress,
+                deadline,
+                cancelled,
+            };
+            match &request.remote {
+                Some(url) => {
                     // What is read waits for what is written, never the other way: each has its own requests in flight.
-                    let to = Target::open(url, &request.settings, &metrics, &governor.beside())?;
-                    super::deliver::transfer(&request, to, source, manifest, plan, site, &progress, deadline, cancelled)
-                        .await
+                    match Target::open(url, &request.settings, &metrics, &governor.beside()) {
+                        Ok(to) => deliver::transfer(to, errand).await,
+                        Err(error) => Err(error),
+                    }
                 }
-                (Some((jail, leader)), None) => {
-                    let site = Site { jail: jail.clone(), folder: leader.folder().clone() };
-                    folder::transfer(&request, source, manifest, plan, site, &progress, deadline, cancelled).await
-                }
-                (None, _) => Err(Error::bug("a stage without its lock")),
+                None => folder::transfer(errand).await,
             }
         }
         Err(error) => Err(error),

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a planned stage takes along, to a folder as to a store, and the list of what it could not bring.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use penstock_types::{Deadline, Error, Result};
+use tokio::sync::watch;
+
+use super::crew::Source;
+use super::jail::{Jail, remove_own};
+use super::plan::StagePlan;
+use super::progress::{Failure, Progress};
+use super::request::StageRequest;
+use super::status::{FOLDER, replace_own};
+use crate::manifest::Manifest;
+
+/// The destination (or, of a stage to a store, the folder on this machine) and the stage's own folder in it.
+#[derive(Clone)]
+pub(crate) struct Site {
+    pub jail: Arc<Jail>,
+    pub folder: Arc<OwnedFd>,
+}
+
+/// A stage that is planned and holds its lock.
+pub(crate) struct Errand<'a> {
+    pub request: &'a StageRequest,
+    pub from: Source,
+    pub manifest: Manifest,
+    pub plan: StagePlan,
+    pub site: Site,
+    pub progress: &'a Arc<Progress>,
+    pub deadline: Deadline,
+    pub cancelled: watch::Receiver<bool>,
+}
+
+impl Site {
+    /// Writes down what failed under `name`, or removes the list of an earlier run where nothing did.
+    pub fn write_residue(&self, name: &str, source: &str, failures: &[Failure]) -> Result<()> {
+        if failures.is_empty() {
+            remove_own(&self.folder, name);
+            return Ok(());
+        }
+        let json = residue_json(source, failures)?;
+        replace_own(&self.folder, name, &json)
+            .map_err(|error| self.jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))
+    }
+}
+
+/// What could not be staged and why, for whoever has to mend it at the source: one object a line.
+fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
+    let bug = |error: serde_json::Error| Error::bug(error.to_string());
+    let mut out =
+        format!("{{\"penstock_residue\":1,\"source\":{},\"failed\":[", serde_json::json!(source)).into_bytes();
+    for (at, failure) in failures.iter().enumerate() {
+        out.extend_from_slice(if at == 0 { b"\n" } else { b",\n" });
+        serde_json::to_writer(&mut out, failure).map_err(bug)?;
+    }
+    out.extend_from_slice(b"\n]}\n");
+    Ok(out)
+}

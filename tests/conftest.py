@@ -7,21 +7,22 @@ A missing peer is a failure, never a skip: `make test` installs what the tests n
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
+from tests import peer_stores
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.peer_stores import S3Peer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -143,86 +144,8 @@ def emulator(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         yield start
 
 
-@dataclass(frozen=True)
-class S3Peer:
-    """A running S3 server that is not ours, over a folder: each sub-folder is a bucket."""
-
-    endpoint: str
-    folder: Path
-    access_key: str = "penstock-test"
-    secret_key: str = field(default="penstock-test-secret", repr=False)
-    region: str = "us-east-1"
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
-            "AWS_REGION": self.region,
-            "AWS_DEFAULT_REGION": self.region,
-        }
-
-    def bucket(self, name: str) -> Path:
-        """The folder of a bucket, made when it is not there."""
-        (self.folder / name).mkdir(exist_ok=True)
-        return self.folder / name
-
-
-def _find_versitygw() -> str:
-    # Where `make setup-peers` puts it, then PATH, then where `go install` puts it.
-    places = [
-        ROOT / ".tools/bin/versitygw",
-        shutil.which("versitygw"),
-        Path(os.environ.get("GOPATH", Path.home() / "go")) / "bin/versitygw",
-    ]
-    for place in places:
-        if place and os.access(place, os.X_OK):
-            return str(place)
-    pytest.fail("versitygw is not here; `make setup-peers` installs it", pytrace=False)
-
-
 @pytest.fixture(scope="session")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Peer]:
     """The strict S3 peer, one for the session; a test takes a bucket of its own name."""
-    program = _find_versitygw()
-    folder = tmp_path_factory.mktemp("versitygw")
-    log = tmp_path_factory.mktemp("versitygw-log") / "log"
-    with socket.socket() as probe:  # it cannot choose a port by itself
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    peer = S3Peer(f"http://127.0.0.1:{port}", folder)
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [program, "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)],
-            env={**os.environ, "ROOT_ACCESS_KEY": peer.access_key, "ROOT_SECRET_KEY": peer.secret_key},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
-    try:
-        _await_port(process, port, log)
+    with peer_stores.versitygw(tmp_path_factory.mktemp("versitygw")) as peer:
         yield peer
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            break
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    pytest.fail(
-        f"versitygw did not start (exit {process.poll()}): {log.read_text(errors='replace')[-500:]}", pytrace=False
-    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores that are not ours and not S3, each a process for one test: Azure Blob (Azurite), Google Cloud Storage (fake-gcs-server)."""
+"""Stores that are not ours, each a process: S3 (versitygw), Azure Blob (Azurite), Google Cloud Storage (fake-gcs-server)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import base64
 import hashlib
 import hmac
 import os
+import shutil
 import socket
 import subprocess
 import time
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,32 @@ if TYPE_CHECKING:
 TOOLS = Path(__file__).resolve().parents[1] / ".tools"
 ACCOUNT = "testaccount"
 KEY = base64.b64encode(b"made up for this test").decode()
+
+
+@dataclass(frozen=True)
+class S3Peer:
+    """A running S3 server that is not ours, over a folder: each sub-folder is a bucket."""
+
+    endpoint: str
+    folder: Path
+    access_key: str = "penstock-test"
+    secret_key: str = field(default="penstock-test-secret", repr=False)
+    region: str = "us-east-1"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": self.region,
+            "AWS_DEFAULT_REGION": self.region,
+        }
+
+    def bucket(self, name: str) -> Path:
+        """The folder of a bucket, made when it is not there."""
+        (self.folder / name).mkdir(exist_ok=True)
+        return self.folder / name
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,21 @@ class FakeGcs:
     @property
     def env(self) -> dict[str, str]:
         return {"STORAGE_EMULATOR_HOST": f"127.0.0.1:{self.port}"}
+
+
+@contextmanager
+def versitygw(folder: Path) -> Iterator[S3Peer]:
+    """A server over a sub-folder; what it says goes to a log beside it."""
+    port = _free_port()
+    buckets = folder / "buckets"
+    buckets.mkdir()
+    peer = S3Peer(f"http://127.0.0.1:{port}", buckets)
+    # Where `make setup-peers` puts it, or where `go install` does.
+    installed = TOOLS / "bin/versitygw"
+    program = shutil.which("versitygw") if not installed.exists() else None
+    argv = [_program(Path(program or installed)), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(buckets)]
+    with _running(argv, folder, port, {"ROOT_ACCESS_KEY": peer.access_key, "ROOT_SECRET_KEY": peer.secret_key}):
+        yield peer
 
 
 @contextmanager
@@ -96,26 +138,24 @@ def _free_port() -> int:
 
 @contextmanager
 def _running(argv: list[str], folder: Path, port: int, env: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A server that answers, and ends with the block."""
-    process = subprocess.Popen(
-        argv,
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    """A server that answers, and ends with the block; what it says stands in `log` of its folder."""
+    log = folder / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            argv, cwd=folder, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
     try:
         until = time.monotonic() + 30
         while time.monotonic() < until and process.poll() is None:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
             except OSError:
-                time.sleep(0.05)
+                time.sleep(0.02)
             else:
                 break
         else:
-            pytest.fail(f"{argv[0]} did not start (exit {process.poll()})")
+            said = log.read_text(errors="replace")[-500:]
+            pytest.fail(f"{argv[0]} did not start (exit {process.poll()}): {said}", pytrace=False)
         yield
     finally:
         process.terminate()

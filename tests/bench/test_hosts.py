@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -23,7 +23,7 @@ from penstock.emulation import Emulator
 from penstock.launchers.hosts import Hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _SMALL = ("--file-size", "64KiB", "--block-size", "16KiB", "--files", "3", "--threads", "2", "--keep-caches")
 _PROGRAM = str(Path(sys.executable).with_name("penstock"))
@@ -58,6 +58,19 @@ def _agent(of: int, rank: int) -> int | None:
                 if above == of:
                     return int(folder.name)
     return None
+
+
+@contextmanager
+def _endless(place: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
+    """A bench that writes until something ends it; it does not outlive the block."""
+    forever = ("--phases", "write", "--repeat-io", "--time-limit", "60s", "--nodes", str(nodes))
+    running = subprocess.Popen(
+        [_PROGRAM, "bench", "storage", str(place), *_SMALL, *forever], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
 
 
 def _wait_for(what: Callable[[], Any], seconds: float = 30) -> Any:
@@ -119,17 +132,11 @@ def test_storage_one_host_that_refuses_ends_all_with_its_reason(run_cli: Callabl
 
 def test_storage_host_killed_in_a_phase_is_one_error_and_nothing_is_left(tmp_path: Path) -> None:
     place = tmp_path / "new"
-    endless = ("--phases", "write", "--repeat-io", "--time-limit", "60s", "--nodes", "3")
-    running = subprocess.Popen(
-        [_PROGRAM, "bench", "storage", str(place), *_SMALL, *endless], stderr=subprocess.PIPE, text=True
-    )
-    try:
+    with _endless(place, nodes=3) as running:
         _wait_for(lambda: len(list(place.rglob("f0000002"))) == 6)
         os.kill(_wait_for(lambda: _agent(running.pid, 1)), signal.SIGKILL)
         began = time.monotonic()
         _, told = running.communicate(timeout=50)
-    finally:
-        running.kill()
     assert running.returncode == 1, told
     assert time.monotonic() - began < 45
     assert told.count("error[") == 1
@@ -139,16 +146,10 @@ def test_storage_host_killed_in_a_phase_is_one_error_and_nothing_is_left(tmp_pat
 
 def test_storage_interrupted_on_hosts_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "new"
-    endless = ("--phases", "write", "--repeat-io", "--time-limit", "60s", "--nodes", "2")
-    running = subprocess.Popen(
-        [_PROGRAM, "bench", "storage", str(place), *_SMALL, *endless], stderr=subprocess.PIPE, text=True
-    )
-    try:
+    with _endless(place, nodes=2) as running:
         _wait_for(lambda: len(list(place.rglob("f0000002"))) == 4)
         running.send_signal(signal.SIGINT)
         _, told = running.communicate(timeout=50)
-    finally:
-        running.kill()
     assert running.returncode == 130, told
     assert not list(tmp_path.rglob("f*"))
 

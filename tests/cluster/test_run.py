@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
     assert heads[7:] == [
         "# nodes: no price is told of; [money] node = an item of the price book, or usd_per_node_hour",
         "# stage: nobody bills for its requests",
+        "# pool: when one starts to pay cannot be told: [demand] source_rate says what the source gives to all nodes",
     ]
     assert ran.out.count("<door.py>") == 2 + 2 + 4 + 1
     assert not (tmp_path / "runs").exists()
@@ -159,10 +161,50 @@ def test_run_dry_counts_the_money_of_nodes_and_requests(job, run_cli, emulator, 
     lines = ran.out[ran.out.index("# money") :].splitlines()
     assert lines[1] == "# nodes: 2 x 26.438 USD/h (azure-vm-nd40rs_v2, South Central US): $52.88 an hour"
     assert lines[2].startswith("# stage: 12 objects, 12 requests: < $0.01 (s3-standard; prices as of ")
-    assert lines[3] == "# job: 11.5 h on 2 nodes: $608.07"
-    assert lines[4].startswith("# prices as of 2024-12")
+    assert lines[3] == "# egress: 60.3 kB: $0.00 inside the cloud; < $0.01 where the nodes lie outside it"
+    assert lines[4] == "# job: 11.5 h on 2 nodes: $608.07"
+    assert lines[5].startswith("# prices as of 2024-12")
+    told = run_cli("run", file, "--dry-run", "--json", cwd=tmp_path, env=store.env)
+    [row] = json.loads(told.out)["jobs"]
+    assert [step["name"] for step in row["steps"]] == [
+        "provision", "pool up", "stage", "ranks", "archive", "pool down",
+    ]  # fmt: skip
+    assert row["money"]["job_usd"] == pytest.approx(608.07, abs=0.01)
+    assert row["money"]["stage_bytes"] == sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
+    assert 0 < row["money"]["egress_usd_outside"] < 0.01
     for bad, word in (('node = "x"', "has no `x`"), ("hours = 1", "usd_per_node_hour")):
         told = run_cli("run", job(**{"[stage]": f"[money]\n{bad}\n[stage]"}), "--dry-run", cwd=tmp_path)
+        assert (told.code, word in told.err) == (2, True), told.err
+
+
+def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli, tmp_path):
+    # 60 kB an epoch of 0.1 s on 2 nodes is 0.3 MB/s a node, of which the source feeds 3; 10 epochs, at 2.7 MB/s from two cards.
+    demand = (
+        '[demand]\nepochs = 10\nnode_rate = "0.3MB/s"\nsource_rate = "1MB/s"\nnic_rate = "8Mbit/s"\n'
+        "inflated = 2\n[archive]"
+    )
+    file = job("true", **{"[archive]": demand})
+    want = r"pool: an epoch of 60.3 kB in 1\d\d ms is 300 kB/s a node; the source gives 1.00 MB/s \(as told\): a pool starts to pay"
+    want += " from 4 such nodes on, and here are 2"
+    shown = run_cli("run", file, "--dry-run", cwd=tmp_path)
+    assert re.search(want, shown.out), shown.out
+    assert re.search("10 epochs: streamed 1.0. s, from a pool .*: stream is sooner; no number of epochs", shown.out)
+    pays = json.loads(run_cli("run", file, "--dry-run", "--json", cwd=tmp_path).out)["pool_pays"]
+    stored = sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
+    assert {name: pays[name] for name in ("nodes", "stored_bytes", "epochs", "from_nodes", "from_epochs", "sooner")} == {
+        "nodes": 2, "stored_bytes": stored, "epochs": 10, "from_nodes": 4, "from_epochs": None, "sooner": "stream",
+    }  # fmt: skip
+    hungry = job(**{"[archive]": demand.replace("0.3MB/s", "3MB/s").replace("epochs = 10", "epochs = 100")})
+    ran = run_cli("run", hungry, cwd=tmp_path, timeout_s=110)
+    assert ran.code == 0, ran.err
+    assert "pool: an epoch" in ran.err
+    assert "pool is sooner; it repays its stage from" in ran.err
+    for bad, word in (
+        ("epochs = 0", "more than 0"), ('epoch = "0s"', "one of them"), ('source_rate = "fast"', "fast"), ("x = 1", "x"),
+    ):  # fmt: skip
+        told = run_cli(
+            "run", job("true", **{"[archive]": f'[demand]\nnode_rate = "1MB/s"\n{bad}\n[archive]'}), cwd=tmp_path
+        )
         assert (told.code, word in told.err) == (2, True), told.err
 
 

@@ -49,6 +49,20 @@ def test_view_of_many_nodes_keeps_those_that_spoke_last():
     assert len(text.splitlines()) < 30
 
 
+def test_view_of_several_paths_keeps_a_line_of_each_that_is_done():
+    view = View("job")
+    for path, state in (("job-stream", "done"), ("job-pool", "failed"), ("job-staged", "running")):
+        view.say(StepRow("stage", "done", 3.0), of=path)
+        view.say(StepRow("ranks", state, 4.0), of=path)
+    lines = _text(view).splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["7.00", "s", "job-stream:", "done"], ["7.00", "s", "job-pool:", "failed"], ["job-staged"],
+    ]  # fmt: skip
+    assert next(line.split()[2:4] for line in lines[4:]) == ["stage:", "done"]
+    assert "ranks: running" in lines[5]
+    assert len(lines) == 6
+
+
 def test_run_on_a_terminal_shows_the_view_and_keeps_stdout_for_steps(tmp_path):
     (tmp_path / "job.toml").write_text(
         'name = "seen"\n[cluster]\nnodes = 2\n[run]\nargv = ["sh", "-c", "echo spoke-{rank}; sleep 1"]\n'

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.run_elsewhere import hand_over, part_of
+from penstock.cli.run_shown import show, told_at_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +52,12 @@ __all__ = ["command"]
 @click.option("--nodes", type=int, metavar="N", help="How many nodes the job has. [by the launcher's variables]")
 @click.option("--meet", metavar="HOST:PORT", help="Where its ranks meet. [MASTER_ADDR:MASTER_PORT]")
 @click.option("--quiet", is_flag=True, help="Leave the nodes' lines to the logs.")
-@click.option("--json", "as_json", is_flag=True, help="End with one JSON line: the steps and what each took.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="End with one JSON line: the steps and what each took; with --dry-run, its lines and numbers.",
+)
 def command(
     file: Path,
     runs: Path,
@@ -92,59 +98,54 @@ def command(
         return Execution(one, folder, given, say=say, hear=hear, part=part)
 
     if dry_run:
-        for one in [compare.over(job, path) for path in job.paths] or [job]:
-            _show(execution_of(one), f"{one.name}: " if job.paths else "")
-        return 0
+        return show(job, execution_of, as_json=as_json)
+    pays = None if part is not None else told_at_start(job, execution_of, is_quiet=as_json)
+    if sys.stderr.isatty() and not (quiet or as_json):
+        return _run_in_view(execution_of, job, resume=resume)
     if job.paths:
         found, is_whole = compare.run(job, execution_of, resume=resume)
         if as_json:
-            told = {"schema_version": 1, "name": job.name, "paths": compare.plain(found)}
+            told = {"schema_version": 1, "name": job.name, "paths": compare.plain(found), "pool_pays": pays}
             click.echo(json.dumps(told))
         else:
             _table(found)
         return 0 if is_whole else 1
-    if sys.stderr.isatty() and not (quiet or as_json):
-        return _run_in_view(execution_of, job, resume=resume)
     execution = execution_of(job)
     steps = execution.run(resume=resume)
     if as_json:
         rows = [{"name": row.name, "state": row.state, "seconds": row.seconds, "detail": row.detail} for row in steps]
-        click.echo(json.dumps({"schema_version": 1, "name": job.name, "steps": rows, "lost": sorted(execution.lost)}))
+        told = {"schema_version": 1, "name": job.name, "steps": rows, "lost": sorted(execution.lost), "pool_pays": pays}
+        click.echo(json.dumps(told))
     return 1 if execution.is_partial else 0
 
 
 def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, *, resume: bool) -> int:
-    """The job under a live view; what ended stands on stdout too, where that is not the terminal."""
+    """The job, or its paths one after the other, under a live view; what ended stands on stdout too, where that is not the
+    terminal.
+    """
     from penstock.cli.run_view import View
+    from penstock.cluster import compare
 
     view = View(job.name)
 
-    def say(row: StepRow) -> None:
-        view.say(row)
-        if not sys.stdout.isatty() and row.state != "running":
-            _say(row)
+    def viewed(one: Job) -> Execution:
+        def say(row: StepRow) -> None:
+            view.say(row, of=one.name)
+            if not sys.stdout.isatty() and row.state != "running":
+                _say(row)
 
-    execution = execution_of(job, say, view.hear)
+        return execution_of(one, say, view.hear)
+
+    if job.paths:
+        with view:
+            found, is_whole = compare.run(job, viewed, resume=resume)
+        _table(found)
+        return 0 if is_whole else 1
+    execution = viewed(job)
     with view:
         view.expect([node.name for node in execution.cluster.nodes])
         execution.run(resume=resume)
     return 1 if execution.is_partial else 0
-
-
-def _show(execution: Execution, whose: str) -> None:
-    from penstock.cli.cluster.options import spelt
-    from penstock.cli.run_money import money_lines
-
-    try:
-        for step, lines in execution.plan():
-            click.echo(f"# {whose}{step}")
-            for line in lines:
-                click.echo(spelt(line))
-        click.echo(f"# {whose}money")
-        for told in money_lines(execution.job, len(execution.cluster.nodes)):
-            click.echo(f"# {told}")
-    finally:
-        execution.close()
 
 
 def _table(rows: Sequence[Compared]) -> None:

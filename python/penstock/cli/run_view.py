@@ -32,6 +32,8 @@ class View:
 
     def __init__(self, job: str, console: Console | None = None) -> None:
         self._job = job
+        self._done: list[tuple[str, float, bool]] = []
+        self._of = job
         self._steps: dict[str, tuple[StepRow, float]] = {}
         self._nodes: dict[str, tuple[float, int, int, str]] = {}
         self._lock = Lock()
@@ -53,11 +55,20 @@ class View:
         with self._lock:
             self._nodes.update(dict.fromkeys(nodes, (0.0, 0, 0, "")))
 
-    def say(self, row: StepRow) -> None:
-        """A step has begun or ended."""
+    def say(self, row: StepRow, *, of: str | None = None) -> None:
+        """A step has begun or ended. `of` names the job: of those that came before, a line stays."""
         with self._lock:
+            if of is not None and of != self._of:
+                self._end_one()
+                self._of = of
             began = self._steps.get(row.name, (row, time.monotonic()))[1]
             self._steps[row.name] = (row, began)
+
+    def _end_one(self) -> None:
+        rows = [row for row, _ in self._steps.values()]
+        if rows:
+            self._done.append((self._of, sum(row.seconds for row in rows), all(row.state != "failed" for row in rows)))
+        self._steps.clear()
 
     def hear(self, node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG002
         """A rank has said a line."""
@@ -69,6 +80,11 @@ class View:
         """As it stands now, a line a step and a line a node."""
         lines = [(self._job, "bold")]
         with self._lock:
+            for name, took, is_well in self._done:
+                state = "done" if is_well else "failed"
+                lines.append((f"{format_seconds(took):>10}  {name}: {state}", _STYLES[state]))
+            if self._of != self._job:
+                lines.append((f"{'':>10}  {self._of}", "bold"))
             for row, began in self._steps.values():
                 took = time.monotonic() - began if row.state == "running" else row.seconds
                 lines.append((f"{format_seconds(took):>10}  {row.name}: {row.state}  {row.detail}", _STYLES[row.state]))

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.cluster.compare import over
 from penstock.errors import ConfigError, NotFound
-from penstock.units import parse_seconds
+from penstock.units import parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Archive",
     "ContainerPart",
+    "Demand",
     "Job",
     "Money",
     "Nodes",
@@ -179,6 +180,27 @@ class Money(_Part, frozen=True):
     tier: str | None = None
 
 
+class Demand(_Part, frozen=True):
+    """`[demand]`: what the ranks eat, by which `penstock run` says when a pool starts to pay.
+
+    Attributes:
+        epoch: The time of one epoch that nothing holds up, on these nodes.
+        node_rate: In place of it: stored bytes that one node eats, as `0.25GB/s`.
+        source: What they read where there is no `[stage]`.
+        source_rate: What the store gives to all nodes together; else by its tier.
+        nic_rate: Of one node's network; else it is taken to hold nobody up.
+        inflated: Bytes over stored ones.
+    """
+
+    epochs: int = 1
+    epoch: str | None = None
+    node_rate: str | None = None
+    source: str | None = None
+    source_rate: str | None = None
+    nic_rate: str | None = None
+    inflated: float = 1.0
+
+
 class Job(_Part, frozen=True):
     """The whole file.
 
@@ -197,6 +219,7 @@ class Job(_Part, frozen=True):
     archive: Archive | None = None
     submit: Submit | None = None
     money: Money | None = None
+    demand: Demand | None = None
 
 
 def load(path: Path) -> Job:
@@ -233,6 +256,8 @@ def _check(job: Job) -> None:
             parse_seconds(part.deadline)
     if job.money is not None and (job.money.node is None) == (job.money.usd_per_node_hour is None):
         raise ConfigError("money: it wants a node of the price book, or usd_per_node_hour", hint="one of them")
+    if job.demand is not None:
+        _check_demand(job.demand)
     if job.submit is not None:
         parse_seconds(job.submit.limit)
         if job.submit.nodes is not None and job.submit.nodes < 1:
@@ -244,3 +269,12 @@ def _check(job: Job) -> None:
         raise ConfigError("pool: nothing is staged into it", hint="a [stage] with a source fills it")
     if job.stage is None and any("{data}" in word for word in job.run.argv):
         raise ConfigError("run.argv: it has {data}, and no [stage] says which")
+
+
+def _check_demand(demand: Demand) -> None:
+    if (demand.epoch is None) == (demand.node_rate is None):
+        raise ConfigError("demand: it wants the time of an epoch, or node_rate", hint="one of them")
+    rates = [parse_rate(text) for text in (demand.node_rate, demand.source_rate, demand.nic_rate) if text is not None]
+    times = [parse_seconds(demand.epoch)] if demand.epoch is not None else []
+    if demand.epochs < 1 or not min([*rates, *times, demand.inflated]) > 0:
+        raise ConfigError("demand: epochs, times and rates are more than 0")

@@ -16,18 +16,17 @@ real nodes yet.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import ByAgents, Hands, of_those_that_answered, root_of, states_of, wanting
+from penstock.engines.folder import OnOnePath
+from penstock.engines.hands import Hands, of_those_that_answered, root_of, states_of, wanting
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
-from penstock.protocols import Pool, PoolSpec
+from penstock.protocols import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.protocols import Node, Runner
+    from penstock.protocols import Node, PoolSpec, Runner
 
 __all__ = ["BeeondEngine", "engine", "start_line", "stop_line"]
 
@@ -79,8 +78,8 @@ def _remote(settings: Mapping[str, Any]) -> list[str]:
     return (["-P"] if settings["pdsh"] else []) + (["-b", program] if program else [])
 
 
-class BeeondEngine(ByAgents):
-    """One BeeOND instance a pool."""
+class BeeondEngine(OnOnePath):
+    """One BeeOND instance a pool. Of what a lost node held BeeGFS tells no names: the pool is brought up and staged again."""
 
     name = "beeond"
 
@@ -162,14 +161,7 @@ class BeeondEngine(ByAgents):
         return states_of(answers, lambda _, is_seen: bool(is_seen))
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        return self._states(pool, Hands(PoolSpec(pool.name, "/"), runner), deadline_s)
-
-    def access(self, pool: Pool, node: str) -> FolderAccess:
-        return FolderAccess(Path(pool.url), node, is_own=False)
-
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
-        """Nothing: of what a lost node held BeeGFS tells no names. The pool is brought up and staged again."""
-        return []
+        return self._states(pool, Hands.of(pool, runner), deadline_s)
 
     # ------------------------------------------------------------ down
 

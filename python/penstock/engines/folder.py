@@ -6,17 +6,20 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from penstock.engines.hands import ByAgents
 from penstock.errors import KeyRefused, NoSpace, NotFound
 from penstock.protocols import Located
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-__all__ = ["FolderAccess", "checked"]
+    from penstock.protocols import Pool
+
+__all__ = ["FolderAccess", "OnOnePath", "checked"]
 
 _PART = ".penstock-part-"
 
@@ -36,6 +39,14 @@ def checked(name: str) -> str:
     ):
         raise KeyRefused(f"`{name!r}` is no name of an object in a pool", key=name)
     return name
+
+
+class OnOnePath(ByAgents):
+    """Engines whose objects are files below one path, which is the pool's URL and the same on all nodes."""
+
+    def access(self, pool: Pool, node: str) -> FolderAccess:
+        """The files."""
+        return FolderAccess(Path(pool.url), node, is_own=False)
 
 
 class FolderAccess:

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 from penstock.engines.folder import FolderAccess
 from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
 from penstock.errors import ConfigError, Deadline, Unsupported
-from penstock.protocols import Pool, PoolSpec
+from penstock.protocols import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.protocols import Runner
+    from penstock.protocols import PoolSpec, Runner
 
 __all__ = ["CLIENTS", "FuseEngine", "engine"]
 
@@ -85,7 +85,7 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_Place, str, str], list[str]
 
 
 class FuseEngine(ByAgents):
-    """One mount a node, ended with the pool."""
+    """One mount a node, ended with the pool. Nothing is lost with a node: every object is the bucket's."""
 
     name = "fuse"
 
@@ -145,16 +145,12 @@ class FuseEngine(ByAgents):
         return states_of(answers, lambda _, is_seen: bool(is_seen))
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        return self._states(pool, Hands(PoolSpec(pool.name, "/"), runner), deadline_s)
+        return self._states(pool, Hands.of(pool, runner), deadline_s)
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         from pathlib import Path
 
         return FolderAccess(Path(pool.facts["roots"][node], "mnt"), node, is_own=False)
-
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
-        """Nothing is lost with a node: every object is the bucket's."""
-        return []
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> FuseEngine:

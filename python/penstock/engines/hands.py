@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import errors
 from penstock.errors import ConfigError, PenstockError, SystemFault, Unreachable
+from penstock.protocols import PoolSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from penstock.protocols import Exit, Node, PoolSpec, Runner
+    from penstock.protocols import Exit, Node, Pool, Runner
 
-__all__ = ["ByAgents", "Hands", "of_those_that_answered", "root_of", "states_of", "wanting"]
+__all__ = [
+    "ByAgents",
+    "Hands",
+    "of_those_that_answered",
+    "root_of",
+    "roots_of",
+    "states_by_daemons",
+    "states_of",
+    "wanting",
+]
 
 _KINDS: dict[str, type[PenstockError]] = {
     kind.code: kind
@@ -73,6 +83,11 @@ class Hands:
         self.spec = spec
         self.runner = runner
         self._python = python
+
+    @classmethod
+    def of(cls, pool: Pool, runner: Runner) -> Hands:
+        """Those of a pool that is up: its folders are told with each order."""
+        return cls(PoolSpec(pool.name, "/", pool.copies), runner)
 
     def ask(
         self,
@@ -139,8 +154,26 @@ def states_of(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> 
     }
 
 
+def states_by_daemons(pool: Pool, answers: Mapping[str, Any], serving: Collection[str]) -> dict[str, str]:
+    """The same of engines with daemons, by what `alive` answered: up where they run under the pool's lease, none has died,
+    and whoever keeps the list says that the node serves.
+    """
+    return states_of(
+        answers, lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in serving
+    )
+
+
+def roots_of(pool: Pool) -> dict[str, dict[str, Any]]:
+    """Every node's folder of a pool whose facts name it, as an order of each."""
+    return {name: {"root": facts["root"]} for name, facts in pool.facts["nodes"].items()}
+
+
 class ByAgents:
     """What engines share whose pools each node's own agent takes down and looks after."""
+
+    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
+        """Nothing that the engine could name: it knows of no objects that a lost node alone held."""
+        return []
 
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float

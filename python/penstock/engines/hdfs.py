@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.hadoop import configured, data_options, installed, placed, wanted
-from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines.hands import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
 from penstock.engines.webhdfs import HdfsAccess
 from penstock.errors import Deadline, PenstockError, Unreachable
 from penstock.protocols import Pool
@@ -175,40 +175,27 @@ class HdfsEngine(ByAgents):
     # ------------------------------------------------------------ while it is up
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        hands = Hands(_spec(pool), runner)
-        answers = hands.try_asking("alive", deadline_s, on=pool.nodes, each=_roots(pool))
+        hands = Hands.of(pool, runner)
+        answers = hands.try_asking("alive", deadline_s, on=pool.nodes, each=roots_of(pool))
         try:
             live = self._state(pool, hands, min(deadline_s, _ASK_S))["live"]
         except PenstockError:
             live = []
-        return states_of(
-            answers,
-            lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in live,
-        )
+        return states_by_daemons(pool, answers, live)
 
     def access(self, pool: Pool, node: str) -> HdfsAccess:
         return HdfsAccess(pool, node)
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
-        leader, hands = [pool.nodes[0]], Hands(_spec(pool), runner)
+        leader, hands = [pool.nodes[0]], Hands.of(pool, runner)
         url = f"http://{pool.facts['http']}/fsck?ugi=penstock&path=%2F&listcorruptfileblocks=1"
-        text = hands.ask("http", deadline_s, on=leader, each=_roots(pool), url=url, limit_s=deadline_s / 2)[
+        text = hands.ask("http", deadline_s, on=leader, each=roots_of(pool), url=url, limit_s=deadline_s / 2)[
             leader[0].name
         ]
         # Lines of `blk_1073741825<tab>/x`, with the number of copies between in newer ones; then a sentence.
         lines = (line.split("\t") for line in str(text).splitlines() if line.startswith("blk_"))
         names = {words[-1].lstrip("/") for words in lines if len(words) > 1}
         return sorted(names)
-
-
-def _spec(pool: Pool) -> PoolSpec:
-    from penstock.protocols import PoolSpec
-
-    return PoolSpec(pool.name, "/", pool.copies)
-
-
-def _roots(pool: Pool) -> dict[str, dict[str, str]]:
-    return {name: {"root": facts["root"]} for name, facts in pool.facts["nodes"].items()}
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> HdfsEngine:

@@ -47,24 +47,12 @@ class LocalEngine(ByAgents):
         return Pool(spec.name, self.name, lease, url, tuple(runner.nodes), 1, {"folders": folders})
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        answers = Hands(_spec(pool), runner).try_asking("alive", deadline_s, on=pool.nodes, each=_roots(pool))
+        roots = {name: {"root": folder.removesuffix("/data")} for name, folder in pool.facts["folders"].items()}
+        answers = Hands.of(pool, runner).try_asking("alive", deadline_s, on=pool.nodes, each=roots)
         return states_of(answers, lambda _, alive: alive["lease"] == pool.lease)
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         return FolderAccess(Path(pool.facts["folders"][node]), node, is_own=True)
-
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
-        return []
-
-
-def _spec(pool: Pool) -> PoolSpec:
-    from penstock.protocols import PoolSpec
-
-    return PoolSpec(pool.name, "/", pool.copies)
-
-
-def _roots(pool: Pool) -> dict[str, dict[str, str]]:
-    return {name: {"root": folder.removesuffix("/data")} for name, folder in pool.facts["folders"].items()}
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalEngine:  # noqa: ARG001

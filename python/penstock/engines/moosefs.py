@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines.hands import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
 from penstock.errors import ConfigError, Deadline, PenstockError, SystemFault
-from penstock.protocols import Located, Pool, PoolSpec
+from penstock.protocols import Located, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.protocols import Exit, Node, Runner
+    from penstock.protocols import Exit, Node, PoolSpec, Runner
 
 __all__ = ["MooseFsAccess", "MooseFsEngine", "engine"]
 
@@ -170,9 +170,12 @@ class MooseFsEngine(ByAgents):
             time.sleep(_LOOK_S)
 
     def _await_mounts(self, pool: Pool, hands: Hands, until: float, deadline_s: float) -> None:
+        shown = {
+            name: {"patterns": [f"{order['root']}/mnt/.masterinfo"], **order} for name, order in roots_of(pool).items()
+        }
         while True:
             # Every MooseFS mount shows its master's facts under this name, and an empty folder does not.
-            seen = hands.try_asking("has", _ASK_S, each=_with_roots(pool, "mnt/.masterinfo"))
+            seen = hands.try_asking("has", _ASK_S, each=shown)
             missing = [name for name, is_there in seen.items() if is_there is not True]
             if not missing:
                 return
@@ -192,16 +195,12 @@ class MooseFsEngine(ByAgents):
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         until = time.monotonic() + deadline_s
-        hands = Hands(PoolSpec(pool.name, "/"), runner)
-        answers = hands.try_asking("alive", deadline_s / 2, on=pool.nodes, each=_with_roots(pool))
+        answers = Hands.of(pool, runner).try_asking("alive", deadline_s / 2, on=pool.nodes, each=roots_of(pool))
         try:
             serving = _serving(pool, runner, min(_ASK_S, max(1.0, until - time.monotonic())))
         except PenstockError:
             serving = set()
-        return states_of(
-            answers,
-            lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in serving,
-        )
+        return states_by_daemons(pool, answers, serving)
 
     def access(self, pool: Pool, node: str) -> MooseFsAccess:
         return MooseFsAccess(pool, node)
@@ -268,15 +267,6 @@ def _user() -> dict[str, str]:
 
 def _config(settings: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {value}\n" for name, value in settings.items())
-
-
-def _with_roots(pool: Pool, below: str | None = None) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, facts in pool.facts["nodes"].items():
-        found[name] = {"root": facts["root"]}
-        if below is not None:
-            found[name]["patterns"] = [f"{facts['root']}/{below}"]
-    return found
 
 
 def _serving(pool: Pool, runner: Runner, limit_s: float) -> set[str]:

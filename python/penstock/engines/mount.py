@@ -8,18 +8,17 @@ The disk of the pool is a folder on it. No settings.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines.folder import OnOnePath
+from penstock.engines.hands import Hands, root_of, states_of, wanting
 from penstock.errors import ConfigError, PenstockError
-from penstock.protocols import Pool, PoolSpec
+from penstock.protocols import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.protocols import Node, Runner
+    from penstock.protocols import Node, PoolSpec, Runner
 
 __all__ = ["MountEngine", "engine"]
 
@@ -27,7 +26,7 @@ _TOOL_S = 10.0
 _PAIR = re.compile(r"(\w+):\s+(-?\w+)")
 
 
-class MountEngine(ByAgents):
+class MountEngine(OnOnePath):
     """A folder of a mounted file system, the same on all nodes. The first node holds its lease."""
 
     name = "mount"
@@ -59,15 +58,10 @@ class MountEngine(ByAgents):
         return Pool(spec.name, self.name, lease, f"{root}/data", tuple(runner.nodes), 1, facts)
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        hands = Hands(PoolSpec(pool.name, "/"), runner)
-        answers = hands.try_asking("has", deadline_s, on=pool.nodes, patterns=[f"{pool.facts['root']}/lease.json"])
+        answers = Hands.of(pool, runner).try_asking(
+            "has", deadline_s, on=pool.nodes, patterns=[f"{pool.facts['root']}/lease.json"]
+        )
         return states_of(answers, lambda _, is_seen: bool(is_seen))
-
-    def access(self, pool: Pool, node: str) -> FolderAccess:
-        return FolderAccess(Path(pool.url), node, is_own=False)
-
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
-        return []
 
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float

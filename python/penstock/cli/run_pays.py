@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `penstock run` says of when a pool starts to pay: by the job's `[demand]`, its source's bytes and what its tier gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.run_money import listed, source_of, tier_of
+from penstock.errors import ConfigError
+from penstock.plan.pays import Eaten, pays
+from penstock.price import tiers
+
+if TYPE_CHECKING:
+    from penstock.cluster.job import Job
+
+__all__ = ["pays_lines", "pays_of"]
+
+
+def pays_of(job: Job, nodes: int, found: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """The numbers, rates in bytes/s; None where the job reads nothing that is known. `found`: its source, listed already.
+
+    Raises:
+        PenstockError: The source cannot be listed, which is done where `[demand]` says what is eaten of it.
+    """
+    source, demand = source_of(job), job.demand
+    if source is None:
+        return None
+    rate, whose = _source_rate(job)
+    told: dict[str, Any] = {"nodes": nodes, "source": source, "source_bytes_per_s": rate, "rate_of": whose}
+    if demand is None or rate is None:
+        return told
+    from penstock.units import parse_rate, parse_seconds
+
+    stored = sum((found or listed(job, nodes))["shares"])
+    if demand.epoch is not None:
+        epoch_s = parse_seconds(demand.epoch)
+    else:
+        epoch_s = stored / nodes / parse_rate(demand.node_rate or "")
+    if not stored:
+        return told
+    nic = {"nic_bytes_per_s": parse_rate(demand.nic_rate)} if demand.nic_rate else {}
+    eaten = Eaten(
+        stored_bytes=stored, nodes=nodes, epochs=demand.epochs, epoch_s=epoch_s, source_bytes_per_s=rate,
+        inflated=demand.inflated, copies=job.pool.copies if job.pool else 1, **nic,
+    )  # fmt: skip
+    held = pays(eaten)
+    return {
+        **told, "stored_bytes": stored, "epochs": demand.epochs, "epoch_s": epoch_s, **nic, "inflated": demand.inflated,
+        **{name: getattr(held, name) for name in held.__struct_fields__},
+    }  # fmt: skip
+
+
+def pays_lines(told: dict[str, Any] | None) -> list[str]:
+    """The same for people."""
+    from penstock.units import format_bytes, format_rate, format_seconds
+
+    if told is None:
+        return []
+    nodes, rate = told["nodes"], told["source_bytes_per_s"]
+    if rate is None:
+        return [
+            "pool: when one starts to pay cannot be told: [demand] source_rate says what the source gives to all nodes"
+        ]
+    gives = f"{format_rate(rate)} ({told['rate_of']})"
+    if "sooner" not in told:
+        return [
+            (
+                f"pool: the source gives {gives}, {format_rate(rate / nodes)} to each of {nodes} nodes; a pool starts to pay where one"
+                " eats more ([demand] says what yours eat)"
+            )
+        ]
+    epochs, more = told["epochs"], told["from_epochs"]
+    by_epochs = "no number of epochs repays it" if more is None else f"it repays its stage from {more:,} epochs on"
+    return [
+        (
+            f"pool: an epoch of {format_bytes(told['stored_bytes'])} in {format_seconds(told['epoch_s'])} is"
+            f" {format_rate(told['node_bytes_per_s'])} a node; the source gives {gives}: a pool starts to pay from"
+            f" {told['from_nodes']:,} such nodes on, and here are {nodes}"
+        ),
+        (
+            f"pool: {epochs:,} epochs: streamed {format_seconds(told['stream_s'])}, from a pool {format_seconds(told['pool_s'])}"
+            f" ({format_seconds(told['before_s'])} of it before the first): {told['sooner']} is sooner; {by_epochs}"
+        ),
+    ]
+
+
+def _source_rate(job: Job) -> tuple[float | None, str]:
+    """What the source gives to all nodes together, and who says so."""
+    from penstock.units import parse_rate
+
+    if job.demand is not None and job.demand.source_rate is not None:
+        return parse_rate(job.demand.source_rate), "as told"
+    tier = tier_of(job)
+    if tier is None:
+        return None, ""
+    try:
+        found = tiers.find(tier)
+    except ConfigError:
+        return None, ""  # it has prices and no page in the book of tiers
+    return found.rate("read-bytes", "account"), found.label

@@ -7,7 +7,8 @@ pdsh) between the nodes. Striped without copies: a lost node takes a part of nea
 
 Settings (BeeOND's letter behind each): `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) · `port_shift`
 p · `prefers_local` l · `pdsh` P · `pdsh_program` b · `tmpfs` r · `config` f · `targets` t · `mirrors_storage` k ·
-`mirrors_metadata` j · of 8 alone `grpc_port` G, `auth` C, `tls` E, `license` H.
+`mirrors_metadata` j · of 8 alone `grpc_port` G, `auth` C, `tls` E, `license` H. Ours: `exchanges_keys` (the first node gets
+a key for the pool's life that the others let in, where the site has given root none).
 
 Written from BeeGFS 8.3.1 and 7.4's sources, and tested against a stand-in that holds their grammar; nobody has run it on
 real nodes yet.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock.engines import keys
 from penstock.engines.folder import OnOnePath
 from penstock.engines.hands import Hands, of_those_that_answered, root_of, states_of, wanting
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
@@ -35,7 +37,7 @@ _ASK_S = 10.0
 _KNOWN: dict[str, Any] = {
     "version": 8, "metadata_servers": 1, "storage_servers": 0, "port_shift": 1000, "prefers_local": False, "pdsh": False,
     "pdsh_program": "", "tmpfs": False, "config": "", "targets": "", "mirrors_storage": False, "mirrors_metadata": False,
-    "grpc_port": 0, "auth": "", "tls": "", "license": "",
+    "grpc_port": 0, "auth": "", "tls": "", "license": "", "exchanges_keys": False,
 }  # fmt: skip
 _OF_8 = ("grpc_port", "auth", "tls", "license")
 # Enterprise features, which BeeGFS 8 gives to a licence alone.
@@ -135,6 +137,8 @@ class BeeondEngine(OnOnePath):
             # Less than the order's own time, so that it is told what hung.
             "limit_s": max(1.0, 0.8 * (until - time.monotonic())),
         }
+        if self._settings["exchanges_keys"]:
+            keys.exchange(hands, lease, until)
         nodes = "".join(f"{node.address}\n" for node in runner.nodes)
         hands.ask(
             "start", until - time.monotonic(), on=[leader], lease=lease, files={"conf/nodes": nodes}, once=[start]
@@ -171,9 +175,17 @@ class BeeondEngine(OnOnePath):
         until = time.monotonic() + deadline_s
         hands, leader = Hands(spec, runner), runner.nodes[0]
         self._stop(spec, hands, leader, lease, keep_data=keep_data, deadline_s=deadline_s / 2)
+        # Its stop went by them; looked for without asking whether they were wanted: another start may have.
+        withdrawn = keys.withdraw(hands, lease, max(1.0, (until - time.monotonic()) / 2))
         # What BeeOND could not end: mounts below the folder, the folder, and what its start left running here.
         left = max(1.0, until - time.monotonic())
-        return of_those_that_answered(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
+        receipts = of_those_that_answered(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
+        return {node: {**receipt, "keys": withdrawn.get(node, [])} for node, receipt in receipts.items()}
+
+    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+        found = super().audit(spec, runner, deadline_s=deadline_s / 2)
+        held = keys.left(Hands(spec, runner), deadline_s / 2)
+        return {node: [*words, *held.get(node, [])] for node, words in found.items()}
 
     def _stop(
         self, spec: PoolSpec, hands: Hands, leader: Node, lease: str, *, keep_data: bool, deadline_s: float

@@ -43,8 +43,8 @@ _KINDS: dict[str, type[PenstockError]] = {
 
 
 @cache
-def _source() -> str:
-    return Path(__file__).with_name("agent.py").read_text(encoding="utf-8")
+def _source(agent: str) -> str:
+    return Path(__file__).with_name(f"{agent}.py").read_text(encoding="utf-8")
 
 
 def root_of(spec: PoolSpec, node: Node) -> str:
@@ -96,6 +96,7 @@ class Hands:
         *,
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
+        agent: str = "agent",
         **alike: Any,
     ) -> dict[str, Any]:
         """Every node's answer by its name.
@@ -103,7 +104,7 @@ class Hands:
         Raises:
             PenstockError: The first refusal or the first node that did not answer, with its name.
         """
-        answers = self.try_asking(verb, deadline_s, on=on, each=each, **alike)
+        answers = self.try_asking(verb, deadline_s, on=on, each=each, agent=agent, **alike)
         for answer in answers.values():
             if isinstance(answer, PenstockError):
                 raise answer
@@ -116,9 +117,10 @@ class Hands:
         *,
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
+        agent: str = "agent",
         **alike: Any,
     ) -> dict[str, Any]:
-        """Every node's answer by its name, errors among them."""
+        """Every node's answer by its name, errors among them. `agent`: `agent`, or `keyring` for the pool's keys."""
         nodes = list(self.runner.nodes) if on is None else list(on)
         own = {
             node.name: {"root": root_of(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}
@@ -126,7 +128,7 @@ class Hands:
         }
         orders = json.dumps({"all": {"name": self.spec.name, **alike}, "each": own}).encode()
         exits = self.runner.run(
-            [self._python, "-c", _source(), verb, "{node}"],
+            [self._python, "-c", _source(agent), verb, "{node}"],
             on=nodes,
             deadline_s=max(1.0, deadline_s),
             stdin=orders,

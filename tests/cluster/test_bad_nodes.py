@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +14,11 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.cluster import pools
+from penstock.cluster import Cluster, pools
 from penstock.launchers.hosts import Hosts
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launchers"))
+from sshd_kit import Sshds
 
 _PROGRAM = Path(sys.executable).with_name("penstock")
 _JOB = """
@@ -92,3 +97,81 @@ def test_job_on_a_host_that_is_gone_names_it_and_leaves_nothing_on_the_others(jo
         told = run_cli("run", file, cwd=tmp_path)
         assert (told.code, "pool up" in told.out, "h2: " in told.err) == (3, True, True), told.err
         assert list(hosts.disk("h1").iterdir()) == []
+
+
+@pytest.mark.needs_root
+def test_job_on_a_node_whose_disk_fills_up_names_it_and_leaves_nothing(job, run_cli, tmp_path):
+    for name in "cdefgh":
+        (tmp_path / "set" / name).write_bytes(os.urandom(1_000_000))
+    with Hosts.up(f"t{uuid4().hex[:8]}", 2) as hosts, Cluster.open("local", {"hosts": hosts.name}) as cluster:
+        small = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", hosts.own_disk]
+        assert cluster.run(small, on=[cluster.node("h2")], deadline_s=30)[0].code == 0
+        file = job("true", cluster=f'settings = {{ hosts = "{hosts.name}" }}', disk=hosts.own_disk)
+        told = run_cli("run", file, cwd=tmp_path)
+        assert (told.code, "stage: h2: " in told.err, "no-space" in told.err) == (1, True, True), told.err
+        left = cluster.run(["ls", "-A", hosts.own_disk], deadline_s=30)
+        assert [ended.out for ended in left] == [b"", b""]
+    assert pools.names() == []
+
+
+@pytest.fixture(scope="module")
+def sshds(tmp_path_factory):
+    made = Sshds(tmp_path_factory.mktemp("sshd"), 2)
+    yield made
+    made.close()
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize(
+    ("trouble", "word"),
+    [
+        ("nobody listens", "Connection refused"),
+        ("no such name", "not known|resolution"),
+        ("wrong key", "it refused our keys"),
+        ("unknown host key", "does not hold the key that it shows"),
+        ("hangs", "[Tt]imeout|not answered|no answer"),
+    ],
+)
+def test_pool_by_ssh_with_a_bad_node_names_it_and_leaves_nothing_on_the_other(
+    trouble, word, sshds, run_cli, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    good, bad = sshds.nodes.split(",")
+    settings = sshds.settings(connect_s=3)
+    bad = {"nobody listens": "127.0.0.1:9", "no such name": "no-such-host.invalid"}.get(trouble, bad)
+    admitted = sshds.folder / "authorized1"
+    was = admitted.read_bytes()
+    if trouble == "wrong key":
+        admitted.write_bytes((sshds.folder / "stranger.pub").read_bytes())
+    if trouble == "unknown host key":
+        known = (sshds.folder / "known").read_text().splitlines()
+        (tmp_path / "known").write_text(known[0] + "\n")
+        settings["known_hosts"] = str(tmp_path / "known")
+    if trouble == "hangs":
+        sshds.processes[1].send_signal(signal.SIGSTOP)
+    told = [word for name, value in settings.items() if name != "nodes" for word in ("--set", f"{name}={value}")]
+    line = ["pool", "up", "--launcher", "ssh", "--nodes", f"{good},{bad}", *told, "--disk", f"{tmp_path}/disk-{{node}}"]
+    began = time.monotonic()
+    try:
+        ran = run_cli(*line, "--deadline", "30s")
+    finally:
+        admitted.write_bytes(was)
+        sshds.processes[1].send_signal(signal.SIGCONT)
+    assert ran.code == 3, ran.err
+    assert re.search(rf"{re.escape(bad)}: .*({word})", ran.err), ran.err
+    assert time.monotonic() - began < 60
+    assert list(tmp_path.glob("disk-*/*")) == []
+    assert pools.names() == []
+
+
+def test_pool_that_wants_java_names_the_nodes_that_have_none(run_cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "bin").mkdir()
+    for program in ("python3", "sh"):
+        (tmp_path / "bin" / program).symlink_to(f"/usr/bin/{program}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    line = ["--engine", "hdfs", "--disk", f"{tmp_path}/disk-{{node}}", "--nodes", "2"]
+    ran = run_cli("pool", "up", *line)
+    assert (ran.code, "n0: there is no Java (11 or 17) (and 1 more)" in ran.err) == (3, True), ran.err
+    assert list(tmp_path.glob("disk-*")) == []
+    assert pools.names() == []

@@ -100,6 +100,8 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
         (root / folder).mkdir(parents=True)
     (root / "conf/nodes").write_text("10.0.0.1\n")
     said = pools.load_engine("beeond", settings)._settings  # type: ignore[attr-defined]
+    spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
+    assert pools.load_engine("beeond", spelt)._settings == said  # type: ignore[attr-defined]
     lines = [start_line(str(root), said), stop_line(str(root), said, keep_data=False, cleans_up=True)]
     for line in lines:
         done = subprocess.run(line, capture_output=True, text=True, check=False)

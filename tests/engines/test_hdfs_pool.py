@@ -88,6 +88,31 @@ def test_hdfs_host_that_is_killed_costs_only_what_had_no_second_copy(copies, sui
     assert pools.find(one.spec.name) is not None  # h3 may come back, and with it what is on its disk
 
 
+@pytest.mark.needs_pool
+def test_hdfs_node_that_hangs_costs_seconds_and_is_told_apart(suite, hosts, cluster):
+    one = suite(2)
+    bodies = {f"set/{at}": os.urandom(200_000) for at in range(9)}
+    assert one.put("h3", bodies) == [None] * 9
+    stopped = cluster.run(["sh", "-c", "kill -STOP $(pidof java)"], on=[cluster.node("h3")], deadline_s=30)
+    assert stopped[0].code == 0
+    record = pools.find(one.spec.name)
+    assert record is not None
+    try:
+        for name, body in bodies.items():
+            began = time.monotonic()
+            [answer] = one.do("h1", ["read", name, 0, 10**6])
+            assert one.is_body(answer, body)
+            assert time.monotonic() - began < 30  # the hung DataNode's own answer takes two minutes
+        until = time.monotonic() + 60
+        while (states := pools.status(cluster, record, deadline_s=20))["h3"] != "degraded" and time.monotonic() < until:
+            time.sleep(1)
+        assert states == {"h1": "up", "h2": "up", "h3": "degraded"}
+    finally:
+        ended = pools.down(cluster, record, deadline_s=60)
+    assert ended.unreached == ()
+    assert [list(hosts.disk(h).iterdir()) for h in ("h1", "h2", "h3")] == [[], [], []]
+
+
 def test_hdfs_without_jars_or_with_a_port_in_use_is_refused_and_rolled_back(cluster, hosts, jars, tmp_path):
     spec = PoolSpec("p", hosts.own_disk)
     with pytest.raises(NotFound, match=r"h1: .*nothing/hadoop-client-minicluster"):

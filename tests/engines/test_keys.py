@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import time
 from contextlib import ExitStack
@@ -17,9 +18,11 @@ from penstock.protocols import PoolSpec
 
 pytestmark = pytest.mark.needs_root
 
+# ssh goes by the user's entry, whatever HOME says.
+_HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir, ".ssh")
 _STANDIN = Path(__file__).with_name("beeond")
 _SSHD = """
-mount --bind "$1/etc" /etc/ssh && mount --bind "$1/home" /root/.ssh && exec /usr/sbin/sshd -D -e -f /etc/ssh/sshd_config
+mount --bind "$1/etc" /etc/ssh && mount --bind "$1/home" "$2" && exec /usr/sbin/sshd -D -e -f /etc/ssh/sshd_config
 """
 _OWN = {"authorized_keys": "ssh-ed25519 AAAA somebody\n", "config": "Port 22\nHost far\n  User alice\n"}
 
@@ -27,7 +30,7 @@ _OWN = {"authorized_keys": "ssh-ed25519 AAAA somebody\n", "config": "Port 22\nHo
 @pytest.fixture
 def sshds(hosts, monkeypatch):
     """A root of its own with an sshd on every host; gives its ~/.ssh by host, as this machine sees it."""
-    for folder in ("/run/sshd", "/root/.ssh", "/etc/ssh"):
+    for folder in ("/run/sshd", _HOME, "/etc/ssh"):
         Path(folder).mkdir(exist_ok=True)
     homes = {}
     with ExitStack() as held:
@@ -45,7 +48,7 @@ def sshds(hosts, monkeypatch):
                 (root / "home" / name).write_text(text)
             log = held.enter_context((root / "log").open("wb"))
             running = subprocess.Popen(
-                hosts.enter(node.name, ["sh", "-c", _SSHD, "sh", str(root)]), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                hosts.enter(node.name, ["sh", "-c", _SSHD, "sh", str(root), str(_HOME)]), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )  # fmt: skip
             held.callback(running.wait, 10)
             held.callback(running.kill)
@@ -98,10 +101,10 @@ def test_pool_that_goes_by_ssh_gets_a_key_that_stays_on_the_first_node(sshds, ho
     record = pools.find("keyed")
     assert record is not None
     seen = {node: found["left"] for node, found in pools.audit(cluster, record, deadline_s=60).receipts.items()}
-    assert "key in /root/.ssh/config" in seen["h1"]
-    assert all("key in /root/.ssh/authorized_keys" in words for words in seen.values())
+    assert f"key in {_HOME}/config" in seen["h1"]
+    assert all(f"key in {_HOME}/authorized_keys" in words for words in seen.values())
     ended = pools.down(cluster, record, deadline_s=60)
-    assert ended.receipts["h2"]["keys"] == ["key in /root/.ssh/authorized_keys"]
+    assert ended.receipts["h2"]["keys"] == [f"key in {_HOME}/authorized_keys"]
     assert _files(sshds) == dict.fromkeys(sshds, _OWN)
     assert [found["left"] for found in pools.audit(cluster, record, deadline_s=60).receipts.values()] == [[], [], []]
 
@@ -119,7 +122,7 @@ def test_keys_that_a_crash_left_are_found_and_taken_back_and_those_of_another_po
     (sshds["h3"] / "authorized_keys").write_text(held)
     record = pools.Record(state="unknown", engine="beeond", engine_settings={}, spec=spec, lease="")
     left = {node: found["left"] for node, found in pools.audit(cluster, record, deadline_s=60).receipts.items()}
-    assert left == {"h1": [], "h2": [], "h3": ["key in /root/.ssh/authorized_keys"]}
+    assert left == {"h1": [], "h2": [], "h3": [f"key in {_HOME}/authorized_keys"]}
     pools.down(cluster, record, deadline_s=60)
     want = dict.fromkeys(sshds, _OWN)
     want["h3"] = {**_OWN, "authorized_keys": _OWN["authorized_keys"] + other}

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from penstock.cluster import Cluster, pools
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SystemFault
 from penstock.protocols import PoolSpec
 from penstock.testing import EngineSuite
 
@@ -55,6 +55,16 @@ def test_moosefs_of_two_copies_goes_on_without_a_host(cluster, hosts, tmp_path):
         assert ended.unreached in ((), ("h3",))
         left = pools.audit(cluster, record, deadline_s=60)
         assert [found["left"] for found in left.receipts.values()] == [[]] * len(left.receipts)
+
+
+def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, tmp_path):
+    (tmp_path / "none").touch()
+    hide = f"mount --bind {tmp_path}/none /dev/fuse && mount -o remount,bind,ro /dev/fuse"
+    assert cluster.run(["sh", "-c", hide], on=[cluster.node("h2")], deadline_s=30)[0].code == 0
+    with pytest.raises(SystemFault, match=r"h2: /dev/fuse cannot be opened\n"):
+        pools.up(cluster, PoolSpec("p", hosts.own_disk), "moosefs", {}, deadline_s=60)
+    assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
+    assert pools.names() == []
 
 
 def test_moosefs_on_loopback_addresses_is_refused(home, tmp_path):

@@ -56,7 +56,7 @@ def root_of(spec: PoolSpec, node: Node) -> str:
 
 
 def wanting(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's settings over their defaults; text is taken for the number that it spells.
+    """An engine's settings over their defaults; text is taken for the number or the truth that it spells.
 
     Raises:
         ConfigError: An unknown one, or a value of another kind.
@@ -68,7 +68,9 @@ def wanting(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) 
                 f"engine {engine}: it has no setting `{key}`",
                 hint=f"its settings are: {', '.join(sorted(known)) or 'none'}",
             )
-        if isinstance(known[key], int) and isinstance(value, str) and value.isdecimal():
+        if isinstance(known[key], bool) and value in ("true", "false"):
+            value = value == "true"
+        elif isinstance(known[key], int) and isinstance(value, str) and value.isdecimal():
             value = int(value)
         if not isinstance(value, type(known[key])):
             raise ConfigError(f"engine {engine}: {key} = {value!r} is no {type(known[key]).__name__}")

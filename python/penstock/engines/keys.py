@@ -30,7 +30,7 @@ def exchange(hands: Hands, lease: str, until: float) -> None:
     """
     nodes = list(hands.runner.nodes)
 
-    def ask(verb: str, on: list[Node], **order: object) -> dict[str, Any]:
+    def ask(verb: str, on: list[Node], **order: Any) -> dict[str, Any]:
         return hands.ask(verb, until - time.monotonic(), on=on, agent=_AGENT, lease=lease, **order)
 
     public = ask("make", nodes[:1])[nodes[0].name]

@@ -282,7 +282,10 @@ class SshLauncher:
         except (asyncssh.KeyImportError, FileNotFoundError, PermissionError) as error:
             raise Denied(f"{node.name}: a key cannot be read: {error}", where=node.name) from error
         except (asyncssh.Error, OSError) as error:
-            why = "no answer" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
+            number = getattr(error, "errno", None) or 0
+            # asyncio puts words of its own in place of the system's.
+            why = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
+            why = "no answer" if isinstance(error, TimeoutError) else why
             raise Unreachable(f"{node.name}: {why}", where=node.name) from error
 
 

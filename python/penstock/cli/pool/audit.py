@@ -24,7 +24,7 @@ def command(
     deadline: float,
     as_json: bool,
 ) -> int:
-    """Look for a pool's processes, mounts, folders and ports. Exit code 1 says that something is there.
+    """Look for a pool's processes, mounts, folders, ports and keys. Exit code 1 says that something is there.
 
     After `pool down` this machine has no record of the pool: name its nodes and its disk.
     """

@@ -7,6 +7,10 @@ import json
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -41,8 +45,6 @@ argv = ["{python}", "{folder}/rank.py", "{{data}}", "{{rank}}", "{folder}/out"]
 @pytest.fixture
 def written(tmp_path, monkeypatch, request):
     """`written(paths, source)`: a job file over a bucket of six objects."""
-    import sys
-
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for folder in ("bucket/set", "out"):
         (tmp_path / folder).mkdir(parents=True)
@@ -76,6 +78,32 @@ def test_job_is_run_over_each_path_and_they_are_compared(written, run_cli, tmp_p
         "# which-stream: ranks", "# which-stream: money",
         "# which-staged: stage", "# which-staged: ranks", "# which-staged: money",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_in_the_first_path_ends_all_and_leaves_nothing(sent, code, written, tmp_path):
+    file = written(["pool", "staged"], f"{tmp_path}/bucket/set")
+    (tmp_path / "rank.py").write_text(
+        f"import pathlib, time\npathlib.Path('{tmp_path}/out/begun').touch()\ntime.sleep(100)"
+    )
+    program = Path(sys.executable).with_name("penstock")
+    comparison = subprocess.Popen(
+        [program, "run", file], cwd=tmp_path, env=os.environ.copy(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 90
+        while not (tmp_path / "out/begun").exists() and comparison.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        comparison.send_signal(sent)
+        out, err = comparison.communicate(timeout=60)
+    finally:
+        comparison.kill()
+    assert comparison.returncode == code, err
+    assert "pool down: done" in out
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["which-pool"]
+    assert pools.names() == []
+    assert list(tmp_path.glob("disk-*/*")) == []
 
 
 def test_path_that_fails_is_told_and_the_others_are_run(written, run_cli, tmp_path):

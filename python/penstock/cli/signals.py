@@ -7,18 +7,20 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.errors import Terminated
-
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["listen", "stopped"]
+__all__ = ["Ended", "listen", "stopped"]
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM. As Python's own interrupt, no `PenstockError`: what goes on after an error must not go on after this."""
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
     # A second one finds the default: whoever insists gets what he wants.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    raise Terminated("terminated")
+    raise Ended("terminated")
 
 
 def listen() -> None:
@@ -29,4 +31,4 @@ def listen() -> None:
 
 def stopped(error: BaseException) -> tuple[str, int]:
     """The word for it and the exit code."""
-    return ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+    return ("terminated", 143) if isinstance(error, Ended) else ("interrupted", 130)

@@ -158,6 +158,28 @@ def test_batch_scripts_are_shell_and_say_what_is_wanted(exported):
         subprocess.run(["sh", "-n"], input=told.out, text=True, check=True)
 
 
+def test_submit_dry_prints_the_script_and_the_line_and_hands_nothing_over(exported, run_cli, tmp_path):
+    script = exported("slurm", launcher="slurm").out
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\ntouch {tmp_path}/handed-over\necho 7\n")
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    told = run_cli("run", "job.toml", "--submit", "--wait", "--dry-run", cwd=tmp_path, env=path)
+    assert told.code == 0, told.err
+    assert told.out == f"# runs/Train-1/job.slurm\n{script}# submit\nsbatch --parsable --wait runs/Train-1/job.slurm\n"
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "handed-over").exists()
+    assert run_cli("run", "job.toml", "--submit", cwd=tmp_path, env=path).out == "7\n"
+
+
+@pytest.mark.parametrize("flags", [("--wait",), ("--submit", "--export", "slurm"), ("--wait", "--export", "slurm")])
+def test_submit_flags_that_contradict_each_other_are_refused(flags, exported, run_cli, tmp_path):
+    exported("slurm", launcher="slurm")
+    told = run_cli("run", "job.toml", *flags, cwd=tmp_path)
+    assert (told.code, flags[-2] in told.err or flags[0] in told.err) == (2, True), told.err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_submit_without_the_systems_program_says_so(exported, run_cli, tmp_path):
     exported("slurm")
     bare = tmp_path / "empty"

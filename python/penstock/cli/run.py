@@ -82,11 +82,18 @@ def command(
     from penstock.cluster import compare
     from penstock.cluster.execute import Execution
     from penstock.cluster.job import load
+    from penstock.errors import ConfigError
     from penstock.stage.job import variables
 
+    if wait and not submit:
+        raise ConfigError("--wait: a job that is not submitted is waited for anyway", where="--wait", hint="--submit")
+    if submit and export:
+        raise ConfigError("--export prints the job and --submit hands it over: one of them", where="--export")
     job = load(file)
     if submit or export:
-        return hand_over(job, file, runs, form=export, resume=resume, waits=wait, as_json=as_json)
+        return hand_over(
+            job, file, runs, form=export, resume=resume, waits=wait, as_json=as_json, dry_run=dry_run
+        )  # fmt: skip
     part = part_of(node, nodes, meet) if as_node or node is not None or nodes is not None else None
     # Homes and state folders are each node's own; credentials go along.
     own = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")

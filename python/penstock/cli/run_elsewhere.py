@@ -6,6 +6,7 @@ out which of the job's nodes this is.
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -19,16 +20,23 @@ if TYPE_CHECKING:
 __all__ = ["hand_over", "part_of"]
 
 
-def hand_over(job: Job, file: Path, runs: Path, *, form: str | None, resume: bool, waits: bool, as_json: bool) -> int:
-    """Prints the job in another form, or submits it; the exit code."""
+def hand_over(
+    job: Job, file: Path, runs: Path, *, form: str | None, resume: bool, waits: bool, as_json: bool, dry_run: bool
+) -> int:
+    """Prints the job in another form, or submits it, or prints what would be submitted; the exit code."""
     from penstock import env
     from penstock.cluster.specs import write
     from penstock.cluster.specs.asked import Asked
-    from penstock.cluster.submit import submit
+    from penstock.cluster.submit import plan, submit
 
     asked = Asked(job, file, runs, resume=resume)
     if form is not None:
         click.echo(write(form, asked), nl=False)
+        return 0
+
+    if dry_run:
+        script, text, line = plan(asked, waits=waits)
+        click.echo(f"# {script}\n{text}# submit\n{shlex.join(line)}")
         return 0
 
     def told(number: str) -> None:

@@ -14,10 +14,11 @@ from penstock.errors import ConfigError, NotFound, SystemFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from penstock.cluster.specs.asked import Asked
 
-__all__ = ["submit", "system_of"]
+__all__ = ["plan", "submit", "system_of"]
 
 _ASK_S = 60
 # A job that is asked to end takes its pool down first.
@@ -59,6 +60,18 @@ def system_of(asked: Asked) -> str:
     return found
 
 
+def plan(asked: Asked, *, waits: bool) -> tuple[Path, str, list[str]]:
+    """Where the job's script is to lie, its text, and the words that hand it over. Writes and starts nothing.
+
+    Raises:
+        ConfigError: No batch system, or a job that it cannot say.
+    """
+    system = system_of(asked)
+    script = asked.runs / asked.job.name / f"job.{system}"
+    words = _SYSTEMS[system]
+    return script, write(system, asked), [*words.start, *(words.wait if waits else ()), str(script)]
+
+
 def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: Callable[[str], None]) -> int:
     """Hands the job over.
 
@@ -73,13 +86,10 @@ def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: C
         NotFound: The system's program is not here.
         SystemFault: The system refused the job, in its own words.
     """
-    system = system_of(asked)
-    words = _SYSTEMS[system]
-    folder = asked.runs / asked.job.name
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / f"job.{system}"
-    script.write_text(write(system, asked), encoding="utf-8")
-    line = [*words.start, *(words.wait if waits else ()), str(script)]
+    words = _SYSTEMS[system_of(asked)]
+    script, text, line = plan(asked, waits=waits)
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(text, encoding="utf-8")
     try:
         # In a session of its own: a terminal's Ctrl-C is for us.
         running = subprocess.Popen(
@@ -87,7 +97,7 @@ def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: C
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        hint = f"this machine submits no jobs; --export {system} writes the script"
+        hint = f"this machine submits no jobs; --export {system_of(asked)} writes the script"
         raise NotFound(f"{line[0]}: {error.strerror}", hint=hint) from error
     number = ""
     try:

@@ -176,7 +176,7 @@ def test_submit_dry_prints_the_script_and_the_line_and_hands_nothing_over(export
 def test_submit_flags_that_contradict_each_other_are_refused(flags, exported, run_cli, tmp_path):
     exported("slurm", launcher="slurm")
     told = run_cli("run", "job.toml", *flags, cwd=tmp_path)
-    assert (told.code, flags[-2] in told.err or flags[0] in told.err) == (2, True), told.err
+    assert (told.code, flags[0] in told.err or flags[-2] in told.err) == (2, True), told.err
     assert not (tmp_path / "runs").exists()
 
 

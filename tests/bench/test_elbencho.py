@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bench.elbencho import COLUMNS, parse, render
+from penstock.bench.rows import End, Row
+from penstock.bench.verdict import classify
 from penstock.errors import Corrupt
 
 # One line a phase, as version 2.1 writes them: empty where a quantity does not apply, the command in quotes that are no CSV's.
@@ -130,6 +132,26 @@ def test_file_comes_out_as_it_went_in(lines):
 
 
 @pytest.mark.parametrize(
+    "operation", ["READ", "WRITE", "READ+s", "WRITE+s", "WRITE+s+r", "RWMIX30", "RWMIX70+s", "MIX-T4", "NET"]
+)
+def test_operation_of_elbencho_s_options_moves_bytes(operation):
+    """A stat or a read beside each file, a mix by percent or by threads: the name says so."""
+    lines = [phase(operation, last=(10_000, 400 * t, 400 * t), threads=str(t)) for t in (1, 4, 16)]
+    cells = classify(parse(text(*lines), "a.csv")).cells
+    assert [(c.operation, c.threads, round(c.bytes_per_s / (1 << 20))) for c in cells] == [
+        (operation, t, 40 * t) for t in (1, 4, 16)
+    ]
+
+
+def test_render_mix_of_ours_is_named_by_its_share_of_reads():
+    mixed = [
+        Row(operation=name, path_type="file", last=End(time_s=1.0, ios=n, ios_per_s=n, bytes=n * 4096.0))
+        for name, n in (("WRITE", 300.0), ("RWMIX", 700.0))
+    ]
+    assert [r.operation for r in parse(render(mixed), "a.csv")] == ["RWMIX70", "RWMIX"]
+
+
+@pytest.mark.parametrize(
     ("broken", "said"),
     [
         ("date,rate\n1,2\n", "no elbencho CSV"),
@@ -154,6 +176,38 @@ def test_prop_parse_any_text_ends_in_rows_or_one_error(tail, fields):
         except Corrupt:
             continue
         render(rows)
+
+
+def cut(value):
+    """elbencho divides whole numbers: every figure is cut off, none is rounded."""
+    return str(int(value))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1_000, 10**10),
+    st.floats(0, 1),
+    st.integers(1, 10**9),
+    st.sampled_from([0, 4096, 262_144, 1 << 20, 67_108_864]),
+    st.sampled_from([4096, 1 << 20]),
+    st.floats(0, 100),
+    st.sampled_from(["dir", "file", "blockdev", "bucket"]),
+)
+def test_prop_line_as_elbencho_counts_it_comes_out_as_it_went_in(last_us, part, files, size, block, cpu, kind):
+    """Microseconds, files and bytes as elbencho holds them, made into a line by its arithmetic."""
+    fields = {"operation": "READ", "path type": kind, "file size": str(size), "block size": str(block)}
+    for end, us, done in (("[first]", max(1, int(last_us * part)), int(files * part)), ("[last]", last_us, files)):
+        counts = {"entries": done, "IOPS": done * max(1, size // block), "MiB": done * size}
+        fields |= {f"time ms {end}": cut(us / 1000), f"CPU% {end}": cut(cpu)}
+        fields |= {f"entries/s {end}": str(counts["entries"] * 10**6 // us), f"entries {end}": str(done)}
+        if size:
+            fields[f"IOPS {end}"] = str(counts["IOPS"] * 10**6 // us)
+            fields |= {
+                f"MiB/s {end}": str(counts["MiB"] * 10**6 // us // (1 << 20)),
+                f"MiB {end}": str(counts["MiB"] >> 20),
+            }
+    told = text(line(**fields))
+    assert render(parse(told, "a.csv")) == told
 
 
 figure = st.one_of(st.none(), st.integers(0, 10**12))

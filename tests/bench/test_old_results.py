@@ -99,7 +99,9 @@ def test_fio_jobs_listed_one_by_one_are_summed_and_a_mix_has_two_rows():
     assert write.last.ios == sum(job["write"]["total_ios"] for job in jobs)
     assert read.last.bytes_per_s == sum(job["read"]["bw_bytes"] for job in jobs)
     assert write.io_latency.percentiles_us == {}  # of two jobs, percentiles cannot be merged
-    assert "RWMIX" not in render([write, read])  # elbencho's line holds both
+    _, line = render([write, read]).splitlines()  # elbencho's holds both, and is named by the share of reads
+    share = round(100 * read.last.ios_per_s / (read.last.ios_per_s + write.last.ios_per_s))
+    assert f",RWMIX{share}," in line
 
 
 def test_fio_job_that_failed_is_invalid():
@@ -130,6 +132,29 @@ def test_mdtest_mean_rates_of_what_was_run():
     assert (rows[0].file_size_bytes, rows[0].files, rows[0].hosts, rows[0].threads) == (4096, 3334, 2, 5)
     # -e was not given: reading is opening, and is judged as such.
     assert (rows[2].file_size_bytes, classify(rows).cells[2].bytes_per_s) == (0, 0)
+
+
+MDTEST_OF_RANKS = """mdtest-4.1.0+dev was launched with 8 total task(s) on 1 node(s)
+Command line used: mdtest '-n' '100' '--show-perrank-stats' '-d' '/mnt/pool'
+8 tasks, 800 files
+
+SUMMARY rate (in ops/sec): (of 2 iterations)
+   Operation     per Rank: Max            Min           Mean      per Iteration: Max            Min           Mean        Std Dev
+   ---------               ---            ---           ----                     ---            ---           ----        -------
+   File creation           510.000        400.000        450.000       3600.000       3400.000       3500.000        100.000
+   File stat               900.000        800.000        850.000       7000.000       6600.000       6800.000        200.000
+
+SUMMARY time (in ms/op): (of 2 iterations)
+   Operation                     Max            Min           Mean        Std Dev
+   ---------                     ---            ---           ----        -------
+   File creation                  2.500          1.900          2.200          0.100
+   File stat                      1.300          1.100          1.200          0.100
+"""
+
+
+def test_mdtest_rates_of_iterations_are_read_not_those_of_ranks_nor_times():
+    rows = ior.parse_mdtest(MDTEST_OF_RANKS, "out.txt")
+    assert [(r.operation, r.last.entries_per_s) for r in rows] == [("WRITE", 3500), ("STAT", 6800)]
 
 
 def test_folder_of_all_tools_is_one_set_of_rows(tmp_path):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.bench import machine_card, results
+from penstock.bench.rows import End, Row, read_results, write_results
 from penstock.errors import ConfigError, Corrupt, NotFound, PenstockError
 
 
@@ -121,3 +122,11 @@ def test_reading_results_needs_neither_torch_nor_numpy():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+def test_rows_of_before_know_their_processors_from_the_machine(tmp_path):
+    """Rows written before `cores` was a field still tell what share of the machine the bench used itself."""
+    row = Row(operation="READ", hosts=2, last=End(time_s=4.0), cpu_s=8.0)
+    write_results(tmp_path, [row], spec={}, provenance=record().provenance)
+    (back,) = read_results(tmp_path).rows
+    assert (row.own_cpu, back.cores, back.own_cpu) == (None, 2, 0.5)

@@ -227,6 +227,19 @@ def test_classify_time_lost_to_refusals_outranks_a_machine_that_others_keep_busy
     assert [c.regime for c in alone] == ["throttle"]
 
 
+@pytest.mark.parametrize(("own", "regime"), [(1.8, "client"), (0.4, "bandwidth")])
+def test_classify_machine_that_others_keep_busy_is_no_client_limit(own, regime):
+    """Two processors, all busy: with the bench (1.8 of them), or with builds beside it (0.4)."""
+    rows = []
+    for size in (64 * KIB, MIB, 16 * MIB):
+        for c in (1, 4, 16, 64):
+            one = row("READ", c, size, min(c / (1e-3 + size / 1e9), 4e9 / size), cpu=0.96, cores=2)
+            rows.append(msgspec.structs.replace(one, cpu_s=own * one.last.time_s))
+    told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
+    assert told[64, 16 * MIB].regime == regime
+    assert ("crowded" in told[64, 16 * MIB].evidence) == (regime != "client")
+
+
 def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
     rows = []
     for size in (128 * KIB, MIB):

@@ -238,6 +238,39 @@ def test_emulated_step_overshoot_is_counted_out(overshoot):
     assert clock.now - begun == pytest.approx(3.5, rel=2e-3)
 
 
+def test_emulated_steps_pay_back_what_a_busy_kernel_took():
+    """Away for 40 ms in the middle of a step of 3.5 ms: the next eleven are shorter, and the schedule holds."""
+    clock = Clock()
+    pacer = Pacer(clock=clock, sleep=clock.sleep)
+    begun = clock.now
+    for step in range(100):
+        started = clock()
+        clock.now += 0.04 if step == 50 else 0.0
+        pacer.pace(started, 0.0035)
+    assert clock.now - begun == pytest.approx(0.35, rel=2e-3)
+    # A suspended process is another matter: an hour is not paid back.
+    started = clock()
+    clock.now += 3600
+    pacer.pace(started, 0.0035)
+    assert pacer.overshoot_s == pytest.approx(0.05)
+
+
+def test_emulated_first_step_of_an_epoch_hands_on_no_overshoot():
+    """Utilisation leaves that step out: what it overshot would shorten a step that counts, and read as more than all."""
+    clock = Clock(overshoot=9e-4)
+    made = EmulatedCosmoFlow(Recipe(**TINY), Pacer(clock=clock, sleep=clock.sleep), clock)
+    spec = WorkloadSpec(seed=0, global_batch=1, accelerator="h100", settings=TINY)
+    made.demand(spec)
+    made.prepare(spec)
+    data = {k: v.numpy() for k, v in batch(1).items()}
+    for epoch in range(2):
+        made.begin_epoch(epoch)
+        made.step(data)
+        second = clock.now
+        made.step(data)
+        assert clock.now - second >= 0.0035
+
+
 def test_emulated_accelerator_takes_the_published_time_for_each_sample():
     for name, seconds in (("v100", 0.00936), ("a100", 0.00551), ("h100", 0.00350)):
         clock = Clock()

@@ -2,8 +2,8 @@
 """elbencho's CSV of results, in and out: its exact columns, its names of operations, its units.
 
 Owns the translation to and from `Row`. Refuses to judge. A column that a version of elbencho does not write is taken as
-empty; one that we do not know is passed over. MiB is 2**20 bytes, and elbencho rounds MiB/s to whole ones, so rates are taken
-from what was done and how long it took wherever that is the finer figure.
+empty; one that we do not know is passed over. MiB is 2**20 bytes. elbencho cuts every figure off at the whole number, so a rate is
+taken from what was done and how long it took, as far as the printed one allows; and so does `render`.
 """
 
 from __future__ import annotations
@@ -80,15 +80,16 @@ def _size(row: Mapping[str, str], column: str, place: str) -> int | None:
     return int(found[1]) << 10 * ("kmgt".index(found[2]) + 1) if found else _whole(row, column, place)
 
 
+# The most that cutting off takes, a hair less.
+_CUT_OFF = 0.999
+
+
 def _finer(count: float | None, rate: float | None, time_s: float) -> float | None:
-    """Of a rate as printed and one from count and time, that which rounding hurt less."""
+    """A rate from count and time, within what the printed one allows: it was cut off, so the true one is less than one above."""
     if not count or time_s <= 0:
         return rate
-    # A count or a millisecond is known to half a unit; so is the printed rate.
     from_count = count / time_s
-    if rate is None or rate < 1 or 0.0005 / time_s < 0.5 / rate:
-        return from_count
-    return rate
+    return from_count if rate is None else min(max(from_count, rate), rate + _CUT_OFF)
 
 
 def _end(row: Mapping[str, str], which: str, prefix: str, place: str) -> End | None:
@@ -160,7 +161,8 @@ def _lines(text: str, place: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
-    operation = fields.get("operation", "").strip().upper()
+    phase, plus, beside = fields.get("operation", "").strip().partition("+")
+    operation = phase.upper() + plus + beside.lower()
     if not operation:
         raise Corrupt(f"{place}: no operation", where=place)
     last = _end(fields, "[last]", "", place) or _end(fields, "[first]", "", place)
@@ -206,8 +208,12 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
         )
 
 
+# Of a figure that was whole before it was a float, such as 0.29 of a processor.
+_HAIR = 1e-6
+
+
 def _text(value: float | None, scale: float = 1.0) -> str:
-    return "" if value is None else str(round(value * scale))
+    return "" if value is None else str(math.floor(value * scale + _HAIR))
 
 
 def _told(end: End | None, which: str, prefix: str = "") -> dict[str, str]:
@@ -234,17 +240,33 @@ def _measured(row: Row, prefix: str = "") -> dict[str, str]:
     return found
 
 
+def _read_share(writes: End, reads: End) -> int | None:
+    """Percent of a mix that was read, which elbencho has in the operation's name."""
+    for written, read in (
+        (writes.ios_per_s, reads.ios_per_s),
+        (writes.bytes_per_s, reads.bytes_per_s),
+        (writes.entries_per_s, reads.entries_per_s),
+    ):
+        if written is not None and read is not None and written + read > 0:
+            return round(100 * read / (written + read))
+    return None
+
+
 def render(rows: Iterable[Row]) -> str:
     """elbencho's CSV of rows: what it has no column for (throttles, percentiles, series) stays in `rows.jsonl`."""
     lines: list[dict[str, str]] = []
+    writes = End(time_s=0.0)
     for row in rows:
         if row.operation == "RWMIX" and lines:
             lines[-1] |= _measured(row, _MIX)
+            if lines[-1]["operation"] == "WRITE" and (share := _read_share(writes, row.last)) is not None:
+                lines[-1]["operation"] = f"RWMIX{share}"
             continue
+        writes = row.last
         direct, random = str(int(row.direct)), str(int(row.random))
         lines.append(
             {
-                "ISO date": row.created,
+                "ISO date": row.created.replace("Z", ".000+0000"),
                 "label": row.label,
                 "path type": row.raw.get("path type", "bucket" if row.path_type == "object" else row.path_type),
                 "hosts": str(row.hosts),
@@ -261,6 +283,8 @@ def render(rows: Iterable[Row]) -> str:
                 **{column: row.raw[column] for column in _KEPT if column in row.raw},
             }
         )
+        if row.random:
+            lines[-1].setdefault("random aligned", "1")
         lines[-1].setdefault("paths", "1")
         lines[-1].setdefault("version", row.source)
     # elbencho escapes nothing: a comma inside a field becomes a space, as in its own command column.

@@ -31,7 +31,8 @@ _MDTEST = {
     "File read": "READ",
     "File removal": "RMFILES",
 }
-_RATE = re.compile(r"^\s*(\w+ \w+)\s*:?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$")
+# Max, min, mean and deviation of the iterations; where ranks were asked for, too, their max, min and mean stand before them.
+_RATE = re.compile(r"^\s*(\w+ \w+)\s*:?(?:\s+[\d.]+){2,5}\s+([\d.]+)\s+[\d.]+\s*$")
 _LAUNCHED = re.compile(r"^\s*(mdtest\S*) was launched with (\d+) total task\(s\) on (\d+) node", re.MULTILINE)
 
 
@@ -168,11 +169,12 @@ def _mdtest_run(run: re.Match[str], text: str, place: str) -> Iterator[Row]:
         command = line.split()
     files = re.search(r"^\s*\d+ tasks, (\d+) files", text, re.MULTILINE)
     each = max(1, int(files[1][:15]) // tasks) if files else None
-    for shown in text.partition("SUMMARY rate")[2].splitlines():
+    # A table of times may follow that of rates, under the same names.
+    for shown in text.partition("SUMMARY rate")[2].partition("SUMMARY ")[0].splitlines():
         found = _RATE.match(shown)
         if not found or found[1] not in _MDTEST:
             continue
-        rate = _number(found[4], place)
+        rate = _number(found[2], place)
         if not rate:
             continue
         operation = _MDTEST[found[1]]

@@ -7,6 +7,7 @@ Owns the loop over points and phases, and what all reports say alike. Knows neit
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -130,6 +131,7 @@ def facts_of(report: dict[str, Any]) -> dict[str, Any]:
     return {
         "open_loop_per_s": report["offered_per_s"],
         "cpu_s": report["cpu"]["user_s"] + report["cpu"]["system_s"],
+        "cores": os.cpu_count(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(report["started_s"])),
         "source": f"penstock {_native.__version__}",
     }

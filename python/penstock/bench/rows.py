@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["End", "Latency", "Results", "Row", "Sample", "read_results", "write_results"]
+__all__ = ["End", "Latency", "Results", "Row", "Sample", "moves_bytes", "read_results", "write_results"]
 
-# Operations in elbencho's words, so that its CSV and our rows say the same of the same thing.
-DATA_OPERATIONS = frozenset({"READ", "WRITE", "RWMIX"})
+# Operations in elbencho's words, so that its CSV and our rows say the same of the same thing: a mix has its share of reads or its
+# readers in the name, `+s` and `+r` are a stat and a read beside each file, NET is its network.
+_DATA_OPERATION = re.compile(r"(?:READ|WRITE|RWMIX\d*|MIX-T\d+|NET)(?:\+[sr])*")
 # What is seen from beside: a disk under a run, a training run itself.
 WATCHED = frozenset({"TRACE", "TRAIN"})
 # What is no phase of one size, or is done between such; timed, and never judged.
@@ -141,6 +143,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         open_loop_per_s: Arrivals offered; None is a closed loop.
         limits: What the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the series.
         loss_s: Worker-seconds by what they went to.
+        cpu_s: Processor seconds of the measuring program itself, on all hosts.
+        cores: Processors of each host.
         prices_as_of: Dates of the prices behind `usd`.
         invalid: Why its figures are none; empty for a sound row.
         source: Tool and version that measured it.
@@ -175,6 +179,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     loss_s: dict[str, float] = {}
     cache: CacheState = CacheState()
     cpu_s: float | None = None
+    cores: int | None = None
     usd: float | None = None
     prices_as_of: tuple[str, ...] = ()
     created: str = ""
@@ -184,6 +189,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     invalid: tuple[str, ...] = ()
     raw: dict[str, str] = {}
+
+    @property
+    def own_cpu(self) -> float | None:
+        """Share of the hosts' processors that the measuring program itself kept busy, 0 to 1; None where nobody recorded it."""
+        if self.cpu_s is None or not self.cores or self.last.time_s <= 0:
+            return None
+        return min(1.0, self.cpu_s / (self.last.time_s * self.cores * max(1, self.hosts)))
 
     @property
     def workers(self) -> int:
@@ -197,6 +209,11 @@ class Results(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     spec: dict[str, Any] = {}
     provenance: Provenance | None = None
+
+
+def moves_bytes(operation: str) -> bool:
+    """Whether an operation reads or writes what is in files or objects."""
+    return _DATA_OPERATION.fullmatch(operation) is not None
 
 
 def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
@@ -291,7 +308,10 @@ def read_results(folder: Path) -> Results:
             continue
         try:
             refuse_newer(line, f"{file}, line {number}")
-            rows.append(msgspec.json.decode(line, type=Row))
+            row = msgspec.json.decode(line, type=Row)
+            if row.cores is None and row.cpu_s is not None and origin is not None:
+                row = msgspec.structs.replace(row, cores=origin.machine.cores)
+            rows.append(row)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"{file}, line {number} is no row: {error}", where=str(file)) from None
     return Results(rows=tuple(rows), spec=told, provenance=origin)

@@ -66,7 +66,7 @@ class Demand:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepCost:
     """What a step took.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.bench.rows import DATA_OPERATIONS, WATCHED, Results, Row
+from penstock.bench.rows import WATCHED, Results, Row, moves_bytes
 from penstock.bench.verdict import Judged, Verdict, classify
 from penstock.units import format_bytes, format_rate
 
@@ -125,7 +125,7 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
                 best=max(family, key=lambda c: (c.bytes_per_s, c.entries_per_s)),
             )
         )
-    return tuple(sorted(made, key=lambda g: (g.operation not in DATA_OPERATIONS, g.title)))
+    return tuple(sorted(made, key=lambda g: (not moves_bytes(g.operation), g.title)))
 
 
 def _headline(groups: Sequence[Group], watched: Sequence[Row]) -> tuple[str, str]:
@@ -188,6 +188,12 @@ def summarise(results: Results) -> SweepReport:
     if tails:
         doubts.append(
             f"in {tails} phases the last worker took 1.5 times as long as the first: those are judged at the first's end"
+        )
+    crowded = sum("crowded" in c.evidence for c in verdict.cells)
+    if crowded:
+        doubts.append(
+            f"at {crowded} of {len(verdict.cells)} points other programs kept the measuring machine busy: rates there are too low, "
+            "and no point is called the client's end for it"
         )
     noise = max((c.evidence.get("noise") or 0.0 for c in verdict.cells), default=0.0)
     if noise > 0.15:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,6 +227,12 @@ class Driver:
     def _done(self) -> bool:
         return self.spec.steps is not None and self.steps >= self.spec.steps
 
+    def _until_stop(self) -> float:
+        """Steps that may be taken until the limit, or the next checkpoint inside an epoch."""
+        left = math.inf if self.spec.steps is None else self.spec.steps - self.steps
+        every = self.spec.checkpoint_steps
+        return min(left, every - self.steps % every) if every else left
+
     def _request(self, url: str, *, tail: str, shuffled: bool) -> Request:
         assert self.demand is not None
         return Request(
@@ -247,62 +253,73 @@ class Driver:
         )
 
     def _train_epoch(self, workload: Workload, feed: Feed, opened_s: float) -> None:
-        share, clock = self.share, time.perf_counter
+        """One pass, or what is left of it.
+
+        A step of an emulated accelerator may last a third of a millisecond, and all that is done between two of them reads as
+        a storage that is too slow: the loop counts in locals, which `settle` writes down where somebody looks at them.
+        """
+        share, clock, step, losses = self.share, time.perf_counter, workload.step, self._unshared
         workload.begin_epoch(self.epoch)
         this, opened = EpochTime(self.epoch), clock()
         batches: Iterator[Batch] = iter(feed)
-        began = clock()
-        waited_before, computed_before, steps_before, before = share.wait_s, share.train_s, self.steps, began
+        began = before = clock()
+        steps_before, held = self.steps, replace(share)
+        steps = samples = 0
+        wait_s = compute_s = sync_s = 0.0
+        due = self._until_stop()
+        tell_at = self._tells_again_at()
         at_epoch_end = True
+
+        def settle() -> None:
+            self.steps = steps_before + steps
+            share.samples, share.train_s = held.samples + samples, held.train_s + before - began
+            share.wait_s, share.compute_s = held.wait_s + wait_s, held.compute_s + compute_s
+            share.sync_s = held.sync_s + sync_s
+
         while True:
             batch = next(batches, None)
             now = clock()
-            share.wait_s += now - before
+            wait_s += now - before
             if batch is None:
                 before = now
                 break
-            if share.samples == 0:
-                share.first_batch_s = now - opened_s
-            cost = workload.step(batch)
-            share.samples += cost.samples
-            share.compute_s += cost.compute_s
-            share.sync_s += cost.sync_s
-            this.compute_s += cost.compute_s
-            this.samples += cost.samples
-            this.steps += 1
-            self.steps += 1
+            cost = step(batch)
+            samples += cost.samples
+            compute_s += cost.compute_s
+            sync_s += cost.sync_s
+            steps += 1
             if cost.loss is not None:
                 if not math.isfinite(cost.loss):
                     raise PenstockError(
-                        f"step {self.steps}: the loss is {cost.loss}, the training has diverged",
+                        f"step {steps_before + steps}: the loss is {cost.loss}, the training has diverged",
                         hint="a smaller learning rate",
                     )
-                self._unshared.append(cost.loss)
+                losses.append(cost.loss)
             before = clock()
-            if this.steps == 1:
+            if steps == 1:
                 this.first_s, this.first_compute_s = before - began - cost.sync_s, cost.compute_s
-            if share.first_step_samples == 0:
-                share.first_step_s, share.first_step_samples = before - began, share.samples
-            if self._done():
-                # The loader counts an epoch when its iterator ends; a limit inside one leaves it inside.
-                at_epoch_end = False
-                break
-            if self.spec.checkpoint_steps and self.steps % self.spec.checkpoint_steps == 0:
-                share.train_s = computed_before + before - began
+                if held.samples == 0:
+                    share.first_batch_s = now - opened_s
+                    share.first_step_s, share.first_step_samples = before - began, samples
+            if steps == due:
+                settle()
+                if self._done():
+                    # The loader counts an epoch when its iterator ends; a limit inside one leaves it inside.
+                    at_epoch_end = False
+                    break
                 self._save(workload, feed, self.epoch)
+                losses = self._unshared
                 # What a checkpoint takes is no training, and no wait for data either.
                 paused = clock() - before
-                began, opened = began + paused, opened + paused
-                before = clock()
-            if before - self._reported_s > _REPORT_S:
+                began, opened, before = began + paused, opened + paused, before + paused
+                due = steps + self._until_stop()
+            if before > tell_at:
+                settle()
                 span = max(before - began, 1e-9)
-                self._tell(
-                    "train",
-                    rate=(self.steps - steps_before) * self.spec.global_batch / span,
-                    wait=(share.wait_s - waited_before) / span,
-                )
-        share.train_s = computed_before + before - began
-        this.wall_s = before - opened
+                self._tell("train", rate=steps * self.spec.global_batch / span, wait=wait_s / span)
+                tell_at = self._tells_again_at()
+        settle()
+        this.steps, this.samples, this.compute_s, this.wall_s = steps, samples, compute_s, before - opened
         share.epochs.append(this)
         share.passes.append(dict(feed.report()))
         if at_epoch_end:
@@ -316,6 +333,9 @@ class Driver:
         self.share.validation_passes.append(dict(feed.report()))
         if found:
             self.metrics.append({"epoch": self.epoch, "step": self.steps, **found})
+
+    def _tells_again_at(self) -> float:
+        return self._reported_s + _REPORT_S if self._report is not None and self.rank.rank == 0 else math.inf
 
     def _tell(self, phase: str, *, rate: float = 0.0, wait: float = 0.0, force: bool = False) -> None:
         if self._report is None or self.rank.rank != 0:

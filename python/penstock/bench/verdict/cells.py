@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.bench.rows import DATA_OPERATIONS, HOUSEKEEPING, End, Row
+from penstock.bench.rows import HOUSEKEEPING, End, Row, moves_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,6 +36,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         per_s: Units of work a second.
         spread: Of the repeats, as a share of their median; None for one.
         tail: Time to the last worker's end over that to the first's.
+        cpu: Share of the machine's processors that were busy, with whatever.
+        own_cpu: Share of them that the measuring program kept busy itself.
         queueing: Mean over least latency: how long a request waits for others.
         worst: Largest over mean latency.
         worst_s: Largest latency.
@@ -52,6 +54,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     spread: float | None = None
     tail: float | None = None
     cpu: float | None = None
+    own_cpu: float | None = None
     queueing: float | None = None
     worst: float | None = None
     worst_s: float | None = None
@@ -148,7 +151,7 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
     if unit == "block":
         size = float(row.block_size_bytes or 0)
     else:
-        size = float(row.file_size_bytes or 0) if row.operation in DATA_OPERATIONS else 0.0
+        size = float(row.file_size_bytes or 0) if moves_bytes(row.operation) else 0.0
     return Cell(
         row=row,
         workers=row.workers,
@@ -158,6 +161,7 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
         spread=(max(rates) - min(rates)) / middle if len(rates) > 1 else None,
         tail=_median(r.last.time_s / r.first.time_s if r.first and r.first.time_s > 0 else None for r in rows),
         cpu=_median(r.last.cpu for r in rows),
+        own_cpu=_median(r.own_cpu for r in rows),
         queueing=mean / least if mean and least else None,
         worst=most / mean if mean and most else None,
         worst_s=most / 1e6 if most else None,
@@ -192,7 +196,7 @@ def _by_label(family: list[Row]) -> list[list[Row]]:
 
 
 def _sweeps(family: list[Row]) -> list[Sweep]:
-    moves = family[0].operation in DATA_OPERATIONS and family[0].file_size_bytes != 0
+    moves = moves_bytes(family[0].operation) and family[0].file_size_bytes != 0
     blocks_of: dict[object, set[object]] = {}
     for row in family:
         if row.block_size_bytes and _blocks_a_file(row) > 1:

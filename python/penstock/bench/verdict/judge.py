@@ -32,6 +32,8 @@ REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
 
 # A machine this busy has no more to give, whatever the storage could.
 _BUSY = 0.85
+# Of what is busy, so much has to be the measuring itself; else others are in its way, which is nothing about the storage either.
+_OWN = 0.5
 # More workers that bring less are not what a point waits for.
 _WORTH_MORE = 1.2
 # A rate this far under one of fewer workers is retrograde, if the noise does not explain it.
@@ -241,10 +243,11 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
     busy = cell.cpu is not None and cell.cpu >= _BUSY
+    crowded = busy and cell.cpu is not None and cell.own_cpu is not None and cell.own_cpu < _OWN * cell.cpu
     # Time that was counted as lost to refusals is the store's doing, however busy the machine was with other things.
     if (reason := _throttled(cell, limit)) and (limit != "own" or cell.lost >= _LOST):
         regime, why = "throttle", reason
-    elif busy and cell.cpu is not None and (limit != "own" or cell.cpu >= 0.97):
+    elif busy and not crowded and cell.cpu is not None and (limit != "own" or cell.cpu >= 0.97):
         regime, why = "client", f"{cell.cpu:.0%} of the client's processors are busy"
     elif limit != "own" and seen.hosts_help:
         regime, why = "client", "more hosts with as many threads each bring nearly as much more"
@@ -268,6 +271,7 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     }
     measured = {
         "cpu": cell.cpu,
+        "own_cpu": cell.own_cpu,
         "queueing": cell.queueing,
         "worst_over_mean": cell.worst,
         "io_share": cell.io_share,
@@ -277,6 +281,8 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
         "spread": cell.spread,
     }
     evidence |= {name: _rounded(value) for name, value in measured.items() if value is not None}
+    if crowded:
+        evidence["crowded"] = "others kept the processors busy, not this measurement"
     if regime == "bandwidth" and (link := _near_link(seen.peak_bytes_per_s / row.hosts)):
         evidence["near_link_gbit_per_s"] = link
     return Judged(

@@ -104,6 +104,21 @@ def test_gpu_with_what_it_cannot_do_is_refused(
     assert flags[0] in ran.err
 
 
+@pytest.mark.parametrize("flags", [(), ("--overwrite-device",)])
+def test_gpu_writes_into_folders_only_and_a_file_stays_as_it_is(
+    run_cli: Callable[..., Any], tmp_path: Path, driver: Path, flags: tuple[str, ...]
+) -> None:
+    mine = tmp_path / "thesis"
+    mine.write_bytes(b"x" * 65536)
+    env = {"LD_LIBRARY_PATH": str(driver), "STANDIN_LOG": "/dev/null", "STANDIN_HELD": str(tmp_path / "held")}
+    line = ("bench", "storage", mine, "--block-size", "16KiB", "--keep-caches", "--gpu", "0")
+    ran = run_cli(*line, "--phases", "write", *flags, env=env)
+    assert (ran.code, "into a folder" in ran.err) == (2, True), ran.err
+    assert mine.read_bytes() == b"x" * 65536
+    read = run_cli(*line, "--phases", "read", "--json", env=env)
+    assert json.loads(read.out)["rows"][0]["last"]["bytes"] == 65536
+
+
 def test_cufile_needs_a_gpu(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     ran = run_cli("bench", "storage", tmp_path / "new", *_SMALL, "--cufile")
     assert (ran.code, "--gpu" in ran.err) == (2, True)

@@ -81,11 +81,15 @@ class Ground:
                     hint="read it with --phases read,stat, or delete it with --phases delete and the same sizes",
                 )
             try:
-                (self.path / _MARKER).write_text(_mark(self._session))
+                # Before the folder: whoever cleans up after a host that was lost looks here.
+                self._made.add(tree)
+                self._mark()
                 tree.mkdir()
             except OSError as error:
+                self._made.discard(tree)
+                with suppress(OSError):
+                    self._mark()
                 raise as_fault(error, str(tree)) from None
-            self._made.add(tree)
         elif not tree.is_dir():
             raise NotFound(
                 f"{tree} does not exist: nobody wrote files of this number and size here",
@@ -100,9 +104,11 @@ class Ground:
             tree.rmdir()
         self._made.discard(tree)
 
-
-def _mark(session: str) -> str:
-    return json.dumps({"schema_version": 1, "made_by": "penstock bench storage", "session": session})
+    def _mark(self) -> None:
+        """Whose the folder is, and which of its trees are this run's."""
+        told = {"schema_version": 1, "made_by": "penstock bench storage", "session": self._session}
+        trees = sorted(tree.name for tree in self._made)
+        (self.path / _MARKER).write_text(json.dumps({**told, "trees": trees}))
 
 
 def entries_of(path: Path, *, ours: re.Pattern[str] | None = None) -> set[str]:
@@ -134,17 +140,21 @@ def _refuse(path: Path, foreign: set[str]) -> None:
 
 
 def sweep(path: Path, session: str) -> bool:
-    """Removes what a run of that session left in a folder, and the folder; whether it had left anything."""
+    """Removes what a run of that session made in a folder, and the folder where nothing else is left in it; whether it had
+    made anything. Trees of earlier runs stay.
+    """
     marker = path / _MARKER
     try:
-        if marker.read_text() != _mark(session):
-            return False
-    except OSError:
+        told = json.loads(marker.read_bytes())
+        trees = [name for name in told["trees"] if _TREE.fullmatch(name)] if told["session"] == session else []
+    except (OSError, ValueError, KeyError, TypeError):
         return False
-    for entry in path.iterdir():
-        if _TREE.fullmatch(entry.name):
-            shutil.rmtree(entry, ignore_errors=True)
-    with suppress(OSError):
-        marker.unlink()
-        path.rmdir()
+    if not trees:
+        return False
+    for name in trees:
+        shutil.rmtree(path / name, ignore_errors=True)
+    if not any(_TREE.fullmatch(entry.name) for entry in path.iterdir()):
+        with suppress(OSError):
+            marker.unlink()
+            path.rmdir()
     return True

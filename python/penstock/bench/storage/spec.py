@@ -143,8 +143,8 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
         )
     if not points:
         raise ConfigError("no point to measure: every block size is larger than every file size", where="--block-size")
-    _refuse_on_gpu(bench, points)
     kind = kind_of(path)
+    _refuse_on_gpu(path, kind, bench, points)
     if kind != "dir" and (misplaced := sorted(_NEEDS_A_TREE & set(bench.phases))):
         raise ConfigError(f"phases: {', '.join(misplaced)} need a folder, and {path} is a {kind}", where="--phases")
     if not path.exists() and not {"mkdirs", "write"} & set(bench.phases):
@@ -161,11 +161,14 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
             _refuse_too_large(path, point)
 
 
-def _refuse_on_gpu(bench: StorageBench, points: tuple[Point, ...]) -> None:
+def _refuse_on_gpu(path: Path, kind: str, bench: StorageBench, points: tuple[Point, ...]) -> None:
     if bench.gpu is None:
         if bench.cufile:
             raise ConfigError("cufile: it moves bytes to a GPU; say which with --gpu", where="--cufile")
         return
+    if kind != "dir" and "write" in bench.phases:
+        # The core looks whether it was meant, and whether somebody uses the device; what goes to a GPU passes it by.
+        raise ConfigError(f"gpu: with --gpu files are written into a folder, and {path} is a {kind}", where="--phases")
     for is_asked, flag, why in (
         (bench.engine == "io_uring" or any(p.io_depth > 1 for p in points), "--depth", "a thread holds one block"),
         (bench.arrivals != "closed", "--arrivals", "blocks follow one another"),

@@ -73,9 +73,31 @@ def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp
         Call(["sh", "-c", "echo r{rank} of {world}; exit {rank}"], made.nodes(), 3, deadline_s=60, fills=True)
     )
     assert [(e.rank, e.code, e.out) for e in exits] == [(r, r, f"r{r} of 3\n".encode()) for r in range(3)], exits
+    # Hydra's label in the middle of a line looks like anybody's words, so that only short ones are its promise.
+    width = 200_000 if program == "mpirun.openmpi" else 1
+    text = f'printf "%{width}s\\n" ""; printf "\\036{{}}\\036\\n"'
+    said = [e.out for e in made.run(Call(["sh", "-c", text], made.nodes(), 3, deadline_s=60))]
+    assert said == [b" " * width + b"\n\x1e{}\x1e\n"] * 3
     [ended] = made.run(Call(["cat"], made.nodes(), deadline_s=60, stdin=b"in"))
     assert ended.out == b"in"
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "rest"),
+    [
+        ("mpirun.openmpi (OpenRTE) 4.1.4\n", b"[1,3]<stdout>: x", b" x"),
+        ("mpirun (Open MPI) 5.0.3\n", b"[1,3]<stderr>: x", b"x"),
+        ("HYDRA build details:\n    Version: 4.0.2\n", b"[3] x", b"x"),
+    ],
+)
+def test_mpiruns_label_is_that_of_its_version(said, line, rest, tmp_path):
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\nprintf %s '{said}'\n")
+    program.chmod(0o755)
+    found = mpi.launcher({"nodes": "h1", "program": str(program)}, {}).label.match(line)
+    assert found is not None
+    assert (found["rank"], line[found.end() :]) == (b"3", rest)
 
 
 def test_launchers_outside_a_job_say_what_they_want():

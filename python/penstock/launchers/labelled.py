@@ -128,11 +128,11 @@ class _Heard:
                     lines.take(line[each.end() : end] + (b"\n" if at == len(found) else b""))
 
     def _line(self, rank: int, stream: str, line: bytes) -> None:
-        if record := _RECORD.search(line):
+        if line.startswith(b"\x1f"):  # of the rank, whatever it says
+            self._sinks[rank][stream].take(line[2:] + (b"\n" if line[1:2] == b"." else b""))
+        elif record := _RECORD.search(line):
             told = json.loads(record[1])
             self._records[told["rank"]] = told
-        elif line.startswith(b"\x1f"):
-            self._sinks[rank][stream].take(line[2:] + (b"\n" if line[1:2] == b"." else b""))
         else:
             self.own.take(line + b"\n")  # of the launcher's own on the rank's node: the door was not reached
 

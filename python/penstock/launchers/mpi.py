@@ -2,7 +2,7 @@
 """`mpi`: nodes that mpirun starts ranks on: Open MPI's, or MPICH's and its kin's (Hydra).
 
 Settings: `nodes` (`h1,h2`; else those of the Slurm, PBS or Azure Batch job that this is), `program` ([mpirun]), `args` (words for every
-start, as `--mca btl tcp,self`), `python`.
+start, as `--mca btl tcp,self`), `python`. Hydra's label inside a line of more than 64 KiB cannot be told from words, and stays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ __all__ = ["MpiLauncher", "launcher"]
 
 _ASK_S = 20
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_OPEN = re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>: ?")
+_OPEN = re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>:")
+# Open MPI 5 puts a blank behind; of 4, a blank there is the rank's own.
+_OPEN_5 = re.compile(_OPEN.pattern + rb" ")
 _HYDRA = re.compile(rb"^\[(?P<rank>\d+)\] ")
 
 
@@ -39,16 +41,16 @@ class MpiLauncher(LabelledLauncher):
         nodes: list[Node],
         *,
         program: str,
-        is_open: bool,
+        label: re.Pattern[bytes],
         args: list[str],
         python: str,
     ) -> None:
         super().__init__(environment, python=python)
         self._nodes = nodes
         self._program = program
-        self._is_open = is_open
+        self._is_open = label is not _HYDRA
         self._args = args
-        self.label = _OPEN if is_open else _HYDRA
+        self.label = label
 
     def nodes(self) -> Sequence[Node]:
         return self._nodes
@@ -107,6 +109,14 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
     if len(set(names)) < len(names) or not names:
         raise ConfigError(f"nodes: `{found.get('nodes', '')}` names a host twice, or none")
     return MpiLauncher(
-        environment, [Node(name, name) for name in names], program=program, is_open="Open MPI" in said or "OpenRTE" in said,
+        environment, [Node(name, name) for name in names], program=program, label=_label_of(said),
         args=shlex.split(found.get("args", "")), python=found.get("python", ""),
     )  # fmt: skip
+
+
+def _label_of(said: str) -> re.Pattern[bytes]:
+    """How lines are labelled by the mpirun that says this of its version."""
+    found = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", said)
+    if found is None:
+        return _HYDRA
+    return _OPEN if int(found[1]) < 5 else _OPEN_5

@@ -121,6 +121,12 @@ class LauncherSuite:
             assert ended.out == b"".join(digit * n + b"\n" for n in (9000, 3, 70000)) + digit * 2, ended
             assert ended.err == digit, ended
 
+    def check_blanks_and_marks_of_launchers_arrive_as_they_were(self) -> None:
+        text = 'printf "%200000s\\n" ""; printf "\\036{}\\036\\n[1,0]\\n"'
+        for ended in self._run(self._sh(text), self.nodes, 2):
+            assert ended.code == 0, ended
+            assert ended.out == b" " * 200_000 + b"\n\x1e{}\x1e\n[1,0]\n", ended
+
     def check_working_folder_is_taken(self) -> None:
         [ended] = self._run(["pwd"], self.nodes[:1], cwd="/usr")
         assert ended.out == b"/usr\n", ended

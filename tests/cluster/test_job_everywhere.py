@@ -264,3 +264,36 @@ binds = ["{PROGRAMS}", "{hosts.folder}/out-boxed:/mnt/0"]
     job = _write(hosts, "boxed", "slurm", container=part, extra="test -e /inside")
     _penstock(hosts, "run", job, "--quiet", "--runs", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
     _check(hosts, "boxed")
+
+
+# Where every rank has ended badly, as they do when one of mpirun's hosts goes away.
+_WHO_IS_LOST = """
+import sys, time
+from pathlib import Path
+from penstock.cluster import Cluster, losses
+from penstock.protocols import Exit
+losses._ASK_S = 12.0
+with Cluster.open(sys.argv[1], {}) as cluster:
+    Path(sys.argv[2], "asks").touch()
+    until = time.monotonic() + 60
+    while not Path(sys.argv[2], "is-cut").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    bad = [Exit(node.name, rank, 1, b"", b"", 1.0) for rank, node in enumerate(cluster.nodes)]
+    print(losses.lost_of(cluster, bad))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["slurm", pytest.param("mpi", marks=pytest.mark.needs_pool)])
+def test_host_that_is_lost_is_told_from_those_that_answer(launcher, hosts, tmp_path):
+    line = hosts.line(1, "salloc", "-Q", "-N3", sys.executable, "-c", _WHO_IS_LOST, launcher, tmp_path)
+    asking = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        await_((tmp_path / "asks").exists, "an allocation", hosts.folder, limit_s=60)
+        hosts.cut(3)
+        (tmp_path / "is-cut").touch()
+        out, err = asking.communicate(timeout=100)
+    finally:
+        hosts.cut(3, is_up=True)
+        asking.kill()
+        asking.wait()
+    assert out.strip() == "['h3']", err

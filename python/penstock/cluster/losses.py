@@ -28,7 +28,9 @@ def lost_of(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
     """Of the nodes whose ranks ended badly, those that answer no more. The others' ranks have failed by themselves."""
     names = {ended.node for ended in bad}
     suspects = [node for node in cluster.nodes if node.name in names]
-    return [ended.node for ended in cluster.run(["true"], on=suspects, deadline_s=_ASK_S) if ended.code != 0]
+    # Bytes for stdin go node by node: of one mpirun or srun over all, a single dead node ends all ranks.
+    asked = cluster.run(["true"], on=suspects, stdin=b"", deadline_s=_ASK_S)
+    return [ended.node for ended in asked if ended.code != 0]
 
 
 def mend(cluster: Cluster, pool: Pool, settings: Mapping[str, Any], lost: Sequence[str], *, deadline_s: float) -> int:

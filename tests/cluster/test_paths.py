@@ -71,13 +71,45 @@ def test_job_is_run_over_each_path_and_they_are_compared(written, run_cli, tmp_p
     assert all(row["total_s"] == pytest.approx(row["before_s"] + row["ranks_s"]) for row in rows.values())
     assert list(tmp_path.glob("disk-*/*")) == []
     assert pools.names() == []
-    again = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=170)
-    assert (again.code, "x the fastest" in again.out) == (0, True), again.err
+    resumed = run_cli("run", file, "--resume", "--json", cwd=tmp_path, timeout_s=170)
+    assert resumed.code == 0, resumed.err
+    again = {row["path"]: row for row in json.loads(resumed.out)["paths"]}
+    # What was done before took as long as it took then; only the pool came up, and was filled, anew.
+    assert {path: row["ranks_s"] for path, row in again.items()} == {path: row["ranks_s"] for path, row in rows.items()}
+    assert [again[path]["before_s"] for path in ("stream", "staged")] == [0, rows["staged"]["before_s"]]
+    told = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=170)
+    assert (told.code, "x the fastest" in told.out, "ranks: skipped: done before in" in told.out) == (0, True, True)
     shown = run_cli("run", file, "--dry-run", cwd=tmp_path)
-    assert [line for line in shown.out.splitlines() if line.startswith("# which-")][:5] == [
+    assert [line for line in shown.out.splitlines() if line.startswith("# which-")][:6] == [
         "# which-stream: ranks", "# which-stream: money",
-        "# which-staged: stage", "# which-staged: ranks", "# which-staged: money",
+        "# which-staged: stage", "# which-staged: ranks", "# which-staged: remove", "# which-staged: money",
     ]  # fmt: skip
+
+
+def test_staged_path_that_failed_has_its_data_again_when_it_is_resumed(written, run_cli, tmp_path):
+    file = written(["staged"], f"{tmp_path}/bucket/set")
+    rank = (tmp_path / "rank.py").read_text()
+    (tmp_path / "rank.py").write_text("raise SystemExit(7)")
+    failed = run_cli("run", file, "--json", cwd=tmp_path, timeout_s=170)
+    assert (failed.code, "exit code 7" in json.loads(failed.out)["paths"][0]["fault"]) == (1, True), failed.err
+    assert list(tmp_path.glob("disk-*/*")) == []
+    (tmp_path / "rank.py").write_text(rank)
+    resumed = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=170)
+    assert resumed.code == 0, resumed.err + resumed.out
+    assert {path.read_text() for path in (tmp_path / "out").iterdir()} != set()
+
+
+def test_staged_path_whose_data_cannot_be_removed_says_so(written, run_cli, tmp_path):
+    file = written(["staged"], f"{tmp_path}/bucket/set")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/rm").write_text("#!/bin/sh\necho the disk is read-only >&2\nexit 4\n")
+    (tmp_path / "bin/rm").chmod(0o755)
+    ran = run_cli(
+        "run", file, "--json", cwd=tmp_path, timeout_s=170, env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    )
+    [row] = json.loads(ran.out)["paths"]
+    assert (ran.code, "remove: n0: exit code 4: the disk is read-only" in row["fault"]) == (1, True), ran.err
+    assert row["ranks_s"] > 0
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

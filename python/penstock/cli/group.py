@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["LazyGroup"]
 
@@ -23,18 +23,22 @@ class LazyGroup(click.Group):
     Args:
         package: Where the modules are, such as `penstock.cli.bench`; a verb `disk-trace` is its `disk_trace`.
         verbs: Verb -> what it is for, in the order of the help.
+        unlisted: Verbs that Penstock starts itself, which no help and no completion shows.
     """
 
-    def __init__(self, *args: Any, package: str, verbs: Mapping[str, str], **extra: Any) -> None:
+    def __init__(
+        self, *args: Any, package: str, verbs: Mapping[str, str], unlisted: Sequence[str] = (), **extra: Any
+    ) -> None:
         super().__init__(*args, **extra)
         self.package = package
         self.verbs = verbs
+        self.unlisted = unlisted
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in self.verbs:
+        if cmd_name not in self.verbs and cmd_name not in self.unlisted:
             return None
         command: click.Command = importlib.import_module(f"{self.package}.{cmd_name.replace('-', '_')}").command
         return command
@@ -43,7 +47,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
-        if word not in self.verbs and not word.startswith("-") and not ctx.resilient_parsing:
+        is_known = word in self.verbs or word in self.unlisted
+        if not is_known and not word.startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
             above = ctx.command_path.partition(" ")[2]

@@ -175,7 +175,11 @@ def _say(row: StepRow) -> None:
     if row.state == "running":
         click.echo(f"{row.name} ...", err=True)
         return
-    click.echo(f"{row.name}: {row.state} in {format_seconds(row.seconds)}{f': {row.detail}' if row.detail else ''}")
+    took = format_seconds(row.seconds)
+    if row.state == "skipped":
+        click.echo(f"{row.name}: skipped: {row.detail} in {took}")
+        return
+    click.echo(f"{row.name}: {row.state} in {took}{f': {row.detail}' if row.detail else ''}")
 
 
 def _hear(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001

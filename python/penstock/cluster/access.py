@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's objects from one of its nodes: `python -m penstock.cluster.access ORDERS`, with the pool as JSON on stdin.
+"""A pool's objects from one of its nodes: `penstock pool orders ENGINE NODE ORDERS`, or the same behind
+`python -m penstock.cluster.access`, with the pool as JSON on stdin.
 
 Sent to a node by whoever is not on one: the repair of a pool, the suites, `penstock run`. Orders are JSON lists, done in
 order, as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]; answers are one JSON list, bytes as their length and
@@ -22,7 +23,7 @@ from penstock.protocols import Pool
 if TYPE_CHECKING:
     from penstock.protocols import Access
 
-__all__ = ["main", "perform"]
+__all__ = ["answers", "main", "perform"]
 
 # Names in one question.
 _AT_ONCE = 1000
@@ -75,14 +76,26 @@ def _forsake(access: Access, lost: set[str]) -> int:
     return gone
 
 
-def main() -> int:
-    """Does the orders of the command line."""
+def answers(engine: str, node: str, orders: str, pool: bytes) -> str:
+    """The answers to orders, as one JSON list.
+
+    Args:
+        orders: A JSON list of them.
+        pool: The pool as JSON.
+
+    Raises:
+        PenstockError: The pool does not answer at all.
+    """
     from penstock.cluster.pools import load_engine
 
+    access = load_engine(engine, {}).access(msgspec.json.decode(pool, type=Pool), node)
+    return json.dumps([perform(access, order) for order in json.loads(orders)])
+
+
+def main() -> int:
+    """Does the orders of the command line."""
     engine, node, orders = sys.argv[1:]
-    pool = msgspec.json.decode(sys.stdin.buffer.read(), type=Pool)
-    access = load_engine(engine, {}).access(pool, node)
-    sys.stdout.write(json.dumps([perform(access, order) for order in json.loads(orders)]))
+    sys.stdout.write(answers(engine, node, orders, sys.stdin.buffer.read()))
     return 0
 
 

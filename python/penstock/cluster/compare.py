@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.cluster.cluster import Cluster
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Compared", "compared", "leftover", "over", "plain", "run"]
 
 _MOST_NAME = 40
-_REMOVE_S = 300.0
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -109,17 +107,7 @@ def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> 
                 faults[path] = f"{', '.join(one.lost)} lost, and nobody ran those ranks again"
         except PenstockError as error:
             steps[path], faults[path] = one.steps(), str(error)
-        finally:
-            _remove(one)
     return compared(steps, faults), not faults
-
-
-def _remove(one: Execution) -> None:
-    """What a path has put onto the nodes' own disks beside a pool."""
-    folder = leftover(one.job)
-    if folder is not None:
-        with Cluster.open(one.job.cluster.launcher, one.job.cluster.given()) as cluster:
-            cluster.run(["rm", "-rf", "--", folder], deadline_s=_REMOVE_S, fills=True)
 
 
 def compared(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str]) -> list[Compared]:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.cluster import pools
 from penstock.cluster.cluster import Cluster
+from penstock.cluster.compare import leftover
 from penstock.cluster.faults import check, told
 from penstock.cluster.losses import lost_of, mend
+from penstock.cluster.provision import provision
 from penstock.cluster.told import NODE, VARIABLE, InPool, tell
 from penstock.cluster.words import Words
 from penstock.errors import ConfigError, NotFound, PenstockError
@@ -24,6 +25,7 @@ from penstock.units import parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from penstock.cluster.job import Job
     from penstock.protocols import Around, Exit, Hear, Node, Part
@@ -31,10 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "Step", "StepRow"]
 
 _DOWN_S = 120.0
+_REMOVE_S = 300.0
 
 
 class StepRow(msgspec.Struct):
-    """A step that has begun: `done`, `failed`, `skipped` (done by an earlier start) or `running`."""
+    """A step that has begun: `done`, `failed`, `running`, or `skipped` (done by an earlier start, in so many seconds)."""
 
     name: str
     state: str = "running"
@@ -84,6 +87,8 @@ class Execution:
         self._state = _State(hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:16])
         self._pool: Pool | None = None
         self._cluster: Cluster | None = None
+        self._earlier: dict[str, float] = {}
+        self._remade: str | None = None
         self.lost: dict[str, str] = {}
         """Nodes that were lost under way, and in what words."""
         self.is_partial = False
@@ -123,6 +128,8 @@ class Execution:
         if job.archive:
             on = everyone if job.archive.on == "all" else everyone[:1]
             steps.append(("archive", lines(self._words.archive(), on)))
+        if folder := leftover(job):
+            steps.append(("remove", lines(_removal(folder), everyone)))
         if job.pool:
             steps.append(("pool down", [["penstock", "pool", "down", "--name", job.name]]))
         return steps
@@ -166,17 +173,20 @@ class Execution:
                 self._do(name, do)
         except BaseException as error:
             try:
-                self._end_pool()
+                self._end()
             except PenstockError as second:
                 error.add_note(str(second))  # what went wrong first is what is told
             raise
         else:
-            self._end_pool()
+            self._end()
         finally:
             self.close()
         return self._state.steps
 
-    def _end_pool(self) -> None:
+    def _end(self) -> None:
+        """What the job has put onto the nodes for its own time."""
+        if leftover(self.job) is not None:
+            self._do("remove", self._remove)
         if self.job.pool and pools.find(self.job.name) is not None:
             self._do("pool down", self._down)
 
@@ -199,6 +209,7 @@ class Execution:
                     hint="resume with the file that it was started with",
                 )
             self._state.marks = found.marks
+            self._earlier = {row.name: row.seconds for row in found.steps if row.state in ("done", "skipped")}
         elif resume:
             raise NotFound(f"{self.folder} holds no start of a job to go on with")
         self._save()
@@ -221,7 +232,8 @@ class Execution:
             row.state, row.detail = "failed", str(error)
             raise
         finally:
-            row.seconds = time.monotonic() - began
+            took = time.monotonic() - began
+            row.seconds = self._earlier.get(name, took) if row.state == "skipped" else took
             self._save()
             self._say(row)
 
@@ -248,28 +260,9 @@ class Execution:
     def _provision(self) -> str:
         part = self.job.provision
         assert part is not None
-        script = Path(part.script)
-        try:
-            digest = hashlib.sha256(script.read_bytes()).hexdigest()
-        except OSError as error:
-            raise NotFound(f"provision: {script}: {error.strerror}", where=str(script)) from error
-        # The node itself remembers which script it was set up with: a fresh node is set up, whatever this machine believes.
-        stamp = f"{part.at}.done"
-        seen = self.cluster.run(["cat", stamp], deadline_s=60)
-        todo = [
-            node
-            for node, ended in zip(self.cluster.nodes, seen, strict=True)
-            if ended.out.decode(errors="replace").strip() != digest
-        ]
-        if not todo:
-            return "done before"
-        check(self.cluster.copy_to_all(script, part.at, on=todo, deadline_s=60), "provision")
-        check(self._on_nodes("provision", ["sh", part.at], part.deadline, on=todo), "provision")
-        check(
-            self.cluster.run(["sh", "-c", 'printf %s "$1" > "$2"', "sh", digest, stamp], on=todo, deadline_s=60),
-            "provision",
+        return provision(
+            self.cluster, part, lambda todo: self._on_nodes("provision", ["sh", part.at], part.deadline, on=todo)
         )
-        return f"{len(todo)} of {len(self.cluster.nodes)} nodes"
 
     def _up(self) -> str:
         part = self.job.pool
@@ -286,7 +279,8 @@ class Execution:
         data = self._words.data(self._pool.url if self._pool else "")
         # A pool that was brought up anew is empty, whatever an earlier start has done.
         what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
-        if self._is_marked("stage", what):
+        # What is removed in the end is not staged again for ranks that have ended.
+        if self._is_marked("stage", what) or (leftover(self.job) and self._is_marked("ranks", "ended")):
             return "done before"
         check(self._on_nodes("stage", self._words.stage(data), part.deadline), "stage")
         self._mark("stage", what)
@@ -314,6 +308,8 @@ class Execution:
         text = f"{len(self.cluster.nodes) * part.ranks_per_node} ranks"
         if self.lost:
             text += f", {tries} starts; lost: {', '.join(self.lost)} ({next(iter(self.lost.values()))})"
+        if self._remade is not None:
+            text += f"; the pool was brought up anew: {self._remade}"
         return text
 
     def _one_try(self) -> list[Exit]:
@@ -346,16 +342,25 @@ class Execution:
         """The dataset, whole again on the nodes that are left: what only a lost node held is staged again."""
         part = self.job.pool
         if self._pool is not None and part is not None:
+            limit_s = parse_seconds(part.deadline)
             try:
-                mend(self.cluster, self._pool, part.settings, list(self.lost), deadline_s=parse_seconds(part.deadline))
-            except PenstockError:
-                # Lost with its leader, say: then a new one, which is empty.
+                mend(self.cluster, self._pool, part.settings, list(self.lost), self._words, deadline_s=limit_s)
+            except PenstockError as error:
+                # Lost with its leader, say: then a new one, which is empty. One that stands is not thrown away.
                 record = pools.find(self.job.name)
                 assert record is not None
+                if self._stands(record):
+                    raise
+                self._remade = str(error)
                 pools.down(self.cluster, record, deadline_s=_DOWN_S)
                 self._up()
         if self.job.stage is not None:
             self._stage()
+
+    def _stands(self, record: pools.Record) -> bool:
+        """The pool is up on all nodes that are left."""
+        states = pools.status(self.cluster, record, deadline_s=_DOWN_S)
+        return all(states.get(node.name) == "up" for node in self.cluster.nodes)
 
     def _archive(self) -> str:
         part = self.job.archive
@@ -363,6 +368,17 @@ class Execution:
         on = list(self.cluster.nodes) if part.on == "all" else [self.cluster.leader]
         check(self._on_nodes("archive", self._words.archive(), part.deadline, on=on), "archive")
         return part.to
+
+    def _remove(self) -> str:
+        """Each node is asked alone: one that is lost fails no other."""
+        folder = leftover(self.job)
+        assert folder is not None
+        self._state.marks.pop("stage", None)
+        self._save()
+        everyone = Cluster(self.cluster.launcher).nodes
+        exits = self.cluster.run(_removal(folder), on=everyone, stdin=b"", deadline_s=_REMOVE_S, fills=True)
+        check([ended for ended in exits if ended.node not in self.lost], "remove")
+        return folder
 
     def _down(self) -> str:
         record = pools.find(self.job.name)
@@ -375,3 +391,7 @@ class Execution:
                 return text
             raise PenstockError(f"pool down: {text}", hint=f"penstock pool down --name {self.job.name}, when they do")
         return f"{len(ended.receipts)} nodes"
+
+
+def _removal(folder: str) -> list[str]:
+    return ["rm", "-rf", "--", folder]

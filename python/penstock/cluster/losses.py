@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.cluster.cluster import Cluster
+    from penstock.cluster.words import Words
     from penstock.protocols import Exit, Pool
 
 __all__ = ["lost_of", "mend"]
@@ -33,7 +33,9 @@ def lost_of(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
     return [ended.node for ended in asked if ended.code != 0]
 
 
-def mend(cluster: Cluster, pool: Pool, settings: Mapping[str, Any], lost: Sequence[str], *, deadline_s: float) -> int:
+def mend(
+    cluster: Cluster, pool: Pool, settings: Mapping[str, Any], lost: Sequence[str], words: Words, *, deadline_s: float
+) -> int:
     """Takes out of the pool the objects of which no whole copy is left, so that a stage brings them again; how many.
 
     The engine may not have noticed yet that the nodes are gone: so what it locates on them alone counts too.
@@ -45,9 +47,8 @@ def mend(cluster: Cluster, pool: Pool, settings: Mapping[str, Any], lost: Sequen
     orders = json.dumps([["delete", noticed], ["forsake", list(lost)]])
     # On a node: this machine need not reach the nodes' own network.
     ended = cluster.run_on_leader(
-        [sys.executable, "-m", "penstock.cluster.access", pool.engine, cluster.leader.name, orders],
-        deadline_s=deadline_s, stdin=msgspec.json.encode(pool),
-    )  # fmt: skip
+        words.orders(pool.engine, cluster.leader.name, orders), deadline_s=deadline_s, stdin=msgspec.json.encode(pool)
+    )
     check([ended], "pool")
     answers = json.loads(ended.out)
     for answer in answers:

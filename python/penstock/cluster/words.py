@@ -48,6 +48,10 @@ class Words:
             "--copies", str(part.copies), *settings,
         ]  # fmt: skip
 
+    def orders(self, engine: str, node: str, orders: str) -> list[str]:
+        """What does orders on a pool's objects from a node; the pool goes to its stdin."""
+        return [*self._penstock, "pool", "orders", engine, node, orders]
+
     def stage(self, data: str) -> list[str]:
         """A node's share of the dataset to `data`."""
         part, pool = self._job.stage, self._job.pool

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job does to its pool when a node is lost: mended by the node's own Penstock, or told why it is not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.cluster import job, pools
+from penstock.cluster.execute import Execution
+from penstock.errors import RankFailed
+
+_JOB = """
+name = "mended"
+[cluster]
+nodes = 2
+penstock = ["{folder}/ours"]
+[pool]
+disk = "{folder}/disk-{{node}}"
+[stage]
+source = "{folder}/set"
+[run]
+argv = ["true"]
+"""
+
+
+@pytest.fixture
+def execution(tmp_path, monkeypatch):
+    """A job whose pool is up, on two nodes that start Penstock by a script of their own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/a.bin").write_bytes(b"x" * 1000)
+    program = Path(sys.executable).with_name("penstock")
+    (tmp_path / "ours").write_text(
+        f'#!/bin/sh\necho "$1 $2" >> {tmp_path}/called\n[ -e {tmp_path}/broken ] && exit 9\nexec {program} "$@"\n'
+    )
+    (tmp_path / "ours").chmod(0o755)
+    (tmp_path / "job.toml").write_text(_JOB.format(folder=tmp_path))
+    one = Execution(job.load(tmp_path / "job.toml"), tmp_path / "runs", {}, say=lambda _row: None)
+    one._up()
+    yield one
+    one._down()
+    one.close()
+
+
+def test_pool_is_mended_by_the_nodes_own_penstock(execution, tmp_path):
+    lease = execution._pool.lease
+    execution._mend()
+    assert "pool orders" in (tmp_path / "called").read_text()
+    assert execution._pool.lease == lease
+    assert len(list(tmp_path.rglob("disk-*/**/a.bin"))) == 1
+
+
+def test_pool_that_stands_is_not_thrown_away_where_it_cannot_be_mended(execution, tmp_path):
+    (tmp_path / "broken").touch()
+    lease = execution._pool.lease
+    with pytest.raises(RankFailed, match="exit code 9"):
+        execution._mend()
+    record = pools.find("mended")
+    assert record is not None
+    assert record.lease == lease
+
+
+def test_pool_that_is_lost_with_its_first_node_is_brought_up_anew_and_says_why(execution, tmp_path):
+    (tmp_path / "broken").touch()
+    lease = execution._pool.lease
+    shutil.rmtree(tmp_path / "disk-n0")
+    execution.job = msgspec.structs.replace(execution.job, stage=None)  # which would need what is broken here
+    execution._mend()
+    assert execution._pool.lease != lease
+    assert "exit code 9" in (execution._remade or "")

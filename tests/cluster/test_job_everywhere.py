@@ -297,3 +297,34 @@ def test_host_that_is_lost_is_told_from_those_that_answer(launcher, hosts, tmp_p
         asking.kill()
         asking.wait()
     assert out.strip() == "['h3']", err
+
+
+# Ranks of mpirun inside a container on each host: its daemons go by ssh, and into the container there.
+_INSIDE = """
+import json, os, sys
+from dataclasses import replace
+from penstock import plugins
+from penstock.launchers import mpi
+from penstock.protocols import Box, Call, Container
+
+image, shared, programs = sys.argv[1:]
+ssh = "ssh -i /mnt/0/home/.ssh/id_ed25519 -o UserKnownHostsFile=/mnt/0/home/.ssh/known_hosts"
+args = f"--mca btl tcp,self --mca btl_tcp_if_include e0 --mca oob_tcp_if_include e0 --mca plm_rsh_agent '{ssh}'"
+made = mpi.launcher({"nodes": "h1,h2,h3", "program": "mpirun.openmpi", "python": "/usr/bin/python3", "args": args}, os.environ)
+around = plugins.load("penstock.containers", "charliecloud", Container, lambda factory: factory()).around(
+    Box(image, (programs, f"{shared}:/mnt/0"))
+)
+argv = ["sh", "-c", "ls /inside; cat /proc/sys/kernel/hostname; exit {rank}"]
+call = Call(argv, made.nodes(), 2, deadline_s=90, fills=True, around=replace(around, is_outermost=True))
+print(json.dumps([[e.node, e.code, e.out.decode(), str(e.fault), e.err.decode()[-500:]] for e in made.run(call)]))
+"""
+
+
+@pytest.mark.needs_pool
+def test_mpirun_inside_containers_starts_ranks_on_every_host(hosts, tmp_path):
+    image = make_image(tmp_path / "image")
+    ran = hosts.run(1, sys.executable, "-c", _INSIDE, image, hosts.folder, PROGRAMS, timeout_s=120)
+    assert ran.returncode == 0, ran.stderr
+    exits = json.loads(ran.stdout)
+    want = [[f"h{1 + rank // 2}", rank, f"/inside\nh{1 + rank // 2}\n"] for rank in range(6)]
+    assert [each[:3] for each in exits] == want, exits

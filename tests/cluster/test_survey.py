@@ -54,10 +54,47 @@ def prop_topology_of_anything_is_a_matrix_or_none(text):
 test_topology_of_anything_is_a_matrix_or_none = prop_topology_of_anything_is_a_matrix_or_none
 
 
+def test_devices_are_told_at_their_numa_nodes(tmp_path, monkeypatch):
+    # As the kernel shows two sockets: a GPU, a network card and an NVMe disk at the second, whose controller is above it.
+    pci = tmp_path / "devices/pci0000:80"
+    for at, cores in enumerate(("0-3", "4-7")):
+        node = tmp_path / f"devices/system/node/node{at}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(f"{cores}\n")
+        (node / "meminfo").write_text(f"Node {at} MemTotal:       2048 kB\n")
+        (node / "distance").write_text("10 21\n" if at == 0 else "21 10\n")
+    for name in ("0000:81:00.0", "0000:82:00.0", "0000:83:00.0"):
+        (pci / name).mkdir(parents=True)
+        (pci / name / "numa_node").write_text("1\n")
+    (pci / "0000:83:00.0/nvme/nvme0/nvme0n1").mkdir(parents=True)
+    links = {
+        "bus/pci/devices/0000:81:00.0": pci / "0000:81:00.0",
+        "class/net/ib0/device": pci / "0000:82:00.0",
+        "block/nvme0n1/device": pci / "0000:83:00.0/nvme/nvme0",
+        "block/loop0/device": tmp_path / "nowhere",
+    }
+    for name, target in links.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "class/net/ib0/operstate").write_text("up\n")
+    card = tmp_path / "gpus/0000:81:00.0/information"
+    card.parent.mkdir(parents=True)
+    card.write_text("Model: \t\t NVIDIA H200\n")
+    monkeypatch.setattr(survey, "SYS", tmp_path)
+    monkeypatch.setattr(survey, "GPUS", tmp_path / "gpus")
+    first, second = survey.numa()
+    assert first == {
+        "node": 0, "cores": "0-3", "memory_bytes": 2 << 20, "distances": [10, 21], "nics": [], "disks": [], "gpus": [],
+    }  # fmt: skip
+    assert (second["nics"], second["disks"], second["gpus"]) == (["ib0"], ["nvme0n1"], ["0000:81:00.0"])
+    assert survey.gpus() == ["NVIDIA H200"]
+
+
 def test_numa_nodes_hold_all_cores_and_memory_of_this_machine():
     found = survey.numa()
     assert found
     assert [each["node"] for each in found] == sorted(each["node"] for each in found)
+    assert all(len(each["distances"]) == len(found) for each in found)
     assert sum(each["memory_bytes"] for each in found) >= 0.9 * survey.memory_bytes()
     cores = set()
     for each in found:

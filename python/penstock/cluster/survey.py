@@ -37,6 +37,8 @@ _DISKS = {
     "f2fs",
 }
 _ASK_S = 10
+SYS = Path("/sys")
+GPUS = Path("/proc/driver/nvidia/gpus")
 # Newer drivers underline the head of the matrix.
 _PAINT = re.compile(r"\x1b\[[0-9;]*m")
 # What engines and launchers start.
@@ -80,14 +82,14 @@ def memory_bytes() -> int:
 
 def gpus() -> list[str]:
     """Model of each, as the driver lists them."""
-    found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    found = sorted(GPUS.glob("*/information"))
     return [after_colon(card, "Model") or "unknown" for card in found]
 
 
 def nics() -> dict[str, int | None]:
     """Network interfaces that are up, the loopback left out, and their Mbit/s where the driver knows."""
     found: dict[str, int | None] = {}
-    for folder in sorted(Path("/sys/class/net").glob("*")):
+    for folder in sorted((SYS / "class/net").glob("*")):
         try:
             if folder.name == "lo" or (folder / "operstate").read_text().strip() not in ("up", "unknown"):
                 continue
@@ -155,27 +157,44 @@ def topology(text: str | None) -> dict[str, Any] | None:
 
 
 def numa() -> list[dict[str, Any]]:
-    """NUMA nodes: their number, cores, memory, and the network interfaces that sit at them."""
+    """NUMA nodes: their number, cores, memory, distances to all nodes, and the network interfaces, disks and GPUs (by their
+    PCI address) that sit at them. Of a device that the firmware puts nowhere, as in most virtual machines, nothing is said.
+    """
+    devices = {
+        "nics": {nic: SYS / f"class/net/{nic}/device" for nic in nics()},
+        "disks": {disk.name: disk / "device" for disk in sorted((SYS / "block").glob("*"))},
+        "gpus": {
+            card.parent.name: SYS / f"bus/pci/devices/{card.parent.name}" for card in sorted(GPUS.glob("*/information"))
+        },
+    }
+    places = {kind: {name: _numa_node(path) for name, path in found.items()} for kind, found in devices.items()}
     found = []
-    for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
+    for folder in (SYS / "devices/system/node").glob("node[0-9]*"):
         number = int(folder.name[4:])
         try:
             cores = (folder / "cpulist").read_text().strip()
             memory = re.search(r"MemTotal:\s*(\d+) kB", (folder / "meminfo").read_text())
-        except OSError:
+            distances = [int(word) for word in (folder / "distance").read_text().split()]
+        except (OSError, ValueError):
             continue
-        near = [nic for nic in nics() if _number(Path(f"/sys/class/net/{nic}/device/numa_node")) == number]
-        found.append(
-            {"node": number, "cores": cores, "memory_bytes": int(memory[1]) * 1024 if memory else 0, "nics": near}
-        )
+        near = {kind: [name for name, at in known.items() if at == number] for kind, known in places.items()}
+        memory_bytes = int(memory[1]) * 1024 if memory else 0
+        found.append({"node": number, "cores": cores, "memory_bytes": memory_bytes, "distances": distances, **near})
     return sorted(found, key=lambda each: each["node"])
 
 
-def _number(path: Path) -> int | None:
+def _numa_node(device: Path) -> int | None:
+    """The node of a device, or of the nearest one above it that has any: an NVMe disk hangs below its controller."""
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):
+        path = device.resolve(strict=True)
+    except OSError:
         return None
+    for folder in (path, *path.parents):
+        try:
+            return int((folder / "numa_node").read_text())
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def survey(names: list[str]) -> dict[str, Any]:

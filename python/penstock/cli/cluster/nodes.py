@@ -43,8 +43,12 @@ def command(
             f"{found['cpu']}; NICs {', '.join(found['nics']) or 'none'}"
         )
         for near in found["numa"]:
-            nics = f", {', '.join(near['nics'])}" if near["nics"] else ""
-            click.echo(f"  NUMA {near['node']}: cores {near['cores']}, {format_bytes(near['memory_bytes'])}{nics}")
+            devices = ", ".join([*near["gpus"], *near["nics"], *near["disks"]])
+            apart = " ".join(map(str, near["distances"]))
+            click.echo(
+                f"  NUMA {near['node']}: cores {near['cores']}, {format_bytes(near['memory_bytes'])}, distances {apart}"
+                f"{f'; {devices}' if devices else ''}"
+            )
         if found["topology"]:
             click.echo("\n".join(f"  {line}" for line in found["topology"].splitlines() if line.strip()))
         for disk in found["disks"]:

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy
 
 from penstock.cluster import Cluster, check, pools
@@ -111,13 +112,16 @@ class _Loss:
             pool, _ = pools.up(cluster, spec, given.engine, settings, deadline_s=240)
             row["ready_s"] = round(time.monotonic() - began, 2)
             data = f"{pool.url.rstrip('/')}/data"
-            env = {**self.store.env, **_KEYS, **tell(InPool(pool, data, source=self.store.url))}
+            told = InPool(pool, data, source=self.store.url)
+            env = {**self.store.env, **_KEYS, **tell(told)}
             began = time.monotonic()
             line = [sys.executable, "-m", "penstock", "stage", self.store.url, data, "--inflate", "--quiet"]
             check(cluster.run([*line, "--journal", f"{self.hosts.own_disk}/journal"], env=env, deadline_s=900), "stage")
             row["stage_s"] = round(time.monotonic() - began, 2)
             row["egress_after_stage"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
-            self._epochs(cluster, names, data, env)
+            # As `penstock run` tells it to ranks that it starts anew.
+            again = env | tell(msgspec.structs.replace(told, lost=(names[-1],)))
+            self._epochs(cluster, names, data, env, again)
             row["egress_of_job"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
             record = pools.find("loss")
             assert record is not None
@@ -126,7 +130,9 @@ class _Loss:
             row["left"] = sum(len(found["left"]) for found in left.receipts.values())
         return row
 
-    def _epochs(self, cluster: Cluster, names: list[str], data: str, env: dict[str, str]) -> None:
+    def _epochs(
+        self, cluster: Cluster, names: list[str], data: str, env: dict[str, str], again: dict[str, str]
+    ) -> None:
         out = self.folder / "out"
         (out / "go").mkdir(parents=True)
         steps = -(-self.samples // self.given.batch)
@@ -141,7 +147,7 @@ class _Loss:
         taken = _taken(out, "first", 1)
         last = min(max(steps) for steps in taken.values())
         with Cluster.open("local", {"hosts": self.hosts.name}, only=names[:-1]) as rest:
-            check(self._ranks(rest, f"again-{last}", 1, self.given.epochs, data, env, out), "ranks")
+            check(self._ranks(rest, f"again-{last}", 1, self.given.epochs, data, again, out), "ranks")
         self.row |= self._told(out, last)
 
     def _ranks(

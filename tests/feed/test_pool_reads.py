@@ -6,9 +6,11 @@ Lost hosts and HDFS itself: tests/cluster/test_lost_host.py.
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
+import msgspec
 import numpy
 import pytest
 
@@ -92,6 +94,19 @@ def test_what_the_pool_has_lost_comes_from_the_bucket_and_is_put_back(pool):
     assert loader.report()["pool_bucket_bytes"] == 2 * _EACH * 8
     again, _ = _read(dataset)
     assert again == ids
+
+
+def test_what_is_known_to_be_lost_is_asked_of_nobody(pool, monkeypatch):
+    here = hear(dict(os.environ))
+    assert here is not None
+    monkeypatch.setenv(VARIABLE, tell(msgspec.structs.replace(here, lost=("b",)))[VARIABLE])
+    dataset = penstock.open(pool / "pool/data", format=_FORM)
+    ids, loader = _read(dataset.shuffle(3))
+    assert sorted(ids) == list(range(_OBJECTS * _EACH))
+    report = loader.report()
+    # Its objects stand there still, and could be read: as where a host is gone that the engine has not missed yet.
+    assert (report["pool_engine_bytes"], report["pool_bucket_bytes"]) == (0, report["pool_own_bytes"])
+    assert sorted(_read(dataset.shuffle(3, reach="local"))[0]) == list(range(_OBJECTS * _EACH))
 
 
 def test_local_reach_gives_each_node_its_own_part_and_all_nodes_everything(pool, monkeypatch):

@@ -22,7 +22,7 @@ pub use manifest::{
     Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, SaidBy, index,
     index_selected, list, without_pattern,
 };
-pub use route::{Placed, Routed, Routes};
+pub use route::{Placed, Reader, Routed, Routes};
 pub use select::Select;
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};
 pub use urls::{Listed, UrlList};

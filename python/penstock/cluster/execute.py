@@ -329,7 +329,7 @@ class Execution:
         pool, stage = self.job.pool, self.job.stage
         if self._pool is None or pool is None or stage is None:
             return {}
-        return tell(InPool(self._pool, data, source=stage.source, engine_settings=pool.settings))
+        return tell(InPool(self._pool, data, source=stage.source, engine_settings=pool.settings, lost=tuple(self.lost)))
 
     def _go_on_without(self, gone: Sequence[str], bad: Sequence[Exit]) -> None:
         self.lost.update({ended.node: told(ended) for ended in bad if ended.node in gone})

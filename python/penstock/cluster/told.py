@@ -35,12 +35,14 @@ class InPool(msgspec.Struct, frozen=True):
         data: Its URL there.
         source: The URL that it was staged from, by which what the pool loses is fetched again; None where nobody said.
         engine_settings: Those that the pool was brought up with.
+        lost: Nodes that are gone, by name: nobody waits for them, whether the engine has noticed or not.
     """
 
     pool: Pool
     data: str
     source: str | None = None
     engine_settings: dict[str, str | int | float | bool] = {}
+    lost: tuple[str, ...] = ()
 
     def node(self, environment: Mapping[str, str]) -> str:
         """The name of the node that this process is on.

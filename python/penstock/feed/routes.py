@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock import ranks
 from penstock.cluster import told
 from penstock.cluster.pools import load_engine
 from penstock.errors import ConfigError, PenstockError
@@ -106,10 +107,11 @@ def placed(
     sizes = {entry["key"]: int(entry["size"]) for entry in listed if isinstance(entry.get("key"), str)}
     access = load_engine(here.pool.engine, here.engine_settings).access(here.pool, node)
     objects = _ask(access, folder, list(sizes), node)
-    numbers = {each.name: at for at, each in enumerate(here.pool.nodes)}
-    names = [each.name for each in here.pool.nodes]
+    names = [each.name for each in here.pool.nodes if each.name == node or each.name not in here.lost]
+    numbers = {name: at for at, name in enumerate(names)}
     routes: dict[str, Any] = {
         "bucket": None if here.source is None else f"{here.source.rstrip('/')}/{tail}",
+        "reader": _reader_of(numbers[node], len(names), environment),
         "objects": {
             key: {
                 "own": own,
@@ -124,10 +126,25 @@ def placed(
         here.pool.copies,
         sum(sizes[key] for key, (own, _) in objects.items() if own is not None),
         sum(sizes.values()),
-        frozenset(key for key, (_, holders) in objects.items() if _reader(key, sorted(holders or names)) == node),
+        frozenset(
+            key
+            for key, (_, holders) in objects.items()
+            if _reader(key, sorted(numbers.keys() & (holders or ())) or names) == node
+        ),
     )
     _LOG.info("%s: %s", source.url, locality)
     return source.routed(json.dumps(routes)), locality
+
+
+def _reader_of(node: int, nodes: int, environment: Mapping[str, str]) -> dict[str, int]:
+    """Which of the pool's processes this is: they take turns at what the pool has lost."""
+    place = ranks.detect(environment)
+    return {
+        "node": node,
+        "nodes": nodes,
+        "local": place.local_rank,
+        "locals": max(place.local_rank + 1, -(-place.world // place.nodes)),
+    }
 
 
 def _reader(key: str, holders: list[str]) -> str:

@@ -7,8 +7,11 @@ use std::time::{Duration, Instant};
 
 use penstock_types::{Key, now};
 
-/// So long a node that failed is not asked, where there is a bucket.
-const REST: Duration = Duration::from_secs(30);
+/// So long a node that failed once is not asked, where there is a bucket; twice as long with each failure that follows.
+const FIRST_REST: Duration = Duration::from_secs(5);
+const LONGEST_REST: Duration = Duration::from_secs(300);
+/// So long the engine's directory is not asked after it failed.
+const ENGINE_REST: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 pub(super) struct Health {
@@ -17,9 +20,8 @@ pub(super) struct Health {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Until when a node is not asked.
-    away: HashMap<u32, Instant>,
-    /// The same for the engine's directory.
+    away: HashMap<u32, Away>,
+    /// Until when the engine's directory is not asked.
     engine: Option<Instant>,
     /// Lost objects that were put into the pool again.
     back: HashSet<Key>,
@@ -27,25 +29,66 @@ struct State {
     gone: HashSet<Key>,
 }
 
+/// A node whose last answer was none.
+#[derive(Debug, Clone, Copy)]
+struct Away {
+    until: Instant,
+    rest: Duration,
+    /// Its rest was over, and one read asks it again.
+    is_asked: bool,
+}
+
 impl Health {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when all of these nodes have failed lately; of nodes that nobody knows, nothing is.
-    pub fn are_away(&self, nodes: Option<&[u32]>) -> bool {
-        let state = self.state();
-        nodes.is_some_and(|nodes| nodes.iter().all(|node| state.away.get(node).is_some_and(|until| now() < *until)))
+    /// True when all of these nodes have failed lately; of nodes that nobody knows, nothing is. When a rest is over, one
+    /// caller is told false and asks; the others pass the nodes over for `patience` more, by when it has an answer.
+    pub fn are_away(&self, nodes: Option<&[u32]>, patience: Duration) -> bool {
+        let Some(nodes) = nodes else { return false };
+        let mut state = self.state();
+        if !nodes.iter().all(|node| state.away.contains_key(node)) {
+            return false;
+        }
+        let now = now();
+        let mut is_resting = true;
+        for node in nodes {
+            if let Some(away) = state.away.get_mut(node).filter(|away| away.until <= now) {
+                (away.until, away.is_asked, is_resting) = (now + patience, true, false);
+            }
+        }
+        is_resting
     }
 
-    /// A read from these nodes failed.
+    /// True when this node has failed, and has not answered since.
+    pub fn is_away(&self, node: u32) -> bool {
+        self.state().away.contains_key(&node)
+    }
+
+    /// A read from these nodes failed. Reads that were under way together count once.
     pub fn failed(&self, nodes: Option<&[u32]>) {
-        let until = now() + REST;
-        self.state().away.extend(nodes.unwrap_or_default().iter().map(|&node| (node, until)));
+        let mut state = self.state();
+        for &node in nodes.unwrap_or_default() {
+            let rest = match state.away.get(&node) {
+                None => FIRST_REST,
+                Some(away) if away.is_asked => (away.rest * 2).min(LONGEST_REST),
+                Some(_) => continue,
+            };
+            state.away.insert(node, Away { until: now() + rest, rest, is_asked: false });
+        }
+    }
+
+    /// A read from these nodes gave bytes.
+    pub fn answered(&self, nodes: Option<&[u32]>) {
+        let mut state = self.state();
+        for node in nodes.unwrap_or_default() {
+            state.away.remove(node);
+        }
     }
 
     pub fn engine_failed(&self) {
-        self.state().engine = Some(now() + REST);
+        self.state().engine = Some(now() + ENGINE_REST);
     }
 
     pub fn is_engine_away(&self) -> bool {
@@ -71,5 +114,37 @@ impl Health {
 
     pub fn is_file_gone(&self, key: &Key) -> bool {
         self.state().gone.contains(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn node_that_failed_rests_then_is_asked_by_one_read_and_rests_twice_as_long() {
+        let health = Health::default();
+        let over = || health.state().away.get_mut(&3).unwrap().until = now();
+        assert!(!health.are_away(Some(&[3]), PATIENCE));
+        health.failed(Some(&[3]));
+        health.failed(Some(&[3])); // was under way together with the first
+        assert_eq!(health.state().away[&3].rest, FIRST_REST);
+        assert!(health.are_away(Some(&[3]), PATIENCE) && health.is_away(3));
+        assert!(!health.are_away(Some(&[3, 4]), PATIENCE) && !health.are_away(None, PATIENCE));
+        over();
+        assert!(!health.are_away(Some(&[3]), PATIENCE));
+        assert!(health.are_away(Some(&[3]), PATIENCE)); // somebody asks already
+        health.failed(Some(&[3]));
+        assert_eq!(health.state().away[&3].rest, 2 * FIRST_REST);
+        for _ in 0..20 {
+            over();
+            assert!(!health.are_away(Some(&[3]), PATIENCE));
+            health.failed(Some(&[3]));
+        }
+        assert_eq!(health.state().away[&3].rest, LONGEST_REST);
+        health.answered(Some(&[3]));
+        assert!(!health.are_away(Some(&[3]), PATIENCE) && !health.is_away(3));
     }
 }

@@ -4,7 +4,8 @@
 //! Owns the choice of the way and the way back: what the pool has lost is fetched from the bucket, inflated where the
 //! stage had inflated it, and put into the pool again. Knows no engine: where objects lie it is told ([`Routes`]). An
 //! object's bytes are those of its size in the pool's listing, or an error; a way that fails costs its patience once,
-//! after which the objects of the nodes that failed go straight to the bucket for a while.
+//! after which the objects of the nodes that failed go straight to the bucket for a while. Of a pool's processes one is
+//! the first to fetch a lost object, by its name; the others give it a moment to put the object back.
 
 mod bucket;
 mod health;
@@ -22,9 +23,10 @@ use penstock_store::{
     Capabilities, Count, GetResult, ListStream, Local, LocalReads, Meta, ObjectRef, Opened, PutOptions, Store, Uploads,
     Version,
 };
-use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url, now};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::bucket::Bucket;
 use self::health::Health;
@@ -37,6 +39,13 @@ const REFILLS: usize = 4;
 const REFILL: Duration = Duration::from_secs(60);
 /// A NameNode that does not say this soon whether an object was put back is not waited for.
 const LOOK: Duration = Duration::from_secs(2);
+/// How long a process waits for each that comes before it in fetching a lost object, and how many it waits for.
+const TURN: Duration = Duration::from_millis(500);
+const TURNS: u32 = 3;
+/// How often it looks meanwhile whether the object is back.
+const GLANCE: Duration = Duration::from_millis(100);
+/// Nodes of a pool, and processes of a node.
+const MOST_READERS: u32 = 1 << 15;
 
 /// Where a pool's objects lie, as one node knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +57,23 @@ pub struct Routes {
     /// By key below the dataset's folder. Of an object that is not here nothing is known: the engine is asked.
     #[serde(default)]
     pub objects: HashMap<String, Placed>,
+    /// Who reads here; where nobody says, lost objects are fetched at once.
+    #[serde(default)]
+    pub reader: Option<Reader>,
+}
+
+/// One of a pool's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reader {
+    /// Its node's number.
+    pub node: u32,
+    /// How many nodes the pool has.
+    pub nodes: u32,
+    /// Its number on the node.
+    pub local: u32,
+    /// How many processes read there.
+    pub locals: u32,
 }
 
 /// Where one object lies.
@@ -65,7 +91,16 @@ pub struct Placed {
 impl Routes {
     /// From JSON; `Config` for what is none.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))
+        let routes: Self = serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))?;
+        match routes.reader {
+            Some(Reader { node, nodes, local, locals })
+                if node >= nodes || local >= locals || nodes.max(locals) > MOST_READERS =>
+            {
+                let text = format!("reader {local} of {locals} on node {node} of {nodes}");
+                Err(Error::config("routes", text))
+            }
+            _ => Ok(routes),
+        }
     }
 
     /// As JSON.
@@ -87,6 +122,7 @@ struct Shared {
     /// Own files, by their absolute paths.
     files: Count,
     bucket: Option<Bucket>,
+    reader: Option<Reader>,
     health: Health,
     refills: Arc<Semaphore>,
     metrics: Arc<Metrics>,
@@ -105,7 +141,7 @@ impl Known {
     /// How long an answer of the engine is waited for: copies are asked one after the other.
     fn patience(&self) -> Duration {
         match self.nodes.as_ref().map(Vec::len) {
-            Some(0 | 1) => Duration::from_secs(5),
+            Some(0 | 1) => Duration::from_secs(2),
             _ => Duration::from_secs(20),
         }
     }
@@ -138,6 +174,7 @@ impl Routed {
             pool,
             files: Count::new(Arc::new(local), metrics.clone()),
             bucket: bucket.map(|(url, opened)| Bucket::new(url, opened, base.clone())),
+            reader: routes.reader,
             health: Health::default(),
             refills: Arc::new(Semaphore::new(REFILLS)),
             metrics,
@@ -149,7 +186,7 @@ impl Routed {
 impl Shared {
     /// True when the engine need not be asked: every node that holds the object has failed, and nobody has put it back.
     async fn is_lost(&self, key: &Key, known: &Known, version: Option<&Version>) -> bool {
-        if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref()) {
+        if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref(), known.patience()) {
             return false;
         }
         if self.health.is_back(key) {
@@ -158,20 +195,50 @@ impl Shared {
         if self.health.is_engine_away() {
             return true;
         }
+        !self.is_put_back(key, version).await
+    }
+
+    /// True when the engine holds another version of the object than the one that was lost.
+    async fn is_put_back(&self, key: &Key, version: Option<&Version>) -> bool {
         match tokio::time::timeout(LOOK, self.pool.head(key, Deadline::within(LOOK))).await {
             Ok(Ok(meta)) => {
                 let is_back = version.is_some() && meta.version.as_ref() != version;
                 if is_back {
                     self.health.came_back(key);
                 }
-                !is_back
+                is_back
             }
-            Ok(Err(Error::NotFound { .. })) => true,
+            Ok(Err(Error::NotFound { .. })) => false,
             Ok(Err(_)) | Err(_) => {
                 self.health.engine_failed();
-                true
+                false
             }
         }
+    }
+
+    /// How many of the pool's processes are to fetch a lost object before this one: those of nodes that are not away, in
+    /// an order of the object's own.
+    fn turn(&self, key: &Key) -> u32 {
+        let Some(Reader { node, nodes, local, locals }) = self.reader else { return 0 };
+        let draw = |at: u32| xxh3_64_with_seed(key.as_bytes(), at.into());
+        let before = (0..nodes).filter(|&other| other != node && !self.health.is_away(other));
+        let before = before.filter(|&other| (draw(other), other) < (draw(node), node)).count() as u32;
+        // Of a node's processes another one is first for each object.
+        let local = (u64::from(local) + draw(node) % u64::from(locals)) % u64::from(locals);
+        before + local as u32 * nodes
+    }
+
+    /// True as soon as another process has put a lost object back, in the time that those before this one are given.
+    async fn is_healed(&self, key: &Key, version: Option<&Version>) -> bool {
+        let wait = TURN * self.turn(key).min(TURNS);
+        let until = now() + wait;
+        while now() < until && !self.health.is_engine_away() {
+            tokio::time::sleep(GLANCE).await;
+            if self.is_put_back(key, version).await {
+                return true;
+            }
+        }
+        false
     }
 
     /// The whole object from the bucket; those who ask meanwhile get the same bytes, and the pool gets it back.

@@ -46,13 +46,15 @@ pub(super) struct Read {
     /// The places in `ranges` of the ranges of the request under way.
     running: Vec<usize>,
     way: Way,
+    /// The others had their time to put the object back.
+    has_waited: bool,
     deadline: Deadline,
 }
 
 impl Read {
     pub fn new(shared: Arc<Shared>, object: ObjectRef, size: u64, ranges: &[ByteRange], deadline: Deadline) -> Self {
         let ranges = ranges.iter().map(|range| Progress { at: range.start, end: range.end(size) }).collect();
-        Self { shared, object, size, ranges, running: Vec::new(), way: Way::Own, deadline }
+        Self { shared, object, size, ranges, running: Vec::new(), way: Way::Own, has_waited: false, deadline }
     }
 
     /// What comes, by whichever ways.
@@ -90,6 +92,10 @@ impl Read {
         let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk of no range"))?;
         self.ranges[index].at = chunk.offset + chunk.bytes.len() as u64;
         chunk.range = index;
+        let health = &self.shared.health;
+        if self.way == Way::Pool && !health.is_back(&self.object.key) {
+            health.answered(self.known().and_then(|known| known.nodes.as_deref()));
+        }
         self.shared.metrics.add(self.way.metrics().1, chunk.bytes.len() as u64);
         Ok(chunk)
     }
@@ -134,6 +140,10 @@ impl Read {
         {
             self.way = Way::Bucket;
         }
+        if self.way == Way::Bucket && !std::mem::replace(&mut self.has_waited, true) {
+            let is_healed = self.shared.is_healed(&self.object.key, self.object.version.as_ref()).await;
+            self.way = if is_healed { Way::Pool } else { Way::Bucket };
+        }
         let chunks = match self.way {
             Way::Own => {
                 let key = self.own().unwrap_or_default();
@@ -164,6 +174,7 @@ impl Read {
         let pool = &self.shared.pool;
         let got = match pool.get_ranges(&self.object, ranges, self.deadline).await {
             Err(Error::Changed { .. }) => {
+                self.shared.health.came_back(&self.object.key);
                 pool.get_ranges(&ObjectRef::current(self.object.key.clone()), ranges, self.deadline).await
             }
             result => result,

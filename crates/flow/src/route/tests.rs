@@ -153,6 +153,56 @@ async fn object_that_another_node_has_put_back_is_read_from_the_pool() {
 }
 
 #[tokio::test]
+async fn lost_object_is_fetched_by_one_of_a_pools_processes() {
+    let mut rig = Rig::new();
+    let bodies: Vec<_> = (0..8).map(|at| noise(5_000 + at)).collect();
+    let mut objects = Vec::new();
+    for (at, body) in bodies.iter().enumerate() {
+        objects.push(rig.put(&at.to_string(), body, Placed { own: None, nodes: Some(vec![]) }).await);
+        rig.keep(&at.to_string(), body).await;
+    }
+    let keys: Vec<_> = objects.iter().map(|object| object.key.clone()).collect();
+    rig.pool.delete(&keys, soon()).await.unwrap();
+    let reader = |node, local| Some(Reader { node, nodes: 2, local, locals: 2 });
+    let readers = [reader(0, 0), reader(0, 1), reader(1, 0), reader(1, 1)].map(|reader| {
+        rig.routes.reader = reader;
+        rig.routed(true)
+    });
+    for (object, body) in objects.iter().zip(&bodies) {
+        // All at once, as ranks in step are; whoever is first, each has the bytes.
+        for got in futures::future::join_all(readers.iter().map(|reader| whole(reader, object))).await {
+            assert_eq!(got.unwrap(), body);
+        }
+    }
+    let size: u64 = bodies.iter().map(|body| body.len() as u64).sum();
+    assert_eq!(rig.ways(), [0, 3 * size, size]);
+}
+
+#[tokio::test]
+async fn each_has_a_turn_at_a_lost_object_and_the_last_fetches_it_where_the_others_do_not() {
+    let mut rig = Rig::new();
+    let body = noise(3_000);
+    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![]) }).await;
+    rig.keep("a", &body).await;
+    rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
+    let mut readers: Vec<_> = (0..3)
+        .map(|node| {
+            rig.routes.reader = Some(Reader { node, nodes: 3, local: 0, locals: 1 });
+            rig.routed(true)
+        })
+        .collect();
+    readers.sort_by_key(|reader| reader.shared.turn(&object.key));
+    let turns: Vec<_> = readers.iter().map(|reader| reader.shared.turn(&object.key)).collect();
+    assert_eq!(turns, [0, 1, 2]);
+    let last = &readers[2];
+    last.shared.health.failed(Some(&[0, 1, 2]));
+    assert_eq!(last.shared.turn(&object.key), 0); // nobody is there but this one
+    last.shared.health.answered(Some(&[0, 1, 2]));
+    assert_eq!(whole(last, &object).await.unwrap(), body);
+    assert_eq!(rig.ways(), [0, 0, 3_000]);
+}
+
+#[tokio::test]
 async fn lost_object_without_a_bucket_is_told_and_one_of_another_size_is_refused() {
     let mut rig = Rig::new();
     let body = noise(700);
@@ -178,7 +228,13 @@ fn routes_are_json_and_nothing_else_passes() {
     let routes = routes.unwrap();
     assert_eq!(routes.objects["a"].nodes, Some(vec![0, 3]));
     assert_eq!(Routes::from_json(&routes.to_json().unwrap()).unwrap(), routes);
-    for text in ["", "[1]", r#"{"object":{}}"#, r#"{"objects":{"a":{"nodes":[-1]}}}"#] {
+    for text in [
+        "",
+        "[1]",
+        r#"{"object":{}}"#,
+        r#"{"objects":{"a":{"nodes":[-1]}}}"#,
+        r#"{"reader":{"node":2,"nodes":2,"local":0,"locals":1}}"#,
+    ] {
         assert_eq!(Routes::from_json(text).unwrap_err().code(), "config", "{text}");
     }
 }

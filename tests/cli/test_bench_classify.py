@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +49,25 @@ def test_classify_for_people_names_limit_and_next_step(run_cli, sweep):
     assert done.code == 0
     assert "pack into files of" in done.out
     assert max(map(len, done.out.splitlines())) <= 160
+
+
+def test_classify_in_a_narrow_terminal_breaks_no_line(sweep):
+    """As a terminal of 80 columns has it: what to do next stands below its point."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    program = str(Path(sys.executable).with_name("penstock"))
+    clean = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    with subprocess.Popen([program, "bench", "classify", str(sweep)], stdout=child, env=clean) as ran:
+        os.close(child)
+        told = b""
+        with suppress(OSError):  # the end of a terminal
+            while more := os.read(parent, 65_536):
+                told += more
+    os.close(parent)
+    lines = told.decode().splitlines()
+    assert ran.returncode == 0
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("    ") for line in lines) >= 3
 
 
 def test_classify_folder_of_rows_is_judged_again(run_cli, tmp_path):

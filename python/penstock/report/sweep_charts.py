@@ -6,8 +6,12 @@ Colours are names (`@path1`), as in `charts`: a page puts in those of its reader
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from penstock.bench.rows import WATCHED
 from penstock.report.sweep import name_of, rate_words
 from penstock.units import format_bytes
 
@@ -114,14 +118,22 @@ def _legend(names: Sequence[str]) -> Any:
 
 
 def _numbered(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Rows with names that differ."""
+    """Rows with names that differ; a label that all of them bear tells none from another."""
     seen: dict[str, int] = {}
     named = []
+    if len({row.label for row in rows}) == 1 and not any(row.operation in WATCHED for row in rows):
+        rows = [msgspec.structs.replace(row, label="") for row in rows]
     for row in rows:
         name = name_of(row)
         seen[name] = seen.get(name, 0) + 1
         named.append((name if seen[name] == 1 else f"{name} #{seen[name]}", row))
     return named
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, … around a range: every line of a logarithmic axis that has a label."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [float(f"{digit}e{exponent}") for exponent in exponents for digit in (1, 2, 5)]
 
 
 def latencies(rows: Sequence[Row]) -> Spec | None:
@@ -132,15 +144,15 @@ def latencies(rows: Sequence[Row]) -> Spec | None:
     if not told:
         return None
     told = sorted(told, key=lambda pair: -max(pair[1].percentiles_us.values()))[:_MOST_LINES]
-    latency = {id(row): r for row, r in told}
-    named = _numbered([row for row, _ in told])
+    named = [(name, r) for (name, _), (_, r) in zip(_numbered([row for row, _ in told]), told, strict=True)]
     order = sorted({float(p) for _, r in told for p in r.percentiles_us})
     values = [
         {"name": name, "percentile": f"p{float(p):g}", "ms": us / 1000}
-        for name, row in named
-        for p, us in sorted(latency[id(row)].percentiles_us.items(), key=lambda item: float(item[0]))
+        for name, latency in named
+        for p, us in sorted(latency.percentiles_us.items(), key=lambda item: float(item[0]))
         if us > 0
     ]
+    shown = [us / 1000 for _, latency in named for us in latency.percentiles_us.values() if us > 0] or [1.0]
     chart = (
         alt.Chart(alt.Data(values=values))
         .mark_line(point=True, strokeWidth=2.5)
@@ -148,7 +160,12 @@ def latencies(rows: Sequence[Row]) -> Spec | None:
             x=alt.X(
                 "percentile:N", sort=[f"p{p:g}" for p in order], title=None, axis=alt.Axis(labelAngle=0, grid=False)
             ),
-            y=alt.Y("ms:Q", title="milliseconds", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5, format="~g")),
+            y=alt.Y(
+                "ms:Q",
+                title="milliseconds",
+                scale=alt.Scale(type="log"),
+                axis=alt.Axis(values=_decades(min(shown), max(shown)), format="~g"),
+            ),
             color=_legend([name for name, _ in named]),
             tooltip=[alt.Tooltip("name:N"), alt.Tooltip("percentile:N"), alt.Tooltip("ms:Q", format=",.3f")],
         )
@@ -165,10 +182,12 @@ def series(rows: Sequence[Row]) -> Spec | None:
     """Rate over time; a mark stands where the store refused."""
     import altair as alt
 
-    named = _with_series(rows)
+    moving = [row for row in rows if any(s.bytes_per_s for s in row.series)]
+    # Deletions beside reads would be a line at no bytes.
+    named = _with_series(moving or rows)
     if not named:
         return None
-    moves = any(s.bytes_per_s for _, row in named for s in row.series)
+    moves = bool(moving)
     values = [
         {
             "name": name,
@@ -193,7 +212,7 @@ def series(rows: Sequence[Row]) -> Spec | None:
         ],
     )
     refused = base.transform_filter("datum.throttles > 0").mark_point(shape="triangle-down", filled=True, size=80)
-    return _finish(alt.layer(base.mark_line(strokeWidth=2), refused.encode(color=alt.value("@path0"))), height=260)
+    return _finish(alt.layer(base.mark_line(strokeWidth=2), refused.encode(color=alt.value("@ink"))), height=260)
 
 
 _LIMITS = {
@@ -266,9 +285,14 @@ def losses(rows: Sequence[Row]) -> Spec | None:
                 "name:N",
                 sort=[n for n, _ in told],
                 title=None,
-                axis=alt.Axis(labelLimit=320, ticks=False, domain=False),
+                axis=alt.Axis(labelLimit=320, labelPadding=8, ticks=False, domain=False),
             ),
-            x=alt.X("share:Q", title="share of the workers' time", axis=alt.Axis(format="%", tickCount=5)),
+            x=alt.X(
+                "share:Q",
+                title="share of the workers' time",
+                scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(format="%", tickCount=5),
+            ),
             color=alt.Color(
                 "kind:N",
                 scale=alt.Scale(domain=kinds, range=[_LOSSES[i % len(_LOSSES)] for i in range(len(kinds))]),

@@ -43,6 +43,13 @@ def _size(value: int | None) -> str:
     return "–" if value is None else format_bytes(value, binary=True)
 
 
+def _sizes(cell: Judged) -> str:
+    """The file's, and the block's where it is another."""
+    if cell.block_size_bytes in (None, cell.file_size_bytes):
+        return _size(cell.file_size_bytes)
+    return f"{_size(cell.file_size_bytes)}, {_size(cell.block_size_bytes)}"
+
+
 def _share(value: object) -> str:
     return f"{value:.2f}" if isinstance(value, float) else "–"
 
@@ -51,27 +58,23 @@ def _cells(cells: Sequence[Judged]) -> str:
     head = [
         ("", "operation"),
         ("n", "hosts × threads"),
-        ("n", "file"),
-        ("n", "block"),
+        ("n", "file, block"),
         ("n", "rate"),
         ("", "limited by"),
-        ("n", "own : op : bytes"),
-        ("n", "by threads"),
-        ("n", "by size"),
         ("w", "next measurement"),
+        ("n", "own : op : bytes"),
+        ("n", "by threads : size"),
     ]
     rows: Iterable[list[tuple[str, str]]] = (
         [
             ("head", escape(c.operation)),
             ("n", f"{c.hosts} × {c.threads}"),
-            ("n", _size(c.file_size_bytes)),
-            ("n", _size(c.block_size_bytes)),
+            ("n", _sizes(c)),
             ("n", escape(rate_words(c))),
             ("", escape(c.regime + (", retrograde" if c.retrograde else ""))),
-            ("n", " : ".join(_share(c.evidence["terms"].get(part, 0.0)) for part in ("own", "op", "bytes"))),
-            ("n", _share(c.evidence["elasticity_threads"])),
-            ("n", _share(c.evidence["elasticity_size"])),
             ("w", escape(f"{c.advice.text} (×{c.advice.gain:.1f})") if c.advice else "–"),
+            ("n", " : ".join(_share(c.evidence["terms"].get(part, 0.0)) for part in ("own", "op", "bytes"))),
+            ("n", " : ".join(_share(c.evidence[f"elasticity_{axis}"]) for axis in ("threads", "size"))),
         ]
         for c in cells[:_MOST_ROWS]
     )

@@ -36,8 +36,11 @@ _BUSY = 0.85
 _OWN = 0.5
 # More workers that bring less are not what a point waits for.
 _WORTH_MORE = 1.2
+# Of the rate that as many more workers than the fewest would bring if nothing were in their way: who reaches so much is not in
+# each other's way. Half-way to 1 from a shared limit that is worth naming, one and a half times as slow.
+_UNHINDERED = 0.82
 # A rate this far under one of fewer workers is retrograde, if the noise does not explain it.
-_DROP = 0.05
+_DROP = 0.07
 # So far under it that no noise of a run worth keeping explains it.
 _CERTAIN_DROP = 0.12
 # Share of refused requests, or of the workers' time, that makes throttling the limit rather than an incident.
@@ -177,10 +180,24 @@ def _largest(shares: dict[str, float], cell: Cell, seen: Seen) -> str:
 
     Where contention sets in before the server is full, a worker may wait for itself longest and still be helped by nobody.
     """
+    if _is_unhindered(cell, seen):
+        return "own"
     largest = max(shares, key=lambda name: shares[name])
     if largest != "own" or _gain_of_more(cell, seen) >= _WORTH_MORE:
         return largest
     return max((name for name in shares if name != "own"), key=lambda name: shares[name])
+
+
+def _is_unhindered(cell: Cell, seen: Seen) -> bool:
+    """Whether the most workers at this size are faster in proportion to their number.
+
+    A fit to two or three counts of workers knows where a limit would lie only from the rates that did not reach it.
+    """
+    beside = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes]
+    fewest = min(beside, key=lambda c: c.workers)
+    if cell.workers < max(c.workers for c in beside) or cell.workers < 2 * fewest.workers:
+        return False
+    return cell.per_s >= _UNHINDERED * fewest.per_s * cell.workers / fewest.workers
 
 
 def _gain_of_more(cell: Cell, seen: Seen) -> float:

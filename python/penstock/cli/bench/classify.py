@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def command(file: Path, as_json: bool) -> None:
 
     from penstock.bench.old_results import read_any
     from penstock.bench.verdict import classify
+    from penstock.cli.bench.table import columns_of
     from penstock.errors import NotFound
 
     verdict = classify(read_any(file).rows)
@@ -41,13 +43,14 @@ def command(file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(verdict))
         return
-    for line in _lines(verdict.cells):
+    for line in _lines(verdict.cells, columns_of(sys.stdout)):
         click.echo(line)
     if verdict.left_out:
         click.echo(f"{verdict.left_out} rows were INVALID, or of phases that are none to judge", err=True)
 
 
-def _lines(cells: Sequence[Judged]) -> Iterator[str]:
+def _lines(cells: Sequence[Judged], room: int | None) -> Iterator[str]:
+    """A line a cell; where that is wider than the terminal, what to do next stands below it, and what says nothing is left out."""
     from penstock.units import format_bytes, format_rate
 
     def size(cell: Judged) -> str:
@@ -60,11 +63,16 @@ def _lines(cells: Sequence[Judged]) -> Iterator[str]:
         advice = f"{cell.advice.text} (x{cell.advice.gain:.1f} predicted)" if cell.advice else ""
         limit = cell.regime + (", retrograde" if cell.retrograde else "")
         rows.append((cell.operation, str(cell.hosts), str(cell.threads), size(cell), block, rate, limit, advice))
+    longest = sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]))) - 2
+    is_narrow = room is not None and longest > room
+    kept = [i for i in range(len(rows[0]) - 1) if not (is_narrow and rows[0][i] in ("hosts", "block"))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     right = {1, 2, 3, 4, 5}
     for row in rows:
-        head = [
-            text.rjust(width) if i in right else text.ljust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=False))
-        ]
-        yield "  ".join([*head, row[-1]]).rstrip()
+        head = [row[i].rjust(widths[i]) if i in right else row[i].ljust(widths[i]) for i in kept]
+        if is_narrow:
+            yield "  ".join(head).rstrip()
+            if row[-1] and row is not rows[0]:
+                yield f"    {row[-1]}"
+        else:
+            yield "  ".join([*head, row[-1]]).rstrip()

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.bench.rows import End, Latency, Row
     from penstock.bench.verdict import Verdict
 
-__all__ = ["Table"]
+__all__ = ["Table", "columns_of"]
 
 _HEAD = (
     "phase",
@@ -33,6 +34,13 @@ _HEAD = (
     "caches",
 )
 _WIDTHS = (8, 7, 5, 9, 9, 9, 9, 10, 9, 9, 9, 9, 9, 8)
+# What a narrow terminal has room for: 80 columns without a line that goes on in the next.
+_NARROW = ("phase", "threads", "file", "last", "rate", "/s", "p50", "p99")
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """How wide the terminal is that a stream goes to; None where it goes to a file or a pipe, which have no width."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 class Table:
@@ -43,6 +51,8 @@ class Table:
         self._is_begun = False
         self._has_bar = False
         self._notes: list[str] = []
+        room = columns_of(sys.stdout)
+        self._shown = _NARROW if room is not None and room < sum(_WIDTHS) + len(_WIDTHS) - 1 else _HEAD
 
     def say(self, text: str) -> None:
         click.echo(text, err=True)
@@ -110,7 +120,8 @@ class Table:
     def _line(self, fields: tuple[str, ...]) -> None:
         first, *rest = (
             text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(fields, _WIDTHS, strict=True))
+            for i, (name, text, width) in enumerate(zip(_HEAD, fields, _WIDTHS, strict=True))
+            if name in self._shown
         )
         click.echo(" ".join([first, *rest]).rstrip())
 
@@ -124,7 +135,7 @@ class Table:
         for cell in verdict.cells:
             size = "" if cell.file_size_bytes is None else f" of {format_bytes(cell.file_size_bytes, binary=True)}"
             shape = f"{cell.operation.lower()} by {cell.threads}{size}"
-            limit = f"{cell.regime}-limited" + (", fewer threads are faster" if cell.retrograde else "")
+            limit = f"{cell.regime}-limited" + (", retrograde" if cell.retrograde else "")
             advice = f": {cell.advice.text} (x{cell.advice.gain:.1f} predicted)" if cell.advice else ""
             click.echo(f"{shape}: {limit}{advice}")
 

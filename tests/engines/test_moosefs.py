@@ -57,6 +57,29 @@ def test_moosefs_of_two_copies_goes_on_without_a_host(cluster, hosts, tmp_path):
         assert [found["left"] for found in left.receipts.values()] == [[]] * len(left.receipts)
 
 
+def test_moosefs_of_one_copy_tells_programs_that_what_a_lost_host_held_is_gone(cluster, hosts, tmp_path):
+    one = EngineSuite("moosefs", {}, cluster, hosts.own_disk, tmp_path, shared=True)
+    one.pool, _ = one.up()
+    record = pools.find(one.spec.name)
+    assert record is not None
+    try:
+        bodies = {f"set/{at}": os.urandom(50_000) for at in range(9)}
+        assert one.put("h1", bodies) == [None] * 9
+        [located] = one.do("h1", ["locate", list(bodies)])
+        assert {len(pieces) for pieces in located.values()} == {1}
+        on = {name: nodes for name, [[_, _, nodes]] in located.items()}
+        hosts.kill("h3")
+        read = 'for name; do cat "$name" > /dev/null 2>&1 && echo whole || echo gone; done'
+        paths = [f"{one.pool.url}/{name}" for name in bodies]
+        # A mount that goes on asking holds its programs fast, also those that are told to end.
+        [ended] = cluster.run(["sh", "-c", read, "sh", *paths], on=[cluster.leader], deadline_s=8)
+        assert ended.fault is None, ended
+        assert ended.out.decode().split() == ["gone" if on[name] == ["h3"] else "whole" for name in bodies]
+        assert ["h3"] in on.values()
+    finally:
+        pools.down(cluster, record, deadline_s=60)
+
+
 def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, tmp_path):
     (tmp_path / "none").touch()
     hide = f"mount --bind {tmp_path}/none /dev/fuse && mount -o remount,bind,ro /dev/fuse"

@@ -4,8 +4,9 @@
 A master on the first node, a chunk server and a mount on each; Debian's packages moosefs-master, -chunkserver, -client
 and -cli. Needs FUSE on the nodes, and addresses that are no loopback: a master knows its servers by them.
 
-Settings: `leave_bytes` (of each disk that is never used), `io_retries` (how often a mount asks for what a lost node held
-before programs get an error), `io_timeout_s` (the longest that one read may take).
+Settings: `leave_bytes` (of each disk that is never used), `io_retries` (how often a mount asks for what a lost node held, ten
+seconds apart, before programs get an error: they hang until then, and so does their end; 0 is once where there is one copy, five
+times where there are more), `io_timeout_s` (the longest that one read may take).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ASK_S = 10.0
 _PROGRAMS = ("mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo")
 _CHUNK_BYTES = 64 << 20
 _MOST_COPIES = 9
-_KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 5, "io_timeout_s": 30}
+_KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 0, "io_timeout_s": 30}
 
 
 class MooseFsEngine(ByAgents):
@@ -85,10 +86,7 @@ class MooseFsEngine(ByAgents):
         hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
         self._await(pool, runner, hands, until, deadline_s)
         # The mounts come once there is something to mount: a mount that finds no master ends.
-        mounts = {
-            node.name: {"daemons": [self._mount(pool.facts["nodes"][node.name]["root"], leader, client)]}
-            for node in runner.nodes
-        }
+        mounts = {node.name: {"daemons": [self._mount(pool, node, client)]} for node in runner.nodes}
         hands.ask("start", until - time.monotonic(), lease=lease, each=mounts)
         self._await_mounts(pool, hands, until, deadline_s)
         self._say_copies(pool, runner, leader, until)
@@ -145,9 +143,11 @@ class MooseFsEngine(ByAgents):
             ],
         }
 
-    def _mount(self, root: str, leader: Node, client: int) -> dict[str, Any]:
-        options = f"mfsioretries={self._settings['io_retries']},mfstimeout={self._settings['io_timeout_s']}"
-        argv = ["mfsmount", "-f", "-H", leader.address, "-P", str(client), "-o", options, f"{root}/mnt"]
+    def _mount(self, pool: Pool, node: Node, client: int) -> dict[str, Any]:
+        tries = self._settings["io_retries"] or (1 if pool.copies == 1 else 5)
+        options = f"mfsioretries={tries},mfstimeout={self._settings['io_timeout_s']}"
+        root = pool.facts["nodes"][node.name]["root"]
+        argv = ["mfsmount", "-f", "-H", pool.nodes[0].address, "-P", str(client), "-o", options, f"{root}/mnt"]
         return {"name": "mount", "argv": argv, "log": "logs/mount.log"}
 
     def _await(self, pool: Pool, runner: Runner, hands: Hands, until: float, deadline_s: float) -> None:
@@ -221,30 +221,42 @@ class MooseFsAccess(FolderAccess):
         self._by_server = {facts["server"]: name for name, facts in pool.facts["nodes"].items()}
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """By `mfsfileinfo`, a run an object: 64 MiB a piece."""
-        return {name: self._pieces(name) for name in names}
-
-    def _pieces(self, name: str) -> list[Located]:
-        path = self._path(name)
-        line = ["mfsfileinfo", str(path)]
+        """By one run of `mfsfileinfo` for all: 64 MiB a piece."""
+        if not names:
+            return {}
+        paths = {name: self._path(name) for name in names}
+        line = ["mfsfileinfo", *map(str, paths.values())]
         try:
-            size = path.stat().st_size
+            sizes = {name: path.stat().st_size for name, path in paths.items()}
             done = subprocess.run(
                 line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S, check=True
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise SystemFault(f"{name}: where it lies is not known: {error}", where=name) from error
-        holders: list[set[str]] = []
-        for words in (line.strip() for line in done.stdout.splitlines()[1:]):
-            if words.startswith("chunk "):
-                holders.append(set())
-            elif words.startswith("copy ") and holders and "(status:VALID)" in words:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise SystemFault(f"{names[0]}{more}: where it lies is not known: {error}", where=names[0]) from error
+        holders = self._holders(done.stdout)
+        return {
+            name: [
+                Located(at, min(_CHUNK_BYTES, sizes[name] - at), tuple(sorted(nodes)))
+                for at, nodes in zip(range(0, sizes[name], _CHUNK_BYTES), holders.get(str(path), []), strict=False)
+            ]
+            for name, path in paths.items()
+        }
+
+    def _holders(self, said: str) -> dict[str, list[set[str]]]:
+        """By path, the nodes that hold each chunk of it whole."""
+        found: dict[str, list[set[str]]] = {}
+        chunks: list[set[str]] = []
+        for line in said.splitlines():
+            words = line.strip()
+            if not line.startswith("\t"):
+                chunks = found.setdefault(line.removesuffix(":"), [])
+            elif words.startswith("chunk "):
+                chunks.append(set())
+            elif words.startswith("copy ") and chunks and "(status:VALID)" in words:
                 server = words.partition(": ")[2].split(" ")[0]
-                holders[-1] |= {self._by_server[server]} if server in self._by_server else set()
-        return [
-            Located(at, min(_CHUNK_BYTES, size - at), tuple(sorted(nodes)))
-            for at, nodes in zip(range(0, size, _CHUNK_BYTES), holders, strict=False)
-        ]
+                chunks[-1] |= {self._by_server[server]} if server in self._by_server else set()
+        return found
 
 
 def _refuse_loopback(node: Node) -> None:

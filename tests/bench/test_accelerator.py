@@ -58,6 +58,8 @@ def test_verdict_is_refused_where_the_loop_costs_too_much():
     refused = verdict(Harness(100, 0.1, 0.002, 0.98), reached, 0.1)
     assert refused.answer == "refused"
     assert "2.0 %" in refused.why
+    ranks = verdict(Harness(100, 0.1, 0.002, 0.98, barrier_s=0.0019), reached, 0.1)
+    assert "1900.0 of them for ranks to meet" in ranks.why
 
 
 def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):

@@ -40,12 +40,14 @@ class Harness:
         step_s: Seconds of one, emulated.
         overhead_s: Seconds of a step's wall that are not emulated computing, mean over ranks.
         utilisation: That is reached so, 0 to 1: no storage can show more.
+        barrier_s: Of `overhead_s`, what went to the meeting of the ranks after a step, waiting for each other included.
     """
 
     steps: int
     step_s: float
     overhead_s: float
     utilisation: float
+    barrier_s: float = 0.0
 
     @property
     def share(self) -> float:
@@ -87,15 +89,17 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
         step_s=step_s,
         overhead_s=max(0.0, sum(lost) / len(lost) / (steps - 1)),
         utilisation=min(1.0, utilisation(record.epoch_times)[0]),
+        barrier_s=record.sync_s / steps,
     )
 
 
 def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> Verdict:
     """On the utilisation of each epoch, 0 to 1, against the one that is wanted."""
     if harness.share > MOST_OVERHEAD:
+        meeting = f", {1e6 * harness.barrier_s:.1f} of them for ranks to meet," if harness.barrier_s else ""
         return Verdict(
             "refused",
-            f"the loop itself costs {1e6 * harness.overhead_s:.1f} us of a {1e3 * harness.step_s:.3f} ms step "
+            f"the loop itself costs {1e6 * harness.overhead_s:.1f} us{meeting} of a {1e3 * harness.step_s:.3f} ms step "
             f"({100 * harness.share:.1f} %, at most {100 * MOST_OVERHEAD:g} %): this host cannot judge a storage for it",
         )
     mean = sum(reached) / len(reached)

@@ -205,8 +205,9 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
     )
     if "harness" in document:
         harness = document["harness"]
+        meeting = f", {1e6 * harness['barrier_s']:.1f} of them for ranks to meet" if harness["barrier_s"] else ""
         click.echo(
-            f"harness: {100 * harness['utilisation']:.2f} % busy on data in memory, {1e6 * harness['overhead_s']:.1f} us a step"
+            f"harness: {100 * harness['utilisation']:.2f} % busy on data in memory, {1e6 * harness['overhead_s']:.1f} us a step{meeting}"
         )
     for row in document.get("feeds", ()):
         why = f", limited by {row['limiting']}" if row["limiting"] else ""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 __all__ = ["command"]
@@ -16,5 +18,5 @@ def command(engine: str, node: str, orders: str) -> int:
     """Do ORDERS on the objects of the pool on stdin, seen from NODE; stdout has the answers."""
     from penstock.cluster.access import answers
 
-    click.echo(answers(engine, node, orders, click.get_binary_stream("stdin").read()))
+    click.echo(answers(engine, node, orders, sys.stdin.buffer.read()))
     return 0

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock import _native
 from penstock.bench.rows import End, Row, Sample
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Hooks", "Phase", "collect", "end_of", "facts_of", "raw_of", "report_of", "series_of"]
 
 _LOOK_S = 0.1
+# Longest that a read or write under way is waited for.
+_END_S = 10.0
 _Point = TypeVar("_Point")
 
 
@@ -79,11 +83,20 @@ def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks)
             hooks.look(name, workers, phase.progress())
     except BaseException:
         phase.cancel()
+        _ended(phase)
         raise
     found: dict[str, Any] = json.loads(report)
     if agreed is not None:
         found["start_late_s"] = found["started_s"] - agreed
     return found
+
+
+def _ended(phase: Phase) -> None:
+    """Waits until a cancelled phase does nothing any more: whoever cleans up after it must not race with it."""
+    until = time.monotonic() + _END_S
+    with suppress(PenstockError):
+        while phase.wait(_LOOK_S) is None and time.monotonic() < until:
+            pass
 
 
 def end_of(

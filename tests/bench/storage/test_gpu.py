@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +106,26 @@ def test_gpu_with_what_it_cannot_do_is_refused(
     ran = run_cli("bench", "storage", tmp_path / "new", *_SMALL, "--gpu", "0", *flags)
     assert ran.code == 2
     assert flags[0] in ran.err
+
+
+def test_gpu_phase_that_is_interrupted_gives_all_back_and_leaves_nothing(tmp_path: Path, driver: Path) -> None:
+    env = {"LD_LIBRARY_PATH": str(driver), "STANDIN_LOG": "/dev/null", "STANDIN_HELD": str(tmp_path / "held")}
+    forever = ("--phases", "write", "--repeat-io", "--time-limit", "60s", "--threads", "2", "--gpu", "0")
+    program = Path(sys.executable).with_name("penstock")
+    running = subprocess.Popen(
+        [program, "bench", "storage", tmp_path / "new", *_SMALL, *forever], env={**os.environ, **env}, stderr=subprocess.PIPE
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 60
+        while len(list((tmp_path / "new").rglob("f0000002"))) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=50)
+    finally:
+        running.kill()
+    assert running.returncode == 130, told
+    assert (tmp_path / "held").read_text() == "0"
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("flags", [(), ("--overwrite-device",)])

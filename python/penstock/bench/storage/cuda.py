@@ -44,6 +44,7 @@ class Device:
         self._call("cuDeviceGet", ctypes.byref(device), number)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self._device = device
+        self._is_held = True
         self.enter()
         name = ctypes.create_string_buffer(128)
         self._call("cuDeviceGetName", name, 128, device)
@@ -91,7 +92,10 @@ class Device:
         self._call("cuMemcpyDtoH_v2", here, there, ctypes.c_size_t(size))
 
     def close(self) -> None:
-        """Lets the device go."""
+        """Lets the device go; safe twice."""
+        if not self._is_held:
+            return
+        self._is_held = False
         self._call("cuDevicePrimaryCtxRelease_v2", self._device)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,11 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
+from penstock import _native
+from penstock.bench.hosts.leader import Leader
 from penstock.bench.hosts.merge import merge
+from penstock.bench.hosts.orders import Orders
+from penstock.bench.hosts.orders import Storage as StorageWork
 from penstock.bench.results import CacheState
 from penstock.bench.rows import End, Latency, Row, Sample, read_results
+from penstock.bench.storage.spec import Point, StorageBench
 from penstock.emulation import Emulator
 from penstock.launchers.hosts import Hosts
 
@@ -135,10 +144,8 @@ def test_storage_host_killed_in_a_phase_is_one_error_and_nothing_is_left(tmp_pat
     with _endless(place, nodes=3) as running:
         _wait_for(lambda: len(list(place.rglob("f0000002"))) == 6)
         os.kill(_wait_for(lambda: _agent(running.pid, 1)), signal.SIGKILL)
-        began = time.monotonic()
         _, told = running.communicate(timeout=50)
     assert running.returncode == 1, told
-    assert time.monotonic() - began < 45
     assert told.count("error[") == 1
     assert "n1 went away during write; the bench is ended on all 3 hosts" in told
     assert not list(tmp_path.rglob("f*"))
@@ -204,6 +211,55 @@ def test_object_on_hosts_adds_up_and_leaves_nothing(run_cli: Callable[..., Any],
     assert sum(row["last"]["entries"] for row in both) == 80
     kept = {path.name for path in tmp_path.rglob("*") if path.is_file() and ".penstock-emulator" not in path.parts}
     assert kept == {"theirs.bin"}
+
+
+def _orders(tmp_path: Path, nodes: tuple[str, ...], port: int) -> Orders:
+    bench = StorageBench(phases=("mkdirs",))
+    work = StorageWork(path=str(tmp_path / "new"), bench=bench, points=(Point(files=1),))
+    return Orders(
+        verb="run", session="s", token="t", nodes=nodes, address="127.0.0.1", port=port, max_skew_s=60.0, work=work
+    )  # fmt: skip
+
+
+def test_leader_whose_port_is_taken_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        orders = _orders(tmp_path, ("n0",), taken.getsockname()[1])
+        line = [sys.executable, "-m", "penstock.bench.hosts.agent", "0"]
+        ran = subprocess.run(line, input=msgspec.json.encode(orders), capture_output=True, timeout=60, check=False)
+    fault = json.loads(ran.stdout.splitlines()[-1])
+    assert (ran.returncode, fault["fault"]) == (3, "system"), ran.stderr
+    assert "cannot be listened at" in fault["text"]
+    assert b"Traceback" not in ran.stderr
+
+
+def test_host_that_goes_away_as_others_join_is_one_fault(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said: queue.Queue[dict[str, Any]] = queue.Queue()
+    leader = Leader(_orders(tmp_path, ("n0", "n1"), port), said.put)
+
+    def joined(rank: int) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+        lines = connection.makefile("rwb")
+        hello = {"token": "t", "rank": rank, "version": _native.__version__}
+        for _ in range(16):  # its clock is asked for so often
+            lines.write(json.dumps(hello).encode() + b"\n")
+            lines.flush()
+            assert "clock" in json.loads(lines.readline())
+            hello = {"clock": time.time()}
+        lines.write(json.dumps(hello).encode() + b"\n")
+        lines.flush()
+        return connection
+
+    gone = joined(0)
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a reset
+    gone.close()
+    with joined(1):
+        told = said.get(timeout=20)
+        while "fault" not in told:
+            told = said.get(timeout=20)
+    leader.close()
+    assert (told["fault"], "n0 went away" in told["text"]) == ("rank-failed", True), told
 
 
 @pytest.mark.needs_root

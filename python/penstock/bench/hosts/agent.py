@@ -19,11 +19,12 @@ from penstock.bench import objects, storage
 from penstock.bench.hosts.leader import Leader
 from penstock.bench.hosts.member import Member
 from penstock.bench.hosts.orders import Objects, Orders, Storage, folder_of
+from penstock.bench.hosts.wire import fault
 from penstock.bench.phases import Hooks
 from penstock.bench.results import as_fault, provenance
 from penstock.bench.storage.ground import HOST, entries_of, sweep
 from penstock.bench.storage.spec import kind_of
-from penstock.errors import Bug, PenstockError, Terminated
+from penstock.errors import PenstockError, Terminated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,12 @@ def _run(orders: Orders, rank: int, say: Callable[[dict[str, Any]], None]) -> in
     with ExitStack() as stack:
         if rank == 0:
             say({"machine": msgspec.to_builtins(provenance())})
-            stack.callback(Leader(orders, say).close)
+            try:
+                leader = Leader(orders, say)
+            except PenstockError as error:
+                say(fault(error))
+                return error.exit_code
+            stack.callback(leader.close)
         member = Member(orders, rank)
         stack.callback(member.close)
         try:
@@ -76,7 +82,7 @@ def _run(orders: Orders, rank: int, say: Callable[[dict[str, Any]], None]) -> in
             member.failed(error)
             return error.exit_code
         except Exception as error:
-            member.failed(Bug(f"{type(error).__name__}: {error}"))
+            member.failed(error)
             raise
     return 0
 

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock import _native
 from penstock.bench.hosts.merge import merge
-from penstock.bench.hosts.wire import Wire
+from penstock.bench.hosts.wire import Wire, fault
 from penstock.bench.rows import Row
 from penstock.errors import ConfigError, Corrupt, PenstockError, RankFailed, SystemFault, Unreachable, of_code
 
@@ -68,8 +68,8 @@ class Leader:
             self._join()
             self._phases()
             self._say({"done": True})
-        except PenstockError as error:
-            self._say({"fault": error.code, "text": str(error), "hint": error.hint})
+        except Exception as error:  # told: nobody looks at this thread's end
+            self._say(fault(error))
             for wire in self._members.values():
                 with suppress(OSError):
                     wire.send({"abort": str(error)})
@@ -96,7 +96,8 @@ class Leader:
             self._welcome(Wire(connection))
         for rank, wire in self._members.items():
             wire.limit(None)
-            wire.send({"joined": True})
+            with suppress(OSError):  # its silence is heard in its turn
+                wire.send({"joined": True})
             threading.Thread(target=self._hear, args=(rank, wire), name=f"penstock-leader-{rank}", daemon=True).start()
         self._say({"joined": wanted, "clock_skew_s": max(abs(offset) for offset in self._offsets.values())})
 

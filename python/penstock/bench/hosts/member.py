@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock import _native
-from penstock.bench.hosts.wire import Wire
+from penstock.bench.hosts.wire import Wire, fault
 from penstock.errors import PenstockError, RankFailed, Unreachable
 
 if TYPE_CHECKING:
@@ -119,11 +119,11 @@ class Member:
             self._wire.send({"done": True})
             self._is_over.wait()
 
-    def failed(self, error: PenstockError) -> None:
+    def failed(self, error: Exception) -> None:
         """Tells the leader why this host cannot go on, where it still listens."""
         if self._aborted is None:
             with suppress(OSError):
-                self._wire.send({"fault": error.code, "text": str(error), "hint": error.hint})
+                self._wire.send(fault(error))
 
     def close(self) -> None:
         """Leaves."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON lines between an agent and the leader, over one connection. Knows no message."""
+"""JSON lines between an agent and the leader, over one connection. Knows no message but that of a fault."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from penstock.errors import Corrupt
+from penstock.errors import Bug, Corrupt, PenstockError
 
-__all__ = ["Wire"]
+__all__ = ["Wire", "fault"]
 
 # A row with its histograms and its series is some hundred kilobytes.
 _MOST_BYTES = 64 << 20
 # A host that is gone without a word is missed after so long: idle + interval x probes.
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
+
+
+def fault(error: Exception) -> dict[str, Any]:
+    """An error as a message; one that nobody foresaw is ours to mend."""
+    if not isinstance(error, PenstockError):
+        error = Bug(f"{type(error).__name__}: {error}")
+    return {"fault": error.code, "text": str(error), "hint": error.hint}
 
 
 class Wire:

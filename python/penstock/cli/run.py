@@ -83,7 +83,7 @@ def command(
     from penstock.cluster.execute import Execution
     from penstock.cluster.job import load
     from penstock.errors import ConfigError
-    from penstock.stage.job import variables
+    from penstock.stage.job import for_nodes
 
     if wait and not submit:
         raise ConfigError("--wait: a job that is not submitted is waited for anyway", where="--wait", hint="--submit")
@@ -95,9 +95,7 @@ def command(
             job, file, runs, form=export, resume=resume, waits=wait, as_json=as_json, dry_run=dry_run
         )  # fmt: skip
     part = part_of(node, nodes, meet) if as_node or node is not None or nodes is not None else None
-    # Homes and state folders are each node's own; credentials go along.
-    own = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
-    given = {name: value for name, value in variables().items() if name not in own}
+    given = for_nodes()
 
     def execution_of(one: Job, say: Say = _quietly if as_json else _say, hear: Hear | None = None) -> Execution:
         hear = hear or (None if quiet or as_json else _hear)

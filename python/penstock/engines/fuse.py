@@ -27,7 +27,7 @@ __all__ = ["CLIENTS", "FuseEngine", "engine"]
 _LOOK_S = 0.3
 _ASK_S = 10.0
 # What clients read their credentials and endpoints from; they cross to the nodes on stdin.
-_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_", "HOME", "PATH")
+_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class _Place:
@@ -92,9 +92,7 @@ class FuseEngine(ByAgents):
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         said = wanting(settings, self.name, {"client": "rclone", "source": ""})
         self._client, self._source = said["client"], said["source"]
-        self._environment = {
-            name: value for name, value in environment.items() if name.startswith(_VARIABLES[:3]) or name in _VARIABLES
-        }
+        self._environment = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
         if self._client not in CLIENTS:
             raise ConfigError(f"engine fuse: client `{self._client}` is none of {', '.join(CLIENTS)}", where="client")
 

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
     from penstock._native import StageJob, StageRequest
 
-__all__ = ["StageSpec", "index", "is_local", "local_path", "run", "run_as", "start", "wait"]
+__all__ = ["StageSpec", "for_nodes", "index", "is_local", "local_path", "run", "run_as", "start", "wait"]
 
 # How often a waiting Python thread looks for Ctrl-C.
 _LOOK_S = 0.1
 # An interrupted stage has this long to record what is finished, and to take back the parts that it left in a store.
 _GRACE_S = 6.0
+_OF_THIS_USER = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +133,17 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
 
 
 def variables() -> dict[str, str]:
+    """What the core's stores are opened with."""
     # Only what a store may look at, and only text: a variable of other bytes is nobody's credential.
     wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_")
-    exact = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
+    exact = (*_OF_THIS_USER, "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
     return {name: value for name, value in found.items() if value.isascii() or value.isprintable()}
+
+
+def for_nodes() -> dict[str, str]:
+    """The same for other machines: credentials go along, and what names a folder of this one's user stays here."""
+    return {name: value for name, value in variables().items() if name not in _OF_THIS_USER}
 
 
 def absolute(url: str) -> str:

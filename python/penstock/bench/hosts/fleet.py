@@ -18,7 +18,7 @@ from penstock.bench.rows import Row
 from penstock.cluster import check
 from penstock.cluster.faults import told
 from penstock.errors import Bug, ConfigError, PenstockError, of_code
-from penstock.stage.job import variables
+from penstock.stage.job import for_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ class Fleet:
         return self._cluster.run(
             [self._python, "-m", "penstock.bench.hosts.agent", "{rank}"],
             deadline_s=self._deadline_s if verb == "run" else _SWEEP_S,
-            env=variables(),
+            env=for_nodes(),
             stdin=msgspec.json.encode(msgspec.structs.replace(orders, verb=verb)),
             hear=heard.line if heard else None,
             fills=True,

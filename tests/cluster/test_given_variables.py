@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses to other machines of this one's environment: credentials, and no folder of this user's."""
+
+from __future__ import annotations
+
+from penstock.engines.fuse import FuseEngine
+from penstock.stage.job import for_nodes, variables
+
+_HERE = {
+    "HOME": "/home/me",
+    "PATH": "/opt/mine",
+    "XDG_STATE_HOME": "/home/me/state",
+    "XDG_CONFIG_HOME": "/home/me/config",
+    "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+}
+
+
+def test_credentials_cross_to_nodes_and_folders_of_this_user_stay(monkeypatch):
+    for name, value in _HERE.items():
+        monkeypatch.setenv(name, value)
+    there = for_nodes()
+    assert there["AWS_ENDPOINT_URL_S3"] == _HERE["AWS_ENDPOINT_URL_S3"]
+    assert {"HOME", "PATH", "XDG_STATE_HOME", "XDG_CONFIG_HOME"} & there.keys() == set()
+    assert variables()["HOME"] == "/home/me"
+    engine = FuseEngine({"client": "rclone", "source": "s3://b/x"}, _HERE)
+    assert engine._environment == {"AWS_ENDPOINT_URL_S3": _HERE["AWS_ENDPOINT_URL_S3"]}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ import pytest
 from penstock.cluster import Cluster, check
 from penstock.cluster.cluster import launcher_names
 from penstock.cluster.facts import ask
+from penstock.cluster.pools import engine_names
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
 from penstock.launchers.hosts import Hosts
 from penstock.protocols import Exit
@@ -173,3 +175,10 @@ def test_cli_doctor_says_what_each_engine_lacks_by_node(run_cli):
         hosts.kill("h2")
         gone = run_cli("doctor", *flags)
         assert (gone.code, "h2" in gone.err) == (3, True)
+
+
+def test_help_names_every_launcher_and_every_engine(run_cli):
+    words = " ".join(run_cli("pool", "up", "--help").out.split())
+    attached = {"aistore", "juicefs"}  # services of a site, which are refused with where they are found
+    for name in {*launcher_names(), *engine_names()} - attached:
+        assert re.search(rf"\b{name}\b", words), name

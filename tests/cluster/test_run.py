@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -150,6 +151,19 @@ def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
     ]
     assert ran.out.count("<door.py>") == 2 + 2 + 4 + 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_run_dry_line_of_the_pool_brings_that_very_pool_up(job, run_cli, tmp_path):
+    shown = run_cli("run", job(), "--dry-run", cwd=tmp_path).out.splitlines()
+    line = shlex.split(shown[shown.index("# pool up") + 1])
+    assert line[0] == "penstock"
+    told = run_cli(*line[1:], "--json", cwd=tmp_path)
+    try:
+        assert told.code == 0, told.err
+        assert [node["node"] for node in json.loads(told.out)["nodes"]] == ["n0", "n1"]
+    finally:
+        ended = run_cli("pool", "down", "--name", "job", cwd=tmp_path)
+    assert ended.code == 0, ended.err
 
 
 def test_run_dry_counts_the_money_of_nodes_and_requests(job, run_cli, emulator, tmp_path):

@@ -75,7 +75,8 @@ def test_specification_passes_the_systems_own_validator(form, exported, tmp_path
         if old in told.out and form != {"limits": "k8s"}.get(old):
             (tmp_path / "bad.json").write_text(told.out.replace(f'"{old}"', f'"{new}"'))
             break
-    assert check(tmp_path / "bad.json").returncode != 0
+    refused = check(tmp_path / "bad.json")
+    assert (refused.returncode != 0, new in refused.stderr) == (True, True), refused.stderr[-2000:]
 
 
 def test_kubernetes_pods_carry_the_job_and_know_their_number_and_the_first(exported, tmp_path):
@@ -128,6 +129,14 @@ def test_azure_lines_lay_down_the_very_file(form, exported, tmp_path):
         ("k8s", {'name = "Train-1"': 'name = "1-train"'}, "", "does not take `1-train`"),
         ("k8s", {'destination = "/scratch/train"': ""}, '[pool]\ndisk = "/d"', "on this system nobody starts commands"),
         ("k8s", {}, '[container]\nruntime = "docker"\nimage = "x"', "puts the whole job into one"),
+        ("k8s", {}, '[provision]\nscript = "setup.sh"\nat = "/tmp/setup.sh"', "provision: setup.sh is not where"),
+        ("azureml", {}, '[provision]\nscript = "setup.sh"\nat = "/tmp/setup.sh"', "provision: setup.sh is not where"),
+        (
+            "azure-batch",
+            {},
+            '[provision]\nscript = "setup.sh"\nat = "/tmp/setup.sh"',
+            "provision: setup.sh is not where",
+        ),
         ("azureml", {'compute = "gpus"': ""}, "", "submit.compute"),
         ("azure-batch", {"mpi": "slurm"}, "", "launcher = mpi"),
         ("slurm", {"mpi": "ssh"}, "", "launcher = slurm or mpi"),
@@ -143,6 +152,13 @@ def test_job_that_a_system_cannot_say_is_refused(form, replaced, more, word, exp
     assert word in told.err
 
 
+@pytest.mark.parametrize("form", ["k8s", "azureml"])
+def test_job_on_fresh_nodes_goes_on_with_nothing(form, exported, run_cli, tmp_path):
+    assert exported(form).code == 0
+    told = run_cli("run", "job.toml", "--export", form, "--resume", cwd=tmp_path)
+    assert (told.code, told.out, "--resume" in told.err) == (2, "", True)
+
+
 def test_batch_scripts_are_shell_and_say_what_is_wanted(exported):
     for form, wanted in (
         (
@@ -156,6 +172,27 @@ def test_batch_scripts_are_shell_and_say_what_is_wanted(exported):
         lines = told.out.splitlines()
         assert [line for line in wanted if line not in lines] == []
         subprocess.run(["sh", "-n"], input=told.out, text=True, check=True)
+
+
+def test_prolog_that_cannot_tell_the_nodes_takes_its_pool_down(exported, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name, text in {
+        "scontrol": "printf 'h1\\nh2\\n'",
+        "penstock": f'echo "$@" >> {tmp_path}/asked; [ "$1 $2" != "cluster copy" ]',
+    }.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    said = {'destination = "/scratch/train"': "", "[stage]": f'penstock = ["{tmp_path}/bin/penstock"]\n[stage]'}
+    more = '[pool]\ndisk = "/d"\nengine = "beeond"\nsettings = { tmpfs = true }'
+    (tmp_path / "prolog").write_text(exported("slurm-prolog", more=more, **said).out)
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_COMMENT": "penstock", "SLURM_JOB_NODELIST": "h[1-2]"}
+    ran = subprocess.run(["sh", tmp_path / "prolog"], env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert ran.returncode == 1, ran.stderr
+    up, copied, down = (tmp_path / "asked").read_text().splitlines()
+    assert up.startswith("pool up --json --engine beeond --disk /d --copies 1 --deadline 3min --engine-set tmpfs=true")
+    assert copied.startswith("cluster copy --launcher ssh --nodes h1,h2 ")
+    assert down == "pool down --name slurm-7"
 
 
 def test_submit_dry_prints_the_script_and_the_line_and_hands_nothing_over(exported, run_cli, tmp_path):

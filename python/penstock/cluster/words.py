@@ -5,21 +5,35 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock import plugins
 from penstock.errors import ConfigError
 from penstock.protocols import Box, Container
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from penstock.cluster.job import Job
+    from penstock.cluster.job import Job, PoolPart
     from penstock.protocols import Around, Part
 
-__all__ = ["GROUP", "Words"]
+__all__ = ["GROUP", "Words", "pool_words", "settings_words"]
 
 GROUP = "penstock.containers"
+
+
+def pool_words(part: PoolPart) -> list[str]:
+    """What `pool up` is told of a pool, but its name and its nodes."""
+    return [
+        "--engine", part.engine, "--disk", part.disk, "--copies", str(part.copies), "--deadline", part.deadline,
+        *settings_words("--engine-set", part.settings),
+    ]  # fmt: skip
+
+
+def settings_words(flag: str, settings: Mapping[str, Any]) -> list[str]:
+    """Settings as a command line says them: the flag and NAME=VALUE, of each."""
+    spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
+    return [word for name, value in spelt.items() for word in (flag, f"{name}={value}")]
 
 
 class Words:
@@ -40,12 +54,12 @@ class Words:
 
     def pool_up(self) -> list[str]:
         """As one would bring the pool up by hand."""
-        part = self._job.pool
+        part, nodes = self._job.pool, self._job.cluster
         assert part is not None
-        settings = [word for name, value in part.settings.items() for word in ("--engine-set", f"{name}={value}")]
+        given = [] if nodes.nodes is None else ["--nodes", str(nodes.nodes)]
+        settings = settings_words("--set", nodes.settings)
         return [
-            "penstock", "pool", "up", "--name", self._job.name, "--engine", part.engine, "--disk", part.disk,
-            "--copies", str(part.copies), *settings,
+            "penstock", "pool", "up", "--name", self._job.name, *pool_words(part), "--launcher", nodes.launcher, *given, *settings
         ]  # fmt: skip
 
     def orders(self, engine: str, node: str, orders: str) -> list[str]:

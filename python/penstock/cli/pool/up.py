@@ -20,7 +20,7 @@ __all__ = ["command"]
     default="local",
     show_default=True,
     metavar="NAME",
-    help="local, hdfs, mount, or one that a package brings.",
+    help="local, hdfs, moosefs, beeond, mount, fuse, or one that a package brings.",
 )
 @click.option(
     "--disk",

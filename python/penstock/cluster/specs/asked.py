@@ -77,7 +77,16 @@ class Asked:
 
     @property
     def embedded(self) -> str:
-        """The job's file as text that no shell and no template touches."""
+        """The job's file as text that no shell and no template touches.
+
+        Raises:
+            ConfigError: It names another file of this machine, which does not go along.
+        """
+        if self.job.provision is not None:
+            raise ConfigError(
+                f"provision: {self.job.provision.script} is not where such a job runs",
+                hint="what the script does belongs into the image",
+            )
         return base64.b64encode(self.file.read_bytes()).decode()
 
     def penstock(self, *, is_here: bool) -> list[str]:
@@ -89,8 +98,13 @@ class Asked:
         """Refuses a job whose nodes cannot each do their part alone.
 
         Raises:
-            ConfigError: It has a pool, which wants a launcher that reaches all nodes.
+            ConfigError: It has a pool, which wants a launcher that reaches all nodes; or it is to go on with an earlier
+                start, of which fresh nodes know nothing.
         """
+        if self.resume:
+            raise ConfigError(
+                "--resume: on this system a job begins on fresh nodes, which hold no earlier start", where="--resume"
+            )
         if self.job.pool is not None:
             raise ConfigError(
                 "pool: on this system nobody starts commands on all nodes, and a pool wants that",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from penstock.cluster.words import pool_words, settings_words
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,8 +96,12 @@ def _by_ssh(asked: Asked, *verb: str) -> str:
     """A verb's words; the nodes come by a variable of the script's."""
     launcher = asked.job.cluster
     settings = launcher.settings if launcher.launcher == "ssh" else {}
-    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    given = settings_words("--set", settings)
     return f'{shlex.join([*asked.penstock(is_here=True), *verb, "--launcher", "ssh", *given])} --nodes "$nodes"'
+
+
+def _down(asked: Asked) -> str:
+    return f'{shlex.join([*asked.penstock(is_here=True), "pool", "down"])} --name "slurm-$SLURM_JOB_ID"'
 
 
 def slurm_prolog(asked: Asked) -> str:
@@ -109,18 +114,6 @@ def slurm_prolog(asked: Asked) -> str:
     part = asked.job.pool
     if part is None:
         raise ConfigError("pool: a PrologSlurmctld is for a pool, and the job file has none")
-    settings = [word for name, value in part.settings.items() for word in ("--engine-set", f"{name}={value}")]
-    pool = [
-        "--engine",
-        part.engine,
-        "--disk",
-        part.disk,
-        "--copies",
-        str(part.copies),
-        "--deadline",
-        part.deadline,
-        *settings,
-    ]
     return _site(
         asked,
         "PrologSlurmctld",
@@ -128,21 +121,20 @@ def slurm_prolog(asked: Asked) -> str:
             _NODES,
             'told="$(mktemp)"',
             "trap 'rm -f \"$told\"' EXIT",
-            f'{_by_ssh(asked, "pool", "up", "--json", *pool)} --name "slurm-$SLURM_JOB_ID" > "$told" || exit 1',
-            f'{_by_ssh(asked, "cluster", "copy")} "$told" {_TOLD} || exit 1',
+            f'{_by_ssh(asked, "pool", "up", "--json", *pool_words(part))} --name "slurm-$SLURM_JOB_ID" > "$told" || exit 1',
+            f'{_by_ssh(asked, "cluster", "copy")} "$told" {_TOLD} || {{ {_down(asked)}; exit 1; }}',
         ],
     )
 
 
 def slurm_epilog(asked: Asked) -> str:
     """An `EpilogSlurmctld` that takes down what the prolog brought up."""
-    down = shlex.join([*asked.penstock(is_here=True), "pool", "down"])
     return _site(
         asked,
         "EpilogSlurmctld",
         [
             _NODES,
             f"{_by_ssh(asked, 'cluster', 'run')} -- rm -f {_TOLD}",
-            f'exec {down} --name "slurm-$SLURM_JOB_ID"',
+            f"exec {_down(asked)}",
         ],
     )

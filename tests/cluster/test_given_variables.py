@@ -7,10 +7,10 @@ from penstock.engines.fuse import FuseEngine
 from penstock.stage.job import for_nodes, variables
 
 _HERE = {
-    "HOME": "/home/me",
+    "HOME": "/u/me",
     "PATH": "/opt/mine",
-    "XDG_STATE_HOME": "/home/me/state",
-    "XDG_CONFIG_HOME": "/home/me/config",
+    "XDG_STATE_HOME": "/u/me/state",
+    "XDG_CONFIG_HOME": "/u/me/config",
     "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
 }
 
@@ -21,6 +21,6 @@ def test_credentials_cross_to_nodes_and_folders_of_this_user_stay(monkeypatch):
     there = for_nodes()
     assert there["AWS_ENDPOINT_URL_S3"] == _HERE["AWS_ENDPOINT_URL_S3"]
     assert {"HOME", "PATH", "XDG_STATE_HOME", "XDG_CONFIG_HOME"} & there.keys() == set()
-    assert variables()["HOME"] == "/home/me"
+    assert variables()["HOME"] == "/u/me"
     engine = FuseEngine({"client": "rclone", "source": "s3://b/x"}, _HERE)
     assert engine._environment == {"AWS_ENDPOINT_URL_S3": _HERE["AWS_ENDPOINT_URL_S3"]}

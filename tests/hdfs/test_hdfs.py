@@ -151,6 +151,24 @@ def test_stage_goes_on_while_a_datanode_is_lost(hdfs, dataset, tmp_path, node, n
     assert tree(tmp_path / "d") == dataset
 
 
+def test_stage_to_hdfs_tells_what_inflates_beyond_memory_before_it_is_all_there(hdfs, tmp_path):
+    source = tmp_path / "run"
+    source.mkdir()
+    with gzip.open(source / "zeros.bin.gz", "wb", compresslevel=1) as zeros:
+        for _ in range(600):  # not at once: a child's peak begins with its parent's
+            zeros.write(bytes(1 << 20))
+    env = {**os.environ, **hdfs.env, "XDG_STATE_HOME": str(tmp_path / "state")}
+    penstock = Path(sys.executable).with_name("penstock")
+    argv = [penstock, "stage", source, f"{hdfs.url}/up/bomb", "--inflate", "--memory", "64MiB"]
+    with (tmp_path / "log").open("wb") as log:
+        stage = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    _, status, used = os.wait4(stage.pid, 0)
+    said = (tmp_path / "log").read_text()
+    stage.returncode = os.waitstatus_to_exitcode(status)
+    assert (stage.returncode, "in one piece" in said) == (3, True), said
+    assert used.ru_maxrss * 1024 < 400 << 20
+
+
 def test_stage_to_hdfs_is_whole_and_what_memory_cannot_hold_is_refused(hdfs, run_cli, tmp_path):
     """HDFS takes an object in one: no parts, names gain the suffix of what they are compressed in."""
     source = tmp_path / "run"

@@ -3,6 +3,7 @@
 //!
 //! Owns requests, signing, retry and the wrappers that count, shape and break them. Knows no codec and no record.
 
+mod available;
 mod azure;
 mod buffers;
 mod checksum;
@@ -32,6 +33,7 @@ mod web;
 mod whole;
 mod wire;
 
+pub use available::memory_available;
 pub use azure::{Azure, AzureSettings};
 pub use buffers::{Buffer, Buffers, Mapping, advise_huge};
 pub use checksum::{Digester, cheapest, combined};

@@ -35,14 +35,18 @@ pub(crate) struct Errand<'a> {
 }
 
 impl Site {
-    /// Writes down what failed under `name`, or removes the list of an earlier run where nothing did.
-    pub fn write_residue(&self, name: &str, source: &str, failures: &[Failure]) -> Result<()> {
+    /// Writes down what failed of the share of one of so many nodes, or removes the list of an earlier run where nothing did.
+    pub fn write_residue(&self, (node, nodes): (u32, u32), source: &str, failures: &[Failure]) -> Result<()> {
+        let name = match nodes {
+            1 => "residue.json".to_owned(),
+            _ => format!("residue-{node}-of-{nodes}.json"),
+        };
         if failures.is_empty() {
-            remove_own(&self.folder, name);
+            remove_own(&self.folder, &name);
             return Ok(());
         }
         let json = residue_json(source, failures)?;
-        replace_own(&self.folder, name, &json)
+        replace_own(&self.folder, &name, &json)
             .map_err(|error| self.jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))
     }
 }

@@ -30,6 +30,9 @@ use crate::manifest::Entry;
 /// What of an object's first bytes is wanted before anything is decided.
 const LOOK: u64 = super::squeeze::TRIED as u64;
 
+/// Stored bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.
+const STEP: usize = 4 << 10;
+
 /// Reads an object in order on tasks of its own, which end with this.
 struct Reader {
     pieces: mpsc::Receiver<Result<Bytes>>,
@@ -115,6 +118,25 @@ pub(crate) async fn send(yard: &Arc<Yard>, load: &Load, entry: &Entry) -> Result
     Err(Error::bug("an upload was lost twice and told of once"))
 }
 
+/// Inflates of `piece` what makes about a part, and gives back what it did not come to: a piece of hostile content would
+/// else be all of the memory.
+fn inflate_some(inflater: &mut Inflater, piece: Bytes, stored: &mut Stored) -> Result<(Vec<Bytes>, Option<Bytes>)> {
+    let (mut contents, mut content, mut rest) = (Vec::new(), BytesMut::new(), piece);
+    while !rest.is_empty() && contents.is_empty() {
+        let step = rest.split_to(rest.len().min(STEP));
+        stored.update(&step);
+        inflater.push(&step, &mut |bytes| {
+            content.extend_from_slice(bytes);
+            if content.len() >= PART as usize {
+                contents.push(content.split().freeze());
+            }
+            Ok(())
+        })?;
+    }
+    contents.push(content.freeze());
+    Ok((contents, Some(rest).filter(|rest| !rest.is_empty())))
+}
+
 impl Vessel<'_> {
     async fn carry(&mut self) -> Result<Written> {
         if let Some(written) = self.finished.take() {
@@ -147,33 +169,27 @@ impl Vessel<'_> {
         while let Some(piece) = reader.pieces.recv().await {
             let piece = piece?;
             read += piece.len() as u64;
-            let (contents, then, inflating) = self
-                .yard
-                .on_core(move || {
-                    stored.update(&piece);
-                    let Some(mut inflater) = inflater else { return Ok((vec![piece], stored, None)) };
-                    let mut contents = Vec::new();
-                    let mut content = BytesMut::new();
-                    inflater.push(&piece, &mut |bytes| {
-                        content.extend_from_slice(bytes);
-                        if content.len() >= PART as usize {
-                            contents.push(content.split().freeze());
+            let mut left = Some(piece);
+            while let Some(piece) = left {
+                let work = move || -> Result<_> {
+                    let Some(mut inflater) = inflater else {
+                        stored.update(&piece);
+                        return Ok((vec![piece], stored, None, None));
+                    };
+                    let (contents, rest) = inflate_some(&mut inflater, piece, &mut stored)?;
+                    Ok((contents, stored, Some(inflater), rest))
+                };
+                let contents;
+                (contents, stored, inflater, left) = self.yard.on_core(work).await?;
+                for content in contents {
+                    match &mut press {
+                        Some(press) => {
+                            for bytes in press.push(content).await? {
+                                self.take(bytes).await?;
+                            }
                         }
-                        Ok(())
-                    })?;
-                    contents.push(content.freeze());
-                    Ok((contents, stored, Some(inflater)))
-                })
-                .await?;
-            (stored, inflater) = (then, inflating);
-            for content in contents {
-                match &mut press {
-                    Some(press) => {
-                        for bytes in press.push(content).await? {
-                            self.take(bytes).await?;
-                        }
+                        None => self.take(content).await?,
                     }
-                    None => self.take(content).await?,
                 }
             }
         }

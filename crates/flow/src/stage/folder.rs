@@ -43,12 +43,12 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<()> {
     let journal = crew.work(&manifest, &missing, cancelled).await?;
     let stem = if options.nodes == 1 { "manifest".to_owned() } else { format!("manifest-{node}") };
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
-    let is_alone = options.nodes == 1;
+    let share = (options.node, options.nodes);
     blocking(move || {
         if failures.is_empty() {
-            sweep(&parts, is_alone, missing.iter().chain(&done));
+            sweep(&parts, share.1 == 1, missing.iter().chain(&done));
         }
-        site.write_residue(&format!("{}.json", stem.replacen("manifest", "residue", 1)), &source_url, &failures)?;
+        site.write_residue(share, &source_url, &failures)?;
         let items: Vec<&Item> = missing.iter().chain(&done).collect();
         record_staged(&site.jail, &journal, &manifest, items, &source_url, &stem)
     })

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stage: a dataset's objects, or this node's share of them, as whole and verified files in a local folder.
 //!
-//! Owns the plan and its key safety (`plan`), the folder that no key leaves (`jail`), the journal (`journal`), the
-//! journey of one object (`object`, `parts`, `apart`), the last step of all of them (`commit`), and what a node's
-//! other ranks read (`status`); pace is the store's (`Govern`). What a destination records (`recorded`) is held against it by `verify` and fetched again
-//! by `repair`. Refuses to write anything under a final name that is not whole, checked and on disk.
+//! Owns what is asked (`request`) and its run (`run`); the plan and its key safety (`plan`, `remote` for stores); the folder
+//! that no key leaves (`jail`) and what stands there from before (`resume`, `standing`); the journal (`journal`, `sent`); the
+//! reads (`inlet`); the journey of one object to a folder (`folder`, `crew`, `object`, `parts`, `apart`, `stream`, `sink`) or
+//! to a store (`deliver`, `send`, `flow`, `vessel`); the last step of all of them (`commit`); and what a node's other ranks
+//! read (`status`). Pace is the store's (`Govern`). What a destination records (`recorded`, `remote_recorded`) is held
+//! against it by `verify` and fetched again by `repair`. Refuses to write anything under a final name that is not whole,
+//! checked and on disk.
 
 mod abreast;
 mod apart;

@@ -11,6 +11,7 @@ use penstock_store::{Govern, Governor, Store, StoreSettings};
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
 use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
+use super::send::{PART, SMALL};
 use crate::manifest::{Manifest, SaidBy, is_own};
 use crate::share::{Division, SharePlan};
 
@@ -103,9 +104,11 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     let division = Division { inflate: options.inflate, ..options.division.clone() };
     let shares = SharePlan::divide(manifest, options.nodes, &division)?;
     let items: Vec<Item> = shares.share(options.node).into_iter().map(|at| items[at].clone()).collect();
-    let reads = |size: u64| if size <= PART_BYTES { 1 } else { size.div_ceil(PART_BYTES) + 1 };
-    let writes = |size: u64| if size <= super::send::SMALL { 1 } else { size.div_ceil(super::send::PART) + 2 };
-    let requests = |at: usize, _| reads(manifest.objects[at].size) + writes(manifest.objects[at].size);
+    // What is small is read and written whole; of the rest, reads ask for the version and the first bytes, writes begin and end.
+    let requests = |at: usize, _| match manifest.objects[at].size {
+        ..=SMALL => 2,
+        size => size.div_ceil(PART_BYTES) + 2 + size.div_ceil(PART) + 2,
+    };
     Ok(StagePlan::of(items, &shares, options.node, requests))
 }
 

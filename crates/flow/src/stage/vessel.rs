@@ -83,7 +83,8 @@ impl<'a> Vessel<'a> {
         // Little memory holds smaller parts, and fewer of them.
         let is_lean = yard.inlet.memory_bytes() < PART * (SENDS as u64 + 2) + PART_BYTES * (READS as u64 + 2);
         let (wanted, sends, reads) = if is_lean { (PART / 2, 1, 1) } else { (PART, SENDS, READS) };
-        let part_bytes = terms.map_or(u64::MAX, |terms| {
+        // A store that takes objects in one piece is shown them in parts, too: what is too large is told as it comes.
+        let part_bytes = terms.map_or(wanted, |terms| {
             let size = if change.is_copy() { entry.size } else { entry.size.saturating_add(entry.size / 100) };
             terms.part_bytes(wanted, size)
         });

@@ -275,7 +275,7 @@ impl LocalReads {
     /// What holds for a dataset of `bytes`: never `Uring` where a second epoch could come from memory.
     pub fn of(self, bytes: u64) -> Self {
         match self {
-            Self::Auto if memory_available().is_none_or(|free| bytes <= free / 2) => Self::Threads,
+            Self::Auto if crate::memory_available().is_none_or(|free| bytes <= free / 2) => Self::Threads,
             said => said,
         }
     }
@@ -292,12 +292,6 @@ impl std::str::FromStr for LocalReads {
             other => Err(Error::config("PENSTOCK_LOCAL_READS", format!("`{other}` is none of auto, pread, uring"))),
         }
     }
-}
-
-fn memory_available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]

@@ -95,9 +95,14 @@ def test_open_of_nothing_is_not_found(tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "spec", "words"),
-    [("z", ("int16", (3, 2)), "z"), ("x", ("int16", (3, 3)), "x"), ("y", ("float32", (5,)), "y")],
+    [
+        ("z", ("int16", (3, 2)), "z"),
+        ("x", ("int16", (3, 3)), "x"),
+        ("y", ("float32", (5,)), "y"),
+        ("y", ("int64", (4,)), "is of kind float_list .* want int64"),
+    ],
 )
-def test_feature_missing_or_of_another_size_is_named_with_its_numbers(made, field, spec, words):
+def test_feature_missing_or_of_another_size_or_type_is_named_with_its_numbers(made, field, spec, words):
     opened = penstock.open(made([1] * 2)).fields(**{field: penstock.tensor(*spec)})
     with pytest.raises(Corrupt, match=rf"part-0000.*record 0.*\b{words}\b"):
         next(iter(penstock.Loader(opened, batch_size=1)))

@@ -93,6 +93,19 @@ def test_endpoint_that_is_gone_for_good_is_one_error_in_time(served):
     assert [sample for batch in again for sample in samples(batch)] == list(range(state["cursor"], 24))
 
 
+def test_consumer_that_stops_asks_the_store_for_nothing_more(served):
+    loader = penstock.Loader(opened(served), batch_size=2, max_in_flight=2, read_ahead=0)
+    for batch in loader:
+        assert samples(batch) == [0, 1]
+        break
+    asked = served.server.stats()["gets"]
+    assert asked < 24
+    time.sleep(1)
+    assert served.server.stats()["gets"] == asked
+    # The same epoch again, from its start.
+    assert [sample for batch in loader for sample in samples(batch)] == list(range(24))
+
+
 def test_object_replaced_during_the_epoch_is_told_and_never_mixed_in(served):
     loader = penstock.Loader(opened(served), batch_size=2, max_in_flight=1, read_ahead=0)
     walk = iter(loader)

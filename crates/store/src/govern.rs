@@ -3,7 +3,8 @@
 //! store bears without refusing (429, 503) or growing slow. Above [`Retry`](crate::Retry): what waits here is not silent.
 //!
 //! Concurrency follows AIMD, as TCP does it: doubled round by round until the first sign of trouble, then one more after
-//! each calm round; halved by a refusal; a tenth less when first bytes take twice as long as in the best of recent rounds.
+//! each calm round; a tenth less when first bytes take twice as long as in the best of recent rounds. Refusals are of
+//! requests a second, which `Retry` paces; here they only end a round without growth.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,8 +25,6 @@ use crate::{
 
 /// Requests in flight at the start: enough to fill a 10 Gb/s link at 8 MiB and 100 ms, few enough to be polite.
 const START: usize = 16;
-/// Cuts closer together than this answer the same burst of refusals.
-const CUT_EVERY: Duration = Duration::from_secs(1);
 /// Keys that a page of a listing holds: what one request of it brings.
 const PAGE: u64 = 1000;
 /// A round whose first bytes took longer than this many times the best round's is a slow one.
@@ -94,7 +93,6 @@ struct State {
     in_flight: usize,
     /// No trouble has been met yet.
     doubling: bool,
-    last_cut: Option<Instant>,
     throttles_seen: u64,
     round: Round,
     best: Option<f64>,
@@ -147,7 +145,6 @@ impl Governor {
             limit: START.min(most),
             in_flight: 0,
             doubling: true,
-            last_cut: None,
             throttles_seen: metrics.get(Metric::Throttles),
             round: Round::default(),
             best: None,
@@ -244,10 +241,6 @@ impl Governor {
             state.throttles_seen = throttles;
             state.doubling = false;
             state.round = Round::default();
-            if state.last_cut.is_none_or(|cut| now().saturating_duration_since(cut) >= CUT_EVERY) {
-                state.limit = (state.limit / 2).max(1);
-                state.last_cut = Some(now());
-            }
         } else {
             state.round.calls += 1;
             if let Some(first_byte) = first_byte {

@@ -20,7 +20,7 @@ async fn filled(count: usize, bytes: usize) -> Arc<dyn Store> {
 }
 
 #[tokio::test]
-async fn governor_doubles_while_calm_halves_when_throttled_then_adds() {
+async fn governor_doubles_while_calm_stands_still_when_throttled_then_adds() {
     let (governor, metrics) = governor(Rates { in_flight: 200, ..Rates::default() });
     let round = |count: usize| {
         let governor = governor.clone();
@@ -30,16 +30,14 @@ async fn governor_doubles_while_calm_halves_when_throttled_then_adds() {
             }
         }
     };
-    round(16 + 32 + 64 + 128).await;
-    assert_eq!(governor.limit(), 200);
+    round(16 + 32).await;
+    assert_eq!(governor.limit(), 64);
+    round(63).await;
     metrics.count(Metric::Throttles);
     round(1).await;
-    assert_eq!(governor.limit(), 100);
-    metrics.count(Metric::Throttles);
-    round(1).await; // the same burst: no second cut
-    assert_eq!(governor.limit(), 100);
-    round(100 + 101).await;
-    assert_eq!(governor.limit(), 102);
+    assert_eq!(governor.limit(), 64);
+    round(64 + 65).await;
+    assert_eq!(governor.limit(), 66);
 }
 
 #[test]
@@ -150,7 +148,8 @@ async fn govern_finds_the_rate_of_a_store_that_refuses() {
     for read in reads {
         assert_eq!(read.await.unwrap(), 10);
     }
-    assert!(metrics.get(Metric::Throttles) > 0, "it never refused");
+    let refused = metrics.get(Metric::Throttles);
+    assert!((1..100).contains(&refused), "{refused} refusals of 100 objects");
     assert!(governor.limit() < 64, "{}", governor.limit());
 }
 

@@ -19,6 +19,7 @@ mod local;
 mod memory;
 mod mirrors;
 mod open;
+mod pace;
 mod resume;
 mod retry;
 mod s3;

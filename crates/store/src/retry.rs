@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends again what may succeed when sent again: full-jitter exponential back-off, Retry-After honoured, wall-clock
-//! budgets instead of counts, and a limit for silence. A read that breaks midway goes on from the byte it reached, of
+//! Sends again what may succeed when sent again: full-jitter exponential back-off, Retry-After honoured, one pace for all
+//! calls to a store that refuses, wall-clock budgets instead of counts, and a limit for silence. A read that breaks midway goes on from the byte it reached, of
 //! the same version (`resume`). Owns no request: it repeats those of the store it wraps.
 
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
 
+use crate::pace::Pace;
 use crate::resume::{self, Source};
 use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, checksum};
 
@@ -36,7 +37,8 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             give_up_after: Duration::from_secs(300),
-            unreachable_after: Duration::from_secs(60),
+            // An outage of a minute, and the longest wait between two tries of it.
+            unreachable_after: Duration::from_secs(90),
             never_reached_after: Duration::from_secs(10),
             first_wait: Duration::from_millis(100),
             longest_wait: Duration::from_secs(10),
@@ -51,8 +53,16 @@ pub(crate) struct Shared {
     pub(crate) inner: Arc<dyn Store>,
     pub(crate) policy: RetryPolicy,
     pub(crate) metrics: Arc<Metrics>,
+    /// How fast it is asked, since it refused.
+    pace: Pace,
     /// The store has answered, were it with an error.
     reached: AtomicBool,
+}
+
+impl Shared {
+    fn new(inner: Arc<dyn Store>, policy: RetryPolicy, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self { inner, policy, metrics, pace: Pace::default(), reached: AtomicBool::new(false) })
+    }
 }
 
 /// See the module.
@@ -64,15 +74,13 @@ pub struct Retry {
 impl Retry {
     /// Repeats the requests of `inner`.
     pub fn new(inner: Arc<dyn Store>, policy: RetryPolicy) -> Self {
-        let shared = Shared { inner, policy, metrics: Arc::default(), reached: AtomicBool::new(false) };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Shared::new(inner, policy, Arc::default()) }
     }
 
     /// Counts retries, waits and the bytes asked for into `metrics`.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         let Shared { inner, policy, .. } = &*self.shared;
-        let shared = Shared { inner: inner.clone(), policy: policy.clone(), metrics, reached: AtomicBool::new(false) };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Shared::new(inner.clone(), policy.clone(), metrics) }
     }
 
     pub(crate) fn inner(&self) -> &dyn Store {
@@ -106,10 +114,21 @@ impl Tries {
         Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
     }
 
-    /// One try, ended when it is silent for longer than `limit`.
+    /// One try when its turn has come, ended when it is silent for longer than `limit`.
     pub(crate) async fn attempt<T>(&mut self, limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let turn = self.silent_no_longer(Duration::MAX, async { Ok(self.shared.pace.turn().await) }).await?;
+        self.shared.metrics.time(Metric::ThrottleWait, turn.waited);
+        if self.sent == 0 {
+            // Who waits behind others is not refused: the budget is for what follows.
+            self.started = Stopwatch::start();
+        }
         self.sent += 1;
         let result = self.silent_no_longer(limit, work).await;
+        match &result {
+            Ok(_) => self.shared.pace.passed(turn),
+            Err(Error::Throttled { .. }) => self.shared.pace.refused(turn),
+            Err(_) => {}
+        }
         if !matches!(result, Err(Error::Unreachable { .. })) {
             self.shared.reached.store(true, Ordering::Relaxed);
         }

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The requests a second that a store which refuses (429, 503) is asked for, by all calls together.
+//!
+//! Until the first refusal there is none. Then it is searched for: a refusal leaves of the pace what part of the requests
+//! sent at it got through, one half at least and nine tenths at most; each success goes a step back towards the pace that
+//! was refused, and beyond it by so little that about one request in fifty finds the limit again. Calls that would back
+//! off each by itself all wait while the store has room, and come back together when it has none.
+//!
+//! Owns whose turn it is, and when. Counts nothing and sends nothing.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use penstock_types::now;
+
+/// Requests a second after the first refusal. Too many costs a few refusals, each of which halves it; too few is soon more.
+const START: f64 = 1000.0;
+/// The slowest pace; below it each call's own back-off is slow enough.
+const LEAST: f64 = 1.0;
+/// What a refusal leaves of the pace at least.
+const LEFT: f64 = 0.5;
+/// Successes that are counted, so that a refusal leaves nine tenths at most.
+const MANY: u32 = 9;
+/// The part of the way back to the pace that was refused that a success is worth.
+const BACK: f64 = 1.0 / 32.0;
+/// The part of the pace that a success adds at least: forty of them make up for one refusal.
+const BEYOND: f64 = 1.0 / 400.0;
+/// Timers wake late by as much; what is lost to that alone is made good.
+const LATE: Duration = Duration::from_millis(2);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    state: Mutex<Option<State>>,
+    /// When the next request may be sent; held by the call whose turn is next, the others queue behind it.
+    next: tokio::sync::Mutex<Option<Instant>>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Requests a second.
+    rate: f64,
+    /// The pace that was refused last.
+    refused: f64,
+    /// Since when the pace was not cut.
+    since: Instant,
+    /// Requests sent since then that got through.
+    passed: u32,
+}
+
+/// Leave to send one request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn {
+    at: Instant,
+    /// How long it was waited for.
+    pub waited: Duration,
+}
+
+impl Pace {
+    fn state(&self) -> MutexGuard<'_, Option<State>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn interval(&self) -> Option<Duration> {
+        self.state().as_ref().map(|state| Duration::from_secs_f64(1.0 / state.rate))
+    }
+
+    /// Waits for leave to send a request: first come, first served.
+    pub async fn turn(&self) -> Turn {
+        let came = now();
+        if self.interval().is_none() {
+            return Turn { at: came, waited: Duration::ZERO };
+        }
+        let mut next = self.next.lock().await;
+        let begin = |at: Instant| next.map_or(at, |next| next.max(at.checked_sub(LATE).unwrap_or(at)));
+        tokio::time::sleep_until(begin(now()).into()).await;
+        let at = now();
+        *next = Some(begin(at) + self.interval().unwrap_or_default());
+        Turn { at, waited: at.saturating_duration_since(came) }
+    }
+
+    /// The request of `turn` got through.
+    pub fn passed(&self, turn: Turn) {
+        if let Some(state) = self.state().as_mut().filter(|state| turn.at > state.since) {
+            state.passed = (state.passed + 1).min(MANY);
+            // One that did not wait says nothing of a faster pace.
+            if !turn.waited.is_zero() {
+                state.rate += (BACK * (state.refused - state.rate)).max(BEYOND * state.rate);
+            }
+        }
+    }
+
+    /// The request of `turn` was refused.
+    pub fn refused(&self, turn: Turn) {
+        let mut state = self.state();
+        let (rate, passed) = match &*state {
+            None => (START, 0),
+            // What was sent before the last cut tells of the pace before it.
+            Some(state) if turn.at <= state.since => return,
+            Some(state) => (state.rate, state.passed),
+        };
+        let left = (f64::from(passed) / f64::from(passed + 1)).max(LEFT);
+        *state = Some(State { rate: (rate * left).max(LEAST), refused: rate, since: now(), passed: 0 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Requests one by one of a store that lets `limit` a second through, each when its turn has come, until `count` have
+    /// passed: how many a second those were, and how many were refused. The clock is the turns' own.
+    fn simulated(pace: &Pace, limit: f64, count: u32) -> (f64, u32) {
+        let start = now();
+        let (mut at, mut free, mut passed, mut refused) = (0.0, 0.0, 0, 0);
+        while passed < count {
+            let rate = pace.state().as_ref().map(|state| state.rate);
+            at += rate.map_or(0.0, |rate| 1.0 / rate);
+            let turn = Turn { at: start + Duration::from_secs_f64(at), waited: Duration::from_nanos(1) };
+            if at >= free {
+                free = at + 1.0 / limit;
+                passed += 1;
+                pace.passed(turn);
+            } else {
+                refused += 1;
+                pace.refused(turn);
+            }
+        }
+        (f64::from(passed) / at, refused)
+    }
+
+    #[test]
+    fn pace_of_a_store_that_refuses_is_found_and_kept_with_few_refusals() {
+        for limit in [5.0, 50.0, 200.0, 5500.0] {
+            let pace = Pace::default();
+            simulated(&pace, limit, 2000);
+            let (rate, refused) = simulated(&pace, limit, 2000);
+            assert!(rate > 0.85 * limit && refused < 100, "{limit}: {rate}/s, {refused} refused");
+            // Ten times as much, and back.
+            simulated(&pace, 10.0 * limit, 2000);
+            assert!(simulated(&pace, 10.0 * limit, 2000).0 > 8.5 * limit, "{limit}");
+            simulated(&pace, limit, 2000);
+            assert!(simulated(&pace, limit, 2000).0 > 0.85 * limit, "{limit}");
+        }
+    }
+
+    #[tokio::test]
+    async fn turns_come_one_by_one_and_a_call_that_gives_up_holds_nobody() {
+        let pace = Pace::default();
+        assert_eq!(pace.turn().await.waited, Duration::ZERO);
+        pace.refused(pace.turn().await);
+        assert_eq!(pace.state().as_ref().map(|state| state.rate), Some(500.0));
+        pace.turn().await;
+        if let Some(state) = pace.state().as_mut() {
+            state.rate = 20.0;
+        }
+        pace.turn().await;
+        let gives_up = tokio::time::timeout(Duration::from_millis(1), pace.turn());
+        let (gone, stays) = tokio::join!(gives_up, pace.turn());
+        assert!(gone.is_err() && stays.waited >= Duration::from_millis(40), "{stays:?}");
+    }
+
+    #[test]
+    fn refusals_of_one_burst_cut_once() {
+        let pace = Pace::default();
+        let turn = Turn { at: now(), waited: Duration::ZERO };
+        (0..5).for_each(|_| pace.refused(turn));
+        pace.passed(turn);
+        let state = pace.state();
+        assert_eq!(state.as_ref().map(|state| (state.rate, state.passed)), Some((500.0, 0)));
+    }
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The ways into a pool, as JSON: no panic, and what reads is written as what reads the same.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use penstock_flow::Routes;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(routes) = Routes::from_json(text) {
+        let written = routes.to_json().unwrap();
+        assert_eq!(Routes::from_json(&written).unwrap(), routes);
+    }
+});

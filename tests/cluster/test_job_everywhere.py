@@ -147,15 +147,32 @@ def test_job_that_is_waited_for_is_cancelled_with_ctrl_c(hosts):
     job = _write(hosts, "cancelled", "slurm", container=f"[submit]\nnodes = {HOSTS}", extra="exec sleep 300")
     line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs")
     waiting = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    number = waiting.stdout.readline().strip()
-    begun = hosts.folder / "out-cancelled"
-    await_(lambda: len(list(begun.iterdir())) == 2 * HOSTS, "ranks", hosts.folder, limit_s=90)
-    assert [list((hosts.held(host) / "cancelled").iterdir()) for host in range(1, HOSTS + 1)] != [[]] * HOSTS
-    waiting.send_signal(signal.SIGINT)
-    waiting.communicate(timeout=60)
+    try:
+        begun = hosts.folder / "out-cancelled"
+        await_(lambda: len(list(begun.iterdir())) == 2 * HOSTS, "ranks", hosts.folder, limit_s=90)
+        assert [list((hosts.held(host) / "cancelled").iterdir()) for host in range(1, HOSTS + 1)] != [[]] * HOSTS
+        waiting.send_signal(signal.SIGINT)
+        number, _ = waiting.communicate(timeout=60)
+    finally:
+        waiting.kill()
     assert waiting.returncode == 130
-    assert "JobState=FAILED" in hosts.run(1, "scontrol", "show", "job", number).stdout
+    assert "JobState=FAILED" in hosts.run(1, "scontrol", "show", "job", number.strip()).stdout
     assert [list((hosts.held(host) / "cancelled").iterdir()) for host in range(1, HOSTS + 1)] == [[]] * HOSTS
+
+
+def test_job_that_waits_in_the_queue_is_withdrawn_with_ctrl_c(hosts):
+    want = f'[submit]\nnodes = {HOSTS}\nargs = ["--begin=now+1hour"]'
+    job = _write(hosts, "queued", "slurm", container=want)
+    line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs")
+    waiting = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        await_(lambda: "queued" in hosts.run(1, "squeue", "-h", "-o", "%j %T").stdout, "the job", hosts.folder)
+        waiting.send_signal(signal.SIGINT)
+        number, told = waiting.communicate(timeout=60)
+    finally:
+        waiting.kill()
+    assert waiting.returncode == 130, told
+    assert "JobState=CANCELLED" in hosts.run(1, "scontrol", "show", "job", number.strip()).stdout
 
 
 # What PBS would do of it: reads the directives by its documented grammar, writes the node file, runs the script on the first node.

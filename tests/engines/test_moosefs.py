@@ -38,10 +38,8 @@ def test_moosefs_of_two_copies_goes_on_without_a_host(cluster, hosts, tmp_path):
         assert {len(pieces) for pieces in located.values()} == {1}
         assert all(len(nodes) == 2 and length == 200_000 for [[_, length, nodes]] in located.values())
         hosts.kill("h3")
-        began = time.monotonic()
         answers = one.do("h2", *(["read", name, 0, 10**6] for name in bodies))
         assert all(one.is_body(answer, body) for answer, body in zip(answers, bodies.values(), strict=True))
-        assert time.monotonic() - began < 60
         record = pools.find(one.spec.name)
         assert record is not None
         until = time.monotonic() + 60
@@ -90,10 +88,11 @@ def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, t
     assert pools.names() == []
 
 
-def test_moosefs_on_loopback_addresses_is_refused(home, tmp_path):
-    with (
-        Cluster.open("local", {"nodes": 2}) as cluster,
-        pytest.raises(ConfigError, match=r"n0: 127\.0\.0\.1 is a loopback address"),
-    ):
-        pools.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}"), "moosefs", {}, deadline_s=60)
+@pytest.mark.parametrize(
+    ("disk", "words"),
+    [("disk", r"n0: 127\.0\.0\.1 is a loopback address"), ("{node}", "its disk is one path on all nodes")],
+)
+def test_moosefs_that_cannot_be_is_refused(disk, words, home, tmp_path):
+    with Cluster.open("local", {"nodes": 2}) as cluster, pytest.raises(ConfigError, match=words):
+        pools.up(cluster, PoolSpec("p", f"{tmp_path}/{disk}"), "moosefs", {}, deadline_s=60)
     assert pools.names() == []

@@ -110,6 +110,8 @@ def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
         lines.append(f"egress: {format_bytes(money['stage_bytes'])}: $0.00 inside the cloud; {priced}")
     elif job.stage is not None:
         lines.append("stage: nobody bills for its requests")
+    else:
+        lines.append("requests: nothing is staged; those of the ranks' own reads are not counted")
     if money["job_usd"] is not None:
         lines.append(f"job: {money['hours']:g} h on {nodes} nodes: {usd(money['job_usd'])}")
     if money["node"]:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
+import select
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cluster.specs import write
-from penstock.errors import ConfigError, NotFound, SystemFault
+from penstock.errors import ConfigError, Deadline, NotFound, SystemFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,20 +30,29 @@ _NUMBER = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
 
 @dataclass(frozen=True)
 class _System:
-    """Words that hand a job over, that wait for it, that ask its script alone to end, and that end it at once.
+    """Words that hand a job over, that wait for it, that end it where it has not begun, that ask its script alone to end, and
+    that end it at once.
 
-    A cancelled Slurm job starts no steps any more, by which a pool would be taken down: so its script is asked first.
+    A cancelled Slurm job starts no steps any more, by which a pool would be taken down: so its script is asked first. Where
+    a system cannot end only what has not begun, it refuses to ask such a job's script, and the job is ended at once.
     """
 
     start: tuple[str, ...]
     wait: tuple[str, ...]
+    withdraw: tuple[str, ...]
     ask: tuple[str, ...]
     end: tuple[str, ...]
 
 
 _SYSTEMS = {
-    "slurm": _System(("sbatch", "--parsable"), ("--wait",), ("scancel", "--batch", "--signal=TERM"), ("scancel",)),
-    "pbs": _System(("qsub",), ("-W", "block=true"), ("qsig", "-s", "SIGTERM"), ("qdel",)),
+    "slurm": _System(
+        ("sbatch", "--parsable"),
+        ("--wait",),
+        ("scancel", "--state=PENDING"),
+        ("scancel", "--batch", "--signal=TERM"),
+        ("scancel",),
+    ),
+    "pbs": _System(("qsub",), ("-W", "block=true"), (), ("qsig", "-s", "SIGTERM"), ("qdel",)),
 }
 
 
@@ -85,6 +95,7 @@ def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: C
     Raises:
         NotFound: The system's program is not here.
         SystemFault: The system refused the job, in its own words.
+        Deadline: It has not answered.
     """
     words = _SYSTEMS[system_of(asked)]
     script, text, line = plan(asked, waits=waits)
@@ -102,10 +113,15 @@ def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: C
     number = ""
     try:
         assert running.stdout is not None
+        if not select.select([running.stdout], [], [], _ASK_S)[0]:
+            raise _silent(line[0])
         number = running.stdout.readline().strip()
         if _NUMBER.fullmatch(number):
             told(number)
-        _, said = running.communicate(timeout=None if waits else _ASK_S)
+        try:
+            _, said = running.communicate(timeout=None if waits else _ASK_S)
+        except subprocess.TimeoutExpired:
+            raise _silent(line[0]) from None
     except BaseException:
         if _NUMBER.fullmatch(number):
             _end(words, number.partition(";")[0], running, environment)
@@ -118,15 +134,30 @@ def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: C
     return running.returncode
 
 
+def _silent(program: str) -> Deadline:
+    return Deadline(
+        f"{program} has not answered within {_ASK_S} s",
+        limit_s=_ASK_S,
+        hint="it may have taken the job: look at its queue",
+    )
+
+
 def _end(words: _System, number: str, running: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
     """Asks the job to end, and ends it where it has not done so after a while, or at a second Ctrl-C."""
 
-    def call(line: tuple[str, ...]) -> None:
+    def call(line: tuple[str, ...]) -> bool:
         with suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run([*line, number], env=dict(environment), check=False, timeout=_ASK_S, capture_output=True)
+            done = subprocess.run(
+                [*line, number], env=dict(environment), check=False, timeout=_ASK_S, capture_output=True
+            )
+            return done.returncode == 0
+        return False
 
     try:
-        call(words.ask)
+        if words.withdraw:
+            call(words.withdraw)
+        if not call(words.ask):
+            call(words.end)
         running.wait(_TAKE_DOWN_S)
     except subprocess.TimeoutExpired:
         call(words.end)

@@ -63,6 +63,9 @@ class MooseFsEngine(ByAgents):
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
         until = time.monotonic() + deadline_s
+        if "{" in spec.disk:
+            # Programs are told one path of the mount, which is to be right on every node.
+            raise ConfigError(f"engine moosefs: `{spec.disk}`: its disk is one path on all nodes", where="disk")
         for node in runner.nodes:
             _refuse_loopback(node)
         hands, leader = Hands(spec, runner), runner.nodes[0]

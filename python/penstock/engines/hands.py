@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import errors
-from penstock.errors import ConfigError, PenstockError, SystemFault, Unreachable
+from penstock.errors import ConfigError, PenstockError, SystemFault, Unreachable, of_code
 from penstock.protocols import PoolSpec
 
 if TYPE_CHECKING:
@@ -28,18 +27,6 @@ __all__ = [
     "states_of",
     "wanting",
 ]
-
-_KINDS: dict[str, type[PenstockError]] = {
-    kind.code: kind
-    for kind in (
-        errors.NotFound,
-        errors.Denied,
-        errors.NoSpace,
-        errors.Deadline,
-        errors.PreconditionFailed,
-        errors.Unreachable,
-    )
-}
 
 
 @cache
@@ -205,6 +192,6 @@ def _answer(ended: Exit) -> Any:
             where=ended.node,
         )
     if "error" in answer:
-        kind = _KINDS.get(answer["error"], SystemFault)
-        return kind(f"{ended.node}: {answer['text']}", hint=answer["hint"] or None, where=ended.node)
+        text = f"{ended.node}: {answer['text']}"
+        return of_code(answer["error"], text, hint=answer["hint"] or None, where=ended.node)
     return answer["ok"]

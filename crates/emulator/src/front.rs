@@ -3,16 +3,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request as HttpRequest, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use penstock_types::Timer;
 use percent_encoding::percent_decode_str;
 use s3s::service::S3Service;
 use s3s::{Body, HttpError};
 use serde::Serialize;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::limits::{Connection, Limits, Refusal, Request, Route};
 use crate::shaped::Shaped;
@@ -74,6 +76,12 @@ counters! {
     bytes_in,
     /// Connections accepted.
     connections,
+    /// Requests that waited for the tier's latency.
+    delayed,
+    /// Microseconds that they were to take, in sum.
+    delay_told_us,
+    /// And took until their answer was let go: more is the endpoint's own lateness, not its client's.
+    delay_given_us,
 }
 
 /// See the module.
@@ -81,6 +89,7 @@ pub(crate) struct Front {
     pub(crate) service: S3Service,
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
+    pub(crate) timer: Timer,
 }
 
 /// What a request is, read from its line alone.
@@ -122,6 +131,15 @@ fn close<B>(response: &mut Response<B>) {
 impl Front {
     fn add(counter: &Arc<AtomicU64>) {
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until `latency` after `from`.
+    async fn delay(&self, from: Instant, latency: Duration) {
+        self.timer.until((from + latency).into_std()).await;
+        let counters = &self.counters;
+        Self::add(&counters.delayed);
+        counters.delay_told_us.fetch_add(latency.as_micros() as u64, Ordering::Relaxed);
+        counters.delay_given_us.fetch_add(from.elapsed().as_micros() as u64, Ordering::Relaxed);
     }
 
     fn count(&self, method: &Method, is_list: bool) {
@@ -169,7 +187,7 @@ impl Front {
         // Our own work counts against a read's latency; a write's begins when its body is in.
         let latency = self.limits.latency(asked.kind);
         if !latency.is_zero() {
-            sleep_until(if asked.kind == Kind::Read { began } else { Instant::now() } + latency).await;
+            self.delay(if asked.kind == Kind::Read { began } else { Instant::now() }, latency).await;
         }
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::add(&self.counters.denied),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, Timer};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::service::S3ServiceBuilder;
 use s3s::{S3Result, s3_error};
@@ -135,7 +135,7 @@ impl Emulator {
         };
         let mut builder = S3ServiceBuilder::new(bucket);
         builder.set_auth(OnePair(keys.clone()));
-        let front = Front { service: builder.build(), limits, counters: Counters::default() };
+        let front = Front { service: builder.build(), limits, counters: Counters::default(), timer: Timer::start()? };
         let front = Arc::new(FrontHandle { front, uploads });
 
         let runtime = tokio::runtime::Builder::new_multi_thread()

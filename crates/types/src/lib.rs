@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The nouns that every Penstock crate speaks: errors, URLs, keys, ranges, shapes, digests, metrics and the clock.
+//! The nouns that every Penstock crate speaks: errors, URLs, keys, ranges, shapes, digests, metrics, the clock and a timer.
 //!
 //! No I/O happens here and no other Penstock crate is known here.
 
@@ -10,6 +10,7 @@ mod metric;
 mod number;
 mod range;
 mod shape;
+mod timer;
 mod url;
 
 pub use clock::{Deadline, Stopwatch, now, unix_now};
@@ -19,4 +20,5 @@ pub use metric::{Metric, Metrics, Unit};
 pub use number::grouped;
 pub use range::ByteRange;
 pub use shape::{DType, TensorSpec};
+pub use timer::{Timer, Until};
 pub use url::{Key, Scheme, Url};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_store::{Opened, RetryPolicy, Store, StoreSettings, open};
-use penstock_types::{Deadline, Error, Key, Result, Url, now, unix_now};
+use penstock_types::{Deadline, Error, Key, Result, Timer, Url, now, unix_now};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -45,6 +45,8 @@ pub(super) struct Shared {
     pub(super) content: Content,
     pub(super) live: [Live; 6],
     pub(super) throttles: AtomicU64,
+    /// Arrivals of an open loop, whose latencies count from their intended start.
+    pub(super) timer: Timer,
     body: Bytes,
     sent: AtomicU64,
     workers: AtomicU64,
@@ -53,12 +55,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    fn new(spec: ObjectSpec, opened: Opened) -> Self {
+    fn new(spec: ObjectSpec, opened: Opened) -> Result<Self> {
         let content = Content::new(spec.verify.unwrap_or(spec.seed), spec.compressible);
         let writes = spec.mix.iter().any(|share| matches!(share.operation, Operation::Put | Operation::Delete));
         let mut body = vec![0; if writes { spec.object_size as usize } else { 0 }];
         content.prepare(&mut body);
-        Self {
+        Ok(Self {
+            timer: Timer::start()?,
             keys: Keys::new(&spec, opened.prefix),
             store: opened.store,
             content,
@@ -70,7 +73,7 @@ impl Shared {
             stats: (0..PLACES).map(|_| Mutex::default()).collect(),
             first: OnceLock::new(),
             spec,
-        }
+        })
     }
 
     pub(super) fn stats(&self, number: u64, operation: Operation) -> impl std::ops::DerefMut<Target = Stats> {
@@ -175,7 +178,7 @@ impl ObjectJob {
                 return Err(Error::Unsupported { what: what.to_owned(), by });
             }
         }
-        let shared = Arc::new(Shared::new(spec, opened));
+        let shared = Arc::new(Shared::new(spec, opened)?);
         let (is_cancelled, wake) = (Arc::<AtomicBool>::default(), Arc::<Notify>::default());
         let (send, done) = channel();
         let (its, cancelled, woken) = (shared.clone(), is_cancelled.clone(), wake.clone());

@@ -44,7 +44,7 @@ pub(super) async fn work(shared: &Shared, number: u32, start: Instant) -> Result
             None => now(),
             Some(arrivals) => {
                 let intended = start + arrivals.take();
-                tokio::time::sleep_until(intended.into()).await;
+                shared.timer.until(intended).await;
                 intended
             }
         };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The deep engine: a ring of io_uring a worker, `depth` reads or writes in flight, one system call and one clock read for
-//! all that have ended meanwhile.
+//! The deep engine: a ring of io_uring a worker, `depth` reads or writes in flight, one clock read for all that have ended
+//! meanwhile. Past the page cache each request is sent by itself, so that the device begins with the first while the next is
+//! made; what the page cache answers is sent together.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -79,7 +80,7 @@ impl Ring {
                     meter.tick();
                 }
                 (_, later) => {
-                    if let Err(error) = self.wait(later) {
+                    if let Err(error) = self.submit(later) {
                         // The kernel may still write to these: better lost than used again.
                         std::mem::take(&mut self.slots).into_iter().for_each(std::mem::forget);
                         return Err(Error::from_io("io_uring", &error));
@@ -92,12 +93,18 @@ impl Ring {
         }
     }
 
-    /// Fills the ring with what may be sent now.
+    /// Puts into the ring what may be sent now with one system call.
     fn send(&mut self, meter: &mut Meter<'_>, file: &Open<'_>, walk: &mut Walk) -> Later {
         let spec = &meter.shared.spec;
         let in_flight = (self.slots.len() - self.free.len()) as u64;
         let mut budget = meter.ios_left().saturating_sub(in_flight);
+        // A disk that gets 32 requests at once does a quarter to a third fewer a second than one that gets them one by one.
+        let mut group = if spec.direct { 1 } else { self.slots.len() };
         while let Some(&slot) = self.free.last() {
+            if group == 0 {
+                return Later::More;
+            }
+            group -= 1;
             if walk.is_done() || budget == 0 || meter.shared.is_stopped() {
                 return Later::Nothing;
             }
@@ -142,18 +149,16 @@ impl Ring {
         debug_assert!(pushed.is_ok(), "the ring has an entry for every slot");
     }
 
-    /// Sends what was filled in and waits until something has ended, or the next request is due.
-    fn wait(&mut self, later: Later) -> std::io::Result<()> {
-        let limit = match later {
-            Later::Nothing => LOOK,
-            Later::At(at) => at.saturating_duration_since(now()).min(LOOK),
-        };
-        let timespec = Timespec::from(limit);
-        let arguments = SubmitArgs::new().timespec(&timespec);
+    /// Sends what was filled in; unless there is more to send, waits until something has ended, or the next request is due.
+    fn submit(&mut self, later: Later) -> std::io::Result<()> {
         let sent = match later {
+            Later::More => self.ring.submit(),
             // The usual case needs no timer: what is in flight ends, or the device is dead to all.
             Later::Nothing => self.ring.submit_and_wait(1),
-            Later::At(_) => self.ring.submitter().submit_with_args(1, &arguments),
+            Later::At(at) => {
+                let limit = Timespec::from(at.saturating_duration_since(now()).min(LOOK));
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&limit))
+            }
         };
         match sent {
             Ok(_) => Ok(()),
@@ -206,9 +211,11 @@ impl Ring {
     }
 }
 
-/// What is to be sent when nothing more can be now.
+/// What is to be sent after a group, or when nothing more can be now.
 #[derive(Clone, Copy)]
 enum Later {
+    /// The next request, by a system call of its own.
+    More,
     /// Nothing, until something has ended.
     Nothing,
     /// A request that is meant to begin then.

@@ -411,11 +411,7 @@ pub async fn index_selected(
     select: &Select,
     deadline: Deadline,
 ) -> Result<Manifest> {
-    let folder = match prefix.as_bytes() {
-        b"" => prefix.clone(),
-        bytes if bytes.ends_with(b"/") => prefix.clone(),
-        _ => prefix.join(b"/"),
-    };
+    let folder = prefix.as_folder();
     let mut objects = Vec::new();
     let mut met = false;
     // Folders and pages are walked from a folder; object stores list any beginning of keys.

@@ -239,7 +239,6 @@ impl PyRun {
         ] {
             dict.set_item(name, time.as_secs_f64())?;
         }
-        dict.set_item("objects", busy.objects())?;
         Ok(dict)
     }
 

@@ -75,6 +75,11 @@ impl Key {
         Self(bytes.into())
     }
 
+    /// Taken as a folder: ends in `/` unless empty, so that `a` does not match `ab`.
+    pub fn as_folder(&self) -> Self {
+        if self.is_empty() || self.0.ends_with(b"/") { self.clone() } else { self.join(b"/") }
+    }
+
     /// What follows `prefix`; `None` when the key does not begin with it.
     pub fn strip_prefix(&self, prefix: &Key) -> Option<Key> {
         self.0.starts_with(&prefix.0).then(|| Self(self.0.slice(prefix.0.len()..)))
@@ -133,13 +138,9 @@ impl Url {
         Self { key, ..self.clone() }
     }
 
-    /// The key taken as a folder: ends in `/` unless empty, so that `a` does not match `ab`.
+    /// Its key taken as a folder.
     pub fn as_folder(&self) -> Self {
-        if self.key.is_empty() || self.key.as_bytes().ends_with(b"/") {
-            self.clone()
-        } else {
-            self.with_key(self.key.join(b"/"))
-        }
+        self.with_key(self.key.as_folder())
     }
 
     /// The local path of a `file` URL.

@@ -5,9 +5,11 @@
 //! one there; and leaving one out shortens the batch of the rank that has it, never the number of batches.
 
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use penstock_types::{Error, Result};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 use super::plan::Want;
 use crate::order::Counts;
@@ -61,6 +63,36 @@ pub(crate) fn substitute(object: u64, want: &Want, counts: &Counts, whole: bool,
     (next, Want { record: want.record % counts.records(next).max(1), ..*want })
 }
 
+/// Fetches of what takes the place of others, which nobody waits for. They hold the decoding threads' queue open, so that
+/// they end with the pass: a store may hang for as long as their deadline.
+#[derive(Debug)]
+pub(crate) struct Tries(Mutex<Option<JoinSet<()>>>);
+
+impl Default for Tries {
+    fn default() -> Self {
+        Self(Mutex::new(Some(JoinSet::new())))
+    }
+}
+
+impl Tries {
+    fn tasks(&self) -> MutexGuard<'_, Option<JoinSet<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts one, unless the pass has ended.
+    pub fn spawn(&self, runtime: &Handle, fetch: impl Future<Output = ()> + Send + 'static) {
+        if let Some(tasks) = self.tasks().as_mut() {
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn_on(fetch, runtime);
+        }
+    }
+
+    /// Ends those under way; none begins any more.
+    pub fn end(&self) {
+        drop(self.tasks().take());
+    }
+}
+
 /// Messages that a pass keeps for its report.
 const KEPT: usize = 8;
 
@@ -103,6 +135,9 @@ impl Mending {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -114,5 +149,19 @@ mod tests {
         assert_eq!(substitute(2, &want, &counts, false, TRIES_INSIDE), (0, want));
         let single = Counts::of(&[1, 1]);
         assert_eq!(substitute(1, &Want { record: 0, ..want }, &single, false, 0).0, 0);
+    }
+
+    #[test]
+    fn fetch_that_hangs_lets_go_of_the_queue_when_its_pass_ends() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let (tries, (queue, jobs)) = (Tries::default(), channel::<()>());
+        let hangs = |queue: Sender<()>| async move {
+            std::future::pending::<()>().await;
+            let _ = queue.send(());
+        };
+        tries.spawn(runtime.handle(), hangs(queue.clone()));
+        tries.end();
+        tries.spawn(runtime.handle(), hangs(queue));
+        assert_eq!(jobs.recv_timeout(Duration::from_secs(20)), Err(RecvTimeoutError::Disconnected));
     }
 }

@@ -88,36 +88,38 @@ pub(super) struct Portions<'f> {
     tasks: std::iter::Peekable<Tasks>,
     /// What is left of tasks that were cut, by the first batch and row that wait for it: one object's second portion may
     /// be needed behind another's first, which would never be read if it came later.
-    cut: BTreeMap<(u64, u32), VecDeque<Task>>,
+    left: BTreeMap<(u64, u32), VecDeque<Task>>,
 }
 
 impl<'f> Portions<'f> {
     pub fn new(feed: &'f Feed, tasks: Tasks) -> Self {
-        Self { feed, tasks: tasks.peekable(), cut: BTreeMap::new() }
+        Self { feed, tasks: tasks.peekable(), left: BTreeMap::new() }
     }
 
-    /// What is needed next, cut or not yet.
-    fn task(&mut self) -> Option<Task> {
+    /// What is needed next, and whether it was cut already.
+    fn task(&mut self) -> Option<(Task, bool)> {
         let next = self.tasks.peek().map(need);
-        match self.cut.first_entry() {
+        match self.left.first_entry() {
             Some(mut entry) if next.is_none_or(|next| *entry.key() <= next) => {
                 let task = entry.get_mut().pop_front();
                 if entry.get().is_empty() {
                     entry.remove();
                 }
-                task
+                task.map(|task| (task, true))
             }
-            _ => self.tasks.next(),
+            _ => self.tasks.next().map(|task| (task, false)),
         }
     }
 
-    /// In how many portions a task is read.
-    fn number(&self, task: &Task, bytes: u64) -> u64 {
+    /// In how many portions a task is read. One `is_cut` is of whole records and may have some bytes more than a portion:
+    /// it is cut again only where it must be.
+    fn number(&self, task: &Task, bytes: u64, is_cut: bool) -> u64 {
         let grain = &self.feed.grains[task.leaf];
         if task.wants.len() < 2 || !is_open(&self.feed.sources[task.leaf], task.object) {
             return 1;
         }
         let number = match is_in_order(&task.wants) {
+            true if is_cut => bytes.div_ceil(self.feed.part.max(1)),
             true => bytes.div_ceil(grain.portion.min(self.feed.part).max(1)),
             false => 1 + u64::from(grain.is_partial && bytes > self.feed.part),
         };
@@ -139,9 +141,9 @@ impl Iterator for Portions<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let task = self.task()?;
+            let (task, is_cut) = self.task()?;
             let reads = Reads::of(&self.feed.sources[task.leaf], task.object, &task.wants);
-            let number = self.number(&task, reads.bytes);
+            let number = self.number(&task, reads.bytes, is_cut);
             if number == 1 {
                 return Some((task, reads));
             }
@@ -149,7 +151,7 @@ impl Iterator for Portions<'_> {
             let each = wants.len().div_ceil(number as usize);
             for wants in wants.chunks(each) {
                 let task = Task { leaf, object, wants: wants.to_vec() };
-                self.cut.entry(need(&task)).or_default().push_back(task);
+                self.left.entry(need(&task)).or_default().push_back(task);
             }
         }
     }
@@ -167,11 +169,23 @@ mod tests {
     use super::super::{FeedSettings, Field, FixedColumn, FormatSpec, Next, OnError, Steps, Tail};
     use super::*;
     use crate::course::Course;
-    use crate::manifest::index;
+    use crate::manifest::{Entry, Manifest, index};
     use crate::order::{Counts, Order, Shuffle};
 
     const RECORD: usize = 1 << 20;
     const EACH: u64 = 20;
+
+    fn settings(memory_bytes: u64) -> FeedSettings {
+        FeedSettings {
+            memory_bytes: Some(memory_bytes),
+            max_in_flight: 8,
+            read_ahead: None,
+            threads: 3,
+            deadline: Duration::from_secs(20),
+            on_error: OnError::Raise,
+            looks_ahead: false,
+        }
+    }
 
     /// Two objects of 20 records of 1 MiB, which hold their number in each byte.
     fn feed(
@@ -197,15 +211,7 @@ mod tests {
         let source = Source::of_format(store, Key::default(), manifest, Arc::<Metrics>::default(), format).unwrap();
         let leaf = Leaf::from_order(Order::new(Counts::Equal { objects: 2, each: EACH }, shuffle));
         let steps = Steps { samples: 2 * EACH, cursor: 0, global_batch: 3, rank: 0, world: 1, tail: Tail::Ragged };
-        let settings = FeedSettings {
-            memory_bytes: Some(memory_bytes),
-            max_in_flight: 8,
-            read_ahead: None,
-            threads: 3,
-            deadline: Duration::from_secs(20),
-            on_error: OnError::Raise,
-            looks_ahead: false,
-        };
+        let settings = settings(memory_bytes);
         let course = Course::leaf(&leaf);
         let fields = vec![Field::tensor("x", DType::U8, &[RECORD])];
         (Feed::new(vec![Arc::new(source)], vec![leaf], course, fields, steps, &settings).unwrap(), steps)
@@ -243,6 +249,26 @@ mod tests {
         assert!(portions.iter().all(|(task, reads)| reads.bytes == (task.wants.len() * RECORD) as u64));
         assert_eq!(portions.into_iter().flat_map(|(task, _)| task.wants).collect::<Vec<_>>(), whole);
         assert_eq!(delivered(&feed, &runtime, steps), (0..40).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn portions_of_framed_records_are_cut_once() {
+        const FRAMED: u64 = (1 << 20) + 16;
+        let url = "memory://portions-framed/";
+        let manifest = Manifest::new(url.to_owned(), vec![Entry::new(Key::from("o.bin"), 64 * FRAMED)]);
+        let column = FixedColumn { name: "x".to_owned(), dtype: "uint8".to_owned(), shape: vec![FRAMED as usize] };
+        let format = FormatSpec::Fixed { header_bytes: 0, columns: vec![column] };
+        let store = Arc::new(Memory::named("portions-framed"));
+        let source = Source::of_format(store, Key::default(), manifest, Arc::<Metrics>::default(), format).unwrap();
+        let leaf = Leaf::from_order(Order::new(Counts::Equal { objects: 1, each: 64 }, None));
+        let steps = Steps { samples: 64, cursor: 0, global_batch: 3, rank: 0, world: 1, tail: Tail::Ragged };
+        let fields = vec![Field::tensor("x", DType::U8, &[FRAMED as usize])];
+        let course = Course::leaf(&leaf);
+        let feed = Feed::new(vec![Arc::new(source)], vec![leaf], course, fields, steps, &settings(256 << 20)).unwrap();
+        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        // As many as the requests are reckoned with, each a hair above 8 MiB.
+        let records: Vec<usize> = Portions::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect();
+        assert_eq!(records, [8; 8]);
     }
 
     #[test]

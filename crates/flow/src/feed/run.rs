@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use super::ahead::Ahead;
 use super::decode::{Decoded, Object, decode};
-use super::mend::{MOST_TRIES, Mending, OnError, is_about_data, substitute};
+use super::mend::{MOST_TRIES, Mending, OnError, Tries, is_about_data, substitute};
 use super::pass::{Delivered, Next, Pass, Underway};
 use super::plan::{Steps, Tail, Task, Tasks, Want};
 use super::portions::Portions;
@@ -75,6 +75,7 @@ pub struct Shared {
     closed: AtomicBool,
     busy: Busy,
     mending: Mending,
+    tries: Tries,
     runtime: Handle,
     epoch: u64,
 }
@@ -194,6 +195,7 @@ impl Run {
             closed: AtomicBool::new(false),
             busy: Busy::default(),
             mending: Mending::default(),
+            tries: Tries::default(),
             runtime: runtime.clone(),
             epoch,
         });
@@ -219,7 +221,7 @@ impl Underway for Shared {
             return true;
         }
         let state = locked(&self.state);
-        let complete = state.open.get(&number).is_some_and(|batch| batch.left.load(Ordering::Acquire) == 0);
+        let complete = state.open.get(&number).is_some_and(|batch| batch.is_ready.load(Ordering::Acquire));
         complete || state.failed.is_some()
     }
 
@@ -247,6 +249,7 @@ impl Underway for Shared {
 
     fn end(&self) {
         self.closed.store(true, Ordering::Release);
+        self.tries.end();
         locked(&self.state).open.clear();
     }
 
@@ -461,11 +464,11 @@ fn mend(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(us
         // Substitutes are fetched beyond the requests' limit and on the budget of what they replace: bad samples are few,
         // and waiting for either here could lock up.
         task.wants.sort_unstable_by_key(|want| (want.batch, want.row));
-        let (shared, batches, reserved, queue) = (shared.clone(), batches.clone(), reserved.clone(), queue.clone());
-        shared.runtime.clone().spawn(async move {
-            let reads = Reads::of(&shared.feed.sources[task.leaf], task.object, &task.wants);
-            let (source, deadline) = (&shared.feed.sources[task.leaf], shared.feed.deadline);
-            let (content, trace) = source.fetched(task.object, &reads, deadline).await;
+        let (feed, batches, reserved, queue) = (shared.feed.clone(), batches.clone(), reserved.clone(), queue.clone());
+        shared.tries.spawn(&shared.runtime, async move {
+            let source = &feed.sources[task.leaf];
+            let reads = Reads::of(source, task.object, &task.wants);
+            let (content, trace) = source.fetched(task.object, &reads, feed.deadline).await;
             let job = Job { task, batches, content, trace, reserved, tries: tries + 1, queue: queue.clone() };
             let _ = queue.send(job);
         });

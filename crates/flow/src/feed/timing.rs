@@ -84,7 +84,6 @@ impl Waits {
 pub struct Busy {
     inflate: AtomicU64,
     decode: AtomicU64,
-    objects: AtomicU64,
 }
 
 impl Busy {
@@ -92,12 +91,11 @@ impl Busy {
         let nanoseconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_nanos() as u64;
         self.inflate.fetch_add(nanoseconds(trace.began, trace.inflated), Ordering::Relaxed);
         self.decode.fetch_add(nanoseconds(trace.inflated, trace.done), Ordering::Relaxed);
-        self.objects.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn snapshot(&self) -> Self {
         let copy = |value: &AtomicU64| AtomicU64::new(value.load(Ordering::Relaxed));
-        Self { inflate: copy(&self.inflate), decode: copy(&self.decode), objects: copy(&self.objects) }
+        Self { inflate: copy(&self.inflate), decode: copy(&self.decode) }
     }
 
     /// Time spent inflating.
@@ -108,11 +106,6 @@ impl Busy {
     /// Time spent framing, checking and copying.
     pub fn decode(&self) -> Duration {
         Duration::from_nanos(self.decode.load(Ordering::Relaxed))
-    }
-
-    /// Objects decoded.
-    pub fn objects(&self) -> u64 {
-        self.objects.load(Ordering::Relaxed)
     }
 }
 

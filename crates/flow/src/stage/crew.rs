@@ -37,11 +37,7 @@ impl Source {
     pub fn of(opened: Opened, folder_url: &str, url: String) -> Self {
         let prefix = opened.prefix.as_bytes();
         let prefix = if url == folder_url {
-            match prefix {
-                b"" => opened.prefix.clone(),
-                bytes if bytes.ends_with(b"/") => opened.prefix.clone(),
-                _ => opened.prefix.join(b"/"),
-            }
+            opened.prefix.as_folder()
         } else {
             // One object: keys are relative to its folder.
             Key::new(prefix[..prefix.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)].to_vec())

@@ -82,13 +82,8 @@ impl Member {
 
     /// The key here of what is `key` at the first store, whose dataset lies under `first`.
     pub fn key_of(&self, first: &Key, key: &Key) -> Option<Key> {
-        let folder = |prefix: &Key| match prefix.as_bytes() {
-            b"" => prefix.clone(),
-            bytes if bytes.ends_with(b"/") => prefix.clone(),
-            _ => prefix.join(b"/"),
-        };
-        match key.strip_prefix(&folder(first)) {
-            Some(tail) => Some(folder(&self.prefix).join(tail.as_bytes())),
+        match key.strip_prefix(&first.as_folder()) {
+            Some(tail) => Some(self.prefix.as_folder().join(tail.as_bytes())),
             None => (key == first).then(|| self.prefix.clone()),
         }
     }

@@ -42,7 +42,7 @@ pub(super) struct State {
     pub open: BTreeMap<u64, Open>,
     /// How many batches there are, once that is known.
     pub total: Option<u64>,
-    failed: Option<Error>,
+    pub failed: Option<Error>,
     pub closed: bool,
 }
 
@@ -57,6 +57,11 @@ pub struct Shared {
 }
 
 impl Shared {
+    pub(super) fn new(feed: Arc<Unindexed>, epoch: u64) -> Self {
+        let (state, wake) = (Mutex::default(), Condvar::new());
+        Self { feed, epoch, state, wake, busy: Busy::default(), mending: Mending::default() }
+    }
+
     pub(super) fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,14 +92,7 @@ impl UnindexedRun {
     pub(super) fn over(feed: Arc<Unindexed>, runtime: &Handle, epoch: u64, position: Position) -> Result<Self> {
         let (consumed, watched) = watch::channel(0u64);
         let (jobs, queue) = crossbeam_channel::unbounded();
-        let shared = Arc::new(Shared {
-            feed: feed.clone(),
-            epoch,
-            state: Mutex::default(),
-            wake: Condvar::new(),
-            busy: Busy::default(),
-            mending: Mending::default(),
-        });
+        let shared = Arc::new(Shared::new(feed.clone(), epoch));
         let work = {
             let shared = shared.clone();
             move || work(&shared, &queue)
@@ -119,8 +117,11 @@ impl UnindexedRun {
 impl Underway for Shared {
     fn is_ready(&self, number: u64) -> bool {
         let state = self.locked();
-        let is_there = state.open.get(&number).is_some_and(|open| open.left == 0);
-        is_there || state.failed.is_some() || state.total.is_some_and(|total| number >= total)
+        match state.open.get(&number) {
+            // An error belongs behind the batches that are under way.
+            Some(open) => open.left == 0,
+            None => state.failed.is_some() || state.total.is_some_and(|total| number >= total),
+        }
     }
 
     fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)> {

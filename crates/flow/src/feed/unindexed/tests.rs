@@ -13,7 +13,10 @@ use penstock_types::{DType, Deadline, Key, Metrics};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
+use super::super::pass::Underway;
+use super::super::rows::Rows;
 use super::super::{Next, OnError};
+use super::pass::{Open, Shared};
 use super::*;
 use crate::manifest::index;
 
@@ -205,4 +208,19 @@ fn what_cannot_be_is_refused() {
     let feed = case.feed(None, turns(1, 0, 1), OnError::Raise).unwrap();
     let beyond = feed.start(case.runtime.handle(), 0, Position { object: 2, record: 0 }).unwrap_err();
     assert!(beyond.to_string().contains("object 2 is beyond the 1 of this rank"));
+}
+
+#[test]
+fn error_is_ready_when_the_batches_before_it_are_out() {
+    let case = Case::new(&objects(&[3]), Codec::None);
+    let feed = case.feed(None, turns(2, 0, 1), OnError::Raise).unwrap();
+    let shared = Shared::new(feed.clone(), 0);
+    let rows = Arc::new(Rows::new(feed.pool.take(&feed.layout).unwrap(), &feed.fields, 2));
+    let end = Position::default();
+    let open = Open { rows, left: 1, count: 2, dead: Vec::new(), error: None, last: None, end };
+    shared.locked().open.insert(0, open);
+    shared.locked().failed = Some(Error::corrupt("d/000", "ends early"));
+    assert!(!shared.is_ready(0) && shared.is_ready(1));
+    assert!(matches!(shared.take(0, Duration::ZERO), Ok((Next::Waiting, None))));
+    assert!(shared.take(1, Duration::ZERO).is_err());
 }

@@ -236,6 +236,14 @@ impl Entry {
         self.inflated.as_ref().map(|inflated| inflated.size)
     }
 
+    /// How its bytes are compressed as a store gives them, by its name or else by its Content-Encoding.
+    pub fn codec_as_read(&self) -> Codec {
+        match (self.codec, self.encoding.as_deref()) {
+            (Codec::None, Some("gzip")) => Codec::Gzip,
+            (codec, _) => codec,
+        }
+    }
+
     /// The name without its codec suffix: what a gzip'd object and its inflated copy share.
     pub fn logical_name(&self) -> &[u8] {
         strip_suffix(self.key.as_bytes())

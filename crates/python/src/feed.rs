@@ -58,25 +58,33 @@ fn opened(
     settings.local_reads = Some(reads);
     // What is asked for in one request comes in one chunk, which is not copied again.
     settings.local_piece_bytes = Some(LARGEST_AT_ONCE);
+    let governor = |url: &Url| {
+        let rates = Rates { in_flight, ..Rates::default() };
+        let is_far = !matches!(url.scheme, Scheme::File | Scheme::Memory);
+        is_far.then(|| Governor::new(rates, metrics.clone()))
+    };
     let governed = |url: &Url| {
         let mut opened = open(url, &settings, metrics.clone())?;
-        if !matches!(url.scheme, Scheme::File | Scheme::Memory) {
-            let rates = Rates { in_flight, ..Rates::default() };
-            opened.store = Arc::new(Govern::new(opened.store, Governor::new(rates, metrics.clone())));
+        if let Some(governor) = governor(url) {
+            opened.store = Arc::new(Govern::new(opened.store, governor));
         }
         Ok::<_, Error>(opened)
     };
-    let Opened { mut store, prefix } = governed(&url)?;
     let manifest = manifest.clone();
-    if let Some(routes) = routes {
-        let bucket = routes.bucket.as_ref().map(|url| {
-            let url: Url = url.parse()?;
-            let opened = governed(&url)?;
-            Ok::<_, Error>((url, opened))
-        });
-        let pool = Routed::new(store, &prefix, &manifest, routes, bucket.transpose()?, reads, metrics.clone())?;
-        store = Arc::new(pool);
-    }
+    let Opened { store, prefix } = match routes {
+        None => governed(&url)?,
+        Some(routes) => {
+            let bucket = routes.bucket.as_ref().map(|url| {
+                let url: Url = url.parse()?;
+                let opened = governed(&url)?;
+                Ok::<_, Error>((url, opened))
+            });
+            let (pool, bucket) = (open(&url, &settings, metrics.clone())?, bucket.transpose()?);
+            let prefix = pool.prefix.clone();
+            let routed = Routed::new(pool, governor(&url), &manifest, routes, bucket, reads, metrics.clone())?;
+            Opened { store: Arc::new(routed), prefix }
+        }
+    };
     let source = match format {
         Some(format) => Source::of_format(store, prefix, manifest, metrics.clone(), format.clone())?,
         None => Source::new(store, prefix, manifest, metrics.clone())?,

@@ -44,7 +44,7 @@ pub use gcs::{Gcs, GcsSettings};
 pub use govern::{Govern, Governor, Rates};
 pub use hdfs::{Hdfs, HdfsSettings};
 pub use hedge::Hedge;
-pub use local::{Local, LocalReads};
+pub use local::{Local, LocalReads, plan};
 pub use memory::Memory;
 pub use mirrors::{MirrorReport, Mirrors};
 pub use open::{Opened, open, open_mirrored};

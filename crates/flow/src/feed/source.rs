@@ -263,11 +263,10 @@ impl Source {
     /// How an object is compressed.
     pub(crate) fn codec(&self, object: u64) -> Codec {
         let entry = self.entry(object);
-        match (entry.codec, entry.encoding.as_deref()) {
-            (Codec::None, Some("gzip")) => Codec::Gzip,
-            (Codec::None, _) if entry.key.as_bytes().to_ascii_lowercase().ends_with(b".tgz") => Codec::Gzip,
-            (Codec::None, _) if entry.key.as_bytes().ends_with(b".mds.zstd") => Codec::Zstd,
-            (codec, _) => codec,
+        match entry.codec_as_read() {
+            Codec::None if entry.key.as_bytes().to_ascii_lowercase().ends_with(b".tgz") => Codec::Gzip,
+            Codec::None if entry.key.as_bytes().ends_with(b".mds.zstd") => Codec::Zstd,
+            codec => codec,
         }
     }
 

@@ -2,18 +2,16 @@
 //! Where a pool was filled from: the source of an object that the pool has lost, as the pool had it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bytes::Bytes;
 use penstock_codec::{Codec, inflate_into};
-use penstock_store::{ObjectRef, Opened, read_whole};
-use penstock_types::{Deadline, Error, Key, Result, Url, grouped};
+use penstock_store::{GetResult, ObjectRef, Opened, Version, read_whole};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, grouped};
 use tokio::sync::OnceCell;
 
+use super::Known;
 use crate::manifest::{Entry, index};
-
-/// One object's bytes, for all who wait for them.
-pub(super) type Cell = OnceCell<Bytes>;
+use crate::stage::unsaid;
 
 #[derive(Debug)]
 pub(super) struct Bucket {
@@ -23,27 +21,15 @@ pub(super) struct Bucket {
     base: Key,
     /// The objects by the names that they may have in the pool; listed when the first is lost.
     listed: OnceCell<HashMap<Vec<u8>, Entry>>,
-    cells: Mutex<HashMap<Key, Weak<Cell>>>,
 }
 
 impl Bucket {
-    pub fn new(url: Url, opened: Opened, base: Key) -> Self {
-        Self { url, opened, base, listed: OnceCell::new(), cells: Mutex::default() }
+    pub fn new(url: &Url, opened: Opened, base: Key) -> Self {
+        Self { url: url.as_folder(), opened, base, listed: OnceCell::new() }
     }
 
-    /// Where an object's bytes come together; it is forgotten with its last holder.
-    pub fn under_way(&self, key: &Key) -> Arc<Cell> {
-        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(cell) = cells.get(key).and_then(Weak::upgrade) {
-            return cell;
-        }
-        cells.retain(|_, cell| cell.strong_count() > 0);
-        let cell = Arc::new(Cell::new());
-        cells.insert(key.clone(), Arc::downgrade(&cell));
-        cell
-    }
-
-    async fn entry(&self, key: &Key, deadline: Deadline) -> Result<&Entry> {
+    /// What the pool's object was made from, at the version that it was made from where that is known.
+    async fn entry(&self, key: &Key, known: &Known, deadline: Deadline) -> Result<&Entry> {
         let lists = || async {
             let listed = index(&*self.opened.store, &self.opened.prefix, &self.url, deadline).await?;
             // An object under its own name wins over one whose suffix was taken off.
@@ -55,24 +41,53 @@ impl Bucket {
             Ok::<_, Error>(named.collect::<HashMap<_, _>>())
         };
         let listed = self.listed.get_or_try_init(lists).await?;
-        let name = key.strip_prefix(&self.base).unwrap_or_else(|| key.clone());
-        listed.get(name.as_bytes()).ok_or_else(|| Error::NotFound { place: format!("{}{name}", self.url) })
+        let name = self.name(key);
+        let place = || format!("{}{name}", self.url);
+        let entry = listed.get(name.as_bytes()).ok_or_else(|| Error::NotFound { place: place() })?;
+        match (&known.made_from, &entry.version) {
+            (Some(Version(want)), Some(Version(have))) if want != have => {
+                Err(Error::Changed { place: place(), want: want.clone(), have: have.clone() })
+            }
+            _ => Ok(entry),
+        }
     }
 
-    /// The object of `size` bytes that the pool had under this key.
-    pub async fn fetch(&self, key: &Key, size: u64, deadline: Deadline) -> Result<Bytes> {
-        let entry = self.entry(key, deadline).await?;
-        let folder = match self.opened.prefix.as_bytes() {
-            b"" => Key::default(),
-            bytes if bytes.ends_with(b"/") => self.opened.prefix.clone(),
-            _ => self.opened.prefix.join(b"/"),
-        };
-        let object = ObjectRef { key: folder.join(entry.key.as_bytes()), version: entry.version.clone() };
-        let (_, stored) = read_whole(&*self.opened.store, &object, Some(entry.size), deadline).await?;
-        let place = format!("{}{}", self.url.as_folder(), entry.key);
-        let codec = match (entry.codec, entry.encoding.as_deref()) {
-            (Codec::None, Some("gzip")) => Codec::Gzip,
-            (codec, _) => codec,
+    /// As the pool calls it below its folder.
+    fn name(&self, key: &Key) -> Key {
+        key.strip_prefix(&self.base).unwrap_or_else(|| key.clone())
+    }
+
+    fn reference(&self, entry: &Entry) -> ObjectRef {
+        ObjectRef { key: self.opened.prefix.as_folder().join(entry.key.as_bytes()), version: entry.version.clone() }
+    }
+
+    /// Ranges of the pool's object, where the bucket has it byte for byte by its name and size; `None` where it may have to
+    /// be inflated.
+    pub async fn ranges(
+        &self,
+        key: &Key,
+        known: &Known,
+        ranges: &[ByteRange],
+        deadline: Deadline,
+    ) -> Result<Option<GetResult>> {
+        let entry = self.entry(key, known, deadline).await?;
+        match entry.size == known.size {
+            true => self.opened.store.get_ranges(&self.reference(entry), ranges, deadline).await.map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// The whole of the object that the pool had under this key.
+    pub async fn fetch(&self, key: &Key, known: &Known, deadline: Deadline) -> Result<Bytes> {
+        let (entry, size) = (self.entry(key, known, deadline).await?, known.size);
+        let (meta, stored) =
+            read_whole(&*self.opened.store, &self.reference(entry), Some(entry.size), deadline).await?;
+        let place = format!("{}{}", self.url, entry.key);
+        // What a listing does not say, the answer or the bytes do; the stage saw the same.
+        let codec = match entry.codec_as_read() {
+            Codec::None => unsaid(self.name(key).as_bytes(), meta.encoding.as_deref(), &stored)
+                .map_or(Codec::None, |(codec, _)| codec),
+            codec => codec,
         };
         let bytes = match stored.len() as u64 == size || codec == Codec::None {
             true => stored,

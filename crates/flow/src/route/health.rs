@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_types::{Key, now};
+use penstock_types::{Error, Key, now};
 
 /// So long a node that failed once is not asked, where there is a bucket; twice as long with each failure that follows.
 const FIRST_REST: Duration = Duration::from_secs(5);
@@ -43,10 +43,10 @@ impl Health {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when all of these nodes have failed lately; of nodes that nobody knows, nothing is. When a rest is over, one
-    /// caller is told false and asks; the others pass the nodes over for `patience` more, by when it has an answer.
+    /// True when all of these nodes have failed lately; of nodes that nobody knows, when the engine has. When a rest is
+    /// over, one caller is told false and asks; the others pass the nodes over for `patience` more, by when it has an answer.
     pub fn are_away(&self, nodes: Option<&[u32]>, patience: Duration) -> bool {
-        let Some(nodes) = nodes else { return false };
+        let Some(nodes) = nodes else { return self.is_engine_away() };
         let mut state = self.state();
         if !nodes.iter().all(|node| state.away.contains_key(node)) {
             return false;
@@ -66,8 +66,15 @@ impl Health {
         self.state().away.contains_key(&node)
     }
 
-    /// A read from these nodes failed. Reads that were under way together count once.
-    pub fn failed(&self, nodes: Option<&[u32]>) {
+    /// A read from these nodes failed. Reads that were under way together count once. An answer about the object alone
+    /// says nothing of them; and of nodes that nobody knows, only an engine that was silent is left in peace: what it
+    /// refused at once costs no wait.
+    pub fn failed(&self, nodes: Option<&[u32]>, error: &Error) {
+        match error {
+            Error::NotFound { .. } | Error::Changed { .. } | Error::Corrupt { .. } | Error::Denied { .. } => return,
+            Error::Unreachable { .. } | Error::Deadline { .. } if nodes.is_none() => self.engine_failed(),
+            _ => {}
+        }
         let mut state = self.state();
         for &node in nodes.unwrap_or_default() {
             let rest = match state.away.get(&node) {
@@ -126,22 +133,23 @@ mod tests {
     #[test]
     fn node_that_failed_rests_then_is_asked_by_one_read_and_rests_twice_as_long() {
         let health = Health::default();
+        let silent = Error::Unreachable { place: String::new(), reason: String::new() };
         let over = || health.state().away.get_mut(&3).unwrap().until = now();
         assert!(!health.are_away(Some(&[3]), PATIENCE));
-        health.failed(Some(&[3]));
-        health.failed(Some(&[3])); // was under way together with the first
+        health.failed(Some(&[3]), &silent);
+        health.failed(Some(&[3]), &silent); // was under way together with the first
         assert_eq!(health.state().away[&3].rest, FIRST_REST);
         assert!(health.are_away(Some(&[3]), PATIENCE) && health.is_away(3));
         assert!(!health.are_away(Some(&[3, 4]), PATIENCE) && !health.are_away(None, PATIENCE));
         over();
         assert!(!health.are_away(Some(&[3]), PATIENCE));
         assert!(health.are_away(Some(&[3]), PATIENCE)); // somebody asks already
-        health.failed(Some(&[3]));
+        health.failed(Some(&[3]), &silent);
         assert_eq!(health.state().away[&3].rest, 2 * FIRST_REST);
         for _ in 0..20 {
             over();
             assert!(!health.are_away(Some(&[3]), PATIENCE));
-            health.failed(Some(&[3]));
+            health.failed(Some(&[3]), &silent);
         }
         assert_eq!(health.state().away[&3].rest, LONGEST_REST);
         health.answered(Some(&[3]));

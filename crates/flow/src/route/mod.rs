@@ -9,7 +9,9 @@
 
 mod bucket;
 mod health;
+mod patient;
 mod read;
+mod refetch;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -20,25 +22,20 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
 use penstock_store::{
-    Capabilities, Count, GetResult, ListStream, Local, LocalReads, Meta, ObjectRef, Opened, PutOptions, Store, Uploads,
-    Version,
+    Capabilities, Count, GetResult, Govern, Governor, ListStream, Local, LocalReads, Meta, ObjectRef, Opened,
+    PutOptions, Store, Uploads, Version,
 };
-use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url, now};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Url, now};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::bucket::Bucket;
 use self::health::Health;
+use self::patient::Patient;
 use self::read::Read;
+use self::refetch::{AT_ONCE, Refetches};
 use crate::manifest::Manifest;
 
-/// Objects that are put back at a time; what comes meanwhile is put back when it is read again.
-const REFILLS: usize = 4;
-/// By when an object must have been put back.
-const REFILL: Duration = Duration::from_secs(60);
-/// A NameNode that does not say this soon whether an object was put back is not waited for.
-const LOOK: Duration = Duration::from_secs(2);
 /// How long a process waits for each that comes before it in fetching a lost object, and how many it waits for.
 const TURN: Duration = Duration::from_millis(500);
 const TURNS: u32 = 3;
@@ -118,13 +115,13 @@ pub struct Routed {
 #[derive(Debug)]
 struct Shared {
     pool: Arc<dyn Store>,
-    known: HashMap<Key, Known>,
+    known: Arc<HashMap<Key, Known>>,
     /// Own files, by their absolute paths.
     files: Count,
     bucket: Option<Bucket>,
     reader: Option<Reader>,
     health: Health,
-    refills: Arc<Semaphore>,
+    refetches: Refetches,
     metrics: Arc<Metrics>,
 }
 
@@ -135,6 +132,8 @@ struct Known {
     /// Below the file system's root.
     own: Option<Key>,
     nodes: Option<Vec<u32>>,
+    /// The version of the bucket's object that it was made from, where the listing tells.
+    made_from: Option<Version>,
 }
 
 impl Known {
@@ -148,35 +147,48 @@ impl Known {
 }
 
 impl Routed {
-    /// The pool's store behind the ways of `routes`, for the objects of its listing `manifest`, whose keys are below
-    /// `base`. `bucket` is the opened store of `routes.bucket`.
+    /// The pool's store, governed by `governor`, behind the ways of `routes`, for the objects of its listing `manifest`,
+    /// whose keys are below `pool.prefix`. `bucket` is the opened store of `routes.bucket`, governed where it need be.
     pub fn new(
-        pool: Arc<dyn Store>,
-        base: &Key,
+        pool: Opened,
+        governor: Option<Arc<Governor>>,
         manifest: &Manifest,
         routes: &Routes,
         bucket: Option<(Url, Opened)>,
         reads: LocalReads,
         metrics: Arc<Metrics>,
     ) -> Result<Self> {
+        let Opened { store: mut pool, prefix: base } = pool;
+        let source = manifest.source.as_ref().and_then(|source| source.parse::<Url>().ok());
+        let is_source =
+            bucket.as_ref().is_some_and(|(url, _)| source.is_some_and(|of| of.as_folder() == url.as_folder()));
         let known = manifest.objects.iter().filter_map(|entry| {
             let placed = routes.objects.get(entry.key.as_str()?)?;
             let own = placed.own.as_ref().map(|path| {
                 let bytes = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str());
                 Key::new(bytes.strip_prefix(b"/").unwrap_or(bytes).to_vec())
             });
-            let known = Known { size: entry.size, own, nodes: placed.nodes.clone() };
+            let made_from = entry.origin.as_ref().filter(|_| is_source).and_then(|origin| origin.version.clone());
+            let known = Known { size: entry.size, own, nodes: placed.nodes.clone(), made_from };
             Some((base.join(entry.key.as_bytes()), known))
         });
-        let local = Local::new(std::path::Path::new("/"))?.with_reads(reads);
+        let known = Arc::new(known.collect::<HashMap<_, _>>());
+        if bucket.is_some() {
+            pool = Arc::new(Patient { inner: pool, known: known.clone() });
+        }
+        if let Some(governor) = governor {
+            pool = Arc::new(Govern::new(pool, governor));
+        }
+        // An own file is asked for as the pool's object is: what comes in one chunk is not copied again.
+        let local = Local::new(std::path::Path::new("/"))?.with_reads(reads).with_piece(crate::feed::LARGEST_AT_ONCE);
         let shared = Shared {
-            known: known.collect(),
+            known,
             pool,
             files: Count::new(Arc::new(local), metrics.clone()),
-            bucket: bucket.map(|(url, opened)| Bucket::new(url, opened, base.clone())),
+            bucket: bucket.map(|(url, opened)| Bucket::new(&url, opened, base)),
             reader: routes.reader,
             health: Health::default(),
-            refills: Arc::new(Semaphore::new(REFILLS)),
+            refetches: Refetches::new(AT_ONCE),
             metrics,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -185,7 +197,8 @@ impl Routed {
 
 impl Shared {
     /// True when the engine need not be asked: every node that holds the object has failed, and nobody has put it back.
-    async fn is_lost(&self, key: &Key, known: &Known, version: Option<&Version>) -> bool {
+    async fn is_lost(&self, object: &ObjectRef, known: &Known, deadline: Deadline) -> bool {
+        let key = &object.key;
         if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref(), known.patience()) {
             return false;
         }
@@ -195,21 +208,22 @@ impl Shared {
         if self.health.is_engine_away() {
             return true;
         }
-        !self.is_put_back(key, version).await
+        !self.is_put_back(object, deadline).await
     }
 
     /// True when the engine holds another version of the object than the one that was lost.
-    async fn is_put_back(&self, key: &Key, version: Option<&Version>) -> bool {
-        match tokio::time::timeout(LOOK, self.pool.head(key, Deadline::within(LOOK))).await {
-            Ok(Ok(meta)) => {
+    async fn is_put_back(&self, object: &ObjectRef, deadline: Deadline) -> bool {
+        let (key, version) = (&object.key, object.version.as_ref());
+        match self.pool.head(key, deadline).await {
+            Ok(meta) => {
                 let is_back = version.is_some() && meta.version.as_ref() != version;
                 if is_back {
                     self.health.came_back(key);
                 }
                 is_back
             }
-            Ok(Err(Error::NotFound { .. })) => false,
-            Ok(Err(_)) | Err(_) => {
+            Err(Error::NotFound { .. }) => false,
+            Err(_) => {
                 self.health.engine_failed();
                 false
             }
@@ -229,43 +243,16 @@ impl Shared {
     }
 
     /// True as soon as another process has put a lost object back, in the time that those before this one are given.
-    async fn is_healed(&self, key: &Key, version: Option<&Version>) -> bool {
-        let wait = TURN * self.turn(key).min(TURNS);
+    async fn is_healed(&self, object: &ObjectRef, deadline: Deadline) -> bool {
+        let wait = TURN * self.turn(&object.key).min(TURNS);
         let until = now() + wait;
         while now() < until && !self.health.is_engine_away() {
             tokio::time::sleep(GLANCE).await;
-            if self.is_put_back(key, version).await {
+            if self.is_put_back(object, deadline).await {
                 return true;
             }
         }
         false
-    }
-
-    /// The whole object from the bucket; those who ask meanwhile get the same bytes, and the pool gets it back.
-    async fn refetched(self: &Arc<Self>, key: &Key, size: u64, deadline: Deadline) -> Result<Bytes> {
-        let bucket = self.bucket.as_ref().ok_or_else(|| Error::bug("a pool without a bucket refetches nothing"))?;
-        let cell = bucket.under_way(key);
-        let mut is_mine = false;
-        let bytes = cell
-            .get_or_try_init(|| {
-                is_mine = true;
-                bucket.fetch(key, size, deadline)
-            })
-            .await?
-            .clone();
-        if is_mine && let Ok(permit) = self.refills.clone().try_acquire_owned() {
-            let (shared, key, body) = (self.clone(), key.clone(), bytes.clone());
-            // The cell goes along: whoever asks before the pool has it again is answered from it.
-            tokio::spawn(async move {
-                let put = shared.pool.put(&key, vec![body], &PutOptions::default(), Deadline::within(REFILL)).await;
-                if put.is_ok() {
-                    shared.metrics.count(Metric::PoolRefills);
-                    shared.health.came_back(&key);
-                }
-                drop((permit, cell));
-            });
-        }
-        Ok(bytes)
     }
 }
 
@@ -291,6 +278,8 @@ impl Store for Routed {
         let Some(known) = self.shared.known.get(&object.key) else {
             return self.shared.pool.get_ranges(object, ranges, deadline).await;
         };
+        // Nothing is sent for what cannot be.
+        penstock_store::plan(ranges, known.size, &penstock_store::place(self.root(), &object.key))?;
         let meta = Meta {
             key: object.key.clone(),
             size: known.size,

@@ -48,13 +48,21 @@ pub(super) struct Read {
     way: Way,
     /// The others had their time to put the object back.
     has_waited: bool,
+    /// Came by this way, and was not given yet.
+    held: Option<Chunk>,
+    /// Something that came by this way was given.
+    has_given: bool,
+    /// The pool was asked for this object in vain.
+    is_lost: bool,
     deadline: Deadline,
 }
 
 impl Read {
     pub fn new(shared: Arc<Shared>, object: ObjectRef, size: u64, ranges: &[ByteRange], deadline: Deadline) -> Self {
         let ranges = ranges.iter().map(|range| Progress { at: range.start, end: range.end(size) }).collect();
-        Self { shared, object, size, ranges, running: Vec::new(), way: Way::Own, has_waited: false, deadline }
+        let [has_waited, has_given, is_lost] = [false; 3];
+        let (running, way, held) = (Vec::new(), Way::Own, None);
+        Self { shared, object, size, ranges, running, way, has_waited, held, has_given, is_lost, deadline }
     }
 
     /// What comes, by whichever ways.
@@ -66,12 +74,12 @@ impl Read {
         loop {
             let step = match under_way.take() {
                 None => self.begin().await.map(Some),
-                Some(mut chunks) => match self.patiently(chunks.try_next()).await {
-                    Ok(Some(chunk)) => {
-                        let chunk = self.took(chunk)?;
-                        return Ok(Some((chunk, (self, Some(chunks)))));
-                    }
-                    Ok(None) if self.rest().is_empty() => return Ok(None),
+                Some(mut chunks) => match chunks.try_next().await {
+                    Ok(Some(chunk)) => match self.took(chunk)? {
+                        Some(chunk) => return Ok(Some((chunk, (self, Some(chunks))))),
+                        None => Ok(Some(chunks)),
+                    },
+                    Ok(None) if self.rest().is_empty() => return Ok(self.given().map(|last| (last, (self, None)))),
                     Ok(None) => Err(Error::Server {
                         place: penstock_store::place(self.shared.pool.root(), &self.object.key),
                         status: 0,
@@ -82,13 +90,20 @@ impl Read {
             };
             match step {
                 Ok(chunks) => under_way = chunks,
-                Err(error) => self.turn_away(error)?,
+                Err(error) => {
+                    let is_torn = self.has_given && matches!(error, Error::Changed { .. } | Error::Corrupt { .. });
+                    self.turn_away(error.clone())?;
+                    if is_torn {
+                        return Err(error);
+                    }
+                }
             }
         }
     }
 
-    /// Counts a chunk in: its range is the caller's again.
-    fn took(&mut self, mut chunk: Chunk) -> Result<Chunk> {
+    /// Counts a chunk in, and gives the one before it. The last is held until its way has said that all is well: an object
+    /// that was written to meanwhile, or a wrong checksum, shows behind the last byte.
+    fn took(&mut self, mut chunk: Chunk) -> Result<Option<Chunk>> {
         let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk of no range"))?;
         self.ranges[index].at = chunk.offset + chunk.bytes.len() as u64;
         chunk.range = index;
@@ -96,8 +111,17 @@ impl Read {
         if self.way == Way::Pool && !health.is_back(&self.object.key) {
             health.answered(self.known().and_then(|known| known.nodes.as_deref()));
         }
+        let before = self.given();
+        self.held = Some(chunk);
+        Ok(before)
+    }
+
+    /// The chunk that is held, for the caller.
+    fn given(&mut self) -> Option<Chunk> {
+        let chunk = self.held.take()?;
+        self.has_given = true;
         self.shared.metrics.add(self.way.metrics().1, chunk.bytes.len() as u64);
-        Ok(chunk)
+        Some(chunk)
     }
 
     /// What is still to come; the next request asks for it.
@@ -108,18 +132,6 @@ impl Read {
             if at == 0 && end == self.size { ByteRange::WHOLE } else { ByteRange::new(at, end - at) }
         };
         self.running.iter().map(range).collect()
-    }
-
-    /// The engine is waited for as long as its copies may take, where there is another way behind it.
-    async fn patiently<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        let Some(known) = self.known().filter(|_| self.way == Way::Pool && self.shared.bucket.is_some()) else {
-            return work.await;
-        };
-        let patience = known.patience();
-        tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
-            let reason = format!("no byte for {} s", patience.as_secs());
-            Err(Error::Unreachable { place: self.shared.pool.root().to_string(), reason })
-        })
     }
 
     fn known(&self) -> Option<&Known> {
@@ -136,12 +148,12 @@ impl Read {
         }
         if self.way == Way::Pool
             && let Some(known) = self.known()
-            && self.shared.is_lost(&self.object.key, known, self.object.version.as_ref()).await
+            && self.shared.is_lost(&self.object, known, self.deadline).await
         {
             self.way = Way::Bucket;
         }
         if self.way == Way::Bucket && !std::mem::replace(&mut self.has_waited, true) {
-            let is_healed = self.shared.is_healed(&self.object.key, self.object.version.as_ref()).await;
+            let is_healed = self.shared.is_healed(&self.object, self.deadline).await;
             self.way = if is_healed { Way::Pool } else { Way::Bucket };
         }
         let chunks = match self.way {
@@ -149,18 +161,37 @@ impl Read {
                 let key = self.own().unwrap_or_default();
                 self.of_size(self.shared.files.get_ranges(&ObjectRef::current(key), &ranges, self.deadline).await?)?
             }
-            Way::Pool => self.patiently(self.asked_of_pool(&ranges)).await?,
-            Way::Bucket => {
-                let whole = self.shared.refetched(&self.object.key, self.size, self.deadline).await?;
-                let cut = move |(range, asked): (usize, ByteRange)| {
-                    let (start, end) = (asked.start as usize, asked.end(whole.len() as u64) as usize);
-                    Ok(Chunk { range, offset: asked.start, bytes: piece(&whole, start, end) })
-                };
-                stream::iter(ranges.into_iter().enumerate().map(cut).collect::<Vec<_>>()).boxed()
-            }
+            Way::Pool => self.asked_of_pool(&ranges).await?,
+            Way::Bucket => self.asked_of_bucket(&ranges).await?,
         };
         self.shared.metrics.count(self.way.metrics().0);
         Ok(chunks)
+    }
+
+    /// A large object's ranges alone, where the bucket has them; else from the whole, which goes back into the pool.
+    async fn asked_of_bucket(&self, ranges: &[ByteRange]) -> Result<Chunks> {
+        let (key, bucket) = (&self.object.key, self.shared.bucket.as_ref());
+        let (Some(known), Some(bucket)) = (self.known(), bucket) else {
+            return Err(Error::bug("a bucket is asked for what no pool has lost"));
+        };
+        let is_part = ranges != [ByteRange::WHOLE];
+        if is_part
+            && self.size > self.shared.refetches.at_once()
+            && let Some(got) = bucket.ranges(key, known, ranges, self.deadline).await?
+        {
+            return self.of_size(got);
+        }
+        // Of nodes that nobody knows, the copy may be well.
+        let is_put_back = self.is_lost || known.nodes.is_some();
+        let whole = self.shared.refetched(key, known, (is_part, is_put_back), self.deadline).await?;
+        let cut = |(range, asked): (usize, &ByteRange)| {
+            let (start, end) = (asked.start as usize, asked.end(whole.len() as u64) as usize);
+            let part = whole.slice(start.min(whole.len())..end.min(whole.len()));
+            // A part that is held shall not hold the whole.
+            let bytes = if part.len() < whole.len() / 2 { Bytes::copy_from_slice(&part) } else { part };
+            Ok(Chunk { range, offset: asked.start, bytes })
+        };
+        Ok(stream::iter(ranges.iter().enumerate().map(cut).collect::<Vec<_>>()).boxed())
     }
 
     /// The node's own file, unless it was found gone.
@@ -169,11 +200,11 @@ impl Read {
         (!self.shared.health.is_file_gone(&own)).then_some(own)
     }
 
-    /// An object that was put back has another version: its size is held then.
+    /// An object that was put back from the bucket has another version: its size is held then.
     async fn asked_of_pool(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let pool = &self.shared.pool;
         let got = match pool.get_ranges(&self.object, ranges, self.deadline).await {
-            Err(Error::Changed { .. }) => {
+            Err(Error::Changed { .. }) if self.shared.bucket.is_some() => {
                 self.shared.health.came_back(&self.object.key);
                 pool.get_ranges(&ObjectRef::current(self.object.key.clone()), ranges, self.deadline).await
             }
@@ -193,13 +224,13 @@ impl Read {
         }
     }
 
-    /// The next way, or the error where there is none.
+    /// The next way, or the error where there is none. What is held is asked for again.
     fn turn_away(&mut self, error: Error) -> Result<()> {
         if self.deadline.passed() {
             return Err(error);
         }
         let health = &self.shared.health;
-        self.way = match self.way {
+        let next = match self.way {
             Way::Own => {
                 if let Some(own) = self.own() {
                     health.file_gone(&own);
@@ -207,16 +238,17 @@ impl Read {
                 Way::Pool
             }
             Way::Pool if self.shared.bucket.is_some() => {
-                health.failed(self.known().and_then(|known| known.nodes.as_deref()));
+                health.failed(self.known().and_then(|known| known.nodes.as_deref()), &error);
                 health.lost_again(&self.object.key);
+                self.is_lost = true;
                 Way::Bucket
             }
             Way::Pool | Way::Bucket => return Err(error),
         };
+        if let Some(held) = self.held.take() {
+            self.ranges[held.range].at = held.offset;
+        }
+        (self.way, self.has_given) = (next, false);
         Ok(())
     }
-}
-
-fn piece(whole: &Bytes, start: usize, end: usize) -> Bytes {
-    whole.slice(start.min(whole.len())..end.min(whole.len()))
 }

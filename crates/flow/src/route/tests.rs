@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ways of a read over stores in memory and files on disk.
 
+mod breaking;
+mod contract;
+
 use std::io::Write;
 use std::path::Path;
 
 use penstock_codec::Codec;
-use penstock_store::{Memory, StoreSettings, open, read_whole, suite};
+use penstock_store::{Memory, Rates, StoreSettings, open, read_whole};
+use penstock_types::Metric;
 
+use self::breaking::{Breaking, unreachable};
 use super::*;
-use crate::manifest::Entry;
+use crate::manifest::{Entry, Origin};
 
 fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(20))
@@ -18,11 +23,14 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
 }
 
+#[derive(Debug)]
 struct Rig {
     pool: Arc<dyn Store>,
     bucket: Url,
     dir: tempfile::TempDir,
     metrics: Arc<Metrics>,
+    /// What the bucket is asked.
+    bucket_metrics: Arc<Metrics>,
     manifest: Manifest,
     routes: Routes,
 }
@@ -36,6 +44,7 @@ impl Rig {
             bucket: format!("memory://bucket{name}/set/").parse().unwrap(),
             dir,
             metrics: Arc::default(),
+            bucket_metrics: Arc::default(),
             manifest: Manifest::new("memory://pool/data/".into(), Vec::new()),
             routes: Routes::default(),
         }
@@ -58,7 +67,7 @@ impl Rig {
     }
 
     fn opened(&self) -> Opened {
-        open(&self.bucket, &StoreSettings::default(), Arc::default()).unwrap()
+        open(&self.bucket, &StoreSettings::default(), self.bucket_metrics.clone()).unwrap()
     }
 
     async fn keep(&self, name: &str, bytes: &[u8]) {
@@ -68,10 +77,25 @@ impl Rig {
     }
 
     fn routed(&self, has_bucket: bool) -> Routed {
+        self.routed_by(has_bucket, self.pool.clone(), None)
+    }
+
+    fn routed_by(&self, has_bucket: bool, store: Arc<dyn Store>, governor: Option<Arc<Governor>>) -> Routed {
         let bucket = has_bucket.then(|| (self.bucket.clone(), self.opened()));
-        let (pool, base) = (self.pool.clone(), Key::from("data/"));
+        let pool = Opened { store, prefix: Key::from("data/") };
         let metrics = self.metrics.clone();
-        Routed::new(pool, &base, &self.manifest, &self.routes, bucket, LocalReads::Threads, metrics).unwrap()
+        Routed::new(pool, governor, &self.manifest, &self.routes, bucket, LocalReads::Threads, metrics).unwrap()
+    }
+
+    /// As many have been put back.
+    async fn put_back(&self, objects: u64) {
+        for _ in 0..200 {
+            if self.metrics.get(Metric::PoolRefills) == objects {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} were put back, not {objects}", self.metrics.get(Metric::PoolRefills));
     }
 
     fn ways(&self) -> [u64; 3] {
@@ -125,13 +149,7 @@ async fn lost_object_comes_from_the_bucket_inflated_and_is_put_back() {
     rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
     let routed = rig.routed(true);
     assert_eq!(whole(&routed, &object).await.unwrap(), body);
-    for _ in 0..200 {
-        if rig.metrics.get(Metric::PoolRefills) == 1 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert_eq!(rig.metrics.get(Metric::PoolRefills), 1);
+    rig.put_back(1).await;
     assert_eq!(whole(&routed, &object).await.unwrap(), body);
     assert_eq!(rig.ways(), [0, 50_000, 50_000]);
 }
@@ -143,8 +161,7 @@ async fn object_that_another_node_has_put_back_is_read_from_the_pool() {
     let lost = rig.put("lost", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
     let back = rig.put("back", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("lost", &body).await;
-    rig.pool.delete(std::slice::from_ref(&lost.key), soon()).await.unwrap();
-    let routed = rig.routed(true);
+    let routed = rig.routed_by(true, Arc::new(Breaking::new(rig.pool.clone(), vec![(0, unreachable())])), None);
     assert_eq!(whole(&routed, &lost).await.unwrap(), body); // node 1 is known to be away now
     let other = noise(9_001)[1..].to_vec();
     rig.pool.put(&back.key, vec![other.clone().into()], &PutOptions::default(), soon()).await.unwrap();
@@ -195,7 +212,7 @@ async fn each_has_a_turn_at_a_lost_object_and_the_last_fetches_it_where_the_othe
     let turns: Vec<_> = readers.iter().map(|reader| reader.shared.turn(&object.key)).collect();
     assert_eq!(turns, [0, 1, 2]);
     let last = &readers[2];
-    last.shared.health.failed(Some(&[0, 1, 2]));
+    last.shared.health.failed(Some(&[0, 1, 2]), &unreachable());
     assert_eq!(last.shared.turn(&object.key), 0); // nobody is there but this one
     last.shared.health.answered(Some(&[0, 1, 2]));
     assert_eq!(whole(last, &object).await.unwrap(), body);
@@ -215,11 +232,189 @@ async fn lost_object_without_a_bucket_is_told_and_one_of_another_size_is_refused
     assert!(error.to_string().contains("gives 600 bytes where the pool had 700"), "{error}");
 }
 
+async fn range(store: &Routed, object: &ObjectRef, start: u64, len: u64) -> Result<Vec<u8>> {
+    let mut got = store.get_ranges(object, &[ByteRange::new(start, len)], soon()).await?;
+    let mut out = Vec::new();
+    while let Some(chunk) = got.chunks.next().await {
+        out.extend_from_slice(&chunk?.bytes);
+    }
+    Ok(out)
+}
+
+fn changed() -> Error {
+    Error::Changed { place: "pool".into(), want: "1".into(), have: "2".into() }
+}
+
 #[tokio::test]
-async fn routed_store_keeps_the_contract() {
+async fn torn_bytes_are_not_taken_where_the_error_is_behind_the_last_one() {
     let mut rig = Rig::new();
-    rig.manifest.objects.clear();
-    suite::run(Arc::new(rig.routed(false))).await;
+    let body = noise(9_000);
+    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    rig.keep("a", &body).await;
+    let torn = |pieces| Arc::new(Breaking::new(rig.pool.clone(), vec![(pieces, changed())]));
+    // Nothing was given yet: the next way gives all, and without one the error is told.
+    assert_eq!(whole(&rig.routed_by(true, torn(1), None), &object).await.unwrap(), body);
+    assert_eq!(whole(&rig.routed_by(false, torn(1), None), &object).await.unwrap_err().code(), "changed");
+    // Something was given: it cannot be taken back, and the next read is right.
+    let routed = rig.routed_by(true, torn(3), None);
+    assert_eq!(whole(&routed, &object).await.unwrap_err().code(), "changed");
+    assert_eq!(whole(&routed, &object).await.unwrap(), body);
+}
+
+#[tokio::test]
+async fn connection_that_breaks_behind_the_last_byte_costs_the_last_chunk_alone() {
+    let mut rig = Rig::new();
+    let body = vec![0; 9_000];
+    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    rig.keep("a", &body).await;
+    let pool = Arc::new(Breaking::new(rig.pool.clone(), vec![(3, unreachable())]));
+    assert_eq!(whole(&rig.routed_by(true, pool, None), &object).await.unwrap(), body);
+    assert_eq!(rig.ways(), [0, 6_000, 3_000]);
+}
+
+#[tokio::test]
+async fn object_that_is_not_there_says_nothing_of_its_nodes() {
+    let mut rig = Rig::new();
+    let (lost, well) = (noise(3_000), noise(4_000));
+    let first = rig.put("lost", &lost, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let second = rig.put("well", &well, Placed { own: None, nodes: Some(vec![1]) }).await;
+    rig.keep("lost", &lost).await;
+    rig.keep("well", &well).await;
+    rig.pool.delete(std::slice::from_ref(&first.key), soon()).await.unwrap();
+    let routed = rig.routed(true);
+    assert_eq!(whole(&routed, &first).await.unwrap(), lost);
+    assert_eq!(whole(&routed, &second).await.unwrap(), well);
+    assert_eq!(rig.ways(), [0, 4_000, 3_000]);
+}
+
+#[tokio::test]
+async fn engine_that_was_silent_is_left_in_peace_where_nodes_are_not_known() {
+    let mut rig = Rig::new();
+    let (lost, well) = (noise(3_000), noise(4_000));
+    let first = rig.put("lost", &lost, Placed::default()).await;
+    let second = rig.put("well", &well, Placed::default()).await;
+    rig.keep("lost", &lost).await;
+    rig.keep("well", &well).await;
+    let routed = rig.routed_by(true, Arc::new(Breaking::new(rig.pool.clone(), vec![(0, unreachable())])), None);
+    assert_eq!(whole(&routed, &first).await.unwrap(), lost);
+    rig.put_back(1).await;
+    assert_eq!(whole(&routed, &second).await.unwrap(), well);
+    assert_eq!(rig.ways(), [0, 0, 7_000]);
+    // What was never asked for in vain may be well, and is not written over.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let standing = rig.pool.head(&second.key, soon()).await.unwrap();
+    assert_eq!((standing.version, rig.metrics.get(Metric::PoolRefills)), (second.version, 1));
+}
+
+#[tokio::test]
+async fn wait_for_the_governor_is_not_the_engines_silence() {
+    let mut rig = Rig::new();
+    let body = noise(3_000);
+    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let governor = Governor::new(Rates { in_flight: 1, ..Rates::default() }, rig.metrics.clone());
+    let routed = rig.routed_by(true, rig.pool.clone(), Some(governor.clone()));
+    let others = Govern::new(rig.pool.clone(), governor);
+    let held = others.get_ranges(&object, &[ByteRange::WHOLE], soon()).await.unwrap();
+    let patience = Known { size: 0, own: None, nodes: Some(vec![1]), made_from: None }.patience();
+    let freed = async {
+        tokio::time::sleep(patience + Duration::from_millis(200)).await;
+        drop(held);
+    };
+    let (read, ()) = futures::join!(whole(&routed, &object), freed);
+    assert_eq!(read.unwrap(), body);
+    assert_eq!(rig.ways(), [0, 3_000, 0]);
+}
+
+#[tokio::test]
+async fn pin_is_held_where_nothing_puts_objects_back() {
+    let mut rig = Rig::new();
+    let object = rig.put("a", &noise(500), Placed { own: None, nodes: Some(vec![1]) }).await;
+    let other = noise(501)[1..].to_vec();
+    rig.pool.put(&object.key, vec![other.clone().into()], &PutOptions::default(), soon()).await.unwrap();
+    assert_eq!(whole(&rig.routed(false), &object).await.unwrap_err().code(), "changed");
+    assert_eq!(whole(&rig.routed(true), &object).await.unwrap(), other);
+}
+
+#[tokio::test]
+async fn bucket_that_has_another_version_than_the_pool_was_filled_from_fills_nothing() {
+    let mut rig = Rig::new();
+    let body = noise(500);
+    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    rig.keep("a", &noise(501)[1..]).await;
+    rig.manifest.source = Some(rig.bucket.to_string());
+    let mut origin = Origin::of(&rig.manifest.objects[0]);
+    origin.version = Some(Version("staged".to_owned()));
+    rig.manifest.objects[0].origin = Some(Box::new(origin));
+    rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
+    let error = whole(&rig.routed(true), &object).await.unwrap_err();
+    assert_eq!(error.code(), "changed", "{error}");
+    assert_eq!(rig.metrics.get(Metric::PoolRefills), 0);
+}
+
+#[tokio::test]
+async fn lost_object_that_only_its_bytes_or_header_call_gzip_is_inflated() {
+    let mut rig = Rig::new();
+    let body = noise(50_000);
+    let gzip = penstock_codec::deflate(Codec::Gzip, &body, 1).unwrap();
+    for (name, encoding) in [("content.npy", None), ("header.bin", Some("x-gzip".to_owned()))] {
+        let object = rig.put(name, &body, Placed { own: None, nodes: Some(vec![2]) }).await;
+        let options = PutOptions { encoding, ..PutOptions::default() };
+        let key = Key::from("set/").join(name.as_bytes());
+        rig.opened().store.put(&key, vec![gzip.clone().into()], &options, soon()).await.unwrap();
+        rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
+        assert_eq!(whole(&rig.routed(true), &object).await.unwrap(), body, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn ranges_of_a_lost_object_cost_one_fetch_even_where_nothing_is_put_back() {
+    let mut rig = Rig::new();
+    let body = noise(40_000);
+    let object = rig.put("a.bin", &body, Placed { own: None, nodes: Some(vec![2]) }).await;
+    rig.keep("a.bin.gz", &penstock_codec::deflate(Codec::Gzip, &body, 1).unwrap()).await;
+    let down = (0..4).map(|_| (0, unreachable())).collect();
+    let routed = rig.routed_by(true, Arc::new(Breaking::refusing(rig.pool.clone(), down)), None);
+    for at in [0, 10_000, 20_000, 30_000] {
+        assert_eq!(range(&routed, &object, at, 10_000).await.unwrap(), body[at as usize..][..10_000]);
+        tokio::time::sleep(Duration::from_millis(20)).await; // the refused write lets go
+    }
+    assert_eq!(rig.bucket_metrics.get(Metric::Gets), 1);
+}
+
+#[tokio::test]
+async fn ranges_of_a_lost_object_beyond_the_budget_are_asked_for_alone() {
+    let mut rig = Rig::new();
+    let body = noise(40_000);
+    let object = rig.put("a.bin", &body, Placed { own: None, nodes: Some(vec![2]) }).await;
+    rig.keep("a.bin", &body).await;
+    let pool = Arc::new(Breaking::new(rig.pool.clone(), vec![(0, unreachable())]));
+    let mut routed = rig.routed_by(true, pool, None);
+    Arc::get_mut(&mut routed.shared).unwrap().refetches = Refetches::new(16 << 10);
+    let sent = rig.bucket_metrics.get(Metric::BytesIn);
+    assert_eq!(range(&routed, &object, 5_000, 100).await.unwrap(), body[5_000..5_100]);
+    assert_eq!(rig.bucket_metrics.get(Metric::BytesIn) - sent, 100);
+}
+
+#[tokio::test]
+async fn bucket_names_what_it_has_not_below_its_folder() {
+    let mut rig = Rig::new();
+    let object = rig.put("train.bin", &noise(10), Placed { own: None, nodes: Some(vec![2]) }).await;
+    rig.keep("other", &noise(10)).await;
+    rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
+    rig.bucket = rig.bucket.to_string().trim_end_matches('/').parse().unwrap();
+    let error = whole(&rig.routed(true), &object).await.unwrap_err();
+    assert!(error.to_string().contains("/set/train.bin does not exist"), "{error}");
+}
+
+#[tokio::test]
+async fn own_file_comes_in_one_chunk() {
+    let mut rig = Rig::new();
+    let body = noise(5 << 20);
+    let path = rig.file("blk_1", &body);
+    let object = rig.put("a", &body, Placed { own: Some(path), nodes: Some(vec![0]) }).await;
+    let got = rig.routed(false).get_ranges(&object, &[ByteRange::WHOLE], soon()).await.unwrap();
+    let lens: Vec<usize> = got.chunks.map(|chunk| chunk.unwrap().bytes.len()).collect().await;
+    assert_eq!(lens, [5 << 20]);
 }
 
 #[test]

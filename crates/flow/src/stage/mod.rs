@@ -56,5 +56,6 @@ pub use request::{StageRequest, Summary};
 pub use run::StageJob;
 pub use squeeze::Deflate;
 pub use status::{Told, WaitLimits, leader_ends, wait_for_leader};
+pub(crate) use undo::unsaid;
 pub use verify::{Verified, VerifyJob, VerifyRequest, Wrong};
 pub use verify_remote::recorded_remotely;

@@ -20,7 +20,7 @@ use futures::StreamExt;
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
 pub use self::direct::LocalReads;
-pub(crate) use self::read::plan;
+pub use self::read::plan;
 use crate::{Buffers, Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
 
 /// See the module.

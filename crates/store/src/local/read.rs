@@ -139,12 +139,9 @@ fn check_pin(object: &ObjectRef, place: &str, have: Option<&Version>) -> Result<
     }
 }
 
-/// What `ranges` are in an object of `size` bytes: which range, from where, to where; empty ones are left out.
-pub(crate) fn plan(
-    ranges: &[ByteRange],
-    size: u64,
-    place: &str,
-) -> Result<std::collections::VecDeque<(usize, u64, u64)>> {
+/// What `ranges` are in an object of `size` bytes: which range, from where, to where; empty ones are left out. `Corrupt`
+/// for one that begins beyond the end.
+pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collections::VecDeque<(usize, u64, u64)>> {
     let mut left = std::collections::VecDeque::new();
     for (index, range) in ranges.iter().enumerate() {
         if range.start > size || (range.start == size && !range.is_whole() && range.len > 0) {

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The pool's store, waited for only so long: an engine may take minutes to notice that a node is gone.
+//!
+//! Stands inside the governor, so that waiting for one's turn is never taken for an engine that is silent.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use penstock_store::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
+
+use super::Known;
+
+/// An engine that does not say this soon what it has of an object is not waited for.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// See the module. Objects that are not `known` are waited for as long as their deadline.
+#[derive(Debug)]
+pub(super) struct Patient {
+    pub inner: Arc<dyn Store>,
+    pub known: Arc<HashMap<Key, Known>>,
+}
+
+/// `Unreachable` for what has not come in time.
+async fn within<T>(patience: Duration, place: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
+        let reason = format!("no byte for {} s", patience.as_secs());
+        Err(Error::Unreachable { place: place.to_owned(), reason })
+    })
+}
+
+#[async_trait]
+impl Store for Patient {
+    fn root(&self) -> &Url {
+        self.inner.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        self.inner.list(prefix, after, deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let work = self.inner.head(key, deadline);
+        if !self.known.contains_key(key) {
+            return work.await;
+        }
+        within(LOOK, &self.root().to_string(), work).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let work = self.inner.get_ranges(object, ranges, deadline);
+        let Some(known) = self.known.get(&object.key) else { return work.await };
+        let (patience, place) = (known.patience(), self.root().to_string());
+        let got = within(patience, &place, work).await?;
+        let chunks = stream::try_unfold((got.chunks, place), move |(mut chunks, place)| async move {
+            let next = within(patience, &place, chunks.try_next()).await?;
+            Ok(next.map(|chunk| (chunk, (chunks, place))))
+        });
+        Ok(GetResult { meta: got.meta, chunks: chunks.boxed() })
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        self.inner.put(key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.inner.uploads()
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        self.inner.delete(keys, deadline).await
+    }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whole objects from the bucket: each once for all who ask, within a budget, and into the pool again.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use penstock_store::PutOptions;
+use penstock_types::{Deadline, Error, Key, Metric, Result};
+use tokio::sync::{OnceCell, Semaphore};
+
+use super::{Known, Shared};
+use crate::budget::{Budget, Reservation};
+
+/// Bytes of objects that are fetched whole, or kept for others, at a time. A larger one is fetched whole only where its
+/// ranges cannot be asked for, and then alone.
+pub(super) const AT_ONCE: u64 = 256 << 20;
+
+/// So long an object of which a range was asked is kept for those who ask for other ranges.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// Objects that are put back at a time; what comes meanwhile is put back when it is read again.
+const REFILLS: usize = 4;
+
+/// By when an object must have been put back.
+const REFILL: Duration = Duration::from_secs(60);
+
+/// One object's bytes, for all who wait for them.
+type Cell = OnceCell<Bytes>;
+
+/// What is under way from the bucket, and back.
+#[derive(Debug)]
+pub(super) struct Refetches {
+    cells: Mutex<HashMap<Key, Weak<Cell>>>,
+    /// The oldest first.
+    kept: Mutex<VecDeque<(Arc<Cell>, Reservation)>>,
+    budget: Budget,
+    refills: Arc<Semaphore>,
+}
+
+impl Refetches {
+    pub fn new(at_once: u64) -> Self {
+        let (budget, refills) = (Budget::new(at_once), Arc::new(Semaphore::new(REFILLS)));
+        Self { cells: Mutex::default(), kept: Mutex::default(), budget, refills }
+    }
+
+    /// The most bytes that an object may have which is fetched whole for some of its ranges.
+    pub fn at_once(&self) -> u64 {
+        self.budget.bytes()
+    }
+
+    /// Where an object's bytes come together; it is forgotten with its last holder.
+    fn cell(&self, key: &Key) -> Arc<Cell> {
+        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cell) = cells.get(key).and_then(Weak::upgrade) {
+            return cell;
+        }
+        cells.retain(|_, cell| cell.strong_count() > 0);
+        let cell = Arc::new(Cell::new());
+        cells.insert(key.clone(), Arc::downgrade(&cell));
+        cell
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<(Arc<Cell>, Reservation)>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for an object; what is only kept goes first.
+    async fn room(&self, bytes: u64) -> Result<Reservation> {
+        let bytes = bytes.min(self.budget.bytes());
+        while self.budget.free() < bytes {
+            let oldest = self.kept().pop_front();
+            if oldest.is_none() {
+                break;
+            }
+        }
+        self.budget.reserve("an object that a pool has lost", bytes).await
+    }
+}
+
+impl Shared {
+    /// The whole object from the bucket; those who ask meanwhile get the same bytes. It is kept a while for others where
+    /// `is_kept`, and the pool gets it back where `is_put_back`.
+    pub(super) async fn refetched(
+        self: &Arc<Self>,
+        key: &Key,
+        known: &Known,
+        (is_kept, is_put_back): (bool, bool),
+        deadline: Deadline,
+    ) -> Result<Bytes> {
+        let bucket = self.bucket.as_ref().ok_or_else(|| Error::bug("a pool without a bucket refetches nothing"))?;
+        let cell = self.refetches.cell(key);
+        let mut room = None;
+        let mine = &mut room;
+        let fetch = move || async move {
+            *mine = Some(self.refetches.room(known.size).await?);
+            bucket.fetch(key, known, deadline).await
+        };
+        let bytes = cell.get_or_try_init(fetch).await?.clone();
+        let Some(room) = room else { return Ok(bytes) };
+        if is_kept {
+            self.keep(cell.clone(), room);
+        }
+        if is_put_back && let Ok(permit) = self.refetches.refills.clone().try_acquire_owned() {
+            let (shared, key, body) = (self.clone(), key.clone(), bytes.clone());
+            // The cell goes along: whoever asks before the pool has it again is answered from it.
+            tokio::spawn(async move {
+                let put = shared.pool.put(&key, vec![body], &PutOptions::default(), Deadline::within(REFILL)).await;
+                if put.is_ok() {
+                    shared.metrics.count(Metric::PoolRefills);
+                    shared.health.came_back(&key);
+                }
+                drop((permit, cell));
+            });
+        }
+        Ok(bytes)
+    }
+
+    fn keep(self: &Arc<Self>, cell: Arc<Cell>, room: Reservation) {
+        let (shared, mine) = (Arc::downgrade(self), Arc::downgrade(&cell));
+        self.refetches.kept().push_back((cell, room));
+        tokio::spawn(async move {
+            tokio::time::sleep(KEPT).await;
+            if let Some(shared) = shared.upgrade() {
+                shared.refetches.kept().retain(|(cell, _)| !std::ptr::eq(Arc::as_ptr(cell), mine.as_ptr()));
+            }
+        });
+    }
+}

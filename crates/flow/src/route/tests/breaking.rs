@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pool whose next reads break as a test says: after some zeros where bytes should be, with a given error.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use super::*;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Breaking {
+    inner: Arc<dyn Store>,
+    /// Of each read that breaks: how many chunks of zeros the whole range comes in first (0: the call itself errs), and
+    /// what it says then.
+    next: Mutex<VecDeque<(u64, Error)>>,
+    takes_writes: bool,
+}
+
+impl Breaking {
+    pub fn new(inner: Arc<dyn Store>, next: Vec<(u64, Error)>) -> Self {
+        Self { inner, next: Mutex::new(next.into()), takes_writes: true }
+    }
+
+    /// One whose NameNode takes nothing.
+    pub fn refusing(inner: Arc<dyn Store>, next: Vec<(u64, Error)>) -> Self {
+        Self { takes_writes: false, ..Self::new(inner, next) }
+    }
+}
+
+pub(super) fn unreachable() -> Error {
+    Error::Unreachable { place: "pool".into(), reason: "none of the DataNodes gave it".into() }
+}
+
+#[async_trait]
+impl Store for Breaking {
+    fn root(&self) -> &Url {
+        self.inner.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        self.inner.list(prefix, after, deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        self.inner.head(key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let Some((pieces, error)) = self.next.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
+            return self.inner.get_ranges(object, ranges, deadline).await;
+        };
+        if pieces == 0 {
+            return Err(error);
+        }
+        let meta = self.inner.head(&object.key, deadline).await?;
+        let (start, end) = (ranges[0].start, ranges[0].end(meta.size));
+        let step = (end - start).div_ceil(pieces);
+        let zeros = (start..end).step_by(step as usize).map(move |at| {
+            let bytes = Bytes::from(vec![0; step.min(end - at) as usize]);
+            Ok(penstock_store::Chunk { range: 0, offset: at, bytes })
+        });
+        let chunks = futures::stream::iter(zeros.chain([Err(error)]).collect::<Vec<_>>());
+        Ok(GetResult { meta, chunks: chunks.boxed() })
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        match self.takes_writes {
+            true => self.inner.put(key, parts, options, deadline).await,
+            false => Err(unreachable()),
+        }
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.inner.uploads()
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        self.inner.delete(keys, deadline).await
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The store suite over a pool whose objects are known: the suite makes its keys up, so that each read is of a `Routed`
+//! that was made when the object stood there.
+
+use penstock_store::suite;
+
+use super::*;
+
+#[derive(Debug)]
+struct Knowing {
+    rig: Rig,
+    has_own: bool,
+}
+
+#[async_trait]
+impl Store for Knowing {
+    fn root(&self) -> &Url {
+        self.rig.pool.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.rig.pool.capabilities()
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        self.rig.pool.list(prefix, after, deadline)
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        self.rig.pool.head(key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let current = ObjectRef::current(object.key.clone());
+        let (meta, bytes) = read_whole(&*self.rig.pool, &current, None, deadline).await?;
+        let (mut manifest, mut routes) = (self.rig.manifest.clone(), Routes::default());
+        if let Some(name) = object.key.as_str() {
+            let own = self.has_own.then(|| self.rig.file("own", &bytes));
+            manifest.objects = vec![Entry::new(object.key.clone(), meta.size)];
+            routes.objects.insert(name.to_owned(), Placed { own, nodes: None });
+        }
+        let opened = Opened { store: self.rig.pool.clone(), prefix: Key::default() };
+        let metrics = self.rig.metrics.clone();
+        let routed = Routed::new(opened, None, &manifest, &routes, None, LocalReads::Threads, metrics)?;
+        let got = routed.get_ranges(object, ranges, deadline).await?;
+        assert!(object.key.as_str().is_none() || routed.shared.known.contains_key(&object.key));
+        Ok(GetResult { meta, chunks: got.chunks })
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        self.rig.pool.put(key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        self.rig.pool.uploads()
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        self.rig.pool.delete(keys, deadline).await
+    }
+}
+
+/// An own file has no version of the pool's (its name and size pin it), and of a range without bytes nobody is asked.
+#[tokio::test]
+async fn known_objects_are_read_by_the_contract_whichever_way() {
+    for has_own in [true, false] {
+        suite::run_but(Arc::new(Knowing { rig: Rig::new(), has_own }), &["get_of_another_version_is_changed"]).await;
+    }
+}

@@ -127,3 +127,49 @@ def test_keys_that_a_crash_left_are_found_and_taken_back_and_those_of_another_po
     want = dict.fromkeys(sshds, _OWN)
     want["h3"] = {**_OWN, "authorized_keys": _OWN["authorized_keys"] + other}
     assert _files(sshds) == want
+
+
+def test_keys_that_could_not_be_taken_back_are_not_told_as_gone(sshds, hosts, cluster):
+    pools.up(cluster, PoolSpec("keyed", hosts.own_disk), "beeond", {"exchanges_keys": True}, deadline_s=60)
+    record = pools.find("keyed")
+    assert record is not None
+    path = sshds["h2"] / "authorized_keys"
+    path.rename(path.with_name("aside"))
+    path.mkdir()
+    seen = pools.audit(cluster, record, deadline_s=60)
+    assert (sorted(seen.receipts), seen.unreached) == (["h1", "h3"], ("h2",))
+    ended = pools.down(cluster, record, deadline_s=60)
+    assert (sorted(ended.receipts), ended.unreached) == (["h1", "h3"], ("h2",))
+    assert pools.names() == ["keyed"]
+    path.rmdir()
+    path.with_name("aside").rename(path)
+    ended = pools.down(cluster, record, deadline_s=60)
+    assert ended.receipts["h2"]["keys"] == [f"key in {_HOME}/authorized_keys"]
+    assert (ended.unreached, pools.names()) == ((), [])
+    assert _files(sshds) == dict.fromkeys(sshds, _OWN)
+
+
+def test_keys_leave_links_empty_files_and_bytes_that_are_no_text_as_they_were(sshds, hosts, cluster):
+    (sshds["h1"] / "authorized_keys").unlink()
+    (sshds["h1"] / "config").write_bytes(b"# caf\xe9\x0b\r\nPort 22\n")
+    (sshds["h2"] / "kept").mkdir()
+    (sshds["h2"] / "authorized_keys").rename(sshds["h2"] / "kept/keys")
+    (sshds["h2"] / "authorized_keys").symlink_to("kept/keys")
+    (sshds["h3"] / "authorized_keys").write_text("")
+    (sshds["h3"] / "authorized_keys").chmod(0o640)
+
+    def seen() -> dict[Path, tuple[object, int]]:
+        paths = [path for home in sshds.values() for path in home.rglob("*") if not path.is_dir()]
+        return {
+            path: (path.readlink() if path.is_symlink() else path.read_bytes(), path.lstat().st_mode) for path in paths
+        }
+
+    before = seen()
+    pools.up(cluster, PoolSpec("keyed", hosts.own_disk), "beeond", {"exchanges_keys": True}, deadline_s=60)
+    assert (sshds["h2"] / "authorized_keys").is_symlink()
+    for host, name in (("h1", "authorized_keys"), ("h2", "kept/keys"), ("h3", "authorized_keys")):
+        assert b"penstock-pool-keyed:" in (sshds[host] / name).read_bytes()
+    record = pools.find("keyed")
+    assert record is not None
+    assert pools.down(cluster, record, deadline_s=60).unreached == ()
+    assert seen() == before

@@ -70,7 +70,7 @@ def test_moosefs_of_one_copy_tells_programs_that_what_a_lost_host_held_is_gone(c
         read = 'for name; do cat "$name" > /dev/null 2>&1 && echo whole || echo gone; done'
         paths = [f"{one.pool.url}/{name}" for name in bodies]
         # A mount that goes on asking holds its programs fast, also those that are told to end.
-        [ended] = cluster.run(["sh", "-c", read, "sh", *paths], on=[cluster.leader], deadline_s=8)
+        [ended] = cluster.run(["sh", "-c", read, "sh", *paths], on=[cluster.leader], deadline_s=18)
         assert ended.fault is None, ended
         assert ended.out.decode().split() == ["gone" if on[name] == ["h3"] else "whole" for name in bodies]
         assert ["h3"] in on.values()

@@ -172,41 +172,45 @@ class BeeondEngine(OnOnePath):
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
-        until = time.monotonic() + deadline_s
+        until, share = time.monotonic() + deadline_s, deadline_s / 4
         hands, leader = Hands(spec, runner), runner.nodes[0]
-        self._stop(spec, hands, leader, lease, keep_data=keep_data, deadline_s=deadline_s / 2)
+        self._stop(spec, hands, leader, lease, keep_data=keep_data, until=until - 2 * share)
         # Its stop went by them; looked for without asking whether they were wanted: another start may have.
-        withdrawn = keys.withdraw(hands, lease, max(1.0, (until - time.monotonic()) / 2))
+        withdrawn = keys.withdraw(hands, lease, share)
         # What BeeOND could not end: mounts below the folder, the folder, and what its start left running here.
-        left = max(1.0, until - time.monotonic())
+        left = max(share, until - time.monotonic())
         receipts = of_those_that_answered(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
-        return {node: {**receipt, "keys": withdrawn.get(node, [])} for node, receipt in receipts.items()}
+        # A node whose keys nobody could take back is not done.
+        return {node: {**receipt, "keys": withdrawn[node]} for node, receipt in receipts.items() if node in withdrawn}
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         found = super().audit(spec, runner, deadline_s=deadline_s / 2)
         held = keys.left(Hands(spec, runner), deadline_s / 2)
-        return {node: [*words, *held.get(node, [])] for node, words in found.items()}
+        return {node: [*words, *held[node]] for node, words in found.items() if node in held}
 
-    def _stop(
-        self, spec: PoolSpec, hands: Hands, leader: Node, lease: str, *, keep_data: bool, deadline_s: float
-    ) -> None:
-        """BeeOND's own end, and where that does not come its clean-up of a broken instance."""
+    def _stop(self, spec: PoolSpec, hands: Hands, leader: Node, lease: str, *, keep_data: bool, until: float) -> None:
+        """BeeOND's own end, and where that does not come its clean-up of a broken instance; by `until`, either way."""
+
+        def left_s() -> float:
+            return until - time.monotonic()
+
         root = root_of(spec, leader)
-        seen = hands.try_asking("alive", _ASK_S, on=[leader])[leader.name]
+        seen = hands.try_asking("alive", min(_ASK_S, left_s()), on=[leader])[leader.name]
         if isinstance(seen, PenstockError) or seen["lease"] is None or (lease and seen["lease"] != lease):
             return  # nothing of ours is there, or nobody answers
-        begun = hands.try_asking("has", _ASK_S, on=[leader], patterns=[f"{root}/conf/nodes"])[leader.name]
-        if begun is not True:
+        begun = hands.try_asking("has", min(_ASK_S, left_s()), on=[leader], patterns=[f"{root}/conf/nodes"])
+        if begun[leader.name] is not True:
             return
         for cleans_up in (False, True):
+            limit_s = max(1.0, left_s() if cleans_up else left_s() / 2)
             once = {
                 "what": "beeond stop",
                 "unless": "beeond.stopped",
                 "log": "logs/beeond.log",
                 "argv": stop_line(root, self._settings, keep_data=keep_data, cleans_up=cleans_up),
-                "limit_s": deadline_s / 2,
+                "limit_s": 0.8 * limit_s,
             }
-            ended = hands.try_asking("start", deadline_s / 2 + 5, on=[leader], lease=seen["lease"], once=[once])
+            ended = hands.try_asking("start", limit_s, on=[leader], lease=seen["lease"], once=[once])
             if not isinstance(ended[leader.name], PenstockError):
                 return
 

@@ -3,7 +3,8 @@
 
 The first node makes a key for the pool's life, and its private half stays there, in the pool's folder. The other nodes let
 its public half in. Every line of ours in ~/.ssh carries the pool's name and lease: so it can be found and taken out again,
-and the others stay as they are. Answers as the agent does.
+and the others stay as they are. A file that was not there says so in its first line, and goes with the last pool's lines.
+Answers as the agent does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fcntl
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 SSHD = Path("/etc/ssh")
 LIMIT_S = 20
+MARK = "penstock-pool-"
+MADE = "# made by penstock for keys of its pools"
 
 
 def folder() -> Path:
@@ -32,38 +36,54 @@ def folder() -> Path:
 
 def mark(order: dict[str, Any]) -> str:
     """What stands in every line of a pool's life; with no lease, of all of its lives."""
-    return f"penstock-pool-{order['name']}:{order.get('lease', '')}"
+    return f"{MARK}{order['name']}:{order.get('lease', '')}"
 
 
 @contextmanager
 def edited(name: str) -> Iterator[list[str]]:
-    """The lines of a file in ~/.ssh, to be changed: written whole, one writer at a time, since nodes may share a home."""
+    """The lines of a file in ~/.ssh, to be changed: written whole, one writer at a time on a machine.
+
+    The lock does not reach nodes that share a home over NFS; of one pool they all write the same.
+    """
     folder().mkdir(mode=0o700, exist_ok=True)
-    path = folder() / name
+    path = (folder() / name).resolve()  # a link stays one
     lock = os.open(folder(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        was = read(name).splitlines()
+        text = read(path)
+        was = text.removesuffix("\n").split("\n") if text else []
         lines = list(was)
         yield lines
         if lines == was:
             return
-        if not lines:
-            path.unlink()
-            return
-        part = path.with_name(f"{name}.penstock-{os.getpid()}")
-        part.touch(path.stat().st_mode & 0o777 if was else 0o600)
-        part.write_text("".join(f"{line}\n" for line in lines))
-        part.replace(path)
+        if text is None:
+            lines.insert(0, MADE)
+        elif MADE in lines and not any(MARK in line for line in lines):
+            lines.remove(MADE)
+            if not lines:
+                path.unlink(missing_ok=True)
+                return
+        write(path, lines, 0o600 if text is None else path.stat().st_mode & 0o777)
     finally:
         os.close(lock)
 
 
-def read(name: str) -> str:
+def read(path: Path) -> str | None:
+    """None where it is not there. Bytes that are no text come back as they were by `write`."""
     try:
-        return (folder() / name).read_text()
+        return path.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
-        return ""
+        return None
+
+
+def write(path: Path, lines: list[str], mode: int) -> None:
+    part = path.with_name(f"{path.name}.penstock-{socket.gethostname()}-{os.getpid()}")
+    try:
+        part.touch(mode)
+        part.write_bytes("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- verbs
@@ -128,7 +148,7 @@ def withdraw(order: dict[str, Any]) -> list[str]:
 
 def left(order: dict[str, Any]) -> list[str]:
     """The files that have lines of the pool, in words."""
-    names = [name for name in ("authorized_keys", "config") if mark(order) in read(name)]
+    names = [name for name in ("authorized_keys", "config") if mark(order) in (read(folder() / name) or "")]
     return [f"key in {folder() / name}" for name in names]
 
 
@@ -141,7 +161,7 @@ def main() -> int:
     order = {**orders.get("all", {}), **orders.get("each", {}).get(node, {})}
     try:
         answer: dict[str, Any] = {"ok": VERBS[verb](order)}
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         answer = {"error": "system", "text": f"{verb} of the pool's keys: {error}", "hint": ""}
     sys.stdout.write(json.dumps(answer))
     return 0

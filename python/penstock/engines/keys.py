@@ -40,10 +40,13 @@ def exchange(hands: Hands, lease: str, until: float) -> None:
 
 
 def withdraw(hands: Hands, lease: str, deadline_s: float) -> dict[str, list[str]]:
-    """Takes the keys of a lease back, or with none those of every life of the pool; what had some, by node that answered."""
+    """Takes the keys of a lease back, or with none those of every life of the pool; what had some, by node.
+
+    A node that is missing did not answer, or could not: its keys are there still.
+    """
     return of_those_that_answered(hands.try_asking("withdraw", deadline_s, agent=_AGENT, lease=lease))
 
 
 def left(hands: Hands, deadline_s: float) -> dict[str, list[str]]:
-    """What still has keys of the pool, in words, by node that answered."""
+    """What still has keys of the pool, in words, by node; nobody could look at one that is missing."""
     return of_those_that_answered(hands.try_asking("left", deadline_s, agent=_AGENT))

@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,6 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stage"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launchers"))
 from cluster_kit import HOSTS, Cluster, await_, remove, short_folder
 from image_kit import PROGRAMS, make_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(240)]
 
@@ -143,36 +148,45 @@ def test_job_that_slurm_refuses_is_told_in_its_words(hosts):
     assert (ran.returncode, "Invalid partition name" in ran.stderr) == (3, True), ran.stderr
 
 
+@contextmanager
+def _waited_for(hosts: Cluster, job: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A submission that waits for its job, and the job's number, which it has told by then."""
+    line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs")
+    said = job.with_suffix(".said")
+    with said.open("w") as out:
+        waiting = subprocess.Popen(line, env=hosts.env, stdout=out, stderr=subprocess.PIPE, text=True)
+    try:
+        await_(lambda: said.read_text().endswith("\n"), "the job's number", hosts.folder, limit_s=60)
+        number = said.read_text().strip()
+        assert number.isdecimal()
+        yield waiting, number
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+
 def test_job_that_is_waited_for_is_cancelled_with_ctrl_c(hosts):
     job = _write(hosts, "cancelled", "slurm", container=f"[submit]\nnodes = {HOSTS}", extra="exec sleep 300")
-    line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs")
-    waiting = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    with _waited_for(hosts, job) as (waiting, number):
         begun = hosts.folder / "out-cancelled"
         await_(lambda: len(list(begun.iterdir())) == 2 * HOSTS, "ranks", hosts.folder, limit_s=90)
         assert [list((hosts.held(host) / "cancelled").iterdir()) for host in range(1, HOSTS + 1)] != [[]] * HOSTS
         waiting.send_signal(signal.SIGINT)
-        number, _ = waiting.communicate(timeout=60)
-    finally:
-        waiting.kill()
-    assert waiting.returncode == 130
-    assert "JobState=FAILED" in hosts.run(1, "scontrol", "show", "job", number.strip()).stdout
+        _, told = waiting.communicate(timeout=60)
+    assert waiting.returncode == 130, told
+    assert "JobState=FAILED" in hosts.run(1, "scontrol", "show", "job", number).stdout
     assert [list((hosts.held(host) / "cancelled").iterdir()) for host in range(1, HOSTS + 1)] == [[]] * HOSTS
 
 
 def test_job_that_waits_in_the_queue_is_withdrawn_with_ctrl_c(hosts):
     want = f'[submit]\nnodes = {HOSTS}\nargs = ["--begin=now+1hour"]'
     job = _write(hosts, "queued", "slurm", container=want)
-    line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs")
-    waiting = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        await_(lambda: "queued" in hosts.run(1, "squeue", "-h", "-o", "%j %T").stdout, "the job", hosts.folder)
+    with _waited_for(hosts, job) as (waiting, number):
+        assert f"{number} PENDING" in hosts.run(1, "squeue", "-h", "-o", "%i %T").stdout
         waiting.send_signal(signal.SIGINT)
-        number, told = waiting.communicate(timeout=60)
-    finally:
-        waiting.kill()
+        _, told = waiting.communicate(timeout=60)
     assert waiting.returncode == 130, told
-    assert "JobState=CANCELLED" in hosts.run(1, "scontrol", "show", "job", number.strip()).stdout
+    assert "JobState=CANCELLED" in hosts.run(1, "scontrol", "show", "job", number).stdout
 
 
 # What PBS would do of it: reads the directives by its documented grammar, writes the node file, runs the script on the first node.

@@ -36,6 +36,10 @@ def hand_over(
 
     if dry_run:
         script, text, line = plan(asked, waits=waits)
+        if as_json:
+            planned = {"schema_version": 1, "name": job.name, "script": str(script), "text": text, "line": line}
+            click.echo(json.dumps(planned))
+            return 0
         click.echo(f"# {script}\n{text}# submit\n{shlex.join(line)}")
         return 0
 

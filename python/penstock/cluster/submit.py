@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import re
 import select
+import signal
 import subprocess
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from penstock.cluster.specs import write
 from penstock.errors import ConfigError, Deadline, NotFound, SystemFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from penstock.cluster.specs.asked import Asked
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["plan", "submit", "system_of"]
 
 _ASK_S = 60
+# Who is ended before it has told a number may have handed the job over by then, and is heard for so long.
+_LATE_S = 5
 # A job that is asked to end takes its pool down first.
 _TAKE_DOWN_S = 180
 # Slurm: `12` or `12;cluster`. PBS: `12.server`, `12[].server`.
@@ -95,25 +99,20 @@ def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: C
     Raises:
         NotFound: The system's program is not here.
         SystemFault: The system refused the job, in its own words.
-        Deadline: It has not answered.
+        Deadline: It has not answered, which is waited for as long as it lives where `waits`; a job that it may have taken
+            stays.
     """
     words = _SYSTEMS[system_of(asked)]
     script, text, line = plan(asked, waits=waits)
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text, encoding="utf-8")
+    number, running = "", None
     try:
-        # In a session of its own: a terminal's Ctrl-C is for us.
-        running = subprocess.Popen(
-            line, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        hint = f"this machine submits no jobs; --export {system_of(asked)} writes the script"
-        raise NotFound(f"{line[0]}: {error.strerror}", hint=hint) from error
-    number = ""
-    try:
+        with _signals_later():
+            running = _started(line, environment, hint=f"--export {system_of(asked)} writes the script")
         assert running.stdout is not None
-        if not select.select([running.stdout], [], [], _ASK_S)[0]:
+        # One that blocks until the job has ended may keep its number in a buffer until then.
+        if not select.select([running.stdout], [], [], None if waits else _ASK_S)[0]:
             raise _silent(line[0])
         number = running.stdout.readline().strip()
         if _NUMBER.fullmatch(number):
@@ -122,16 +121,57 @@ def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: C
             _, said = running.communicate(timeout=None if waits else _ASK_S)
         except subprocess.TimeoutExpired:
             raise _silent(line[0]) from None
-    except BaseException:
-        if _NUMBER.fullmatch(number):
-            _end(words, number.partition(";")[0], running, environment)
-        running.kill()
-        running.wait()
+    except BaseException as error:
+        if running is not None:
+            with running:  # its pipes are closed, and its end is waited for
+                try:
+                    if not isinstance(error, Deadline):  # else nobody wants the job ended
+                        number = number or _late(running)
+                        if _NUMBER.fullmatch(number):
+                            _end(words, number.partition(";")[0], running, environment)
+                finally:
+                    running.kill()
         raise
     if not _NUMBER.fullmatch(number):
         last = (said.strip() or number or f"exit code {running.returncode}").splitlines()[-1]
         raise SystemFault(f"{line[0]}: {last.removeprefix(f'{line[0]}: ')[:300]}", hint=f"the script is {script}")
     return running.returncode
+
+
+def _started(line: list[str], environment: Mapping[str, str], *, hint: str) -> subprocess.Popen[str]:
+    try:
+        # In a session of its own: a terminal's Ctrl-C is for us.
+        return subprocess.Popen(
+            line, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise NotFound(f"{line[0]}: {error.strerror}", hint=f"this machine submits no jobs; {hint}") from error
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Lets no signal in between a start and the note of what was started: one that comes meanwhile is heard at the end."""
+    came: list[int] = []
+    # No other thread is interrupted, nor may one set handlers.
+    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    held = {number: handler for number in ours if callable(handler := signal.getsignal(number))}
+    for number in held:
+        signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def _late(running: subprocess.Popen[str]) -> str:
+    """The number that is told only now; empty where none is."""
+    assert running.stdout is not None
+    is_told = select.select([running.stdout], [], [], _LATE_S)[0]
+    return running.stdout.readline().strip() if is_told else ""
 
 
 def _silent(program: str) -> Deadline:

@@ -10,6 +10,7 @@ import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli import run_shown
 from penstock.cluster import pools
+from penstock.cluster.execute import Execution
+from penstock.cluster.job import load
+from penstock.stage.job import for_nodes
 
 _JOB = """
 name = "{name}"
@@ -220,6 +225,36 @@ def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli
             "run", job("true", **{"[archive]": f'[demand]\nnode_rate = "1MB/s"\n{bad}\n[archive]'}), cwd=tmp_path
         )
         assert (told.code, word in told.err) == (2, True), told.err
+
+
+def test_run_dry_of_a_job_that_reads_nothing_known_lists_nothing(run_cli, tmp_path):
+    text = '[cluster]\nnodes = 1\n[run]\nargv = ["true"]\n[money]\nusd_per_node_hour = 2\nhours = 3\ntier = "s3-standard"\n'
+    (tmp_path / "job.toml").write_text(f'name = "job"\n{text}')
+    ran = run_cli("run", tmp_path / "job.toml", "--dry-run", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert "# job: 3 h on 1 nodes: $6.00" in ran.out
+
+
+def test_source_that_is_not_listed_soon_holds_no_job_up(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_shown, "_LISTED_WITHIN_S", 0.5)
+    demand = '[demand]\nnode_rate = "1MB/s"\nsource_rate = "1MB/s"\nsource = "s3://set/of"\n'
+    (tmp_path / "job.toml").write_text(f'name = "job"\n[cluster]\nnodes = 1\n[run]\nargv = ["true"]\n{demand}')
+    job = load(tmp_path / "job.toml")
+    # Connections are taken, and nothing is ever said.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1",
+        }.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        told = run_shown.told_at_start(
+            job, lambda one: Execution(one, tmp_path / "run", for_nodes(), say=lambda _row: None), is_quiet=False
+        )
+    assert told is None
+    assert capsys.readouterr().err.splitlines() == [
+        "pool: s3://set/of is being listed, to tell when a pool starts to pay",
+        "pool: when one starts to pay is not told: s3://set/of was not listed within 0.5 s",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,11 @@ def tier_of(job: Job) -> str | None:
     return told or (tier_of_url(source) if source else None)
 
 
-def listed(job: Job, nodes: int) -> dict[str, Any]:
+def listed(job: Job, nodes: int, *, deadline_s: float | None = None) -> dict[str, Any]:
     """What a fresh stage of the job's source would move, by node; lists it.
 
     Raises:
+        Deadline: That takes longer.
         PenstockError: The source cannot be listed.
     """
     from penstock import stage
@@ -46,7 +47,9 @@ def listed(job: Job, nodes: int) -> dict[str, Any]:
     source, inflate = source_of(job) or "", job.stage is not None and job.stage.inflate
     # What is there already would need the nodes: this is what a fresh stage costs.
     with tempfile.TemporaryDirectory() as nothing:
-        spec = stage.StageSpec(source, f"{nothing}/x", inflate=inflate, rank=Rank(nodes=nodes), dry_run=True)
+        spec = stage.StageSpec(
+            source, f"{nothing}/x", inflate=inflate, rank=Rank(nodes=nodes), dry_run=True, deadline_s=deadline_s
+        )
         return stage.wait(stage.start(spec))
 
 

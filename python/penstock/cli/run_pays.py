@@ -13,7 +13,12 @@ from penstock.price import tiers
 if TYPE_CHECKING:
     from penstock.cluster.job import Job
 
-__all__ = ["pays_lines", "pays_of"]
+__all__ = ["is_listed_for", "pays_lines", "pays_of"]
+
+
+def is_listed_for(job: Job) -> bool:
+    """Whether `pays_of` lists the job's source: where it is known what the source gives and what is eaten of it."""
+    return source_of(job) is not None and job.demand is not None and _source_rate(job)[0] is not None
 
 
 def pays_of(job: Job, nodes: int, found: dict[str, Any] | None = None) -> dict[str, Any] | None:

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["show", "told_at_start"]
 
+# The job itself waits for this, and it is only talk.
+_LISTED_WITHIN_S = 20.0
+
 
 def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -> int:
     """--dry-run: of each path in turn, where there are several; the exit code."""
-    from penstock.cli.run_money import listed, tier_of
+    from penstock.cli.run_money import listed, source_of, tier_of
     from penstock.cli.run_pays import pays_lines, pays_of
     from penstock.cluster import compare
 
@@ -30,7 +33,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
     finally:
         with_nodes.close()
     # One listing for all that is said of it.
-    found = listed(job, nodes) if tier_of(job) is not None else None
+    found = listed(job, nodes) if source_of(job) and tier_of(job) is not None else None
     rows = [_planned(execution_of(one), nodes, found) for one in ways]
     pays = pays_of(job, nodes, found)
     if as_json:
@@ -70,21 +73,35 @@ def _say_planned(row: dict[str, Any], whose: str) -> None:
 def told_at_start(job: Job, execution_of: Callable[[Job], Execution], *, is_quiet: bool) -> dict[str, Any] | None:
     """When a pool starts to pay, of a job that brings none up or compares; the numbers, for JSON.
 
-    Its source is listed only where `[demand]` says what is eaten of it; one that cannot be listed is the stage's to tell.
+    Its source is listed only where `[demand]` says what is eaten of it, and not for long: one that cannot be listed by then
+    is a line on stderr here, and the stage's to fail on.
     """
-    from penstock.cli.run_pays import pays_lines, pays_of
-    from penstock.errors import PenstockError
+    from penstock.cli.run_money import listed, source_of
+    from penstock.cli.run_pays import is_listed_for, pays_lines, pays_of
+    from penstock.errors import Deadline, PenstockError
+
+    def talk(line: str) -> None:
+        if not is_quiet:
+            click.echo(line, err=True)
 
     if job.pool is not None and job.pool.engine != "local" and not job.paths:
         return None
     execution = execution_of(job)
+    found = None
     try:
-        pays = pays_of(job, len(execution.cluster.nodes))
-    except PenstockError:
+        nodes = len(execution.cluster.nodes)
+        if is_listed_for(job):
+            talk(f"pool: {source_of(job)} is being listed, to tell when a pool starts to pay")
+            found = listed(job, nodes, deadline_s=_LISTED_WITHIN_S)
+        pays = pays_of(job, nodes, found)
+    except PenstockError as error:
+        is_late = isinstance(error, Deadline)
+        why = f"{source_of(job)} was not listed within {_LISTED_WITHIN_S:g} s" if is_late else str(error)
+        talk(f"pool: when one starts to pay is not told: {why}")
         return None
     finally:
         execution.close()
-    if not is_quiet and pays is not None and pays["source_bytes_per_s"] is not None:
+    if pays is not None and pays["source_bytes_per_s"] is not None:
         for line in pays_lines(pays):
-            click.echo(line, err=True)
+            talk(line)
     return pays

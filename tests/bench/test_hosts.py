@@ -105,6 +105,8 @@ def test_storage_on_three_hosts_gives_one_row_of_all(run_cli: Callable[..., Any]
         assert 0 < row["first"]["time_s"] <= row["last"]["time_s"]
         assert row["first"]["ios"] <= 72
         assert 0 <= float(row["raw"]["start_skew_s"]) < 5
+        # All three are this machine.
+        assert row["cores"] * row["hosts"] == pytest.approx(os.cpu_count())
     assert rows[2]["raw"]["verified_bytes"] == str(18 * 65536)
     assert "3 hosts: phases began within" in ran.err
     assert not place.exists()
@@ -328,3 +330,26 @@ def test_merge_counts_from_the_first_start_and_percentiles_of_all_values() -> No
     assert (both.cache.state, "host 0: cold, dropped" in both.cache.how) == ("warm", True)
     assert sum(s.bytes_per_s * 1.0 for s in both.series) == pytest.approx(200_000, rel=0.15)
     assert both.raw["start_skew_s"] == "1.000000"
+
+
+@pytest.mark.parametrize(
+    ("machines", "cores", "own"),
+    [
+        (("a", "a"), 1.0, 1.0),
+        (("a", "b"), 2.0, 0.5),
+        (("a", "a", "b"), 4 / 3, 0.75),
+        (("a", None), None, None),
+        ((None, None), None, None),
+    ],
+)
+def test_merge_counts_the_processors_of_each_machine_once(
+    machines: tuple[str | None, ...], cores: float | None, own: float | None
+) -> None:
+    """Hosts of one machine, as the local launcher makes them, share its processors: else its bench would seem half as busy."""
+    rows = [
+        _row(4.0, 4.0, 100, [10], cpu_s=4.0, cores=2, raw={"boot_id": machine} if machine else {})
+        for machine in machines
+    ]
+    merged = merge(rows, [0.0] * len(rows))
+    assert (merged.cores, merged.own_cpu) == (pytest.approx(cores) if cores else None, own)
+    assert "boot_id" not in merged.raw

@@ -126,7 +126,14 @@ def test_reading_results_needs_neither_torch_nor_numpy():
 
 def test_rows_of_before_know_their_processors_from_the_machine(tmp_path):
     """Rows written before `cores` was a field still tell what share of the machine the bench used itself."""
-    row = Row(operation="READ", hosts=2, last=End(time_s=4.0), cpu_s=8.0)
+    row = Row(operation="READ", last=End(time_s=4.0), cpu_s=4.0)
     write_results(tmp_path, [row], spec={}, provenance=record().provenance)
     (back,) = read_results(tmp_path).rows
     assert (row.own_cpu, back.cores, back.own_cpu) == (None, 2, 0.5)
+
+
+def test_rows_of_several_hosts_do_not_take_them_for_as_many_machines(tmp_path):
+    row = Row(operation="READ", hosts=2, last=End(time_s=4.0), cpu_s=8.0)
+    write_results(tmp_path, [row], spec={}, provenance=record().provenance)
+    (back,) = read_results(tmp_path).rows
+    assert (back.cores, back.own_cpu) == (None, None)

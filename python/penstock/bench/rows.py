@@ -144,7 +144,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         limits: What the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the series.
         loss_s: Worker-seconds by what they went to.
         cpu_s: Processor seconds of the measuring program itself, on all hosts.
-        cores: Processors of each host.
+        cores: Processors for each host: those of the hosts' machines by the number of hosts, where several hosts are one machine.
         prices_as_of: Dates of the prices behind `usd`.
         invalid: Why its figures are none; empty for a sound row.
         source: Tool and version that measured it.
@@ -179,7 +179,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     loss_s: dict[str, float] = {}
     cache: CacheState = CacheState()
     cpu_s: float | None = None
-    cores: int | None = None
+    cores: float | None = None
     usd: float | None = None
     prices_as_of: tuple[str, ...] = ()
     created: str = ""
@@ -309,7 +309,8 @@ def read_results(folder: Path) -> Results:
         try:
             refuse_newer(line, f"{file}, line {number}")
             row = msgspec.json.decode(line, type=Row)
-            if row.cores is None and row.cpu_s is not None and origin is not None:
+            # Of several hosts nobody knows how many machines they were.
+            if row.hosts == 1 and row.cores is None and row.cpu_s is not None and origin is not None:
                 row = msgspec.structs.replace(row, cores=origin.machine.cores)
             rows.append(row)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

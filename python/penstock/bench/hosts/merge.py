@@ -22,7 +22,7 @@ __all__ = ["merge"]
 # The least that may be said of several caches comes first.
 _CACHES = ("warm", "unknown", "bypassed", "cold")
 # Of a host's own row, what says nothing of all.
-_OF_ONE_HOST = ("start_late_s", "steady_bytes_per_s")
+_OF_ONE_HOST = ("start_late_s", "steady_bytes_per_s", "boot_id")
 
 
 def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
@@ -64,6 +64,7 @@ def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
         series=_series(rows, delays),
         cache=_cache(rows),
         cpu_s=_sum(row.cpu_s for row in rows),
+        cores=_cores(rows),
         invalid=tuple(dict.fromkeys(why for row in rows for why in row.invalid)),
         raw=raw,
     )
@@ -72,6 +73,13 @@ def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+def _cores(rows: Sequence[Row]) -> float | None:
+    """Processors for each host: those of the machines that the hosts are on, of which one may be several; None where not all tell."""
+    machines = {row.raw.get("boot_id"): row.cores for row in rows}
+    known = [cores for machine, cores in machines.items() if machine and cores]
+    return sum(known) / len(rows) if len(known) == len(machines) else None
 
 
 def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -29,10 +29,11 @@ fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
         let mut words = line.splitn(3, ':');
         let (Some(_), Some(kinds), Some(path)) = (words.next(), words.next(), words.next()) else { continue };
         let (root, names) = match kinds {
-            "" => (root.to_owned(), ["memory.max", "memory.current", "file "]),
-            _ if kinds.split(',').any(|kind| kind == "memory") => {
-                (root.join("memory"), ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache "])
-            }
+            "" => (root.to_owned(), ["memory.max", "memory.current", "file ", "shmem "]),
+            _ if kinds.split(',').any(|kind| kind == "memory") => (
+                root.join("memory"),
+                ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache ", "total_shmem "],
+            ),
             _ => continue,
         };
         // In a container the path may be the host's, and only the root is there.
@@ -43,12 +44,14 @@ fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
     left.into_iter()
 }
 
-fn of_group(folder: PathBuf, [limit, used, cache]: [&str; 3]) -> Option<u64> {
+fn of_group(folder: PathBuf, [limit, used, cache, shared]: [&str; 4]) -> Option<u64> {
     let number = |name: &str| read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let (limit, used) = (number(limit)?, number(used)?);
-    let cached = read_to_string(folder.join("memory.stat")).ok();
-    let cached = cached.as_deref().and_then(|text| field(text, cache)?.parse().ok()).unwrap_or(0);
-    Some(limit.saturating_sub(used.saturating_sub(cached)))
+    let stat = read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let counted = |name: &str| field(&stat, name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    // Files of a tmpfs are counted with the cache, and cannot be dropped.
+    let clean = counted(cache).saturating_sub(counted(shared));
+    Some(limit.saturating_sub(used.saturating_sub(clean)))
 }
 
 #[cfg(test)]
@@ -81,7 +84,7 @@ mod tests {
         for (path, text) in [
             ("job/memory.max", "1000\n"),
             ("job/memory.current", "700\n"),
-            ("job/memory.stat", "anon 500\nfile 200\n"),
+            ("job/memory.stat", "anon 450\nfile 250\nshmem 50\n"),
             ("job/step/memory.max", "max\n"),
             ("job/step/memory.current", "700\n"),
             ("memory/old/memory.limit_in_bytes", "400\n"),

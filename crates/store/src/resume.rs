@@ -80,6 +80,7 @@ pub(crate) fn stream(
 }
 
 async fn next(mut state: State) -> Result<Option<(Chunk, State)>> {
+    state.tries.asked();
     loop {
         let limit = state.tries.shared.policy.stall_after;
         let error = match state.tries.silent_no_longer(limit, state.chunks.try_next()).await {

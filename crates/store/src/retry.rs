@@ -125,9 +125,10 @@ impl Tries {
         self.sent += 1;
         let result = self.silent_no_longer(limit, work).await;
         match &result {
-            Ok(_) => self.shared.pace.passed(turn),
             Err(Error::Throttled { .. }) => self.shared.pace.refused(turn),
-            Err(_) => {}
+            Err(Error::Unreachable { .. } | Error::Server { .. } | Error::Deadline { .. } | Error::Interrupted) => {}
+            // An answer, if not the one that was hoped for: the store had room for the request.
+            Ok(_) | Err(_) => self.shared.pace.passed(turn),
         }
         if !matches!(result, Err(Error::Unreachable { .. })) {
             self.shared.reached.store(true, Ordering::Relaxed);
@@ -153,8 +154,13 @@ impl Tries {
 
     /// Bytes came: the next failure begins a new budget.
     pub(crate) fn progressed(&mut self) {
-        if self.step > 0 {
-            (self.step, self.sent, self.refused, self.started) = (0, 1, 0, Stopwatch::start());
+        (self.step, self.sent, self.refused, self.started) = (0, 1, 0, Stopwatch::start());
+    }
+
+    /// The caller asks for more: as long as nothing has failed, the time that it took is not the store's.
+    pub(crate) fn asked(&mut self) {
+        if self.step == 0 {
+            self.started = Stopwatch::start();
         }
     }
 
@@ -236,6 +242,7 @@ impl Store for Retry {
         stream::try_unfold(state, move |mut state| {
             let prefix = prefix.clone();
             async move {
+                state.tries.asked();
                 loop {
                     let begins = state.stream.is_none();
                     let stream = state

@@ -86,11 +86,12 @@ impl Health {
         }
     }
 
-    /// A read from these nodes gave bytes.
+    /// A read from these nodes gave bytes: where all of them were away, they are no more. Of some it tells nothing, for
+    /// one of the others may have given them.
     pub fn answered(&self, nodes: Option<&[u32]>) {
-        let mut state = self.state();
-        for node in nodes.unwrap_or_default() {
-            state.away.remove(node);
+        let (mut state, nodes) = (self.state(), nodes.unwrap_or_default());
+        if nodes.iter().all(|node| state.away.contains_key(node)) {
+            state.away.retain(|node, _| !nodes.contains(node));
         }
     }
 
@@ -152,6 +153,8 @@ mod tests {
             health.failed(Some(&[3]), &silent);
         }
         assert_eq!(health.state().away[&3].rest, LONGEST_REST);
+        health.answered(Some(&[3, 4])); // by the other one, perhaps
+        assert!(health.is_away(3));
         health.answered(Some(&[3]));
         assert!(!health.are_away(Some(&[3]), PATIENCE) && !health.is_away(3));
     }

@@ -168,15 +168,14 @@ impl Read {
         Ok(chunks)
     }
 
-    /// A large object's ranges alone, where the bucket has them; else from the whole, which goes back into the pool.
+    /// A large object as it comes, where the bucket has its bytes; else from the whole, which goes back into the pool.
     async fn asked_of_bucket(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let (key, bucket) = (&self.object.key, self.shared.bucket.as_ref());
         let (Some(known), Some(bucket)) = (self.known(), bucket) else {
             return Err(Error::bug("a bucket is asked for what no pool has lost"));
         };
         let is_part = ranges != [ByteRange::WHOLE];
-        if is_part
-            && self.size > self.shared.refetches.at_once()
+        if self.size > self.shared.refetches.at_once()
             && let Some(got) = bucket.ranges(key, known, ranges, self.deadline).await?
         {
             return self.of_size(got);

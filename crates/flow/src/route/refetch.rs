@@ -10,11 +10,11 @@ use penstock_store::PutOptions;
 use penstock_types::{Deadline, Error, Key, Metric, Result};
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::{Known, Shared};
+use super::{GLANCE, Known, Shared};
 use crate::budget::{Budget, Reservation};
 
-/// Bytes of objects that are fetched whole, or kept for others, at a time. A larger one is fetched whole only where its
-/// ranges cannot be asked for, and then alone.
+/// Bytes of objects that are fetched whole, or kept for others, at a time. A larger one is fetched whole only where the
+/// bucket does not have it as the pool had it, and then alone. What goes back into the pool is [`REFILLS`] objects more.
 pub(super) const AT_ONCE: u64 = 256 << 20;
 
 /// So long an object of which a range was asked is kept for those who ask for other ranges.
@@ -66,16 +66,19 @@ impl Refetches {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for an object; what is only kept goes first.
-    async fn room(&self, bytes: u64) -> Result<Reservation> {
+    /// Room for an object; what is only kept goes first, also what others begin to keep meanwhile.
+    async fn room(&self, bytes: u64, deadline: Deadline) -> Result<Reservation> {
+        let what = "an object that a pool has lost";
         let bytes = bytes.min(self.budget.bytes());
-        while self.budget.free() < bytes {
-            let oldest = self.kept().pop_front();
-            if oldest.is_none() {
-                break;
+        let mut reserved = std::pin::pin!(self.budget.reserve(what, bytes));
+        loop {
+            while self.budget.free() < bytes && self.kept().pop_front().is_some() {}
+            tokio::select! {
+                biased;
+                reservation = &mut reserved => return reservation,
+                () = tokio::time::sleep(GLANCE) => deadline.check(what)?,
             }
         }
-        self.budget.reserve("an object that a pool has lost", bytes).await
     }
 }
 
@@ -94,7 +97,7 @@ impl Shared {
         let mut room = None;
         let mine = &mut room;
         let fetch = move || async move {
-            *mine = Some(self.refetches.room(known.size).await?);
+            *mine = Some(self.refetches.room(known.size, deadline).await?);
             bucket.fetch(key, known, deadline).await
         };
         let bytes = cell.get_or_try_init(fetch).await?.clone();

@@ -99,7 +99,11 @@ impl<'a> Vessel<'a> {
                         budget: yard.options.memory,
                     });
                 }
-                yard.inlet.room(entry.size).await?
+                let most = match change.item.undo {
+                    Codec::None => entry.size,
+                    undo => yard.inflated_limit(undo, entry.size).min(budget),
+                };
+                yard.inlet.room(most).await?
             }
             (_, _) => {
                 let parts = part_bytes.min(PART * 4).saturating_mul(sends as u64 + 2);

@@ -7,6 +7,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from penstock.errors import Interrupted, Terminated
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -30,5 +32,6 @@ def listen() -> None:
 
 
 def stopped(error: BaseException) -> tuple[str, int]:
-    """The word for it and the exit code."""
-    return ("terminated", 143) if isinstance(error, Ended) else ("interrupted", 130)
+    """The word for it and the exit code, by this process's own signal or by the error of another that was so ended."""
+    kind = Terminated if isinstance(error, Ended | Terminated) else Interrupted
+    return kind.code, kind.exit_code

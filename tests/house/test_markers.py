@@ -22,7 +22,7 @@ def run_pytest(tmp_path):
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
             cwd=tmp_path,
-            env={**os.environ, **env},
+            env={**os.environ, "PYTHONPATH": str(CONFTEST.parents[1]), **env},  # of its `tests.peer_stores`
             capture_output=True,
             text=True,
             timeout=60,

@@ -11,12 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::future::{Either, select};
 use futures::{StreamExt, pin_mut, stream};
-use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url, now};
+use penstock_types::{ByteRange, Deadline, Error, Metric, Metrics, Result, Stopwatch, now};
 
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
+use crate::{GetResult, ObjectRef, Store};
 
 /// Answers that the quantile is taken from.
 const PEERS: usize = 256;
@@ -86,10 +85,6 @@ impl Hedge {
         Self { inner, metrics, state: Mutex::default() }
     }
 
-    pub(crate) fn inner(&self) -> &dyn Store {
-        &*self.inner
-    }
-
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,21 +135,7 @@ impl Hedge {
 
 #[async_trait]
 impl Store for Hedge {
-    fn root(&self) -> &Url {
-        self.inner.root()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
-        self.inner.list(prefix, after, deadline)
-    }
-
-    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        self.inner.head(key, deadline).await
-    }
+    crate::forward_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let patience = self.asked();
@@ -182,18 +163,6 @@ impl Store for Hedge {
             self.metrics.count(Metric::HedgesWon);
         }
         self.ended(result, &sent)
-    }
-
-    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
-        self.inner.put(key, parts, options, deadline).await
-    }
-
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.inner().uploads()
-    }
-
-    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        self.inner.delete(keys, deadline).await
     }
 }
 

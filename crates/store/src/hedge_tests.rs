@@ -3,8 +3,11 @@
 
 use std::collections::HashMap;
 
+use bytes::Bytes;
+use penstock_types::Key;
+
 use super::*;
-use crate::{Memory, read_whole};
+use crate::{Memory, PutOptions, read_whole};
 
 const BODY: &[u8] = b"the same bytes whoever answers";
 
@@ -28,21 +31,7 @@ struct Odd {
 
 #[async_trait]
 impl Store for Odd {
-    fn root(&self) -> &Url {
-        self.inner.root()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
-        self.inner.list(prefix, after, deadline)
-    }
-
-    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        self.inner.head(key, deadline).await
-    }
+    crate::forward_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let attempt = {
@@ -61,18 +50,6 @@ impl Store for Odd {
             }
         }
         self.inner.get_ranges(&ObjectRef::current(Key::from("a")), ranges, deadline).await
-    }
-
-    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
-        self.inner.put(key, parts, options, deadline).await
-    }
-
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.inner.uploads()
-    }
-
-    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        self.inner.delete(keys, deadline).await
     }
 }
 

@@ -11,6 +11,7 @@ mod count;
 mod credentials;
 mod dates;
 mod fault;
+mod forward;
 mod gcs;
 mod govern;
 mod hdfs;

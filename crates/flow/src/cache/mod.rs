@@ -17,8 +17,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_store::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
-use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url};
+use penstock_store::{Chunk, GetResult, Meta, ObjectRef, Store};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result};
 
 use entry::{Entry, Name, Writer, disk_bytes};
 use folder::{Folder, Turn};
@@ -359,21 +359,7 @@ impl NodeCache {
 
 #[async_trait]
 impl Store for NodeCache {
-    fn root(&self) -> &Url {
-        self.inner.root()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
-        self.inner.list(prefix, after, deadline)
-    }
-
-    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        self.inner.head(key, deadline).await
-    }
+    penstock_store::forward_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         deadline.check(&penstock_store::place(self.root(), &object.key))?;
@@ -393,18 +379,6 @@ impl Store for NodeCache {
             Some(answer) => Ok(answer),
             None => self.inner.get_ranges(object, ranges, deadline).await,
         }
-    }
-
-    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
-        self.inner.put(key, parts, options, deadline).await
-    }
-
-    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        self.inner.delete(keys, deadline).await
-    }
-
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.inner.uploads()
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use penstock_store::{Count, Memory, Version, read_whole, suite};
+use penstock_store::{Count, Memory, PutOptions, Version, read_whole, suite};
 
 use super::*;
 

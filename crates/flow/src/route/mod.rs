@@ -19,12 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::StreamExt;
-use penstock_store::{
-    Capabilities, Count, GetResult, Govern, Governor, ListStream, Local, LocalReads, Meta, ObjectRef, Opened,
-    PutOptions, Store, Uploads, Version,
-};
+use penstock_store::{Count, GetResult, Govern, Governor, Local, LocalReads, Meta, ObjectRef, Opened, Store, Version};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Url, now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -260,21 +256,7 @@ impl Shared {
 
 #[async_trait]
 impl Store for Routed {
-    fn root(&self) -> &Url {
-        self.shared.pool.root()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.shared.pool.capabilities()
-    }
-
-    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
-        self.shared.pool.list(prefix, after, deadline)
-    }
-
-    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        self.shared.pool.head(key, deadline).await
-    }
+    penstock_store::forward_store!(|this| this.shared.pool; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let Some(known) = self.shared.known.get(&object.key) else {
@@ -292,18 +274,6 @@ impl Store for Routed {
         };
         let read = Read::new(self.shared.clone(), object.clone(), known.size, ranges, deadline);
         Ok(GetResult { meta, chunks: read.chunks().boxed() })
-    }
-
-    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
-        self.shared.pool.put(key, parts, options, deadline).await
-    }
-
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.shared.pool.uploads()
-    }
-
-    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        self.shared.pool.delete(keys, deadline).await
     }
 }
 

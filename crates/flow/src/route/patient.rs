@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
-use penstock_store::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
-use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
+use penstock_store::{GetResult, Meta, ObjectRef, Store};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result};
 
 use super::Known;
 
@@ -35,17 +34,7 @@ async fn within<T>(patience: Duration, place: &str, work: impl Future<Output = R
 
 #[async_trait]
 impl Store for Patient {
-    fn root(&self) -> &Url {
-        self.inner.root()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
-        self.inner.list(prefix, after, deadline)
-    }
+    penstock_store::forward_store!(|this| this.inner; root, capabilities, list, put, uploads, delete);
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let work = self.inner.head(key, deadline);
@@ -65,17 +54,5 @@ impl Store for Patient {
             Ok(next.map(|chunk| (chunk, (chunks, place))))
         });
         Ok(GetResult { meta: got.meta, chunks: chunks.boxed() })
-    }
-
-    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
-        self.inner.put(key, parts, options, deadline).await
-    }
-
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.inner.uploads()
-    }
-
-    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        self.inner.delete(keys, deadline).await
     }
 }

@@ -7,8 +7,9 @@ mod contract;
 use std::io::Write;
 use std::path::Path;
 
+use bytes::Bytes;
 use penstock_codec::Codec;
-use penstock_store::{Memory, Rates, StoreSettings, open, read_whole};
+use penstock_store::{Memory, PutOptions, Rates, StoreSettings, open, read_whole};
 use penstock_types::Metric;
 
 use self::breaking::{Breaking, unreachable};

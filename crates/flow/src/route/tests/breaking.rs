@@ -33,21 +33,7 @@ pub(super) fn unreachable() -> Error {
 
 #[async_trait]
 impl Store for Breaking {
-    fn root(&self) -> &Url {
-        self.inner.root()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
-        self.inner.list(prefix, after, deadline)
-    }
-
-    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        self.inner.head(key, deadline).await
-    }
+    penstock_store::forward_store!(|this| this.inner; root, capabilities, list, head, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let Some((pieces, error)) = self.next.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
@@ -72,13 +58,5 @@ impl Store for Breaking {
             true => self.inner.put(key, parts, options, deadline).await,
             false => Err(unreachable()),
         }
-    }
-
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.inner.uploads()
-    }
-
-    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        self.inner.delete(keys, deadline).await
     }
 }

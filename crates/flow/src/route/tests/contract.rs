@@ -14,21 +14,7 @@ struct Knowing {
 
 #[async_trait]
 impl Store for Knowing {
-    fn root(&self) -> &Url {
-        self.rig.pool.root()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.rig.pool.capabilities()
-    }
-
-    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
-        self.rig.pool.list(prefix, after, deadline)
-    }
-
-    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        self.rig.pool.head(key, deadline).await
-    }
+    penstock_store::forward_store!(|this| this.rig.pool; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let current = ObjectRef::current(object.key.clone());
@@ -45,18 +31,6 @@ impl Store for Knowing {
         let got = routed.get_ranges(object, ranges, deadline).await?;
         assert!(object.key.as_str().is_none() || routed.shared.known.contains_key(&object.key));
         Ok(GetResult { meta, chunks: got.chunks })
-    }
-
-    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
-        self.rig.pool.put(key, parts, options, deadline).await
-    }
-
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.rig.pool.uploads()
-    }
-
-    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        self.rig.pool.delete(keys, deadline).await
     }
 }
 

@@ -89,6 +89,10 @@ fn opened(
         Some(format) => Source::of_format(store, prefix, manifest, metrics.clone(), format.clone())?,
         None => Source::new(store, prefix, manifest, metrics.clone())?,
     };
+    let source = match routes {
+        Some(routes) => source.routed(routes),
+        None => source,
+    };
     Ok((source, metrics))
 }
 

@@ -7,8 +7,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use penstock_types::Scheme;
-
 use super::Feed;
 use super::plan::{Task, Tasks, Want};
 use super::reads::{Reads, is_open, is_partial, opens};
@@ -24,11 +22,7 @@ const LOCAL_IN_FLIGHT: u64 = 32 << 20;
 
 /// Bytes of a portion of what is wanted in order.
 fn portion(source: &Source) -> u64 {
-    if is_local(source) { LOCAL_PORTION } else { PART }
-}
-
-fn is_local(source: &Source) -> bool {
-    source.scheme() == Scheme::File
+    if source.is_local() { LOCAL_PORTION } else { PART }
 }
 
 /// What a dataset's requests are like.
@@ -56,7 +50,7 @@ impl Grain {
             (true, true) => samples,
         };
         let (request_bytes, request_samples) = ((bytes / requests).max(1), (samples / requests).max(1));
-        Self { is_partial, portion, request_bytes, request_samples, is_local: is_local(source) }
+        Self { is_partial, portion, request_bytes, request_samples, is_local: source.is_local() }
     }
 }
 
@@ -171,6 +165,7 @@ mod tests {
     use crate::course::Course;
     use crate::manifest::{Entry, Manifest, index};
     use crate::order::{Counts, Order, Shuffle};
+    use crate::route::{Placed, Routes};
 
     const RECORD: usize = 1 << 20;
     const EACH: u64 = 20;
@@ -251,24 +246,38 @@ mod tests {
         assert_eq!(delivered(&feed, &runtime, steps), (0..40).collect::<Vec<u8>>());
     }
 
+    /// Records of one object as its portions hold them, where nobody has put it anywhere.
+    fn cut(name: &str, record: u64, number: u64, routes: &Routes) -> Vec<usize> {
+        let entry = Entry::new(Key::from("o.bin"), number * record);
+        let manifest = Manifest::new(format!("memory://{name}/"), vec![entry]);
+        let column = FixedColumn { name: "x".to_owned(), dtype: "uint8".to_owned(), shape: vec![record as usize] };
+        let format = FormatSpec::Fixed { header_bytes: 0, columns: vec![column] };
+        let store = Arc::new(Memory::named(name));
+        let source = Source::of_format(store, Key::default(), manifest, Arc::<Metrics>::default(), format).unwrap();
+        let leaf = Leaf::from_order(Order::new(Counts::Equal { objects: 1, each: number }, None));
+        let steps = Steps { samples: number, cursor: 0, global_batch: 3, rank: 0, world: 1, tail: Tail::Ragged };
+        let fields = vec![Field::tensor("x", DType::U8, &[record as usize])];
+        let (course, sources) = (Course::leaf(&leaf), vec![Arc::new(source.routed(routes))]);
+        let feed = Feed::new(sources, vec![leaf], course, fields, steps, &settings(256 << 20)).unwrap();
+        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        Portions::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect()
+    }
+
     #[test]
     fn portions_of_framed_records_are_cut_once() {
-        const FRAMED: u64 = (1 << 20) + 16;
-        let url = "memory://portions-framed/";
-        let manifest = Manifest::new(url.to_owned(), vec![Entry::new(Key::from("o.bin"), 64 * FRAMED)]);
-        let column = FixedColumn { name: "x".to_owned(), dtype: "uint8".to_owned(), shape: vec![FRAMED as usize] };
-        let format = FormatSpec::Fixed { header_bytes: 0, columns: vec![column] };
-        let store = Arc::new(Memory::named("portions-framed"));
-        let source = Source::of_format(store, Key::default(), manifest, Arc::<Metrics>::default(), format).unwrap();
-        let leaf = Leaf::from_order(Order::new(Counts::Equal { objects: 1, each: 64 }, None));
-        let steps = Steps { samples: 64, cursor: 0, global_batch: 3, rank: 0, world: 1, tail: Tail::Ragged };
-        let fields = vec![Field::tensor("x", DType::U8, &[FRAMED as usize])];
-        let course = Course::leaf(&leaf);
-        let feed = Feed::new(vec![Arc::new(source)], vec![leaf], course, fields, steps, &settings(256 << 20)).unwrap();
-        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
         // As many as the requests are reckoned with, each a hair above 8 MiB.
-        let records: Vec<usize> = Portions::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect();
-        assert_eq!(records, [8; 8]);
+        assert_eq!(cut("portions-framed", (1 << 20) + 16, 64, &Routes::default()), [8; 8]);
+    }
+
+    #[test]
+    fn portions_of_a_pool_are_those_of_files_where_all_objects_are_the_nodes_own() {
+        let mut routes = Routes::default();
+        let known = |own| Placed { own, nodes: Some(vec![0]) };
+        assert_eq!(cut("portions-unknown", 1 << 20, 16, &routes), [8; 2]);
+        routes.objects.insert("o.bin".to_owned(), known(None));
+        assert_eq!(cut("portions-others", 1 << 20, 16, &routes), [8; 2]);
+        routes.objects.insert("o.bin".to_owned(), known(Some("/blocks/7".into())));
+        assert_eq!(cut("portions-own", 1 << 20, 16, &routes), [4; 4]);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::cache::NodeCache;
 use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
 use crate::order::Counts;
+use crate::route::Routes;
 
 /// An object above twice this is read in parts of this size, several at a time: one connection gives 50 to 90 MB/s on
 /// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.
@@ -61,6 +62,7 @@ pub struct Source {
     framing: Box<dyn Framing>,
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<Schedule>>,
+    is_local: bool,
 }
 
 /// A stretch as it is asked for: an object of which all is wanted is asked for as a whole, and checked as one.
@@ -127,6 +129,7 @@ impl Source {
         let listing = Arc::new(manifest);
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
         let (index, schedule) = (None, None);
+        let is_local = store.root().scheme == Scheme::File;
         let (buffers, learned) = (Arc::default(), Learned::new(manifest.objects.len()));
         Ok(Self {
             store,
@@ -142,12 +145,19 @@ impl Source {
             framing,
             index,
             schedule,
+            is_local,
         })
     }
 
-    /// Where the objects lie: in files, or at which kind of server.
-    pub(super) fn scheme(&self) -> Scheme {
-        self.store.root().scheme
+    /// True where the objects are read from this machine's own files.
+    pub(super) fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// The same source, in local files too where `routes` have all that is read in files of this node.
+    pub fn routed(self, routes: &Routes) -> Self {
+        let is_local = self.is_local || self.listing.objects.iter().all(|entry| routes.has_own(&entry.key));
+        Self { is_local, ..self }
     }
 
     /// The format.

@@ -96,6 +96,11 @@ impl Routes {
         }
     }
 
+    /// True where this node has the object of `key` in a plain file.
+    pub fn has_own(&self, key: &Key) -> bool {
+        key.as_str().and_then(|key| self.objects.get(key)).is_some_and(|placed| placed.own.is_some())
+    }
+
     /// As JSON.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::bug(format!("routes do not write: {error}")))

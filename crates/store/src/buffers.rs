@@ -7,6 +7,7 @@
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -109,6 +110,33 @@ impl Default for Buffers {
 }
 
 impl Buffers {
+    /// Those of this process: one memory for all that reads in it, so that no more is kept where many read.
+    pub fn of_process() -> Arc<Self> {
+        static OURS: AtomicPtr<Arc<Buffers>> = AtomicPtr::new(std::ptr::null_mut());
+        Self::in_place(&OURS)
+    }
+
+    /// What `place` holds, or new ones where that is nothing or a parent's.
+    fn in_place(place: &AtomicPtr<Arc<Self>>) -> Arc<Self> {
+        let mut held = place.load(Ordering::Acquire);
+        loop {
+            // SAFETY: what was put there is never freed.
+            if let Some(ours) = unsafe { held.as_ref() }.filter(|buffers| buffers.is_ours()) {
+                return ours.clone();
+            }
+            let made = Arc::new(Self::default());
+            let put = Box::into_raw(Box::new(made.clone()));
+            match place.compare_exchange(held, put, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return made,
+                Err(other) => {
+                    // SAFETY: made just above, and nobody has seen it.
+                    drop(unsafe { Box::from_raw(put) });
+                    held = other;
+                }
+            }
+        }
+    }
+
     fn free(&self) -> MutexGuard<'_, Vec<Mapping>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -247,6 +275,10 @@ mod tests {
     #[test]
     fn forked_child_waits_for_no_lock_of_its_parent() {
         let inherited = Arc::new(Buffers { pid: 0, free: Mutex::default() });
+        let place = AtomicPtr::new(Box::into_raw(Box::new(inherited.clone())));
+        let ours = Buffers::in_place(&place);
+        assert!(ours.is_ours() && Arc::ptr_eq(&ours, &Buffers::in_place(&place)));
+        assert!(Arc::ptr_eq(&Buffers::of_process(), &Buffers::of_process()));
         let (pool, (done, came)) = (inherited.clone(), std::sync::mpsc::channel());
         let held = inherited.free();
         std::thread::spawn(move || done.send(pool.take(100_000).map(drop)));

@@ -7,16 +7,20 @@
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_codec::checksum::crc32c;
-use penstock_store::{Meta, ObjectRef, Version};
+use penstock_store::{Buffers, Meta, ObjectRef, Version};
 use penstock_types::{ByteRange, Digest, Key, Url};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Bytes under one checksum: a range read checks no more than this beyond its ends.
 pub(super) const BLOCK: u64 = 1 << 20;
+
+/// From here on memory that is used again costs less than new memory.
+const BUFFERED: usize = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"penstch1";
 const FOOTER: u64 = 32;
@@ -193,7 +197,7 @@ impl Entry {
 
     /// The bytes of a range of the object, cut at its end; `None` where a block is not what was written, and for bytes that
     /// are not here.
-    pub fn read(&self, range: ByteRange) -> Option<Bytes> {
+    pub fn read(&self, range: ByteRange, buffers: &Arc<Buffers>) -> Option<Bytes> {
         let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
             return Some(Bytes::new());
@@ -204,11 +208,22 @@ impl Entry {
         }
         let from = start / BLOCK * BLOCK;
         let to = end.div_ceil(BLOCK).checked_mul(BLOCK)?.min(self.size);
-        let mut bytes = vec![0; usize::try_from(to - from).ok()?];
-        self.file.read_exact_at(&mut bytes, from).ok()?;
-        let crcs = &self.crcs[(from / BLOCK) as usize..];
-        let sound = bytes.chunks(BLOCK as usize).zip(crcs).all(|(block, crc)| crc32c(block) == *crc);
-        sound.then(|| Bytes::from(bytes).slice((start - from) as usize..(end - from) as usize))
+        let bytes = usize::try_from(to - from).ok()?;
+        let asked = (start - from) as usize..(end - from) as usize;
+        if bytes < BUFFERED {
+            let mut read = vec![0; bytes];
+            return self.read_blocks(from, &mut read).then(|| Bytes::from(read).slice(asked));
+        }
+        let mut read = buffers.take(bytes).ok()?;
+        self.read_blocks(from, &mut read.as_mut()[..bytes]).then(|| read.freeze(asked))
+    }
+
+    /// Whole blocks from `from` on, each checked while the processor's cache still has it; false where one is not sound.
+    fn read_blocks(&self, from: u64, into: &mut [u8]) -> bool {
+        let first = (from / BLOCK) as usize;
+        into.chunks_mut(BLOCK as usize).zip(&self.crcs[first..]).enumerate().all(|(at, (block, crc))| {
+            self.file.read_exact_at(block, from + at as u64 * BLOCK).is_ok() && crc32c(block) == *crc
+        })
     }
 }
 
@@ -219,6 +234,10 @@ mod tests {
 
     fn root() -> Url {
         "memory://b/".parse().unwrap()
+    }
+
+    fn read(entry: &Entry, range: ByteRange) -> Option<Bytes> {
+        entry.read(range, &Buffers::of_process())
     }
 
     fn object(version: &str) -> ObjectRef {
@@ -251,16 +270,16 @@ mod tests {
     fn entry_gives_back_what_was_written() {
         let bytes = noise(5 * BLOCK as usize / 2);
         let entry = Entry::open(written(&bytes), &root(), &object("1"), ByteRange::WHOLE).unwrap();
-        assert_eq!(entry.read(ByteRange::WHOLE).unwrap(), bytes);
+        assert_eq!(read(&entry, ByteRange::WHOLE).unwrap(), bytes);
         assert_eq!((entry.meta.encoding.as_deref(), entry.meta.modified_s), (Some("gzip"), Some(1.5)));
-        assert_eq!(entry.read(ByteRange::new(BLOCK - 3, 7)).unwrap(), bytes[BLOCK as usize - 3..][..7]);
-        assert_eq!(entry.read(ByteRange::new(bytes.len() as u64 - 2, 99)).unwrap(), bytes[bytes.len() - 2..]);
+        assert_eq!(read(&entry, ByteRange::new(BLOCK - 3, 7)).unwrap(), bytes[BLOCK as usize - 3..][..7]);
+        assert_eq!(read(&entry, ByteRange::new(bytes.len() as u64 - 2, 99)).unwrap(), bytes[bytes.len() - 2..]);
     }
 
     #[test]
     fn entry_of_no_bytes_is_an_entry() {
         let entry = Entry::open(written(&[]), &root(), &object("1"), ByteRange::WHOLE).unwrap();
-        assert_eq!(entry.read(ByteRange::WHOLE).unwrap(), Bytes::new());
+        assert_eq!(read(&entry, ByteRange::WHOLE).unwrap(), Bytes::new());
     }
 
     #[test]
@@ -275,10 +294,10 @@ mod tests {
         let open = |range| Entry::open(file.try_clone().unwrap(), &root(), &object("1"), range);
         assert!(open(ByteRange::WHOLE).is_none() && open(ByteRange::new(4000, 2999)).is_none());
         let entry = open(range).unwrap();
-        assert_eq!((entry.meta.size, entry.read(range).unwrap()), (9000, Bytes::from(bytes[4000..7000].to_vec())));
-        assert_eq!(entry.read(ByteRange::new(6999, 1)).unwrap(), bytes[6999..7000]);
-        assert!(entry.read(ByteRange::new(3999, 2)).is_none() && entry.read(ByteRange::new(6999, 2)).is_none());
-        assert!(entry.read(ByteRange::WHOLE).is_none());
+        assert_eq!((entry.meta.size, read(&entry, range).unwrap()), (9000, Bytes::from(bytes[4000..7000].to_vec())));
+        assert_eq!(read(&entry, ByteRange::new(6999, 1)).unwrap(), bytes[6999..7000]);
+        assert!(read(&entry, ByteRange::new(3999, 2)).is_none() && read(&entry, ByteRange::new(6999, 2)).is_none());
+        assert!(read(&entry, ByteRange::WHOLE).is_none());
     }
 
     #[test]
@@ -300,7 +319,7 @@ mod tests {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at as u64).unwrap();
             file.write_all_at(&[byte[0] ^ (1 << bit)], at as u64).unwrap();
-            let read = Entry::open(file, &root(), &object("1"), ByteRange::WHOLE).and_then(|entry| entry.read(ByteRange::WHOLE));
+            let read = Entry::open(file, &root(), &object("1"), ByteRange::WHOLE).and_then(|entry| read(&entry, ByteRange::WHOLE));
             // The four bytes that pad the footer say nothing.
             prop_assert!(read.is_none() || (at >= len - 4 && read.unwrap() == bytes));
         }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_store::{Chunk, GetResult, Meta, ObjectRef, Store};
+use penstock_store::{Buffers, Chunk, GetResult, Meta, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result};
 
 use entry::{Entry, Name, Writer, disk_bytes};
@@ -79,6 +79,7 @@ pub struct NodeCache {
     inner: Arc<dyn Store>,
     folder: Arc<Folder>,
     victims: Arc<Victims>,
+    buffers: Arc<Buffers>,
     metrics: Arc<Metrics>,
 }
 
@@ -153,7 +154,7 @@ impl NodeCache {
             .map_err(|error| Error::from_io(folder.to_string_lossy().into_owned(), &error))?;
         let folder = Arc::new(folder);
         let victims = Arc::new(Victims::new(folder.clone(), inner.root().clone(), future));
-        Ok(Self { inner, folder, victims, metrics })
+        Ok(Self { inner, folder, victims, buffers: Buffers::of_process(), metrics })
     }
 
     /// Where the entries lie.
@@ -170,11 +171,11 @@ impl NodeCache {
     async fn kept(&self, read: &Read<'_>) -> Result<Option<GetResult>> {
         let (folder, root, name, what) = (self.folder.clone(), self.inner.root().clone(), read.name, read.what());
         let (wanted, asked) = (read.object.clone(), read.ranges.to_vec());
-        let range = what.range;
+        let (range, buffers) = (what.range, self.buffers.clone());
         let found = blocking(move || {
             let file = folder.find(name)?;
             let read = Entry::open(file, &root, &wanted, range).and_then(|entry| {
-                let parts: Option<Vec<Bytes>> = asked.iter().map(|range| entry.read(*range)).collect();
+                let parts: Option<Vec<Bytes>> = asked.iter().map(|range| entry.read(*range, &buffers)).collect();
                 Some((entry.meta, parts?))
             });
             if read.is_none() {

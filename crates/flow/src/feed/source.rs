@@ -130,7 +130,7 @@ impl Source {
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
         let (index, schedule) = (None, None);
         let is_local = store.root().scheme == Scheme::File;
-        let (buffers, learned) = (Arc::default(), Learned::new(manifest.objects.len()));
+        let (buffers, learned) = (Buffers::of_process(), Learned::new(manifest.objects.len()));
         Ok(Self {
             store,
             base,

@@ -39,7 +39,7 @@ impl Local {
     /// The store of a folder, by its absolute path; it need not exist yet.
     pub fn new(path: &Path) -> Result<Self> {
         let root = Url::from_path(path)?.as_folder();
-        let (direct, buffers) = (Arc::default(), Arc::default());
+        let (direct, buffers) = (Arc::default(), Buffers::of_process());
         Ok(Self { root, path: path.to_owned(), reads: LocalReads::Threads, piece: read::PIECE, direct, buffers })
     }
 

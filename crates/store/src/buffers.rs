@@ -17,8 +17,8 @@ const PAGE: usize = 4096;
 /// From here on memory asks for huge pages, and begins at one: a page fault per 4 KiB would cost as much as the copy into it.
 const HUGE: usize = 2 << 20;
 
-/// Bytes of memory that a pool keeps while nobody uses them.
-const KEPT: usize = 64 << 20;
+/// Bytes of memory that are kept while nobody uses them: an object of 100 MB that is read whole is the next one's memory.
+const KEPT: usize = 128 << 20;
 
 /// Anonymous memory of whole pages, and at a huge page's beginning where it is as large as one. Zeroed without a pass
 /// over it, given back at once when dropped.

@@ -5,6 +5,7 @@
 //! A codec is tested on slices: it knows no store, no record and no thread. Damaged or hostile input ends in
 //! [`penstock_types::Error::Corrupt`] with the numbers; output never passes the limit that the caller gives.
 
+mod bits;
 mod blocks;
 pub mod checksum;
 mod codec;
@@ -16,6 +17,8 @@ mod inflater;
 mod libdeflate;
 mod lz4;
 mod pack;
+mod planes;
+mod shuffle;
 mod zstandard;
 
 pub use blocks::{Stretch, StretchSize, take_apart};
@@ -26,3 +29,5 @@ pub use gzip::{GzipCheck, gzip_size_hint};
 pub use inflate::{inflate_apart, inflate_into, inflate_into_checked};
 pub use inflater::{Inflated, Inflater};
 pub use pack::{Packed, Packer, Tail};
+pub use planes::{Planes, from_planes, to_planes};
+pub use shuffle::{shuffle, unshuffle};

@@ -85,7 +85,7 @@ impl PyFeed {
         env: HashMap<String, String>,
         on_error: &str,
         looks_ahead: bool,
-        caches: Option<Vec<Option<(PathBuf, u64)>>>,
+        caches: Option<Vec<Option<(PathBuf, u64, String)>>>,
         node: Option<(u64, u64)>,
     ) -> PyResult<Self> {
         enter(py, || {
@@ -103,8 +103,9 @@ impl PyFeed {
                 let source = source.get();
                 let index = index.as_ref().and_then(|index| index.open(&source.manifest));
                 let (mut opened, metrics) = source.opened(&env, max_in_flight)?;
-                if let Some((folder, limit)) = &caches[at] {
-                    opened = opened.cached(folder, *limit, &course.leaves[at], known, node.clone())?;
+                if let Some((folder, limit, transcode)) = &caches[at] {
+                    let leaf = &course.leaves[at];
+                    opened = opened.cached(folder, *limit, leaf, known, node.clone(), transcode.parse()?)?;
                 }
                 Ok((Arc::new(opened.with_index(index)), metrics))
             };
@@ -148,6 +149,11 @@ impl PyFeed {
             set_column(&dict, &field.name, column)?;
         }
         Ok(dict)
+    }
+
+    /// What the node's cache of each dataset has decided of objects in planes, in a sentence; None where nothing was.
+    fn transcoding(&self, py: Python<'_>) -> PyResult<Vec<Option<String>>> {
+        enter(py, || Ok(self.feed.get("loader")?.transcoding()))
     }
 
     /// The counters of this feed's requests; times in seconds.

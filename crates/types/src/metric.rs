@@ -83,6 +83,8 @@ metrics! {
     CacheBytes = ("cache_bytes", Bytes),
     /// Entries of the node's cache that gave way to others.
     CacheEvictions = ("cache_evictions", Count),
+    /// Objects that the node's cache has written anew in planes.
+    CacheTranscodes = ("cache_transcodes", Count),
     /// Entries of the node's cache that were not what was written there, and were fetched again.
     CacheBroken = ("cache_broken", Count),
     /// Reads and writes of the node's cache that its disk refused.

@@ -151,6 +151,7 @@ class Dataset(Shaped):
         folder: str | os.PathLike[str] | bool | None = None,  # noqa: FBT001 - False is off
         *,
         limit_bytes: int | None = None,
+        transcode: node_cache.Transcode = "never",
     ) -> Dataset:
         """The same dataset, its objects kept on the node's own disk as they are stored; `cache(False)`: not kept.
 
@@ -160,8 +161,10 @@ class Dataset(Shaped):
         Args:
             folder: Below it a folder of our own is made; by default the scratch folder that is found.
             limit_bytes: By default 9/10 of what is free.
+            transcode: Keep compressed objects in planes, which later epochs read for less than they inflate: "auto" where
+                the first objects say so, "always", or "never". The first epoch costs more; the samples are the same.
         """
-        return replace(self, asked_cache=node_cache.asked(folder, limit_bytes))
+        return replace(self, asked_cache=node_cache.asked(folder, limit_bytes, transcode))
 
     def caches(self) -> list[node_cache.NodeCache | None]:
         """Where each dataset of it is kept on this node."""

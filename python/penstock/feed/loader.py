@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import asdict, astuple
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -227,7 +228,7 @@ class BaseLoader(Generic[Batch]):
                 world=self.world,
                 tail=self.tail,
                 env=dict(env.read()),
-                caches=[(cache.folder, cache.limit_bytes) if cache is not None else None for cache in self.caches],
+                caches=[None if cache is None else astuple(cache) for cache in self.caches],
                 node=self._node,
                 looks_ahead=self._looks_ahead,
                 **self._bounds,
@@ -373,7 +374,8 @@ class BaseLoader(Generic[Batch]):
         facts = {
             "counts": self.dataset.rung if counted else WORDS,
             "window": self.dataset.window if counted else None,
-            "caches": [cache and {"folder": cache.folder, "limit_bytes": cache.limit_bytes} for cache in self.caches],
+            "caches": [None if cache is None else asdict(cache) for cache in self.caches],
+            "transcoding": feed.transcoding() if isinstance(feed, _native.Feed) else [],
             "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world) if counted else None,
             "locality": self.dataset.locality and self.dataset.locality.facts(),
             "threads": feed.threads if feed is not None else 0,

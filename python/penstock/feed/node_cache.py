@@ -8,14 +8,17 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AS_FOUND", "Asked", "NodeCache", "asked", "place"]
+__all__ = ["AS_FOUND", "Asked", "NodeCache", "Transcode", "asked", "place"]
+
+Transcode = Literal["never", "auto", "always"]
+"""When compressed objects are kept in planes."""
 
 _SCRATCH_VARIABLES = ("PENSTOCK_SCRATCH", "SLURM_TMPDIR", "PBS_JOBFS", "JOB_SCRATCH_DIR")
 """What sites and schedulers call a job's folder on the node's own disk; ours first."""
@@ -36,6 +39,7 @@ class Asked:
     is_on: bool | None = None
     folder: str | None = None
     limit_bytes: int | None = None
+    transcode: Transcode = "never"
 
 
 AS_FOUND = Asked()
@@ -44,26 +48,33 @@ AS_FOUND = Asked()
 
 @dataclass(frozen=True, slots=True)
 class NodeCache:
-    """A folder, and the most that may lie there in bytes."""
+    """A folder, the most that may lie there in bytes, and when compressed objects are kept in planes."""
 
     folder: str
     limit_bytes: int
+    transcode: Transcode = "never"
 
 
-def asked(folder: str | os.PathLike[str] | bool | None, limit_bytes: int | None) -> Asked:  # noqa: FBT001 - False is off
+def asked(
+    folder: str | os.PathLike[str] | bool | None,  # noqa: FBT001 - False is off
+    limit_bytes: int | None,
+    transcode: Transcode = "never",
+) -> Asked:
     """The arguments of `Dataset.cache`, checked.
 
     Raises:
-        ConfigError: A limit that is no number of bytes, or one with `cache(False)`.
+        ConfigError: A limit that is no number of bytes, one with `cache(False)`, or a `transcode` that is unknown.
     """
+    if transcode not in get_args(Transcode):
+        raise ConfigError(f"transcode: {transcode!r} is none of {', '.join(get_args(Transcode))}", where="transcode")
     limit = None if limit_bytes is None else operator.index(limit_bytes)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit_bytes: {limit} bytes hold nothing", where="limit_bytes")
     if isinstance(folder, bool) or folder is None:
-        if folder is False and limit is not None:
-            raise ConfigError("cache: it is off, and has a limit", where="cache")
-        return Asked(is_on=folder is not False, limit_bytes=limit)
-    return Asked(is_on=True, folder=str(Path(folder).absolute()), limit_bytes=limit)
+        if folder is False and (limit is not None or transcode != "never"):
+            raise ConfigError("cache: it is off, and has a limit or a transcode", where="cache")
+        return Asked(is_on=folder is not False, limit_bytes=limit, transcode=transcode)
+    return Asked(is_on=True, folder=str(Path(folder).absolute()), limit_bytes=limit, transcode=transcode)
 
 
 def place(said: Asked, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
@@ -85,7 +96,7 @@ def place(said: Asked, url: str, size_bytes: int, variables: Mapping[str, str]) 
                 where="cache",
                 hint="name one: .cache('/mnt/nvme/me'), or PENSTOCK_SCRATCH",
             )
-        return NodeCache(folder, said.limit_bytes or _room(Path(folder)))
+        return NodeCache(folder, said.limit_bytes or _room(Path(folder)), said.transcode)
     if folder is None or not url.startswith(_REMOTE):
         return None
     room = _room(Path(folder))

@@ -128,7 +128,9 @@ class Report(Mapping[str, Any]):
             lines.append(
                 f"  node cache: {self['cache_hits']:,} reads from it ({self['cache_bytes'] / 1e9:.3f} GB), "
                 f"{self['cache_misses']:,} objects fetched into it, {self['cache_evictions']:,} gave way"
+                + (f", {self['cache_transcodes']:,} written anew in planes" if self["cache_transcodes"] else "")
             )
+        lines += [f"  compressed objects are {said}" for said in self["transcoding"] if said is not None]
         if self["locality"] is not None:
             where = self["locality"]
             read = max(1, self["pool_own_bytes"] + self["pool_engine_bytes"] + self["pool_bucket_bytes"])
@@ -165,6 +167,7 @@ _COUNTS = {
     "cache_hits": "Reads answered from the node's cache",
     "cache_misses": "Objects fetched into the node's cache",
     "cache_evictions": "Objects that gave way in the node's cache",
+    "cache_transcodes": "Objects that the node's cache has written anew in planes",
     "pool_own_bytes": "Bytes read in a pool from this node's own files",
     "pool_engine_bytes": "Bytes read in a pool by its engine",
     "pool_bucket_bytes": "Bytes that a pool had lost, read from the bucket again",
@@ -250,6 +253,7 @@ def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
             "cache_misses": int(counters.get("cache_misses", 0)),
             "cache_bypasses": int(counters.get("cache_bypasses", 0)),
             "cache_evictions": int(counters.get("cache_evictions", 0)),
+            "cache_transcodes": int(counters.get("cache_transcodes", 0)),
             "cache_broken": int(counters.get("cache_broken", 0)),
             "cache_failures": int(counters.get("cache_failures", 0)),
             "cache_bytes": int(counters.get("cache_bytes", 0)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The file of one cached object, or of a stretch of one: its bytes as stored, then a CRC-32C for each block of them, then
-//! what the store said of it, then a footer of fixed size. Owns that form; knows no folder, lock or limit.
+//! The file of one cached object, or of a stretch of one: its bytes as stored (or in planes), then a CRC-32C for each block
+//! of them, then what the store said of it, then a footer of fixed size. Owns that form; knows no folder, lock or limit.
 //!
 //! Nothing is believed that does not agree: a file that a crash or a bad disk has left is `None`, never an error.
 
@@ -28,22 +28,35 @@ const FOOTER: u64 = 32;
 /// What stands behind the blocks is small; a footer that claims more is none of ours.
 const MAX_HEAD: u64 = 64 << 10;
 
+/// What of an object an entry holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Its bytes as they are stored: all, or a stretch of them.
+    Stored(ByteRange),
+    /// All of its content, in planes.
+    Planes,
+}
+
 /// What an entry is known by: where its object is, the key, the version that was read and, of a stretch, the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Name(pub u128);
 
 impl Name {
     /// `None` for an object without a version: what cannot be pinned cannot be told from what replaced it.
-    pub fn of(root: &Url, object: &ObjectRef, range: ByteRange) -> Option<Self> {
+    pub fn of(root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let version = object.version.as_ref()?;
         let mut hash = Xxh3::new();
         for part in [root.to_string().as_bytes(), object.key.as_bytes(), version.0.as_bytes()] {
             hash.update(&(part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        if !range.is_whole() {
-            hash.update(&range.start.to_le_bytes());
-            hash.update(&range.len.to_le_bytes());
+        match form {
+            Form::Stored(range) if range.is_whole() => {}
+            Form::Stored(range) => {
+                hash.update(&range.start.to_le_bytes());
+                hash.update(&range.len.to_le_bytes());
+            }
+            Form::Planes => hash.update(b"planes"),
         }
         Some(Self(hash.digest128()))
     }
@@ -66,6 +79,9 @@ struct Head {
     /// Of a stretch: its first byte, and the object's bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stretch: Option<(u64, u64)>,
+    /// Of content in planes: the object's bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    planes_of: Option<u64>,
     digests: Vec<Digest>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     encoding: Option<String>,
@@ -111,15 +127,19 @@ impl<'a> Writer<'a> {
         self.file.write_all_at(bytes, offset)
     }
 
-    /// Closes the entry, which is `range` of what `meta` describes. Not synced: what a power cut loses is found out by its
+    /// Closes the entry, which is `form` of what `meta` describes. Not synced: what a power cut loses is found out by its
     /// checksums, and fetched again.
-    pub fn finish(self, root: &Url, meta: &Meta, range: ByteRange) -> Result<()> {
+    pub fn finish(self, root: &Url, meta: &Meta, form: Form) -> Result<()> {
         let version = meta.version.clone().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no version"))?;
         let head = serde_json::to_vec(&Head {
             root: root.to_string(),
             key: meta.key.as_bytes().to_vec(),
             version,
-            stretch: (!range.is_whole()).then_some((range.start, meta.size)),
+            stretch: match form {
+                Form::Stored(range) if !range.is_whole() => Some((range.start, meta.size)),
+                Form::Stored(_) | Form::Planes => None,
+            },
+            planes_of: (form == Form::Planes).then_some(meta.size),
             digests: meta.digests.clone(),
             encoding: meta.encoding.clone(),
             modified_s: meta.modified_s,
@@ -154,8 +174,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The entry in `file`, if it is this range of `object` and its own description agrees with itself.
-    pub fn open(file: File, root: &Url, object: &ObjectRef, range: ByteRange) -> Option<Self> {
+    /// The entry in `file`, if it is this form of `object` and its own description agrees with itself.
+    pub fn open(file: File, root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let len = file.metadata().ok()?.len();
         let mut footer = [0; FOOTER as usize];
         file.read_exact_at(&mut footer, len.checked_sub(FOOTER)?).ok()?;
@@ -178,11 +198,18 @@ impl Entry {
         if head.root != root.to_string()
             || head.key != object.key.as_bytes()
             || Some(&head.version) != object.version.as_ref()
-            || head.stretch.map(|(start, _)| ByteRange::new(start, size)).unwrap_or(ByteRange::WHOLE) != range
         {
             return None;
         }
-        let (start, object_size) = head.stretch.unwrap_or((0, size));
+        let (start, object_size) = head.stretch.unwrap_or((0, head.planes_of.unwrap_or(size)));
+        let held = match (head.planes_of, head.stretch) {
+            (Some(_), _) => Form::Planes,
+            (None, Some(_)) => Form::Stored(ByteRange::new(start, size)),
+            (None, None) => Form::Stored(ByteRange::WHOLE),
+        };
+        if held != form {
+            return None;
+        }
         let crcs = table.as_chunks::<4>().0.iter().map(|crc| u32::from_le_bytes(*crc)).collect();
         let meta = Meta {
             key: Key::new(head.key),
@@ -195,14 +222,23 @@ impl Entry {
         Some(Self { file, crcs, meta, start, size })
     }
 
-    /// The bytes of a range of the object, cut at its end; `None` where a block is not what was written, and for bytes that
-    /// are not here.
+    /// The bytes of a range of the object as stored, cut at its end; `None` where a block is not what was written, and for
+    /// bytes that are not here.
     pub fn read(&self, range: ByteRange, buffers: &Arc<Buffers>) -> Option<Bytes> {
         let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
             return Some(Bytes::new());
         }
-        let (start, end) = (start.checked_sub(self.start)?, end.checked_sub(self.start)?);
+        self.held(start.checked_sub(self.start)?, end.checked_sub(self.start)?, buffers)
+    }
+
+    /// All that the entry holds; `None` where a block is not what was written.
+    pub fn read_all(&self, buffers: &Arc<Buffers>) -> Option<Bytes> {
+        self.held(0, self.size, buffers)
+    }
+
+    /// Bytes of the entry, from `start` to `end`.
+    fn held(&self, start: u64, end: u64, buffers: &Arc<Buffers>) -> Option<Bytes> {
         if end > self.size {
             return None;
         }
@@ -232,6 +268,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const WHOLE: Form = Form::Stored(ByteRange::WHOLE);
+
     fn root() -> Url {
         "memory://b/".parse().unwrap()
     }
@@ -258,7 +296,7 @@ mod tests {
             encoding: Some("gzip".into()),
             modified_s: Some(1.5),
         };
-        writer.finish(&root(), &meta, ByteRange::WHOLE).unwrap();
+        writer.finish(&root(), &meta, WHOLE).unwrap();
         file
     }
 
@@ -269,7 +307,7 @@ mod tests {
     #[test]
     fn entry_gives_back_what_was_written() {
         let bytes = noise(5 * BLOCK as usize / 2);
-        let entry = Entry::open(written(&bytes), &root(), &object("1"), ByteRange::WHOLE).unwrap();
+        let entry = Entry::open(written(&bytes), &root(), &object("1"), WHOLE).unwrap();
         assert_eq!(read(&entry, ByteRange::WHOLE).unwrap(), bytes);
         assert_eq!((entry.meta.encoding.as_deref(), entry.meta.modified_s), (Some("gzip"), Some(1.5)));
         assert_eq!(read(&entry, ByteRange::new(BLOCK - 3, 7)).unwrap(), bytes[BLOCK as usize - 3..][..7]);
@@ -278,7 +316,7 @@ mod tests {
 
     #[test]
     fn entry_of_no_bytes_is_an_entry() {
-        let entry = Entry::open(written(&[]), &root(), &object("1"), ByteRange::WHOLE).unwrap();
+        let entry = Entry::open(written(&[]), &root(), &object("1"), WHOLE).unwrap();
         assert_eq!(read(&entry, ByteRange::WHOLE).unwrap(), Bytes::new());
     }
 
@@ -290,8 +328,8 @@ mod tests {
         writer.write(0, &bytes[4000..7000]).unwrap();
         let (key, version) = (object("1").key, object("1").version);
         let meta = Meta { key, size: 9000, version, digests: vec![], encoding: None, modified_s: None };
-        writer.finish(&root(), &meta, range).unwrap();
-        let open = |range| Entry::open(file.try_clone().unwrap(), &root(), &object("1"), range);
+        writer.finish(&root(), &meta, Form::Stored(range)).unwrap();
+        let open = |range| Entry::open(file.try_clone().unwrap(), &root(), &object("1"), Form::Stored(range));
         assert!(open(ByteRange::WHOLE).is_none() && open(ByteRange::new(4000, 2999)).is_none());
         let entry = open(range).unwrap();
         assert_eq!((entry.meta.size, read(&entry, range).unwrap()), (9000, Bytes::from(bytes[4000..7000].to_vec())));
@@ -301,12 +339,25 @@ mod tests {
     }
 
     #[test]
+    fn entry_in_planes_is_no_entry_as_stored_and_the_other_way_round() {
+        let (file, planes) = (tempfile::tempfile().unwrap(), noise(500));
+        let mut writer = Writer::new(&file, 500);
+        writer.write(0, &planes).unwrap();
+        let (key, version) = (object("1").key, object("1").version);
+        let meta = Meta { key, size: 70, version, digests: vec![], encoding: None, modified_s: None };
+        writer.finish(&root(), &meta, Form::Planes).unwrap();
+        assert!(Entry::open(file.try_clone().unwrap(), &root(), &object("1"), WHOLE).is_none());
+        let entry = Entry::open(file, &root(), &object("1"), Form::Planes).unwrap();
+        assert_eq!((entry.meta.size, entry.read_all(&Buffers::of_process()).unwrap()), (70, Bytes::from(planes)));
+        assert!(Entry::open(written(&noise(10)), &root(), &object("1"), Form::Planes).is_none());
+        assert_ne!(Name::of(&root(), &object("1"), WHOLE), Name::of(&root(), &object("1"), Form::Planes));
+    }
+
+    #[test]
     fn entry_of_another_version_or_root_is_none() {
         let bytes = noise(10);
-        assert!(Entry::open(written(&bytes), &root(), &object("2"), ByteRange::WHOLE).is_none());
-        assert!(
-            Entry::open(written(&bytes), &"memory://c/".parse().unwrap(), &object("1"), ByteRange::WHOLE).is_none()
-        );
+        assert!(Entry::open(written(&bytes), &root(), &object("2"), WHOLE).is_none());
+        assert!(Entry::open(written(&bytes), &"memory://c/".parse().unwrap(), &object("1"), WHOLE).is_none());
     }
 
     proptest! {
@@ -319,7 +370,7 @@ mod tests {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at as u64).unwrap();
             file.write_all_at(&[byte[0] ^ (1 << bit)], at as u64).unwrap();
-            let read = Entry::open(file, &root(), &object("1"), ByteRange::WHOLE).and_then(|entry| read(&entry, ByteRange::WHOLE));
+            let read = Entry::open(file, &root(), &object("1"), WHOLE).and_then(|entry| read(&entry, ByteRange::WHOLE));
             // The four bytes that pad the footer say nothing.
             prop_assert!(read.is_none() || (at >= len - 4 && read.unwrap() == bytes));
         }
@@ -329,7 +380,7 @@ mod tests {
             let file = written(&noise(300));
             let len = file.metadata().unwrap().len() as i64;
             file.set_len((len + change) as u64).unwrap();
-            prop_assert_eq!(Entry::open(file, &root(), &object("1"), ByteRange::WHOLE).is_some(), change == 0);
+            prop_assert_eq!(Entry::open(file, &root(), &object("1"), WHOLE).is_some(), change == 0);
         }
     }
 }

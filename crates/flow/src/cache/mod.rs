@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The node cache: a store in front of another that keeps objects, as they are stored, on a local disk: one copy for all
-//! processes of the node, each fetched once. Whole ones, but for those of which only stretches are ever read.
+//! processes of the node, each fetched once. Whole ones, but for those of which only stretches are ever read. Compressed
+//! ones may be kept in planes instead (`planes`), which only who asks for them sees.
 //!
 //! Owns what is kept and what gives way; what is read next it is told ([`Future`]). A cache that cannot be written or
 //! read costs speed, never a sample: every doubt ends in asking the store again.
 
 mod entry;
 mod folder;
+mod planes;
 mod victims;
 
 use std::fmt;
@@ -20,8 +22,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_store::{Buffers, Chunk, GetResult, Meta, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result};
 
-use entry::{Entry, Name, Writer, disk_bytes};
+use entry::{Entry, Form, Name, Writer, disk_bytes};
 use folder::{Folder, Turn};
+pub use planes::Transcode;
+use planes::Transcoder;
 use victims::Victims;
 
 /// What an object of which ranges are asked is fetched in, several at a time: one connection of a public cloud gives 50
@@ -81,6 +85,7 @@ pub struct NodeCache {
     victims: Arc<Victims>,
     buffers: Arc<Buffers>,
     metrics: Arc<Metrics>,
+    transcoder: Arc<Transcoder>,
 }
 
 /// A read under way: what is asked, and the entry that answers it.
@@ -142,19 +147,23 @@ fn answer(meta: Meta, ranges: &[ByteRange], parts: Vec<Bytes>) -> GetResult {
 }
 
 impl NodeCache {
-    /// A cache of at most `limit_bytes` below `folder` in front of `inner`.
+    /// A cache of at most `limit_bytes` below `folder` in front of `inner`; `transcode` says when compressed objects are
+    /// kept in planes.
     pub fn new(
         inner: Arc<dyn Store>,
         folder: &Path,
         limit_bytes: u64,
         future: Arc<dyn Future>,
         metrics: Arc<Metrics>,
+        transcode: Transcode,
     ) -> Result<Self> {
         let folder = Folder::open(folder, limit_bytes)
             .map_err(|error| Error::from_io(folder.to_string_lossy().into_owned(), &error))?;
         let folder = Arc::new(folder);
-        let victims = Arc::new(Victims::new(folder.clone(), inner.root().clone(), future));
-        Ok(Self { inner, folder, victims, buffers: Buffers::of_process(), metrics })
+        let transcoder = Arc::new(Transcoder::new(transcode, future.clone(), limit_bytes));
+        let victims =
+            Arc::new(Victims::new(folder.clone(), inner.root().clone(), future, transcode != Transcode::Never));
+        Ok(Self { inner, folder, victims, buffers: Buffers::of_process(), metrics, transcoder })
     }
 
     /// Where the entries lie.
@@ -174,7 +183,7 @@ impl NodeCache {
         let (range, buffers) = (what.range, self.buffers.clone());
         let found = blocking(move || {
             let file = folder.find(name)?;
-            let read = Entry::open(file, &root, &wanted, range).and_then(|entry| {
+            let read = Entry::open(file, &root, &wanted, Form::Stored(range)).and_then(|entry| {
                 let parts: Option<Vec<Bytes>> = asked.iter().map(|range| entry.read(*range, &buffers)).collect();
                 Some((entry.meta, parts?))
             });
@@ -294,7 +303,7 @@ impl NodeCache {
             let keep = || {
                 let mut writer = Writer::new(&turn.file, keeps.bytes());
                 writer.write(0, &written)?;
-                writer.finish(&root, &Meta { version: pinned, ..said }, keeps.range)?;
+                writer.finish(&root, &Meta { version: pinned, ..said }, Form::Stored(keeps.range))?;
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())
@@ -346,7 +355,7 @@ impl NodeCache {
                 Some(error) => Err(error),
                 None => {
                     let said = Meta { version: pinned, ..said };
-                    Writer::resumed(&turn.file, size, crcs).finish(&root, &said, keeps.range)?;
+                    Writer::resumed(&turn.file, size, crcs).finish(&root, &said, Form::Stored(keeps.range))?;
                     room.keep(&turn)
                 }
             };
@@ -366,7 +375,7 @@ impl Store for NodeCache {
         deadline.check(&penstock_store::place(self.root(), &object.key))?;
         let keeps = self.victims.future().keeps(&object.key, ranges);
         let range = keeps.map_or(ByteRange::WHOLE, |keeps| keeps.range);
-        let Some(name) = Name::of(self.root(), object, range) else {
+        let Some(name) = Name::of(self.root(), object, Form::Stored(range)) else {
             return self.inner.get_ranges(object, ranges, deadline).await;
         };
         let read = Read { object, ranges, name, keeps, deadline };

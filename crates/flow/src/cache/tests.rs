@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use penstock_codec::{Codec, deflate, from_planes};
 use penstock_store::{Count, Memory, PutOptions, Version, read_whole, suite};
 
 use super::*;
@@ -54,8 +55,12 @@ fn rig() -> Rig {
 
 impl Rig {
     fn cache(&self, limit: u64) -> (NodeCache, Arc<Metrics>) {
-        let metrics = Arc::new(Metrics::default());
-        let cache = NodeCache::new(self.store.clone(), self.dir.path(), limit, self.told.clone(), metrics.clone());
+        self.cache_of(limit, Transcode::Never)
+    }
+
+    fn cache_of(&self, limit: u64, transcode: Transcode) -> (NodeCache, Arc<Metrics>) {
+        let (metrics, told) = (Arc::new(Metrics::default()), self.told.clone());
+        let cache = NodeCache::new(self.store.clone(), self.dir.path(), limit, told, metrics.clone(), transcode);
         (cache.unwrap(), metrics)
     }
 
@@ -198,7 +203,7 @@ async fn cache_entry_that_is_damaged_is_fetched_again() {
     let object = rig.put("a", bytes.clone()).await;
     let (cache, metrics) = rig.cache(1 << 20);
     whole(&cache, &object).await;
-    let name = Name::of(cache.root(), &object, ByteRange::WHOLE).unwrap();
+    let name = Name::of(cache.root(), &object, Form::Stored(ByteRange::WHOLE)).unwrap();
     let path = cache.place().join("objects").join(&name.hex()[..2]).join(name.hex());
     for damage in 0..3 {
         match damage {
@@ -267,6 +272,95 @@ async fn cache_read_that_is_given_up_leaves_nothing_counted() {
     assert_eq!(whole(&cache, &object).await, noise(1000));
 }
 
+/// Small numbers of two bytes each, and their gzip.
+fn compressed(seed: usize) -> (Vec<u8>, Vec<u8>) {
+    // Xorshift: a product alone repeats itself, which compresses to nothing.
+    let mut state = 0x9e37_79b9_7f4a_7c15 ^ seed as u64;
+    let mut number = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as u16 % 7
+    };
+    let content: Vec<u8> = (0..100_000).flat_map(|_| number().to_le_bytes()).collect();
+    let stored = deflate(Codec::Gzip, &content, 6).unwrap();
+    (content, stored)
+}
+
+#[tokio::test]
+async fn cache_copy_in_planes_takes_the_place_of_what_was_stored() {
+    let rig = rig();
+    let (content, stored) = compressed(0);
+    let object = rig.put("a", stored.clone()).await;
+    let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Always);
+    assert_eq!(cache.in_planes(&object).await.unwrap(), None);
+    let stored = whole(&cache, &object).await;
+    let made = cache.keep_planes(&object, Codec::Gzip, &stored).await.unwrap().unwrap();
+    // Another process, as it were.
+    let (other, _) = rig.cache_of(1 << 20, Transcode::Auto);
+    for cache in [&cache, &other] {
+        let planes = cache.in_planes(&object).await.unwrap().unwrap();
+        assert_eq!(planes, made);
+        let mut inflated = Vec::new();
+        from_planes(&planes, &mut inflated, 1 << 20, "p").unwrap();
+        assert!(inflated == content);
+    }
+    let lies = disk_bytes(made.len() as u64);
+    assert!((lies - 512..=lies).contains(&cache.folder.used().unwrap()), "the copy alone");
+    assert_eq!((rig.gets(), metrics.get(Metric::CacheTranscodes)), (1, 1));
+    assert_eq!(rig.cache(1 << 20).0.in_planes(&object).await.unwrap(), None, "who never asked for planes sees none");
+}
+
+#[tokio::test]
+async fn cache_copy_in_planes_that_is_damaged_is_taken_away() {
+    let rig = rig();
+    let object = rig.put("a", compressed(0).1).await;
+    let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Always);
+    let stored = whole(&cache, &object).await;
+    cache.keep_planes(&object, Codec::Gzip, &stored).await.unwrap().unwrap();
+    let name = Name::of(cache.root(), &object, Form::Planes).unwrap();
+    let path = cache.place().join("objects").join(&name.hex()[..2]).join(name.hex());
+    let mut written = std::fs::read(&path).unwrap();
+    written[5000] ^= 1;
+    std::fs::write(&path, written).unwrap();
+    assert_eq!(cache.in_planes(&object).await.unwrap(), None);
+    assert_eq!((metrics.get(Metric::CacheBroken), path.exists()), (1, false));
+}
+
+#[tokio::test]
+async fn cache_makes_no_copy_in_planes_of_what_is_damaged_or_grows_or_has_no_room() {
+    let rig = rig();
+    let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Always);
+    let (_, mut damaged) = compressed(0);
+    damaged[9000] ^= 1;
+    // Each block of planes holds again what all blocks repeat.
+    let far = zstd::bulk::compress(&compressed(0).1.repeat(40), 3).unwrap();
+    for (key, codec, stored) in [("damaged", Codec::Gzip, damaged), ("grows", Codec::Zstd, far)] {
+        let object = rig.put(key, stored).await;
+        let stored = whole(&cache, &object).await;
+        assert_eq!(cache.keep_planes(&object, codec, &stored).await.unwrap(), None, "{key}");
+    }
+    let object = rig.put("large", compressed(1).1).await;
+    let (small, _) = rig.cache_of(10_000, Transcode::Always);
+    let stored = Bytes::from(compressed(1).1);
+    assert_eq!(small.keep_planes(&object, Codec::Gzip, &stored).await.unwrap(), None);
+    assert_eq!(metrics.get(Metric::CacheTranscodes), 0);
+    assert!(std::fs::read_dir(cache.place().join("parts")).unwrap().next().is_none());
+}
+
+#[tokio::test]
+async fn cache_decides_by_its_first_objects_and_says_why() {
+    let rig = rig();
+    let (cache, _) = rig.cache_of(1 << 20, Transcode::Auto);
+    for at in 0..3 {
+        assert_eq!(cache.transcoding(), None);
+        let object = rig.put(&format!("k{at}"), compressed(at).1).await;
+        let stored = whole(&cache, &object).await;
+        cache.keep_planes(&object, Codec::Gzip, &stored).await.unwrap();
+    }
+    assert!(cache.transcoding().unwrap().starts_with("kept "));
+}
+
 /// Sizes as the store has them, so that the suite's objects are kept.
 #[derive(Debug)]
 struct Asks(Arc<Memory>);
@@ -295,7 +389,8 @@ async fn cache_stands_the_store_suite() {
     let dir = tempfile::tempdir().unwrap();
     let memory = Arc::new(Memory::named("cache-suite"));
     let metrics = Arc::new(Metrics::default());
-    let cache = NodeCache::new(memory.clone(), dir.path(), 1 << 30, Arc::new(Asks(memory)), metrics.clone());
+    let (asks, transcode) = (Arc::new(Asks(memory.clone())), Transcode::Never);
+    let cache = NodeCache::new(memory, dir.path(), 1 << 30, asks, metrics.clone(), transcode);
     suite::run(Arc::new(cache.unwrap())).await;
     assert!(metrics.get(Metric::CacheHits) + metrics.get(Metric::CacheMisses) > 0);
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_types::Url;
 
-use super::entry::Name;
+use super::entry::{Form, Name};
 use super::folder::Folder;
 use super::{Future, Stretch};
 
@@ -17,6 +17,8 @@ pub(super) struct Victims {
     folder: Arc<Folder>,
     root: Url,
     future: Arc<dyn Future>,
+    /// Entries in planes are of use to this run, as those of stored bytes are.
+    reads_planes: bool,
     kept: Mutex<Option<Kept>>,
 }
 
@@ -47,8 +49,8 @@ impl Kept {
 }
 
 impl Victims {
-    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>) -> Self {
-        Self { folder, root, future, kept: Mutex::default() }
+    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>, reads_planes: bool) -> Self {
+        Self { folder, root, future, reads_planes, kept: Mutex::default() }
     }
 
     pub fn future(&self) -> &dyn Future {
@@ -59,6 +61,15 @@ impl Victims {
     pub fn note(&self, name: Name, what: &Stretch) {
         if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner) {
             kept.set(name, self.future.next_use(what), Some(what.clone()));
+        }
+    }
+
+    /// An entry was taken away, and is no longer followed.
+    pub fn forget(&self, name: Name) {
+        if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some((next_use, _)) = kept.known.remove(&name)
+        {
+            kept.by_next_use.remove(&(next_use, name));
         }
     }
 
@@ -80,9 +91,11 @@ impl Victims {
         // A folder that cannot be listed has nothing that could give way.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
         for (object, range) in self.future.stretches() {
-            if let Some(name) = Name::of(&self.root, &object, range).filter(|name| found.remove(name)) {
-                let what = Stretch { key: object.key, range };
-                kept.set(name, self.future.next_use(&what), Some(what));
+            let forms = [Some(Form::Stored(range)), self.reads_planes.then_some(Form::Planes)];
+            let names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));
+            let what = Stretch { key: object.key.clone(), range };
+            for name in names.filter(|name| found.remove(name)) {
+                kept.set(name, self.future.next_use(&what), Some(what.clone()));
             }
         }
         // What no run of this dataset reads gives way first.

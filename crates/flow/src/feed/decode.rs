@@ -50,7 +50,7 @@ pub(crate) fn decode(
     scratch: &mut Vec<u8>,
 ) -> Result<Decoded> {
     let stored = match object.stored {
-        Content::Whole(stored) => stored,
+        Content::Whole(stored) | Content::Planes(stored) => stored,
         Content::Ranges(_) => {
             let cut = Cut { view: View::Ranges(object.stored), spans: Vec::new(), walked: Ok(()) };
             return Ok(Decoded { inflated: now(), bad: cut.each(object, wants, fields, rows) });
@@ -70,10 +70,8 @@ pub(crate) fn decode(
     let content = match object.codec {
         Codec::None if blocks.is_some() => scratch.as_slice(),
         Codec::None => stored.as_ref(),
-        // Where every record's own checksum is looked at, gzip's CRC-32 of the same bytes would be one pass too many.
         codec => {
-            let check = if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full };
-            inflate_into_checked(codec, stored, scratch, object.limit, check, place)?;
+            object.stored.inflate_into(codec, framing, scratch, object.limit, place)?;
             scratch.as_slice()
         }
     };

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_codec::{Codec, GzipCheck, inflate_into_checked};
+use penstock_codec::Codec;
 use penstock_types::{Deadline, Error, Result};
 
 use super::Feed;
@@ -97,10 +97,9 @@ impl Feed {
         let decoding = tokio::task::spawn_blocking(move || {
             let place = source.place(object);
             let content = match (fetched, source.codec(object)) {
-                (Content::Whole(stored), codec) if !cached && codec != Codec::None => {
-                    let check = if source.framing().checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full };
+                (fetched, codec) if !cached && codec != Codec::None => {
                     let mut inflated = Vec::new();
-                    inflate_into_checked(codec, &stored, &mut inflated, self.limit, check, &place)?;
+                    fetched.inflate_into(codec, source.framing(), &mut inflated, self.limit, &place)?;
                     Content::Whole(Bytes::from(inflated))
                 }
                 (content, _) => content,

@@ -277,6 +277,11 @@ impl Feed {
         &self.fields[..self.fields.len() - usize::from(self.weighted)]
     }
 
+    /// What the node's cache of each source has decided of objects in planes, and why.
+    pub fn transcoding(&self) -> Vec<Option<String>> {
+        self.sources.iter().map(|source| source.transcoding()).collect()
+    }
+
     /// Bytes that may be in flight.
     pub fn memory_bytes(&self) -> u64 {
         self.limit

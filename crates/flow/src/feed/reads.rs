@@ -5,10 +5,10 @@
 //! read together where the gap between them costs less than another request would.
 
 use bytes::Bytes;
-use penstock_codec::Codec;
-use penstock_types::ByteRange;
+use penstock_codec::{Codec, GzipCheck, from_planes, inflate_into_checked};
+use penstock_types::{ByteRange, Error, Result};
 
-use super::format::Span;
+use super::format::{Framing, Span};
 use super::plan::Want;
 use super::source::Source;
 
@@ -33,6 +33,8 @@ pub(crate) struct Reads {
 pub(crate) enum Content {
     /// The whole object, as stored.
     Whole(Bytes),
+    /// The whole object in planes, from the node's cache.
+    Planes(Bytes),
     /// Ranges by where they begin, ascending.
     Ranges(Vec<(u64, Bytes)>),
 }
@@ -42,6 +44,7 @@ impl Content {
     pub fn slice(&self, span: &Span) -> Option<&[u8]> {
         let (start, bytes) = match self {
             Self::Whole(bytes) => (0, bytes),
+            Self::Planes(_) => return None,
             Self::Ranges(ranges) => {
                 let at = ranges.partition_point(|(start, _)| *start <= span.offset).checked_sub(1)?;
                 (ranges[at].0, &ranges[at].1)
@@ -49,6 +52,26 @@ impl Content {
         };
         let from = usize::try_from(span.offset - start).ok()?;
         bytes.get(from..from.checked_add(usize::try_from(span.len).ok()?)?)
+    }
+
+    /// Inflates an object that came whole into `out`: at most `limit` bytes.
+    pub fn inflate_into(
+        &self,
+        codec: Codec,
+        framing: &dyn Framing,
+        out: &mut Vec<u8>,
+        limit: u64,
+        place: &str,
+    ) -> Result<()> {
+        match self {
+            Self::Whole(stored) => {
+                // Where every record's own checksum is looked at, gzip's CRC-32 of the same bytes would be one pass too many.
+                let check = if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full };
+                inflate_into_checked(codec, stored, out, limit, check, place)
+            }
+            Self::Planes(planes) => from_planes(planes, out, limit, place),
+            Self::Ranges(_) => Err(Error::bug(format!("ranges of {place}, which is compressed, were read"))),
+        }
     }
 }
 

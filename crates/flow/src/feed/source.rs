@@ -22,7 +22,7 @@ use super::plan::Steps;
 use super::reads::{Content, Reads};
 use super::schedule::Schedule;
 use super::timing::{Trace, first_byte_of};
-use crate::cache::NodeCache;
+use crate::cache::{NodeCache, Transcode};
 use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
 use crate::order::Counts;
@@ -63,6 +63,8 @@ pub struct Source {
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<Schedule>>,
     is_local: bool,
+    /// The node's cache, where there is one; `store` is it then.
+    cache: Option<Arc<NodeCache>>,
 }
 
 /// A stretch as it is asked for: an object of which all is wanted is asked for as a whole, and checked as one.
@@ -128,7 +130,7 @@ impl Source {
         };
         let listing = Arc::new(manifest);
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
-        let (index, schedule) = (None, None);
+        let (index, schedule, cache) = (None, None, None);
         let is_local = store.root().scheme == Scheme::File;
         let (buffers, learned) = (Buffers::of_process(), Learned::new(manifest.objects.len()));
         Ok(Self {
@@ -146,6 +148,7 @@ impl Source {
             index,
             schedule,
             is_local,
+            cache,
         })
     }
 
@@ -171,7 +174,8 @@ impl Source {
     }
 
     /// The same source behind the node's cache: at most `limit_bytes` below `folder`, shared by the ranks `node` of a job
-    /// that reads `leaf`. `steps` says which rank reads what, where positions of the epoch are the leaf's own.
+    /// that reads `leaf`. `steps` says which rank reads what, where positions of the epoch are the leaf's own; `transcode`
+    /// when compressed objects are kept in planes.
     pub fn cached(
         self,
         folder: &Path,
@@ -179,6 +183,7 @@ impl Source {
         leaf: &Leaf,
         steps: Option<Steps>,
         node: Range<u64>,
+        transcode: Transcode,
     ) -> Result<Self> {
         let mut schedule = Schedule::new(self.listing.clone(), self.base.clone(), leaf.clone(), steps, node);
         if let Some(blocks) = &self.blocks {
@@ -186,8 +191,14 @@ impl Source {
         }
         let schedule = Arc::new(schedule);
         let metrics = self.metrics.clone();
-        let store = Arc::new(NodeCache::new(self.store, folder, limit_bytes, schedule.clone(), metrics)?);
-        Ok(Self { store, schedule: Some(schedule), ..self })
+        let cache = NodeCache::new(self.store, folder, limit_bytes, schedule.clone(), metrics, transcode)?;
+        let cache = Arc::new(cache);
+        Ok(Self { store: cache.clone(), schedule: Some(schedule), cache: Some(cache), ..self })
+    }
+
+    /// What the node's cache has decided of objects in planes, and why.
+    pub fn transcoding(&self) -> Option<String> {
+        self.cache.as_ref()?.transcoding()
     }
 
     /// Tells the cache how far a pass has come: `position` of `epoch`, as the leaf counts them.
@@ -348,10 +359,7 @@ impl Source {
 
     /// What `reads` says of an object.
     pub(crate) async fn fetch_reads(&self, object: u64, reads: &Reads, deadline: Deadline) -> Result<FetchedReads> {
-        let Some(ranges) = &reads.ranges else {
-            let Fetched { bytes, sent, first_byte, done } = self.fetch(object, deadline).await?;
-            return Ok(FetchedReads { content: Content::Whole(bytes), sent, first_byte, done });
-        };
+        let Some(ranges) = &reads.ranges else { return self.fetch_whole(object, deadline).await };
         let sent = now();
         let parts: Vec<(u64, Bytes, (Instant, Instant))> = stream::iter(ranges.clone())
             .map(|range| async move {
@@ -364,6 +372,27 @@ impl Source {
         let first_byte = first_byte_of(&mut parts.iter().map(|part| part.2).collect::<Vec<_>>(), sent);
         let content = Content::Ranges(parts.into_iter().map(|(start, bytes, _)| (start, bytes)).collect());
         Ok(FetchedReads { content, sent, first_byte, done: now() })
+    }
+
+    /// All of an object: as stored, or in planes where the node's cache keeps it so.
+    async fn fetch_whole(&self, object: u64, deadline: Deadline) -> Result<FetchedReads> {
+        let codec = self.codec(object);
+        let may_be_in_planes = codec != Codec::None && self.blocks.is_none() && !self.framing.is_table();
+        let planes = self.cache.as_ref().filter(|_| may_be_in_planes);
+        let (reference, sent) = (self.reference(self.entry(object)), now());
+        if let Some(cache) = planes
+            && let Some(content) = cache.in_planes(&reference).await?
+        {
+            let came = now();
+            return Ok(FetchedReads { content: Content::Planes(content), sent, first_byte: came, done: came });
+        }
+        let Fetched { bytes, sent, first_byte, done } = self.fetch(object, deadline).await?;
+        let made = match planes {
+            Some(cache) => cache.keep_planes(&reference, codec, &bytes).await?,
+            None => None,
+        };
+        let content = made.map_or_else(|| Content::Whole(bytes), Content::Planes);
+        Ok(FetchedReads { content, sent, first_byte, done })
     }
 
     /// The same within a time, with the moments of its way.

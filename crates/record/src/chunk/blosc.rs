@@ -4,10 +4,10 @@
 
 use std::cell::RefCell;
 
-use penstock_codec::{Packing, inflate_exact};
+use penstock_codec::{Packing, inflate_exact, unshuffle};
 use penstock_types::{Error, Result, grouped};
 
-use super::shuffle::{unshuffle, unshuffle_bits};
+use super::shuffle::unshuffle_bits;
 
 const HEADER: usize = 16;
 /// A block is split by bytes of its elements up to this size of them,

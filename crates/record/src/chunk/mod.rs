@@ -15,7 +15,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use penstock_codec::checksum::crc32c;
-use penstock_codec::{Packing, inflate_exact};
+use penstock_codec::{Packing, inflate_exact, unshuffle};
 use penstock_types::{Error, Result, grouped};
 
 use crate::swap::swap_into;
@@ -179,7 +179,7 @@ fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
         Step::Blosc => blosc::decode(input, out, place),
         Step::Unshuffle(size) => {
             sized(input, out.len(), place)?;
-            shuffle::unshuffle(input, out, size);
+            unshuffle(input, out, size);
             Ok(())
         }
         Step::Swap(size) => {

@@ -1,42 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shuffles undone: of bytes, and of bits.
-
-/// Elements done at once, so that what is written stays in the cache.
-const RUN: usize = 512;
-
-/// Bytes: all firsts, all seconds, ... become elements of `size`; what is no whole element stays where it is.
-pub(super) fn unshuffle(input: &[u8], out: &mut [u8], size: usize) {
-    if size <= 1 {
-        out.copy_from_slice(input);
-        return;
-    }
-    match size {
-        2 => fixed::<2>(input, out),
-        4 => fixed::<4>(input, out),
-        8 => fixed::<8>(input, out),
-        _ => {
-            let count = input.len() / size;
-            for (at, element) in out.chunks_exact_mut(size).enumerate() {
-                for (byte, slot) in element.iter_mut().enumerate() {
-                    *slot = input[byte * count + at];
-                }
-            }
-        }
-    }
-    let whole = input.len() / size * size;
-    out[whole..].copy_from_slice(&input[whole..]);
-}
-
-fn fixed<const N: usize>(input: &[u8], out: &mut [u8]) {
-    let count = input.len() / N;
-    let planes: [&[u8]; N] = std::array::from_fn(|byte| &input[byte * count..][..count]);
-    for (run, elements) in out[..count * N].as_chunks_mut::<N>().0.chunks_mut(RUN).enumerate() {
-        let planes = planes.map(|plane| &plane[run * RUN..][..elements.len()]);
-        for (at, element) in elements.iter_mut().enumerate() {
-            *element = std::array::from_fn(|byte| planes[byte][at]);
-        }
-    }
-}
+//! Blosc's shuffle of bits, undone; that of bytes is the codec's.
 
 /// Bits: the lowest bit of all elements, the next of all, ... become elements of `size`. Of a number of elements that
 /// eight does not divide, Blosc shuffles nothing.

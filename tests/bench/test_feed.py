@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import sys
@@ -71,6 +72,20 @@ def test_contest_of_equals_gives_rows_ratios_and_the_same_samples(tmp_path, twin
         assert len(row.workload["passes"]) == 2
         assert row.wall_s > 0
         assert row.cpu_s > 0
+
+
+def test_our_own_copies_in_planes_are_a_contestant_that_converts(tmp_path):
+    folder = write(tmp_path / "d")
+    for path in sorted(folder.iterdir()):
+        path.with_suffix(".tfrecord.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    found = feed.run(request(folder, "planes", peers=tmp_path))
+    assert found.is_same
+    assert [row.label for row in found.rows] == [feed.OURS, "planes"]
+    ours, planes = found.rows
+    assert (ours.loader["cache_hits"], planes.loader["cache_hits"]) == (0, 7)
+    assert found.begun["planes"]["converted_bytes"] > 0
+    assert found.begun[feed.OURS]["converted_bytes"] == 0
 
 
 def test_peers_that_cannot_read_it_or_are_not_there_are_told_and_left_out(tmp_path):

@@ -69,7 +69,7 @@ def entries(folder: Path) -> list[Path]:
 def test_samples_in_planes_are_those_as_stored(volumes, tmp_path, each):
     ds = opened(volumes(each), each)
     want = hashed(penstock.Loader(ds.cache(False), batch_size=4), 4)
-    loader = penstock.Loader(ds.cache(tmp_path / "nvme", transcode="always"), batch_size=4, max_in_flight=1)
+    loader = penstock.Loader(ds.cache(tmp_path / "nvme", transcode="always"), batch_size=4)
     assert hashed(loader, 1) == want[:1]
     assert loader.report()["cache_transcodes"] == OBJECTS
     assert len(entries(tmp_path / "nvme")) == OBJECTS, "each copy takes the place of what was stored"
@@ -84,7 +84,7 @@ def test_samples_in_planes_are_those_as_stored(volumes, tmp_path, each):
 
 def test_copy_that_rots_is_fetched_again(volumes, tmp_path):
     ds = opened(volumes()).cache(tmp_path / "nvme", transcode="always")
-    loader = penstock.Loader(ds, batch_size=4, max_in_flight=1)
+    loader = penstock.Loader(ds, batch_size=4)
     want = hashed(loader, 1)
     for number, path in enumerate(sorted(entries(tmp_path / "nvme"))):
         copy = bytearray(path.read_bytes())
@@ -103,7 +103,7 @@ def test_object_that_is_damaged_is_the_readers_error_and_no_copy(volumes, tmp_pa
     stored[len(stored) // 2] ^= 0x10
     path.write_bytes(stored)
     ds = opened(folder).cache(tmp_path / "nvme", transcode="always")
-    loader = penstock.Loader(ds, batch_size=4, max_in_flight=1, on_error="skip")
+    loader = penstock.Loader(ds, batch_size=4, on_error="skip")
     rows = sum(len(batch["x"]) for batch in loader)
     assert rows == OBJECTS - 1
     assert loader.report()["cache_transcodes"] == OBJECTS - 1
@@ -133,7 +133,7 @@ def test_auto_keeps_as_stored_what_would_not_fit_in_planes(volumes, tmp_path):
 
 def test_records_by_their_places_are_the_same_in_planes(volumes, tmp_path):
     ds = opened(volumes(2), 2)
-    hashed(penstock.Loader(ds.cache(tmp_path / "nvme", transcode="always"), batch_size=4, max_in_flight=1), 1)
+    hashed(penstock.Loader(ds.cache(tmp_path / "nvme", transcode="always"), batch_size=4), 1)
     cached = penstock.Loader(ds.cache(tmp_path / "nvme", transcode="always"), batch_size=4)
     plain = penstock.Loader(ds.cache(False), batch_size=4)
     wanted = [(0, 3, 1), (0, 0, 0), (0, 3, 0)]

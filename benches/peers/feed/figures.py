@@ -34,7 +34,7 @@ PICTURE = ("--field", "jpg=image:224", "--field", "cls=int64", "--batch", "32")
 OBJECT_BYTES = 16 << 20
 
 CONTESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "volumes": ("volumes-768", "tfdata,libdeflate,bare", (*VOLUME, "--repeats", "3", "--cache", "warm")),
+    "volumes": ("volumes-768", "tfdata,libdeflate,bare,planes", (*VOLUME, "--repeats", "3", "--cache", "warm")),
     "volumes-1": (
         "volumes-768",
         "tfdata,libdeflate,bare",

@@ -161,7 +161,7 @@ def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
 
 def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
     """The Python that has a peer, or why there is none."""
-    python = Path(sys.executable) if folder is None else folder / peer.environment / "bin/python"
+    python = folder / peer.environment / "bin/python" if folder and peer.environment else Path(sys.executable)
     if not python.exists():
         return None, f"not installed: no {python}"
     asked = f"import importlib.util as u, sys; sys.exit(u.find_spec({peer.module!r}) is None)"

@@ -218,14 +218,18 @@ impl NodeCache {
     }
 
     /// Makes the copy in planes of an object whose stored bytes are at hand, and keeps it in their place; `None` where that
-    /// does not pay, where others are being made, and where there is no room.
+    /// does not pay, and where there is no room.
     pub async fn keep_planes(&self, object: &ObjectRef, codec: Codec, stored: &Bytes) -> Result<Option<Bytes>> {
         let Some(name) = Name::of(self.root_url(), object, Form::Planes) else { return Ok(None) };
-        if self.transcoder.transcode == Transcode::Never || !self.transcoder.is_open() {
+        if self.transcoder.transcode == Transcode::Never {
             return Ok(None);
         }
-        // Nobody waits for a copy: what is not made now may be when it is read again.
-        let Ok(permit) = self.transcoder.gate.clone().try_acquire_owned() else { return Ok(None) };
+        // Each waits its turn, so that the first epoch alone is slower and all later ones are alike.
+        let gate = self.transcoder.gate.clone();
+        let permit = gate.acquire_owned().await.map_err(|error| Error::bug(format!("the node cache: {error}")))?;
+        if !self.transcoder.is_open() {
+            return Ok(None);
+        }
         let (transcoder, bytes) = (self.transcoder.clone(), stored.clone());
         let made = blocking(move || {
             let made = transcoder.made(codec, &bytes);

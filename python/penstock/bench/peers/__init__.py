@@ -23,7 +23,7 @@ class Peer:
 
     Attributes:
         driver: Its file here, without `.py`.
-        environment: Folder of its interpreter below `--peers`.
+        environment: Folder of its interpreter below `--peers`; empty for our own.
         module: What that interpreter must be able to import.
         formats, codecs, schemes: What it reads; anything else is told as such, and not run.
         options: What the driver is told besides the task.
@@ -41,12 +41,14 @@ class Peer:
 
 
 _RECORDS, _TAR, _OBJECTS = frozenset({"tfrecord"}), frozenset({"tar"}), frozenset({"fixed"})
-_GZIP, _BOTH, _S3 = frozenset({"gzip"}), frozenset({"gzip", "none"}), frozenset({"s3"})
+_GZIP, _BOTH = frozenset({"gzip"}), frozenset({"gzip", "none"})
+_FILE, _S3 = frozenset({"file"}), frozenset({"s3"})
 
 PEERS: dict[str, Peer] = {
     "tfdata": Peer("tfdata", "tfdata", "tensorflow", _RECORDS, _BOTH),
     "libdeflate": Peer("libdeflate", "libdeflate", "deflate", _RECORDS, _GZIP),
     "bare": Peer("bare", "libdeflate", "deflate", _RECORDS, _GZIP, is_roofline=True),
+    "planes": Peer("ours", "", "penstock", _RECORDS, _GZIP, schemes=_FILE | _S3, options={"transcode": "always"}),
     "tfrecord": Peer("tfrecord", "tfrecord", "tfrecord", _RECORDS, _BOTH),
     "grain": Peer("grain", "grain", "grain", _RECORDS),
     "grain-arrayrecord": Peer("grain_arrayrecord", "grain", "array_record", _RECORDS),

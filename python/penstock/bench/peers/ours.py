@@ -26,17 +26,23 @@ def _field(said: dict[str, Any]) -> Any:
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Opens the dataset as any training would, without the node's cache, which no peer has."""
+    """Opens the dataset as any training would, without the node's cache, which no peer has; as the contestant `planes` over
+    that cache, which a first pass fills."""
     import penstock
 
     known: dict[str, Any] = {}
     if task["records_per_object"]:
         known["records_per_object"] = task["records_per_object"]
     dataset = penstock.open(task["url"], format=_format(task), **known)
-    dataset = dataset.fields(**{name: _field(said) for name, said in task["fields"].items()}).cache(False)
+    dataset = dataset.fields(**{name: _field(said) for name, said in task["fields"].items()})
+    transcode = task["options"].get("transcode")
+    dataset = dataset.cache(task["work"], transcode=transcode) if transcode else dataset.cache(False)
     kind: Any = penstock.torch.Loader if task["arrays"] == "torch" else penstock.Loader
     _made["loader"] = kind(dataset, batch_size=task["batch"], rank=0, world=1, threads=len(task["cores"]))
     _made["loader"].dataset.counted()
+    if transcode:
+        for _ in _made["loader"]:
+            pass
 
 
 def _format(task: dict[str, Any]) -> Any:

@@ -27,7 +27,8 @@ def _field(said: dict[str, Any]) -> Any:
 
 def begin(task: dict[str, Any]) -> None:
     """Opens the dataset as any training would, without the node's cache, which no peer has; as the contestant `planes` over
-    that cache, which a first pass fills."""
+    that cache, which a first pass fills.
+    """
     import penstock
 
     known: dict[str, Any] = {}

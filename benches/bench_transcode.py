@@ -74,7 +74,7 @@ def main() -> int:
     rows = []
     for way, runs in found.items():
         first = [one["epochs"][0] for one in runs]
-        later = [epoch for one in runs for epoch in one["epochs"][2:]]
+        later = [epoch for one in runs for epoch in one["epochs"][3:]]
         rows.append(
             {
                 "transcode": way,

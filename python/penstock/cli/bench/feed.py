@@ -31,7 +31,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     multiple=True,
     metavar="NAME,NAME,...",
     callback=_names,
-    help="Peers to run beside us: tfdata, webdataset, litdata, ...; a wrong name lists them.",
+    help="Peers to run beside us: tfdata, webdataset, litdata, ..., or planes, our own copies; a wrong name lists them.",
 )
 @click.option(
     "--peers",

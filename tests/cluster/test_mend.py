@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.cluster import job, pools
+from penstock.cluster import access, job, pools
 from penstock.cluster.execute import Execution
-from penstock.errors import RankFailed
+from penstock.errors import ConfigError, RankFailed
 
 _JOB = """
 name = "mended"
@@ -45,6 +45,16 @@ def execution(tmp_path, monkeypatch):
     yield one
     one._down()
     one.close()
+
+
+@pytest.mark.parametrize(
+    ("pool", "orders"),
+    [(b'{"schema', "[]"), (b"{}", "[]"), (None, "[3"), (None, "{}"), (None, "[3]")],
+)
+def test_orders_that_are_none_are_told(execution, pool, orders):
+    sound = msgspec.json.encode(execution._pool)
+    with pytest.raises(ConfigError, match="pool orders: "):
+        access.answers("local", "n1", orders, sound if pool is None else pool)
 
 
 def test_pool_is_mended_by_the_nodes_own_penstock(execution, tmp_path):

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections import namedtuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,3 +104,16 @@ def test_numa_nodes_hold_all_cores_and_memory_of_this_machine():
             first, _, last = span.partition("-")
             cores |= set(range(int(first), int(last or first) + 1))
     assert os.sched_getaffinity(0) <= cores
+
+
+def test_disks_are_those_that_hold_data(tmp_path, monkeypatch):
+    (tmp_path / "mounts").write_text("".join(f"{kind}-{at} {tmp_path}/{at} {kind} rw 0 0\n" for at, kind in enumerate(
+        ["ext4", "tmpfs", "tmpfs", "proc"]
+    )))  # fmt: skip
+    sizes = [512 << 20, 64 << 20, 8 << 30, 0]
+    for at in range(4):
+        (tmp_path / str(at)).mkdir()
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(sizes[int(path[-1])], 0, 9))
+    monkeypatch.setattr(survey, "MOUNTS", tmp_path / "mounts")
+    assert [disk["path"][-1] for disk in survey.disks()] == ["0", "2"]

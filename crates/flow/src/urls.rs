@@ -168,10 +168,7 @@ impl UrlList {
 /// An object by what its line said and what its server says.
 fn entry(key: Key, said: Option<u64>, digests: Vec<Digest>, meta: Meta, root: &Url) -> Result<Entry> {
     match said {
-        Some(want) if want != meta.size => {
-            let place = penstock_store::place(root, &meta.key);
-            Err(Error::Changed { place, want: format!("of {want} bytes"), have: format!("one of {} bytes", meta.size) })
-        }
+        Some(want) if want != meta.size => Err(Error::resized(penstock_store::place(root, &meta.key), want, meta.size)),
         _ => {
             let mut entry = Entry::of_meta(key, meta);
             entry.digests.extend(digests);

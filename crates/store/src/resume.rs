@@ -110,11 +110,8 @@ async fn next(mut state: State) -> Result<Option<(Chunk, State)>> {
         match state.tries.attempt(limit, inner.get_ranges(&object, &rest, deadline)).await {
             Ok(got) if got.meta.size == state.source.size => state.chunks = got.chunks,
             Ok(got) => {
-                return Err(Error::Changed {
-                    place: crate::place(inner.root(), &state.source.key),
-                    want: format!("of {} bytes", state.source.size),
-                    have: format!("one of {} bytes", got.meta.size),
-                });
+                let place = crate::place(inner.root(), &state.source.key);
+                return Err(Error::resized(place, state.source.size, got.meta.size));
             }
             Err(error) => state.chunks = stream::iter([Err(error)]).boxed(),
         }

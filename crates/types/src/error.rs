@@ -279,6 +279,12 @@ impl Error {
         Self::Corrupt { place: place.into(), problem: problem.into() }
     }
 
+    /// A [`Error::Changed`] that shows by an object's size.
+    pub fn resized(place: impl Into<String>, want: u64, have: u64) -> Self {
+        let (want, have) = (grouped(want), grouped(have));
+        Self::Changed { place: place.into(), want: format!("of {want} bytes"), have: format!("one of {have} bytes") }
+    }
+
     /// A [`Error::Mismatch`].
     pub fn mismatch(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Mismatch { place: place.into(), problem: problem.into() }

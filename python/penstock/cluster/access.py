@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -84,12 +84,19 @@ def answers(engine: str, node: str, orders: str, pool: bytes) -> str:
         pool: The pool as JSON.
 
     Raises:
+        ConfigError: The pool or the orders are not what they should be.
         PenstockError: The pool does not answer at all.
     """
     from penstock.cluster.pools import load_engine
 
-    access = load_engine(engine, {}).access(msgspec.json.decode(pool, type=Pool), node)
-    return json.dumps([perform(access, order) for order in json.loads(orders)])
+    try:
+        known, asked = msgspec.json.decode(pool, type=Pool), msgspec.json.decode(orders, type=list[list[Any]])
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"pool orders: {error}", hint="the pool comes as JSON on stdin, the orders as a list"
+        ) from error
+    access = load_engine(engine, {}).access(known, node)
+    return json.dumps([perform(access, order) for order in asked])
 
 
 def main() -> int:

@@ -36,8 +36,11 @@ _DISKS = {
     "ceph",
     "f2fs",
 }
+# A smaller file system in memory is a program's own corner, as containers have some of.
+_SMALLEST_TMPFS = 1 << 30
 _ASK_S = 10
 SYS = Path("/sys")
+MOUNTS = Path("/proc/self/mounts")
 GPUS = Path("/proc/driver/nvidia/gpus")
 # Newer drivers underline the head of the matrix.
 _PAINT = re.compile(r"\x1b\[[0-9;]*m")
@@ -107,16 +110,18 @@ def disks() -> list[dict[str, Any]]:
     """Mounted file systems that hold data: path, kind, size and what is free; each device once."""
     found: dict[str, dict[str, Any]] = {}
     try:
-        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+        lines = MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
         return []
     for line in lines:
         device, path, kind = [word.encode().decode("unicode_escape") for word in line.split()[:3]]
-        if kind not in _DISKS or device in found or (kind == "tmpfs" and path.startswith(("/run", "/sys", "/proc"))):
+        if kind not in _DISKS or device in found:
             continue
         try:
             usage = shutil.disk_usage(path)
         except OSError:
+            continue
+        if kind == "tmpfs" and (usage.total < _SMALLEST_TMPFS or path.startswith(("/run", "/sys", "/proc"))):
             continue
         if usage.total and Path(path).is_dir():
             found[device] = {"path": path, "kind": kind, "size_bytes": usage.total, "free_bytes": usage.free}

@@ -489,11 +489,7 @@ impl Source {
         let answer = self.store.get_ranges(&self.reference(entry), &[range], deadline).await?;
         // A store without versions still gives sizes.
         if answer.meta.size != entry.size {
-            return Err(Error::Changed {
-                place: self.place_of(entry),
-                want: format!("of {} bytes", grouped(entry.size)),
-                have: format!("one of {} bytes", grouped(answer.meta.size)),
-            });
+            return Err(Error::resized(self.place_of(entry), entry.size, answer.meta.size));
         }
         Ok(answer.chunks)
     }

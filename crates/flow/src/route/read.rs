@@ -215,11 +215,10 @@ impl Read {
     fn of_size(&self, got: GetResult) -> Result<Chunks> {
         match got.meta.size == self.size {
             true => Ok(got.chunks),
-            false => Err(Error::Changed {
-                place: penstock_store::place(self.shared.pool.root(), &self.object.key),
-                want: format!("of {} bytes", self.size),
-                have: format!("one of {} bytes", got.meta.size),
-            }),
+            false => {
+                let place = penstock_store::place(self.shared.pool.root(), &self.object.key);
+                Err(Error::resized(place, self.size, got.meta.size))
+            }
         }
     }
 

@@ -136,11 +136,7 @@ impl Inlet {
 
     /// The object is not the one that was listed.
     pub fn changed(&self, entry: &Entry, size: u64) -> Error {
-        Error::Changed {
-            place: self.place(entry),
-            want: format!("of {} bytes", entry.size),
-            have: format!("one of {size} bytes"),
-        }
+        Error::resized(self.place(entry), entry.size, size)
     }
 
     /// Whoever of several stores gave these bytes is left out.

@@ -62,8 +62,7 @@ pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) ->
         };
         let size = listing.objects[object].size;
         if size != file.size {
-            let (want, have) = (format!("of {} bytes", grouped(size)), format!("one of {} bytes", grouped(file.size)));
-            return Err(Error::Changed { place, want, have });
+            return Err(Error::resized(place, size, file.size));
         }
         if file.arrays.len() != datasets.len() {
             return Err(Error::config("format", format!("{place}: {} datasets are described", file.arrays.len())));

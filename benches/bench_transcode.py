@@ -2,10 +2,11 @@
 """What copies in planes save in later epochs, and what they cost in the first: decision 0531.
 
     .venv/bin/python benches/peers/feed/figures.py prepare DIR          # the volumes
-    .venv/bin/python benches/bench_transcode.py DIR/volumes [--names 64] [--epochs 4] [--repeats 3] [--json]
+    .venv/bin/python benches/bench_transcode.py DIR/volumes [--names 64] [--epochs 8] [--repeats 3] [--json]
 
 Each way runs in a process of its own over a cache of its own, in turns; CPU-ms and wall-ms a sample of the first epoch and
-of the median later one, and the bytes that lie in the cache. The bytes of all batches are hashed and must be the same.
+of the median later one (from the fourth on: the second one's objects were fetched while copies were still made), and
+the bytes that lie in the cache. The bytes of all batches are hashed and must be the same.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("volumes", type=Path)
     parser.add_argument("--names", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     said = parser.parse_args()
+    if said.epochs < 4:
+        parser.error("--epochs: 4 at least")
     files = sorted(said.volumes.iterdir())
     with tempfile.TemporaryDirectory(dir=said.volumes.parent) as folder:
         linked = Path(folder) / "linked"

@@ -4,6 +4,7 @@
 //!
 //! Owns mappings and who has them. What is read into them is the reader's business.
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -99,8 +100,15 @@ pub fn advise_huge(start: *mut u8, bytes: usize) {
 #[derive(Debug)]
 pub struct Buffers {
     pid: u32,
+    free: Mutex<Free>,
+}
+
+/// Memory that nobody uses now.
+#[derive(Debug, Default)]
+struct Free {
     /// The one used last is last: its bytes may be in the processor's cache still.
-    free: Mutex<Vec<Mapping>>,
+    kept: VecDeque<Mapping>,
+    bytes: usize,
 }
 
 impl Default for Buffers {
@@ -137,7 +145,7 @@ impl Buffers {
         }
     }
 
-    fn free(&self) -> MutexGuard<'_, Vec<Mapping>> {
+    fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,7 +160,10 @@ impl Buffers {
             let mut free = self.free();
             // Not one that is much larger: it would be missed where it fits.
             let fits = |memory: &Mapping| memory.bytes >= bytes && memory.bytes / 2 <= bytes.max(PAGE);
-            free.iter().rposition(fits).map(|at| free.remove(at))
+            let at = free.kept.iter().rposition(fits)?;
+            let memory = free.kept.remove(at)?;
+            free.bytes -= memory.bytes;
+            Some(memory)
         });
         let memory = match found.flatten() {
             Some(memory) => memory,
@@ -167,11 +178,11 @@ impl Buffers {
         }
         let mut dropped = Vec::new();
         let mut free = self.free();
-        free.push(memory);
-        let mut kept: usize = free.iter().map(|memory| memory.bytes).sum();
-        while kept > KEPT {
-            let oldest = free.remove(0);
-            kept -= oldest.bytes;
+        free.bytes += memory.bytes;
+        free.kept.push_back(memory);
+        while free.bytes > KEPT {
+            let Some(oldest) = free.kept.pop_front() else { break };
+            free.bytes -= oldest.bytes;
             dropped.push(oldest);
         }
         // Unmapped when the lock is free again.
@@ -266,10 +277,10 @@ mod tests {
         let taken: Vec<Buffer> = (0..5).map(|_| pool.take(KEPT / 4).unwrap()).collect();
         let (first, last) = (taken[0].start(), taken[4].start());
         drop(taken);
-        let kept: Vec<NonNull<u8>> = pool.free().iter().map(Mapping::start).collect();
+        let kept: Vec<NonNull<u8>> = pool.free().kept.iter().map(Mapping::start).collect();
         assert!(kept.len() == 4 && !kept.contains(&first) && kept[3] == last);
         drop(pool.take(2 * KEPT).unwrap());
-        assert_eq!(pool.free().len(), 4);
+        assert_eq!((pool.free().kept.len(), pool.free().bytes), (4, KEPT));
     }
 
     #[test]

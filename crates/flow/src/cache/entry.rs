@@ -56,7 +56,8 @@ impl Name {
                 hash.update(&range.start.to_le_bytes());
                 hash.update(&range.len.to_le_bytes());
             }
-            Form::Planes => hash.update(b"planes"),
+            // With the version of their form: what another version wrote is not looked at.
+            Form::Planes => hash.update(b"planes1"),
         }
         Some(Self(hash.digest128()))
     }
@@ -224,34 +225,37 @@ impl Entry {
 
     /// The bytes of a range of the object as stored, cut at its end; `None` where a block is not what was written, and for
     /// bytes that are not here.
-    pub fn read(&self, range: ByteRange, buffers: &Arc<Buffers>) -> Option<Bytes> {
+    pub fn read(&self, range: ByteRange, buffers: &Arc<Buffers>) -> Result<Option<Bytes>> {
         let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
-            return Some(Bytes::new());
+            return Ok(Some(Bytes::new()));
         }
-        self.held(start.checked_sub(self.start)?, end.checked_sub(self.start)?, buffers)
+        match (start.checked_sub(self.start), end.checked_sub(self.start)) {
+            (Some(start), Some(end)) => self.held(start, end, buffers),
+            _ => Ok(None),
+        }
     }
 
     /// All that the entry holds; `None` where a block is not what was written.
-    pub fn read_all(&self, buffers: &Arc<Buffers>) -> Option<Bytes> {
+    pub fn read_all(&self, buffers: &Arc<Buffers>) -> Result<Option<Bytes>> {
         self.held(0, self.size, buffers)
     }
 
-    /// Bytes of the entry, from `start` to `end`.
-    fn held(&self, start: u64, end: u64, buffers: &Arc<Buffers>) -> Option<Bytes> {
-        if end > self.size {
-            return None;
-        }
+    /// Bytes of the entry, from `start` to `end`. Errs where the system has no memory for them.
+    fn held(&self, start: u64, end: u64, buffers: &Arc<Buffers>) -> Result<Option<Bytes>> {
         let from = start / BLOCK * BLOCK;
-        let to = end.div_ceil(BLOCK).checked_mul(BLOCK)?.min(self.size);
-        let bytes = usize::try_from(to - from).ok()?;
+        let to = end.div_ceil(BLOCK).saturating_mul(BLOCK).min(self.size);
+        if end > self.size {
+            return Ok(None);
+        }
+        let bytes = usize::try_from(to - from).map_err(|_| ErrorKind::OutOfMemory)?;
         let asked = (start - from) as usize..(end - from) as usize;
         if bytes < BUFFERED {
             let mut read = vec![0; bytes];
-            return self.read_blocks(from, &mut read).then(|| Bytes::from(read).slice(asked));
+            return Ok(self.read_blocks(from, &mut read).then(|| Bytes::from(read).slice(asked)));
         }
-        let mut read = buffers.take(bytes).ok()?;
-        self.read_blocks(from, &mut read.as_mut()[..bytes]).then(|| read.freeze(asked))
+        let mut read = buffers.take(bytes)?;
+        Ok(self.read_blocks(from, &mut read.as_mut()[..bytes]).then(|| read.freeze(asked)))
     }
 
     /// Whole blocks from `from` on, each checked while the processor's cache still has it; false where one is not sound.
@@ -275,7 +279,7 @@ mod tests {
     }
 
     fn read(entry: &Entry, range: ByteRange) -> Option<Bytes> {
-        entry.read(range, &Buffers::of_process())
+        entry.read(range, &Buffers::of_process()).unwrap()
     }
 
     fn object(version: &str) -> ObjectRef {
@@ -348,7 +352,10 @@ mod tests {
         writer.finish(&root(), &meta, Form::Planes).unwrap();
         assert!(Entry::open(file.try_clone().unwrap(), &root(), &object("1"), WHOLE).is_none());
         let entry = Entry::open(file, &root(), &object("1"), Form::Planes).unwrap();
-        assert_eq!((entry.meta.size, entry.read_all(&Buffers::of_process()).unwrap()), (70, Bytes::from(planes)));
+        assert_eq!(
+            (entry.meta.size, entry.read_all(&Buffers::of_process()).unwrap().unwrap()),
+            (70, Bytes::from(planes))
+        );
         assert!(Entry::open(written(&noise(10)), &root(), &object("1"), Form::Planes).is_none());
         assert_ne!(Name::of(&root(), &object("1"), WHOLE), Name::of(&root(), &object("1"), Form::Planes));
     }

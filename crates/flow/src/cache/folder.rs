@@ -173,8 +173,14 @@ impl Turn {
             std::fs::create_dir_all(shelf)?;
         }
         let bytes = self.file.metadata()?.len();
-        std::fs::rename(&self.part, &self.whole)?;
-        folder.change(|used| ((used + bytes).saturating_sub(admitted), ()))
+        // Under the ledger's lock: what is replaced is counted out, and nobody removes it meanwhile.
+        folder.change(|used| {
+            let replaced = std::fs::metadata(&self.whole).map_or(0, |facts| facts.len());
+            match std::fs::rename(&self.part, &self.whole) {
+                Ok(()) => ((used + bytes).saturating_sub(admitted + replaced), Ok(())),
+                Err(error) => (used, Err(error)),
+            }
+        })?
     }
 
     /// Takes the unfinished entry away.
@@ -203,6 +209,15 @@ mod tests {
         assert!(turn.is_some() && b.turn(Name(1)).unwrap().is_none() && b.turn(Name(2)).unwrap().is_some());
         drop(turn);
         assert!(b.turn(Name(1)).unwrap().is_some());
+    }
+
+    #[test]
+    fn entry_that_replaces_another_is_counted_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::open(dir.path(), 100).unwrap();
+        keep(&folder, 1, 40);
+        keep(&folder, 1, 30);
+        assert_eq!(folder.used().unwrap(), 30);
     }
 
     #[test]

@@ -112,7 +112,9 @@ struct Admitted {
 
 impl Admitted {
     fn keep(mut self, turn: &Turn) -> std::io::Result<()> {
-        turn.keep(&self.folder, std::mem::take(&mut self.bytes))
+        turn.keep(&self.folder, self.bytes)?;
+        self.bytes = 0;
+        Ok(())
     }
 }
 
@@ -160,9 +162,8 @@ impl NodeCache {
         let folder = Folder::open(folder, limit_bytes)
             .map_err(|error| Error::from_io(folder.to_string_lossy().into_owned(), &error))?;
         let folder = Arc::new(folder);
-        let transcoder = Arc::new(Transcoder::new(transcode, future.clone(), limit_bytes));
-        let victims =
-            Arc::new(Victims::new(folder.clone(), inner.root().clone(), future, transcode != Transcode::Never));
+        let transcoder = Arc::new(Transcoder::new(transcode));
+        let victims = Arc::new(Victims::new(folder.clone(), inner.root().clone(), future));
         Ok(Self { inner, folder, victims, buffers: Buffers::of_process(), metrics, transcoder })
     }
 
@@ -176,37 +177,50 @@ impl NodeCache {
         found.inspect_err(|_| self.metrics.count(Metric::CacheFailures)).ok()
     }
 
-    /// The answer from the entry, if there is a sound one; a broken one is taken away.
-    async fn kept(&self, read: &Read<'_>) -> Result<Option<GetResult>> {
-        let (folder, root, name, what) = (self.folder.clone(), self.inner.root().clone(), read.name, read.what());
-        let (wanted, asked) = (read.object.clone(), read.ranges.to_vec());
-        let (range, buffers) = (what.range, self.buffers.clone());
+    /// What `read` makes of an entry, if there is a sound one; a broken one is taken away.
+    async fn entry<T: Send + 'static>(
+        &self,
+        name: Name,
+        object: &ObjectRef,
+        form: Form,
+        read: impl FnOnce(Entry, &Arc<Buffers>) -> std::io::Result<Option<T>> + Send + 'static,
+    ) -> Result<Option<T>> {
+        let (folder, root, object) = (self.folder.clone(), self.inner.root().clone(), object.clone());
+        let buffers = self.buffers.clone();
         let found = blocking(move || {
             let file = folder.find(name)?;
-            let read = Entry::open(file, &root, &wanted, Form::Stored(range)).and_then(|entry| {
-                let parts: Option<Vec<Bytes>> = asked.iter().map(|range| entry.read(*range, &buffers)).collect();
-                Some((entry.meta, parts?))
-            });
-            if read.is_none() {
+            let found = Entry::open(file, &root, &object, form).map_or(Ok(None), |entry| read(entry, &buffers));
+            if let Ok(None) = found {
                 // Nothing is lost where it cannot be removed: it is never believed.
                 let _ = folder.remove(name);
             }
-            Some(read)
-        })
-        .await?;
-        match found {
-            None => Ok(None),
-            Some(None) => {
-                self.metrics.count(Metric::CacheBroken);
-                Ok(None)
-            }
-            Some(Some((meta, parts))) => {
-                self.metrics.count(Metric::CacheHits);
-                self.metrics.add(Metric::CacheBytes, parts.iter().map(|part| part.len() as u64).sum());
-                self.victims.note(name, &what);
-                Ok(Some(answer(meta, read.ranges, parts)))
-            }
+            Some(found)
+        });
+        let Some(found) = found.await?.and_then(|found| self.doubt(found)) else { return Ok(None) };
+        if found.is_none() {
+            self.metrics.count(Metric::CacheBroken);
         }
+        Ok(found)
+    }
+
+    /// Counts a hit in.
+    fn hit(&self, name: Name, what: &Stretch, bytes: usize) {
+        self.metrics.count(Metric::CacheHits);
+        self.metrics.add(Metric::CacheBytes, bytes as u64);
+        self.victims.note(name, what);
+    }
+
+    /// The answer from the entry, if there is a sound one.
+    async fn kept(&self, read: &Read<'_>) -> Result<Option<GetResult>> {
+        let (what, asked) = (read.what(), read.ranges.to_vec());
+        let parts = self.entry(read.name, read.object, Form::Stored(what.range), move |entry, buffers| {
+            let parts = asked.iter().map(|range| entry.read(*range, buffers));
+            let parts = parts.collect::<std::io::Result<Option<Vec<Bytes>>>>()?;
+            Ok(parts.map(|parts| (entry.meta, parts)))
+        });
+        let Some((meta, parts)) = parts.await? else { return Ok(None) };
+        self.hit(read.name, &what, parts.iter().map(Bytes::len).sum());
+        Ok(Some(answer(meta, read.ranges, parts)))
     }
 
     /// The right to fetch an object; `None` once somebody else has fetched it, or where the disk fails.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use penstock_codec::{Codec, deflate, from_planes};
+use penstock_codec::{Codec, GzipCheck, deflate, from_planes};
 use penstock_store::{Count, Memory, PutOptions, Version, read_whole, suite};
 
 use super::*;
@@ -287,6 +287,10 @@ fn compressed(seed: usize) -> (Vec<u8>, Vec<u8>) {
     (content, stored)
 }
 
+async fn copied(cache: &NodeCache, object: &ObjectRef, codec: Codec, stored: &Bytes) -> Option<Bytes> {
+    cache.keep_planes(object, codec, stored, GzipCheck::Full).await.unwrap()
+}
+
 #[tokio::test]
 async fn cache_copy_in_planes_takes_the_place_of_what_was_stored() {
     let rig = rig();
@@ -295,7 +299,7 @@ async fn cache_copy_in_planes_takes_the_place_of_what_was_stored() {
     let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Always);
     assert_eq!(cache.in_planes(&object).await.unwrap(), None);
     let stored = whole(&cache, &object).await;
-    let made = cache.keep_planes(&object, Codec::Gzip, &stored).await.unwrap().unwrap();
+    let made = copied(&cache, &object, Codec::Gzip, &stored).await.unwrap();
     // Another process, as it were.
     let (other, _) = rig.cache_of(1 << 20, Transcode::Auto);
     for cache in [&cache, &other] {
@@ -317,7 +321,7 @@ async fn cache_copy_in_planes_that_is_damaged_is_taken_away() {
     let object = rig.put("a", compressed(0).1).await;
     let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Always);
     let stored = whole(&cache, &object).await;
-    cache.keep_planes(&object, Codec::Gzip, &stored).await.unwrap().unwrap();
+    copied(&cache, &object, Codec::Gzip, &stored).await.unwrap();
     let name = Name::of(cache.root(), &object, Form::Planes).unwrap();
     let path = cache.place().join("objects").join(&name.hex()[..2]).join(name.hex());
     let mut written = std::fs::read(&path).unwrap();
@@ -338,14 +342,42 @@ async fn cache_makes_no_copy_in_planes_of_what_is_damaged_or_grows_or_has_no_roo
     for (key, codec, stored) in [("damaged", Codec::Gzip, damaged), ("grows", Codec::Zstd, far)] {
         let object = rig.put(key, stored).await;
         let stored = whole(&cache, &object).await;
-        assert_eq!(cache.keep_planes(&object, codec, &stored).await.unwrap(), None, "{key}");
+        assert_eq!(copied(&cache, &object, codec, &stored).await, None, "{key}");
     }
     let object = rig.put("large", compressed(1).1).await;
-    let (small, _) = rig.cache_of(10_000, Transcode::Always);
+    let (small, small_metrics) = rig.cache_of(10_000, Transcode::Always);
     let stored = Bytes::from(compressed(1).1);
-    assert_eq!(small.keep_planes(&object, Codec::Gzip, &stored).await.unwrap(), None);
-    assert_eq!(metrics.get(Metric::CacheTranscodes), 0);
+    assert_eq!(copied(&small, &object, Codec::Gzip, &stored).await, None);
+    // Content of 65 MiB, as its trailer says.
+    let object = rig.put("too large", compressed(2).1).await;
+    let mut stored = compressed(2).1;
+    let end = stored.len() - 4;
+    stored[end..].copy_from_slice(&(65u32 << 20).to_le_bytes());
+    assert_eq!(copied(&cache, &object, Codec::Gzip, &stored.into()).await, None);
+    assert_eq!(metrics.get(Metric::CacheTranscodes) + small_metrics.get(Metric::CacheTranscodes), 0);
     assert!(std::fs::read_dir(cache.place().join("parts")).unwrap().next().is_none());
+    // None is tried again.
+    assert_eq!((cache.transcoder.refused(), small.transcoder.refused()), (3, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_copy_in_planes_is_made_once_where_several_read_its_object() {
+    let rig = rig();
+    let (_, stored) = compressed(0);
+    let object = rig.put("a", stored.clone()).await;
+    let (first, metrics) = rig.cache_of(1 << 20, Transcode::Always);
+    let (second, others) = rig.cache_of(1 << 20, Transcode::Always);
+    let stored = whole(&first, &object).await;
+    whole(&second, &object).await;
+    let makes = [&first, &second, &first, &second].map(|cache| copied(cache, &object, Codec::Gzip, &stored));
+    let made: Vec<Bytes> = futures::future::join_all(makes).await.into_iter().flatten().collect();
+    assert!(!made.is_empty() && made.iter().all(|one| *one == made[0]));
+    // Who comes later finds it, and makes nothing.
+    assert_eq!(copied(&second, &object, Codec::Gzip, &stored).await.as_ref(), made.first());
+    assert_eq!(metrics.get(Metric::CacheTranscodes) + others.get(Metric::CacheTranscodes), 1);
+    let mut lies = 0;
+    first.folder.each_entry(|_, bytes| lies += bytes).unwrap();
+    assert_eq!(first.folder.used().unwrap(), lies);
 }
 
 #[tokio::test]
@@ -356,9 +388,35 @@ async fn cache_decides_by_its_first_objects_and_says_why() {
         assert_eq!(cache.transcoding(), None);
         let object = rig.put(&format!("k{at}"), compressed(at).1).await;
         let stored = whole(&cache, &object).await;
-        cache.keep_planes(&object, Codec::Gzip, &stored).await.unwrap();
+        copied(&cache, &object, Codec::Gzip, &stored).await;
     }
     assert!(cache.transcoding().unwrap().starts_with("kept "));
+}
+
+#[tokio::test]
+async fn cache_does_what_it_has_decided() {
+    let rig = rig();
+    let object = rig.put("a", compressed(0).1).await;
+    for keeps in [false, true] {
+        let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Auto);
+        cache.transcoder.decide(keeps);
+        let stored = whole(&cache, &object).await;
+        assert_eq!(copied(&cache, &object, Codec::Gzip, &stored).await.is_some(), keeps);
+        assert_eq!(cache.in_planes(&object).await.unwrap().is_some(), keeps);
+        assert_eq!(metrics.get(Metric::CacheTranscodes), u64::from(keeps));
+    }
+}
+
+#[tokio::test]
+async fn cache_of_what_cannot_be_copied_decides_so() {
+    let rig = rig();
+    let (cache, _) = rig.cache_of(1 << 20, Transcode::Auto);
+    for at in 0..3 {
+        let object = rig.put(&format!("k{at}"), b"no gzip at all".to_vec()).await;
+        let stored = whole(&cache, &object).await;
+        assert_eq!(copied(&cache, &object, Codec::Gzip, &stored).await, None);
+    }
+    assert!(cache.transcoding().unwrap().starts_with("kept as stored, for none of the first 3 "));
 }
 
 /// Sizes as the store has them, so that the suite's objects are kept.

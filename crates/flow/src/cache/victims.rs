@@ -17,8 +17,6 @@ pub(super) struct Victims {
     folder: Arc<Folder>,
     root: Url,
     future: Arc<dyn Future>,
-    /// Entries in planes are of use to this run, as those of stored bytes are.
-    reads_planes: bool,
     kept: Mutex<Option<Kept>>,
 }
 
@@ -49,8 +47,8 @@ impl Kept {
 }
 
 impl Victims {
-    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>, reads_planes: bool) -> Self {
-        Self { folder, root, future, reads_planes, kept: Mutex::default() }
+    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>) -> Self {
+        Self { folder, root, future, kept: Mutex::default() }
     }
 
     pub fn future(&self) -> &dyn Future {
@@ -91,11 +89,11 @@ impl Victims {
         // A folder that cannot be listed has nothing that could give way.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
         for (object, range) in self.future.stretches() {
-            let forms = [Some(Form::Stored(range)), self.reads_planes.then_some(Form::Planes)];
-            let names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));
-            let what = Stretch { key: object.key.clone(), range };
-            for name in names.filter(|name| found.remove(name)) {
-                kept.set(name, self.future.next_use(&what), Some(what.clone()));
+            // Stored bytes beside their copy in planes are left among what gives way first.
+            let names = [Form::Planes, Form::Stored(range)].map(|form| Name::of(&self.root, &object, form));
+            if let Some(name) = names.into_iter().flatten().find(|name| found.remove(name)) {
+                let what = Stretch { key: object.key.clone(), range };
+                kept.set(name, self.future.next_use(&what), Some(what));
             }
         }
         // What no run of this dataset reads gives way first.

@@ -39,6 +39,11 @@ pub(crate) enum Content {
     Ranges(Vec<(u64, Bytes)>),
 }
 
+/// How gzip's own CRC-32 is looked at: where every record's checksum is, it would be one pass too many over the same bytes.
+pub(super) fn gzip_check(framing: &dyn Framing) -> GzipCheck {
+    if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full }
+}
+
 impl Content {
     /// The bytes of a span of the content as it is stored.
     pub fn slice(&self, span: &Span) -> Option<&[u8]> {
@@ -64,11 +69,7 @@ impl Content {
         place: &str,
     ) -> Result<()> {
         match self {
-            Self::Whole(stored) => {
-                // Where every record's own checksum is looked at, gzip's CRC-32 of the same bytes would be one pass too many.
-                let check = if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full };
-                inflate_into_checked(codec, stored, out, limit, check, place)
-            }
+            Self::Whole(stored) => inflate_into_checked(codec, stored, out, limit, gzip_check(framing), place),
             Self::Planes(planes) => from_planes(planes, out, limit, place),
             Self::Ranges(_) => Err(Error::bug(format!("ranges of {place}, which is compressed, were read"))),
         }

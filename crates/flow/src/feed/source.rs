@@ -19,7 +19,7 @@ use super::format::{FormatSpec, Framing, framing};
 use super::index::RecordIndex;
 use super::learned::Learned;
 use super::plan::Steps;
-use super::reads::{Content, Reads};
+use super::reads::{Content, Reads, gzip_check};
 use super::schedule::Schedule;
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
@@ -388,7 +388,7 @@ impl Source {
         }
         let Fetched { bytes, sent, first_byte, done } = self.fetch(object, deadline).await?;
         let made = match planes {
-            Some(cache) => cache.keep_planes(&reference, codec, &bytes).await?,
+            Some(cache) => cache.keep_planes(&reference, codec, &bytes, gzip_check(&*self.framing)).await?,
             None => None,
         };
         let content = made.map_or_else(|| Content::Whole(bytes), Content::Planes);

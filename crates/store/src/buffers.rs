@@ -280,7 +280,8 @@ mod tests {
         let kept: Vec<NonNull<u8>> = pool.free().kept.iter().map(Mapping::start).collect();
         assert!(kept.len() == 4 && !kept.contains(&first) && kept[3] == last);
         drop(pool.take(2 * KEPT).unwrap());
-        assert_eq!((pool.free().kept.len(), pool.free().bytes), (4, KEPT));
+        let free = pool.free();
+        assert_eq!((free.kept.len(), free.bytes), (4, KEPT));
     }
 
     #[test]

@@ -162,7 +162,8 @@ class Dataset(Shaped):
             folder: Below it a folder of our own is made; by default the scratch folder that is found.
             limit_bytes: By default 9/10 of what is free.
             transcode: Keep compressed objects in planes, which later epochs read for less than they inflate: "auto" where
-                the first objects say so, "always", or "never". The first epoch costs more; the samples are the same.
+                the first objects say so, "always", or "never". The first epoch costs more, so that
+                it pays from the twelfth or so on; the samples are the same.
         """
         return replace(self, asked_cache=node_cache.asked(folder, limit_bytes, transcode))
 

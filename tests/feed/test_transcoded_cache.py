@@ -129,6 +129,17 @@ def test_what_finds_no_room_stays_as_stored_and_is_not_tried_again(volumes, tmp_
     assert sum(path.stat().st_size for path in entries(tmp_path / "nvme")) <= stored // 2
 
 
+def test_auto_keeps_as_stored_what_would_not_fit_in_planes(volumes, tmp_path):
+    folder = volumes()
+    stored = sum(path.stat().st_size for path in folder.iterdir())
+    cached = opened(folder).cache(tmp_path / "nvme", limit_bytes=stored // 2, transcode="auto")
+    loader = penstock.Loader(cached, batch_size=4)
+    hashed(loader, 2)
+    (said,) = loader.report()["transcoding"]
+    assert said.startswith("kept as stored, for ")
+    assert loader.report()["cache_transcodes"] == 0
+
+
 def test_records_by_their_places_are_the_same_in_planes(volumes, tmp_path):
     ds = opened(volumes(2), 2)
     hashed(penstock.Loader(ds.cache(tmp_path / "nvme", transcode="always"), batch_size=4), 1)

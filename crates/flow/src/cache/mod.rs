@@ -162,8 +162,9 @@ impl NodeCache {
         let folder = Folder::open(folder, limit_bytes)
             .map_err(|error| Error::from_io(folder.to_string_lossy().into_owned(), &error))?;
         let folder = Arc::new(folder);
-        let transcoder = Arc::new(Transcoder::new(transcode));
-        let victims = Arc::new(Victims::new(folder.clone(), inner.root().clone(), future));
+        let transcoder = Arc::new(Transcoder::new(transcode, future.clone(), limit_bytes));
+        let reads_planes = transcode != Transcode::Never;
+        let victims = Arc::new(Victims::new(folder.clone(), inner.root().clone(), future, reads_planes));
         Ok(Self { inner, folder, victims, buffers: Buffers::of_process(), metrics, transcoder })
     }
 

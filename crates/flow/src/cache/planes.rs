@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::entry::{Form, Name, Writer, disk_bytes};
 use super::folder::Turn;
-use super::{Admitted, NodeCache, Stretch, blocking};
+use super::{Admitted, Future, NodeCache, Stretch, blocking};
 
 /// Objects that are measured before `Auto` decides, and how often each is read both ways: the quickest counts.
 const TRIALS: usize = 3;
@@ -81,8 +81,9 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// Of the first objects; `None` for one of which no copy could be made.
-    fn of(tried: &[Option<Trial>]) -> Self {
+    /// Of the first objects of a set of `set` stored bytes under a limit of `limit` bytes; `None` for one of which no copy
+    /// could be made.
+    fn of(tried: &[Option<Trial>], set: u64, limit: u64) -> Self {
         let trials: Vec<Trial> = tried.iter().flatten().copied().collect();
         if trials.is_empty() {
             let why = format!(
@@ -102,12 +103,16 @@ impl Verdict {
             each(read),
             each(inflated)
         );
+        let need = disk_bytes((set as f64 * ratio) as u64);
         let (keeps, because) = if ratio > 1.0 {
-            (false, "kept as stored, for planes are larger")
+            (false, "kept as stored, for planes are larger".to_owned())
+        } else if need > limit {
+            // Copies that give way again are made again, for more than they save.
+            (false, format!("kept as stored, for {} bytes do not fit below {}", grouped(need), grouped(limit)))
         } else if read > WORTH * inflated {
-            (false, "kept as stored, for it would gain too little")
+            (false, "kept as stored, for it would gain too little".to_owned())
         } else {
-            (true, "kept in planes")
+            (true, "kept in planes".to_owned())
         };
         Self { keeps, why: format!("{because} ({measured})") }
     }
@@ -133,6 +138,8 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Transcoder {
     transcode: Transcode,
+    future: Arc<dyn Future>,
+    limit: u64,
     /// The least that an object takes of the gate.
     share: u64,
     gate: Arc<Semaphore>,
@@ -140,10 +147,11 @@ pub(super) struct Transcoder {
 }
 
 impl Transcoder {
-    pub fn new(transcode: Transcode) -> Self {
+    pub fn new(transcode: Transcode, future: Arc<dyn Future>, limit: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let gate = Arc::new(Semaphore::new((MAKING / UNIT) as usize));
-        Self { transcode, share: MAKING / UNIT / cores.min(MAKING / UNIT), gate, state: Mutex::default() }
+        let share = MAKING / UNIT / cores.min(MAKING / UNIT);
+        Self { transcode, future, limit, share, gate, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -177,10 +185,9 @@ impl Transcoder {
 
     /// What an object takes of the gate, by what it is likely to inflate to; `None` for one that is too large.
     fn weight(&self, codec: Codec, stored: &[u8]) -> Option<u32> {
-        let inflated = match (codec, stored.last_chunk()) {
-            (Codec::Gzip, Some(last)) => gzip_size_hint(*last),
-            _ => MOST_INFLATED,
-        };
+        let hint = stored.last_chunk().filter(|_| codec == Codec::Gzip).map(|last| gzip_size_hint(*last));
+        // Of several members it is the last one's, which may be empty.
+        let inflated = hint.filter(|&hint| hint >= stored.len() as u64).unwrap_or(MOST_INFLATED);
         (inflated <= MOST_INFLATED).then(|| inflated.div_ceil(UNIT).max(self.share) as u32)
     }
 
@@ -230,11 +237,18 @@ impl Transcoder {
         if self.transcode != Transcode::Auto {
             return self.transcode == Transcode::Always;
         }
+        let size = |(object, range): (ObjectRef, ByteRange)| self.future.keeps(&object.key, &[range]);
+        // Asked before the state is locked, as it may take a while.
+        let set = if self.is_undecided() {
+            self.future.stretches().filter_map(size).map(|keeps| keeps.size).sum()
+        } else {
+            0
+        };
         let mut state = self.state();
         if state.verdict.is_none() {
             state.trials.push(trial);
             if state.trials.len() >= TRIALS {
-                state.verdict = Some(Verdict::of(&state.trials));
+                state.verdict = Some(Verdict::of(&state.trials, set, self.limit));
             }
         }
         state.verdict.as_ref().is_some_and(|verdict| verdict.keeps)
@@ -290,7 +304,11 @@ impl NodeCache {
         let turn = self.doubt(turn).flatten();
         if is_there {
             turn.inspect(Turn::discard);
-            return self.in_planes(object).await;
+            let found = self.in_planes(object).await?;
+            if found.is_some() {
+                self.drop_stored(object).await?;
+            }
+            return Ok(found);
         }
         let Some(turn) = turn else { return Ok(None) };
         let bytes = stored.clone();
@@ -299,7 +317,13 @@ impl NodeCache {
             turn.discard();
             return Ok(None);
         };
-        let Some(room) = self.room(whole(object), disk_bytes(made.len() as u64)).await? else {
+        let mut room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
+        if room.is_none() {
+            // What was stored is no smaller, and its bytes are at hand.
+            self.drop_stored(object).await?;
+            room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
+        }
+        let Some(room) = room else {
             turn.discard();
             self.transcoder.refuse(name);
             return Ok(None);
@@ -326,8 +350,9 @@ impl NodeCache {
             encoding: None,
             modified_s: None,
         };
-        let (folder, root) = (self.folder.clone(), self.root_url().clone());
-        let stored = Name::of(&root, object, Form::Stored(ByteRange::WHOLE));
+        let what = whole(object);
+        let (root, victims, metrics) = (self.root_url().clone(), self.victims.clone(), self.metrics.clone());
+        let stored = self.stored(object);
         let kept = blocking(move || {
             let keep = || {
                 let mut writer = Writer::new(&turn.file, planes.len() as u64);
@@ -336,16 +361,26 @@ impl NodeCache {
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())?;
-            // At once, so that nobody who gives up in between leaves both. One that cannot be removed gives way first.
-            std::io::Result::Ok(stored.filter(|&stored| folder.remove(stored).is_ok()))
+            // All at once, so that whoever gives up in between leaves nothing behind that nobody knows of.
+            metrics.count(Metric::CacheTranscodes);
+            victims.note(name, &what);
+            victims.forget_removed(stored)
         })
         .await?;
-        if let Some(gone) = self.doubt(kept) {
-            self.metrics.count(Metric::CacheTranscodes);
-            self.victims.note(name, &whole(object));
-            gone.into_iter().for_each(|stored| self.victims.forget(stored));
-        }
+        self.doubt(kept);
         Ok(())
+    }
+
+    /// Takes away what is kept of the object as stored.
+    async fn drop_stored(&self, object: &ObjectRef) -> Result<()> {
+        let (victims, stored) = (self.victims.clone(), self.stored(object));
+        let removed = blocking(move || victims.forget_removed(stored)).await?;
+        self.doubt(removed);
+        Ok(())
+    }
+
+    fn stored(&self, object: &ObjectRef) -> Option<Name> {
+        Name::of(self.root_url(), object, Form::Stored(ByteRange::WHOLE))
     }
 
     fn root_url(&self) -> &Url {
@@ -367,15 +402,18 @@ mod tests {
             let (inflated, read) = (Duration::from_millis(10), Duration::from_millis(read));
             Some(Trial { inflated, read, stored: 1000, planes })
         };
-        let paying = Verdict::of(&[trial(5, 700), trial(6, 900), None, trial(4, 800)]);
+        let of = |tried: &[Option<Trial>], limit: u64| Verdict::of(tried, 1_000_000, limit);
+        let paying = of(&[trial(5, 700), trial(6, 900), None, trial(4, 800)], 900_000);
         assert!(paying.keeps);
         assert_eq!(
             paying.to_string(),
             "kept in planes (5.00 ms to read an object in planes, 10.00 ms to inflate it as stored; 0.80 times its bytes)"
         );
-        assert!(!Verdict::of(&[trial(9, 500)]).keeps);
-        assert!(!Verdict::of(&[trial(2, 1001)]).keeps);
-        let none = Verdict::of(&[None; TRIALS]);
+        assert!(!of(&[trial(9, 500)], 900_000).keeps);
+        assert!(!of(&[trial(2, 1001)], 2_000_000).keeps);
+        let full = of(&[trial(5, 800)], 800_000);
+        assert!(!full.keeps && full.why.contains("do not fit below 800,000"), "{full}");
+        let none = of(&[None; TRIALS], 900_000);
         assert!(!none.keeps && none.why.contains("none of the first 3"), "{none}");
     }
 }

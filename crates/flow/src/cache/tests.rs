@@ -375,9 +375,24 @@ async fn cache_copy_in_planes_is_made_once_where_several_read_its_object() {
     // Who comes later finds it, and makes nothing.
     assert_eq!(copied(&second, &object, Codec::Gzip, &stored).await.as_ref(), made.first());
     assert_eq!(metrics.get(Metric::CacheTranscodes) + others.get(Metric::CacheTranscodes), 1);
-    let mut lies = 0;
-    first.folder.each_entry(|_, bytes| lies += bytes).unwrap();
-    assert_eq!(first.folder.used().unwrap(), lies);
+    // Also who has fetched it again as stored, which goes then.
+    assert_eq!(whole(&second, &object).await, stored);
+    copied(&second, &object, Codec::Gzip, &stored).await.unwrap();
+    let mut lies = Vec::new();
+    first.folder.each_entry(|name, bytes| lies.push((name, bytes))).unwrap();
+    assert_eq!(lies, [(Name::of(first.root(), &object, Form::Planes).unwrap(), first.folder.used().unwrap())]);
+}
+
+#[tokio::test]
+async fn cache_copy_in_planes_finds_room_where_its_object_has_it() {
+    let rig = rig();
+    let (_, stored) = compressed(0);
+    let object = rig.put("a", stored.clone()).await;
+    let (cache, metrics) = rig.cache_of(disk_bytes(stored.len() as u64) + 100, Transcode::Always);
+    let stored = whole(&cache, &object).await;
+    assert!(copied(&cache, &object, Codec::Gzip, &stored).await.is_some());
+    assert!(cache.in_planes(&object).await.unwrap().is_some());
+    assert_eq!((metrics.get(Metric::CacheTranscodes), metrics.get(Metric::CacheEvictions)), (1, 0));
 }
 
 #[tokio::test]

@@ -17,6 +17,8 @@ pub(super) struct Victims {
     folder: Arc<Folder>,
     root: Url,
     future: Arc<dyn Future>,
+    /// Copies in planes are of use to this run, before stored bytes are.
+    reads_planes: bool,
     kept: Mutex<Option<Kept>>,
 }
 
@@ -47,8 +49,8 @@ impl Kept {
 }
 
 impl Victims {
-    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>) -> Self {
-        Self { folder, root, future, kept: Mutex::default() }
+    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>, reads_planes: bool) -> Self {
+        Self { folder, root, future, reads_planes, kept: Mutex::default() }
     }
 
     pub fn future(&self) -> &dyn Future {
@@ -63,12 +65,22 @@ impl Victims {
     }
 
     /// An entry was taken away, and is no longer followed.
-    pub fn forget(&self, name: Name) {
+    fn forget(&self, name: Name) {
         if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner)
             && let Some((next_use, _)) = kept.known.remove(&name)
         {
             kept.by_next_use.remove(&(next_use, name));
         }
+    }
+
+    /// Takes an entry away, and follows it no longer once it is gone.
+    pub fn forget_removed(&self, name: Option<Name>) -> std::io::Result<()> {
+        let Some(name) = name else { return Ok(()) };
+        self.folder.remove(name)?;
+        if self.folder.find(name).is_none() {
+            self.forget(name);
+        }
+        Ok(())
     }
 
     /// The entry that is needed last, if that is later than `what` is; it is no longer followed.
@@ -89,9 +101,10 @@ impl Victims {
         // A folder that cannot be listed has nothing that could give way.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
         for (object, range) in self.future.stretches() {
-            // Stored bytes beside their copy in planes are left among what gives way first.
-            let names = [Form::Planes, Form::Stored(range)].map(|form| Name::of(&self.root, &object, form));
-            if let Some(name) = names.into_iter().flatten().find(|name| found.remove(name)) {
+            // Of two forms the one that is not read is left among what gives way first.
+            let forms = [self.reads_planes.then_some(Form::Planes), Some(Form::Stored(range))];
+            let mut names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));
+            if let Some(name) = names.find(|name| found.remove(name)) {
                 let what = Stretch { key: object.key.clone(), range };
                 kept.set(name, self.future.next_use(&what), Some(what));
             }

@@ -47,7 +47,7 @@ pub enum Transcode {
     Never,
     /// Where the first objects say that it pays.
     Auto,
-    /// All that do not grow beyond measure.
+    /// All that become no larger.
     Always,
 }
 

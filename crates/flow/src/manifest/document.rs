@@ -8,8 +8,15 @@ use std::path::Path;
 use std::str::FromStr;
 
 use penstock_types::{Error, Result};
+use serde::Deserialize;
 
-use super::{Entry, MANIFEST_VERSION, MAX_DOCUMENT_BYTES, Manifest, parquet};
+use super::{Entry, Manifest, finished, pack_keys, parquet};
+
+/// The version of the document that this build writes and reads.
+pub const MANIFEST_VERSION: u32 = 1;
+
+/// A manifest of a billion objects does not fit a JSON document; one beyond this is refused before it is read.
+const MAX_DOCUMENT_BYTES: u64 = 16 << 30;
 
 /// How a manifest is written. Readers take either, whatever it is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,6 +183,33 @@ impl Manifest {
             true => parquet::read_bytes(bytes, place),
             false => Self::from_json(bytes, place),
         }
+    }
+
+    /// Reads a JSON document; `place` stands in the error.
+    pub fn from_json(bytes: &[u8], place: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            penstock_manifest: Option<u32>,
+        }
+        let head: Versioned = serde_json::from_slice(bytes)
+            .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
+        match head.penstock_manifest {
+            Some(MANIFEST_VERSION) => {}
+            Some(version) => return Err(other_version(version, place)),
+            None => return Err(Error::corrupt(place, "is no Penstock manifest: it has no `penstock_manifest`")),
+        }
+        let mut manifest: Self = serde_json::from_slice(bytes)
+            .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
+        pack_keys(&mut manifest.objects);
+        finished(manifest, place)
+    }
+}
+
+/// What a document of another version ends in.
+pub(super) fn other_version(version: u32, place: &str) -> Error {
+    Error::Unsupported {
+        what: format!("manifest version {version} of {place}"),
+        by: format!("this build, which reads version {MANIFEST_VERSION}"),
     }
 }
 

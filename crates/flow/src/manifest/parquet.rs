@@ -26,7 +26,8 @@ use penstock_types::{Error, Key, Result};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Cell, Column, Kind, columns};
-use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished};
+use super::document::other_version;
+use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, pack_keys};
 
 /// What a Parquet file begins with.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
@@ -238,7 +239,7 @@ fn parse<R: ChunkReader + 'static>(file: R, size: u64, place: &str) -> Result<Ma
         Ok(Ok((head, objects))) => {
             let Parsed { url, source, created_s, version } = head;
             if version != MANIFEST_VERSION {
-                return Err(super::other_version(version, place));
+                return Err(other_version(version, place));
             }
             finished(Manifest { version, url, source, created_s, objects }, place)
         }
@@ -330,7 +331,7 @@ fn parse_trusting<R: ChunkReader + 'static>(file: R, size: u64) -> Result<(Parse
                 return Err(format!("its column `{}` has {} cells of {rows}", column.name, row - begin));
             }
         }
-        super::pack_keys(&mut objects[begin..]);
+        pack_keys(&mut objects[begin..]);
     }
     Ok((head, objects))
 }

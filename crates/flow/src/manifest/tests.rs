@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 use bytes::Bytes;
-use penstock_store::{Memory, PutOptions};
+use penstock_store::{Memory, PutOptions, Store, Version};
+use penstock_types::{Deadline, Url};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One object of a manifest, and in a staged copy the one that it was made from, as the document holds them.
+
+use penstock_codec::{Codec, strip_suffix};
+use penstock_store::{Meta, Version};
+use penstock_types::{Digest, Key};
+use serde::{Deserialize, Serialize};
+
+use super::RecordFormat;
+use super::text::{codec_text, key_text};
+
+/// One object of a dataset.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Key relative to the manifest's folder.
+    #[serde(flatten, with = "key_text")]
+    pub key: Key,
+    /// Stored bytes.
+    pub size: u64,
+    /// The version that the listing saw; reads are pinned to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Version>,
+    /// Last change, seconds since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_s: Option<f64>,
+    /// Digests of the bytes as stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<Digest>,
+    /// Content-Encoding, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<String>,
+    /// How the bytes are compressed, by name.
+    #[serde(with = "codec_text")]
+    pub codec: Codec,
+    /// How the inflated bytes are framed, by name.
+    pub format: RecordFormat,
+    /// Records inside, where they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records: Option<u64>,
+    /// What the object inflates to, where an earlier stage found out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inflated: Option<Box<Inflated>>,
+    /// In a staged copy: the object that this one was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Box<Origin>>,
+}
+
+impl Entry {
+    /// An object of which only name and size are known.
+    pub fn new(key: Key, size: u64) -> Self {
+        let (codec, format) = (Codec::of_name(key.as_bytes()), RecordFormat::of_name(key.as_bytes()));
+        Self {
+            key,
+            size,
+            version: None,
+            modified_s: None,
+            digests: Vec::new(),
+            encoding: None,
+            codec,
+            format,
+            records: None,
+            inflated: None,
+            origin: None,
+        }
+    }
+
+    pub(crate) fn of_meta(key: Key, meta: Meta) -> Self {
+        Self {
+            version: meta.version,
+            modified_s: meta.modified_s,
+            digests: meta.digests,
+            encoding: meta.encoding,
+            ..Self::new(key, meta.size)
+        }
+    }
+
+    /// What it inflates to, where that is known.
+    pub fn inflated_size(&self) -> Option<u64> {
+        self.inflated.as_ref().map(|inflated| inflated.size)
+    }
+
+    /// How its bytes are compressed as a store gives them, by its name or else by its Content-Encoding.
+    pub fn codec_as_read(&self) -> Codec {
+        match (self.codec, self.encoding.as_deref()) {
+            (Codec::None, Some("gzip")) => Codec::Gzip,
+            (codec, _) => codec,
+        }
+    }
+
+    /// The name without its codec suffix: what a gzip'd object and its inflated copy share.
+    pub fn logical_name(&self) -> &[u8] {
+        strip_suffix(self.key.as_bytes())
+    }
+}
+
+/// A compressed object's content.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inflated {
+    /// Its bytes.
+    pub size: u64,
+    /// Their digests.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<Digest>,
+}
+
+/// Where a staged copy's object came from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Its key below the source's folder.
+    #[serde(flatten, with = "key_text")]
+    pub key: Key,
+    /// Stored bytes there.
+    pub size: u64,
+    /// The version that was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Version>,
+    /// Digests of the bytes as stored there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub digests: Vec<Digest>,
+    /// Those that were promised, and that the bytes were held against as they arrived. Empty: nobody promised any.
+    #[serde(default)]
+    pub checked: Vec<Digest>,
+    /// Content-Encoding there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<String>,
+    /// What was undone on the way.
+    #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
+    pub undone: Codec,
+    /// Who said that it was in that codec.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undone_by: Option<SaidBy>,
+    /// What it was compressed in on the way, by `--deflate`.
+    #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
+    pub packed: Codec,
+    /// What the stage was asked to do to content: `inflate`, `gzip:6`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<String>,
+    /// Its last change there, where it has no version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_s: Option<f64>,
+}
+
+impl Origin {
+    /// An object as it stands there, moved as stored.
+    pub fn of(entry: &Entry) -> Self {
+        Self {
+            key: entry.key.clone(),
+            size: entry.size,
+            version: entry.version.clone(),
+            digests: entry.digests.clone(),
+            checked: Vec::new(),
+            encoding: entry.encoding.clone(),
+            undone: Codec::None,
+            undone_by: None,
+            packed: Codec::None,
+            asked: None,
+            modified_s: None,
+        }
+    }
+}
+
+/// What said how an object is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SaidBy {
+    /// Its name, which lost its suffix when the object was inflated.
+    Suffix,
+    /// Its Content-Encoding, borne out by its first bytes; the name stays.
+    Header,
+    /// Its first bytes alone, under a name that claims an inflated format; the name stays.
+    Content,
+}
+
+fn is_none(codec: &Codec) -> bool {
+    *codec == Codec::None
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A listing as a manifest. Knows what is no object of a dataset (our own state, markers of folders); opens none.
+
+use std::sync::Arc;
+
+use futures::TryStreamExt;
+use penstock_store::{Store, StoreSettings};
+use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
+
+use super::{Entry, Manifest};
+use crate::feed::split_glob;
+use crate::select::Select;
+use crate::urls::UrlList;
+
+/// Names that begin with this are our own state (journal, manifest, locks) and never part of a dataset.
+pub const OWN_PREFIX: &[u8] = b".penstock";
+
+/// One listing of everything under `prefix` (a folder, or one object), as a manifest. No object is opened: codec and
+/// format are what names say. Skips our own state at any level, and the empty objects that stand for folders.
+///
+/// `url` is what the user wrote; the manifest's URL is its folder. Errs with `NotFound` when nothing is there.
+pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
+    index_selected(store, prefix, url, &Select::default(), deadline).await
+}
+
+/// [`index`] of what is meant alone; the store is asked for nothing else where the patterns allow it.
+pub async fn index_selected(
+    store: &dyn Store,
+    prefix: &Key,
+    url: &Url,
+    select: &Select,
+    deadline: Deadline,
+) -> Result<Manifest> {
+    let folder = prefix.as_folder();
+    let mut objects = Vec::new();
+    let mut met = false;
+    // Folders and pages are walked from a folder; object stores list any beginning of keys.
+    let begin = match url.scheme {
+        Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => folder.join(select.literal_prefix()),
+        Scheme::File | Scheme::Http | Scheme::Https | Scheme::Hdfs => folder.clone(),
+    };
+    let mut listing = store.list(&begin, None, deadline);
+    loop {
+        match listing.try_next().await {
+            Ok(Some(meta)) => {
+                let Some(key) = meta.key.strip_prefix(&folder) else {
+                    return Err(Error::bug(format!("a listing of `{folder}` gave `{}`", meta.key)));
+                };
+                met = true;
+                if !is_own(&key) && !is_folder_marker(&key, meta.size) && select.takes(&key) {
+                    objects.push(Entry::of_meta(key, meta));
+                }
+            }
+            Ok(None) => break,
+            // A single file has nothing below it; whether it is there itself is asked next.
+            Err(Error::NotFound { .. }) if objects.is_empty() && folder != *prefix => break,
+            Err(error) => return Err(error),
+        }
+    }
+    drop(listing);
+    if !objects.is_empty() {
+        return Ok(Manifest::new(url.as_folder().to_string(), objects));
+    }
+    if !select.is_all() && (met || folder == *prefix) {
+        return Err(Error::NotFound { place: format!("any object under {url} that fits {}", select.text()) });
+    }
+    if folder != *prefix {
+        match store.head(prefix, deadline).await {
+            Ok(meta) => {
+                let cut = prefix.as_bytes().iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+                let parent =
+                    Key::new(url.key.as_bytes()[..url.key.as_bytes().len() - (prefix.as_bytes().len() - cut)].to_vec());
+                let name = Key::new(prefix.as_bytes()[cut..].to_vec());
+                return Ok(Manifest::new(url.with_key(parent).to_string(), vec![Entry::of_meta(name, meta)]));
+            }
+            Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // A local folder that is not there was told by its store: this one is there, and empty.
+    let place = if url.scheme == Scheme::File { format!("any object under {url}") } else { url.to_string() };
+    Err(Error::NotFound { place })
+}
+
+/// A URL without its pattern, and what is meant below it: `s3://b/train/*.gz`. A local path that is there is no pattern.
+pub fn without_pattern(url: &Url, select: Select) -> (Url, Select) {
+    match split_glob(url).filter(|_| !url.to_path().is_some_and(|path| path.exists())) {
+        Some((folder, pattern)) => (folder, select.within(pattern)),
+        None => (url.clone(), select),
+    }
+}
+
+/// Opens what a URL (with a pattern or without) or a local list of URLs names, and lists what is meant.
+pub async fn list(
+    url: &Url,
+    select: Select,
+    settings: &StoreSettings,
+    metrics: Arc<Metrics>,
+    deadline: Deadline,
+) -> Result<Manifest> {
+    if let Some(list) = UrlList::load(url)? {
+        let opened = penstock_store::open(&list.folder, settings, metrics)?;
+        return list.manifest(&*opened.store, &opened.prefix, &select, deadline).await;
+    }
+    let (url, select) = without_pattern(url, select);
+    let opened = penstock_store::open(&url, settings, metrics)?;
+    index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await
+}
+
+/// True for a key with a component that is Penstock's own.
+pub(crate) fn is_own(key: &Key) -> bool {
+    key.as_bytes().split(|byte| *byte == b'/').any(|part| part.starts_with(OWN_PREFIX))
+}
+
+fn is_folder_marker(key: &Key, size: u64) -> bool {
+    size == 0 && (key.is_empty() || key.as_bytes().ends_with(b"/"))
+}

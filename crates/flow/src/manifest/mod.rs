@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The manifest: the immutable list of a dataset's objects, made by one listing and read by everything after it.
+//!
+//! Owns the list, its order and the fingerprint of the logical dataset here; what it says of one object (`entry`,
+//! `record_format`); how a store's listing becomes one (`listing`); and the document (docs/reference/manifest.md), JSON or
+//! Parquet (`document`, `text`, `parquet`, `columns`). Opens no object: codec and format come from names alone.
+
+mod columns;
+mod document;
+mod entry;
+mod listing;
+mod parquet;
+mod record_format;
+mod text;
+
+use bytes::BytesMut;
+use penstock_codec::Codec;
+use penstock_types::{Error, Key, Result, unix_now};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+pub(crate) use document::{Head, write};
+pub use document::{MANIFEST_VERSION, ManifestFormat};
+pub use entry::{Entry, Inflated, Origin, SaidBy};
+pub(crate) use listing::is_own;
+pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
+pub use record_format::RecordFormat;
+pub(crate) use text::key_text;
+
+use crate::select::Select;
+
+/// The list. Sorted by logical name, then key, so that object *i* of a compressed dataset is object *i* of its inflated
+/// copy (`a.gz` sorts after `a-b.gz`, but `a` before `a-b`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`MANIFEST_VERSION`].
+    #[serde(rename = "penstock_manifest")]
+    pub version: u32,
+    /// The folder that keys are relative to; ends in `/`.
+    pub url: String,
+    /// In a staged copy: the folder that its origins' keys are relative to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// When the listing ended, seconds since the Unix epoch.
+    pub created_s: f64,
+    /// The objects.
+    pub objects: Vec<Entry>,
+}
+
+impl Manifest {
+    /// A manifest of these objects, in the manifest's order.
+    pub fn new(url: String, mut objects: Vec<Entry>) -> Self {
+        sort(&mut objects);
+        pack_keys(&mut objects);
+        Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), objects }
+    }
+
+    /// Stored bytes of all objects.
+    pub fn bytes(&self) -> u64 {
+        self.objects.iter().map(|entry| entry.size).sum()
+    }
+
+    /// Of a staged copy: the manifest of what it was made from, with what each object inflated to; `None` where the copy
+    /// does not say.
+    pub fn of_source(&self) -> Option<Self> {
+        let source = self.source.clone()?;
+        let objects = self
+            .objects
+            .iter()
+            .map(|entry| {
+                let origin = entry.origin.as_deref()?;
+                let inflated = Inflated { size: entry.size, digests: entry.digests.clone() };
+                Some(Entry {
+                    version: origin.version.clone(),
+                    digests: origin.digests.clone(),
+                    encoding: origin.encoding.clone(),
+                    records: entry.records,
+                    inflated: (origin.undone != Codec::None).then(|| Box::new(inflated)),
+                    ..Entry::new(origin.key.clone(), origin.size)
+                })
+            })
+            .collect::<Option<Vec<Entry>>>()?;
+        Some(Self { created_s: self.created_s, ..Self::new(source, objects) })
+    }
+
+    /// The same without the objects that are not meant.
+    pub fn keep(mut self, select: &Select) -> Self {
+        if !select.is_all() {
+            self.objects.retain(|entry| select.takes(&entry.key));
+        }
+        self
+    }
+
+    /// [`Manifest::keep`]; errs where nothing is left.
+    pub fn only(self, select: &Select) -> Result<Self> {
+        let kept = self.keep(select);
+        match kept.objects.is_empty() && !select.is_all() {
+            true => {
+                Err(Error::NotFound { place: format!("any object under {} that fits {}", kept.url, select.text()) })
+            }
+            false => Ok(kept),
+        }
+    }
+
+    /// The dataset's identity whatever path it is read by: logical names and, where the feed's ladder has found them,
+    /// record counts (`records[i]` belongs to `objects[i]`; empty when they are not known). Sizes, codecs, versions and
+    /// URLs do not enter, so a staged, inflated or transcoded copy keeps it.
+    pub fn fingerprint(&self, records: &[u64]) -> u128 {
+        let mut hash = Xxh3::new();
+        hash.update(b"penstock dataset 1");
+        let mut order: Vec<usize> = (0..self.objects.len()).collect();
+        if !self.objects.is_sorted_by(|a, b| place_of(a) <= place_of(b)) {
+            order.sort_by_key(|&at| place_of(&self.objects[at]));
+        }
+        for at in order {
+            let name = self.objects[at].logical_name();
+            hash.update(&(name.len() as u64).to_le_bytes());
+            hash.update(name);
+            hash.update(&records.get(at).copied().unwrap_or(u64::MAX).to_le_bytes());
+        }
+        hash.digest128()
+    }
+}
+
+/// A manifest as it was read, in order. Foreign tools may have written it: the order is ours to hold.
+fn finished(mut manifest: Manifest, place: &str) -> Result<Manifest> {
+    sort(&mut manifest.objects);
+    match manifest.objects.windows(2).find(|pair| pair[0].key == pair[1].key) {
+        Some(pair) => Err(Error::corrupt(place, format!("names `{}` twice", pair[0].key))),
+        None => Ok(manifest),
+    }
+}
+
+/// By what a manifest is sorted.
+fn place_of(entry: &Entry) -> (&[u8], &Key) {
+    (entry.logical_name(), &entry.key)
+}
+
+fn sort(objects: &mut [Entry]) {
+    if !objects.is_sorted_by(|a, b| place_of(a) <= place_of(b)) {
+        objects.sort_unstable_by(|a, b| place_of(a).cmp(&place_of(b)));
+    }
+}
+
+/// Lets keys share a few large allocations: one of its own for each of 10^7 keys costs more than the keys.
+fn pack_keys(objects: &mut [Entry]) {
+    const BLOCK: usize = 256 << 10;
+    let mut block = BytesMut::new();
+    for entry in objects {
+        let key = entry.key.as_bytes();
+        if block.capacity() < key.len() {
+            block = BytesMut::with_capacity(BLOCK.max(key.len()));
+        }
+        block.extend_from_slice(key);
+        entry.key = Key::new(block.split().freeze());
+    }
+}
+
+#[cfg(test)]
+mod tests;

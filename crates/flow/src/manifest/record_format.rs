@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How records are framed inside an object: what its name claims, and no more than that.
+
+use penstock_codec::strip_suffix;
+use serde::{Deserialize, Serialize};
+
+/// How records are framed inside an object, once it is inflated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecordFormat {
+    /// TFRecord framing.
+    TfRecord,
+    /// A tar archive.
+    Tar,
+    /// One NumPy array.
+    Npy,
+    /// One JPEG image.
+    Jpeg,
+    /// Not known from the name: the object is one record, or its reader is told.
+    Raw,
+}
+
+impl RecordFormat {
+    /// Every format.
+    pub const ALL: [Self; 5] = [Self::TfRecord, Self::Tar, Self::Npy, Self::Jpeg, Self::Raw];
+
+    /// Its name in manifests and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TfRecord => "tfrecord",
+            Self::Tar => "tar",
+            Self::Npy => "npy",
+            Self::Jpeg => "jpeg",
+            Self::Raw => "raw",
+        }
+    }
+
+    /// The format that a name claims, whatever codec its suffix adds: `a.tfrecord.gz`, `train.tfrecord-00001-of-00100`.
+    pub fn of_name(name: &[u8]) -> Self {
+        let name = strip_suffix(name).to_ascii_lowercase();
+        let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let ends = |suffixes: &[&[u8]]| suffixes.iter().any(|suffix| last.ends_with(suffix));
+        if ends(&[b".tfrecord", b".tfrecords"]) || last.windows(10).any(|part| part == b".tfrecord-") {
+            Self::TfRecord
+        } else if ends(&[b".tar"]) {
+            Self::Tar
+        } else if ends(&[b".npy"]) {
+            Self::Npy
+        } else if ends(&[b".jpg", b".jpeg"]) {
+            Self::Jpeg
+        } else {
+            Self::Raw
+        }
+    }
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keys and codecs as JSON lines hold them: in manifests, and in the journal of a stage.
+
+/// A key in JSON: `"key": "text"`, or `"key_hex": "61ff"` where it is not UTF-8.
+pub(crate) mod key_text {
+    use penstock_types::Key;
+    use serde::ser::SerializeMap;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(key: &Key, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(1))?;
+        match key.as_str() {
+            Some(text) => map.serialize_entry("key", text)?,
+            None => {
+                let hex: String = key.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+                map.serialize_entry("key_hex", &hex)?;
+            }
+        }
+        map.end()
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
+        #[derive(Deserialize)]
+        struct Text {
+            key: Option<String>,
+            key_hex: Option<String>,
+        }
+        let text = Text::deserialize(deserializer)?;
+        match (text.key, text.key_hex) {
+            (Some(key), None) => Ok(Key::new(key.into_bytes())),
+            (None, Some(hex)) => {
+                let bad = || serde::de::Error::custom(format!("`{hex}` is not hex"));
+                if !hex.is_ascii() || hex.len() % 2 != 0 {
+                    return Err(bad());
+                }
+                let bytes: Result<Vec<u8>, _> =
+                    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16)).collect();
+                Ok(Key::new(bytes.map_err(|_| bad())?))
+            }
+            _ => Err(serde::de::Error::custom("wants one of `key` and `key_hex`")),
+        }
+    }
+}
+
+/// A codec in JSON, by name.
+pub(super) mod codec_text {
+    use penstock_codec::Codec;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(codec: &Codec, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(codec.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Codec, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

@@ -4,6 +4,8 @@
 //! A pattern without a `/` is held against the last component of a key, wherever it lies; one with a `/` against the
 //! whole key. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of.
 
+use std::fmt;
+
 use penstock_types::{Error, Key, Result};
 
 use crate::feed::Glob;
@@ -91,6 +93,11 @@ impl Select {
         words.extend(self.include.iter().map(|pattern| format!("--select {}", pattern.text)));
         words.extend(self.exclude.iter().map(|pattern| format!("--exclude {}", pattern.text)));
         words.join(" ")
+    }
+
+    /// The error where none of `what` is meant: `any object under s3://b/train/`.
+    pub(crate) fn none_of(&self, what: impl fmt::Display) -> Error {
+        Error::NotFound { place: format!("{what} that fits {}", self.text()) }
     }
 }
 

@@ -146,7 +146,7 @@ impl UrlList {
         let Self { folder, mut objects } = self;
         objects.retain(|listed| select.takes(&listed.key));
         if objects.is_empty() {
-            return Err(Error::NotFound { place: format!("any object of the list that fits {}", select.text()) });
+            return Err(select.none_of("any object of the list"));
         }
         let entries: Vec<Entry> = stream::iter(objects.into_iter().enumerate())
             .map(|(at, Listed { key, size, digests })| async move {

@@ -191,15 +191,13 @@ impl Manifest {
         struct Versioned {
             penstock_manifest: Option<u32>,
         }
-        let head: Versioned = serde_json::from_slice(bytes)
-            .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
-        match head.penstock_manifest {
+        let bad = |error: serde_json::Error| Error::corrupt(place, format!("is no Penstock manifest: {error}"));
+        match serde_json::from_slice::<Versioned>(bytes).map_err(bad)?.penstock_manifest {
             Some(MANIFEST_VERSION) => {}
             Some(version) => return Err(other_version(version, place)),
             None => return Err(Error::corrupt(place, "is no Penstock manifest: it has no `penstock_manifest`")),
         }
-        let mut manifest: Self = serde_json::from_slice(bytes)
-            .map_err(|error| Error::corrupt(place, format!("is no Penstock manifest: {error}")))?;
+        let mut manifest: Self = serde_json::from_slice(bytes).map_err(bad)?;
         pack_keys(&mut manifest.objects);
         finished(manifest, place)
     }

@@ -9,7 +9,7 @@ use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 
 use super::{Entry, Manifest};
 use crate::feed::split_glob;
-use crate::select::Select;
+use crate::select::{Select, last_component};
 use crate::urls::UrlList;
 
 /// Names that begin with this are our own state (journal, manifest, locks) and never part of a dataset.
@@ -62,16 +62,15 @@ pub async fn index_selected(
         return Ok(Manifest::new(url.as_folder().to_string(), objects));
     }
     if !select.is_all() && (met || folder == *prefix) {
-        return Err(Error::NotFound { place: format!("any object under {url} that fits {}", select.text()) });
+        return Err(select.none_of(format_args!("any object under {url}")));
     }
     if folder != *prefix {
         match store.head(prefix, deadline).await {
             Ok(meta) => {
-                let cut = prefix.as_bytes().iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
-                let parent =
-                    Key::new(url.key.as_bytes()[..url.key.as_bytes().len() - (prefix.as_bytes().len() - cut)].to_vec());
-                let name = Key::new(prefix.as_bytes()[cut..].to_vec());
-                return Ok(Manifest::new(url.with_key(parent).to_string(), vec![Entry::of_meta(name, meta)]));
+                let name = last_component(prefix.as_bytes());
+                let parent = url.key.head(url.key.as_bytes().len() - name.len());
+                let object = Entry::of_meta(Key::new(name.to_vec()), meta);
+                return Ok(Manifest::new(url.with_key(parent).to_string(), vec![object]));
             }
             Err(Error::NotFound { .. }) => {}
             Err(error) => return Err(error),

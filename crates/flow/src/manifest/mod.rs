@@ -95,9 +95,7 @@ impl Manifest {
     pub fn only(self, select: &Select) -> Result<Self> {
         let kept = self.keep(select);
         match kept.objects.is_empty() && !select.is_all() {
-            true => {
-                Err(Error::NotFound { place: format!("any object under {} that fits {}", kept.url, select.text()) })
-            }
+            true => Err(select.none_of(format_args!("any object under {}", kept.url))),
             false => Ok(kept),
         }
     }
@@ -109,7 +107,7 @@ impl Manifest {
         let mut hash = Xxh3::new();
         hash.update(b"penstock dataset 1");
         let mut order: Vec<usize> = (0..self.objects.len()).collect();
-        if !self.objects.is_sorted_by(|a, b| place_of(a) <= place_of(b)) {
+        if !self.objects.is_sorted_by_key(place_of) {
             order.sort_by_key(|&at| place_of(&self.objects[at]));
         }
         for at in order {
@@ -137,7 +135,7 @@ fn place_of(entry: &Entry) -> (&[u8], &Key) {
 }
 
 fn sort(objects: &mut [Entry]) {
-    if !objects.is_sorted_by(|a, b| place_of(a) <= place_of(b)) {
+    if !objects.is_sorted_by_key(place_of) {
         objects.sort_unstable_by(|a, b| place_of(a).cmp(&place_of(b)));
     }
 }

@@ -4,6 +4,8 @@
 use penstock_codec::strip_suffix;
 use serde::{Deserialize, Serialize};
 
+use crate::select::last_component;
+
 /// How records are framed inside an object, once it is inflated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -38,7 +40,7 @@ impl RecordFormat {
     /// The format that a name claims, whatever codec its suffix adds: `a.tfrecord.gz`, `train.tfrecord-00001-of-00100`.
     pub fn of_name(name: &[u8]) -> Self {
         let name = strip_suffix(name).to_ascii_lowercase();
-        let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let last = last_component(&name);
         let ends = |suffixes: &[&[u8]]| suffixes.iter().any(|suffix| last.ends_with(suffix));
         if ends(&[b".tfrecord", b".tfrecords"]) || last.windows(10).any(|part| part == b".tfrecord-") {
             Self::TfRecord

@@ -293,7 +293,7 @@ pub(crate) fn only<R>(select: &Select, mut records: Vec<R>, place: &str, target:
     let is_empty = records.is_empty();
     records.retain(|record| select.takes(target(record)));
     match records.is_empty() && !is_empty {
-        true => Err(Error::NotFound { place: format!("any file of {place} that fits {}", select.text()) }),
+        true => Err(select.none_of(format_args!("any file of {place}"))),
         false => Ok(records),
     }
 }

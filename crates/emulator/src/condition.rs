@@ -35,6 +35,10 @@ fn matches(condition: &ETagCondition, etag: &str) -> bool {
     condition.is_any() || condition.as_etag().is_some_and(|wanted| wanted.value() == etag)
 }
 
+pub(crate) fn no_such_key() -> S3Error {
+    s3_error!(NoSuchKey, "The specified key does not exist.")
+}
+
 fn precondition_failed() -> S3Error {
     s3_error!(PreconditionFailed, "At least one of the pre-conditions you specified did not hold")
 }
@@ -79,7 +83,7 @@ pub(crate) fn check_write(
     there: Option<&Found>,
 ) -> S3Result<()> {
     if let Some(condition) = if_match {
-        let Some(found) = there else { return Err(s3_error!(NoSuchKey, "The specified key does not exist.")) };
+        let Some(found) = there else { return Err(no_such_key()) };
         if !matches(condition, &found.etag) {
             return Err(precondition_failed());
         }

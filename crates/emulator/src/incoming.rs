@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A request body into a temp file, hashed as it passes and held against every checksum that came with it.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
@@ -205,24 +204,4 @@ pub(crate) fn io_error(error: io::Error) -> S3Error {
 /// A task that did not end.
 pub(crate) fn internal(error: tokio::task::JoinError) -> S3Error {
     S3Error::with_message(s3s::S3ErrorCode::InternalError, error.to_string())
-}
-
-/// The headers that S3 stores with an object and gives back, of those sent.
-pub(crate) fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
-    let names = ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control"];
-    let mut kept = BTreeMap::new();
-    for name in names {
-        let Some(value) = headers.get(name).and_then(|value| value.to_str().ok()) else { continue };
-        let value = if name == "content-encoding" {
-            // `aws-chunked` is of the transfer, not of the object.
-            let codings = value.split(',').map(str::trim).filter(|coding| *coding != "aws-chunked");
-            codings.collect::<Vec<_>>().join(", ")
-        } else {
-            value.to_owned()
-        };
-        if !value.is_empty() {
-            kept.insert(name.to_owned(), value);
-        }
-    }
-    kept
 }

@@ -17,7 +17,6 @@ mod seat;
 mod server;
 mod shaped;
 mod tier;
-mod uploads;
 
 pub use front::Stats;
 pub use limits::{Connection, Limits, Refusal, Request, Route};

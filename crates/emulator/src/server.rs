@@ -16,13 +16,12 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::bucket::{Bucket, REGION, stamp_now};
+use crate::bucket::{Bucket, REGION, Uploads, stamp_now};
 use crate::folder::Folder;
 use crate::front::{Counters, Front, Stats};
 use crate::limits::Limits;
 use crate::outgoing::Buffers;
 use crate::tier::Tier;
-use crate::uploads::Uploads;
 
 /// A client that opened a connection must send a request's head within this.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);

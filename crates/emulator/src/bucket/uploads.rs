@@ -14,7 +14,8 @@ use md5::{Digest as _, Md5};
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use crate::bucket::{Bucket, Failure, Kept, blocking, stamp_now};
+use super::headers::Kept;
+use super::{Bucket, Failure, blocking, stamp_now};
 use crate::condition::{check_write, modified};
 use crate::facts::{Checksum as StoredChecksum, Fact, Stamp};
 use crate::folder::Temp;
@@ -58,7 +59,7 @@ impl Uploads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn abort(&self, id: &str) -> S3Result<()> {
+    fn abort(&self, id: &str) -> S3Result<()> {
         self.all().remove(id).map(drop).ok_or_else(no_such_upload)
     }
 
@@ -67,7 +68,7 @@ impl Uploads {
         self.all().clear();
     }
 
-    pub(crate) fn open(&self, prefix: &str) -> Vec<MultipartUpload> {
+    fn open(&self, prefix: &str) -> Vec<MultipartUpload> {
         let all = self.all();
         let mut open: Vec<_> = all
             .iter()
@@ -85,7 +86,7 @@ impl Uploads {
 }
 
 /// Copies all of `from` behind what `to` holds; the MD5 of it, in hex.
-pub(crate) fn copy_hashed(from: &mut &File, to: &mut File, stamp: Stamp) -> io::Result<(String, Stamp)> {
+pub(super) fn copy_hashed(from: &mut &File, to: &mut File, stamp: Stamp) -> io::Result<(String, Stamp)> {
     let mut md5 = Md5::new();
     copy_through(from, to, |bytes| md5.update(bytes))?;
     Ok((hex(&md5.finalize()), Stamp { modified_ns: stamp_now().modified_ns, ..stamp }))
@@ -183,7 +184,7 @@ macro_rules! state {
 }
 
 impl Bucket {
-    pub(crate) fn create_upload(
+    pub(super) fn create_upload(
         &self,
         req: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
@@ -214,7 +215,7 @@ impl Bucket {
         }))
     }
 
-    pub(crate) async fn take_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+    pub(super) async fn take_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
         let input = req.input;
         self.check_name(&input.bucket)?;
         if !(1..=MOST_PARTS).contains(&input.part_number) {
@@ -245,7 +246,7 @@ impl Bucket {
         Ok(S3Response::new(output))
     }
 
-    pub(crate) async fn complete_upload(
+    pub(super) async fn complete_upload(
         &self,
         req: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
@@ -276,7 +277,7 @@ impl Bucket {
                 let text = "The checksum of the object did not match the one you specified.";
                 return Err(Failure(S3Error::with_message(S3ErrorCode::BadDigest, text)));
             }
-            let fact = Fact { parts: sizes, ..Self::fact(etag.clone(), checksum.clone(), kept) };
+            let fact = Fact { parts: sizes, ..kept.fact(etag.clone(), checksum.clone()) };
             folder.commit::<Failure>(&key, temp, fact, |there| {
                 Ok(check_write(if_match.as_ref(), if_none_match.as_ref(), there)?)
             })?;
@@ -295,7 +296,32 @@ impl Bucket {
         Ok(S3Response::new(output))
     }
 
-    pub(crate) fn parts(&self, req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+    pub(super) fn abort_upload(
+        &self,
+        req: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        self.check_name(&req.input.bucket)?;
+        self.uploads.abort(&req.input.upload_id)?;
+        Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+
+    pub(super) fn open_uploads(
+        &self,
+        req: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        self.check_name(&req.input.bucket)?;
+        let prefix = req.input.prefix.unwrap_or_default();
+        let uploads = self.uploads.open(&prefix);
+        Ok(S3Response::new(ListMultipartUploadsOutput {
+            bucket: Some(req.input.bucket),
+            prefix: Some(prefix),
+            is_truncated: Some(false),
+            uploads: Some(uploads),
+            ..Default::default()
+        }))
+    }
+
+    pub(super) fn parts(&self, req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let all = self.uploads.all();

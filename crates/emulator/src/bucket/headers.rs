@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is kept with an object besides its bytes, as headers: from the request that wrote it to the answers of reads.
+
+use std::collections::BTreeMap;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use s3s::dto::Metadata;
+
+use crate::facts::{Checksum, Fact, Stamp};
+
+/// Headers and metadata that are kept with an object.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Kept {
+    pub headers: BTreeMap<String, String>,
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Kept {
+    pub(super) fn of(headers: &HeaderMap, metadata: Option<Metadata>) -> Self {
+        Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect() }
+    }
+
+    /// The fact of an object that is being written.
+    pub(super) fn fact(self, etag: String, checksum: Option<Checksum>) -> Fact {
+        let stamp = Stamp { inode: 0, modified_ns: 0, size: 0 }; // set when it gets its name
+        let Self { headers, metadata } = self;
+        Fact { stamp, etag: Some(etag), checksum, parts: Vec::new(), headers, metadata, side: false }
+    }
+}
+
+/// The headers that S3 stores with an object and gives back, of those sent.
+fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
+    let names = ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control"];
+    let mut kept = BTreeMap::new();
+    for name in names {
+        let Some(value) = headers.get(name).and_then(|value| value.to_str().ok()) else { continue };
+        let value = if name == "content-encoding" {
+            // `aws-chunked` is of the transfer, not of the object.
+            let codings = value.split(',').map(str::trim).filter(|coding| *coding != "aws-chunked");
+            codings.collect::<Vec<_>>().join(", ")
+        } else {
+            value.to_owned()
+        };
+        if !value.is_empty() {
+            kept.insert(name.to_owned(), value);
+        }
+    }
+    kept
+}
+
+pub(super) fn put_header(headers: &mut HeaderMap, name: &str, value: &str) {
+    if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
+        headers.insert(name, value);
+    }
+}
+
+/// Headers that stand with an object: those sent with it, and its checksum where it was asked for.
+pub(super) fn object_headers(fact: Option<&Fact>, checksum: Option<&Checksum>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    put_header(&mut headers, "content-type", "binary/octet-stream");
+    for (name, value) in fact.into_iter().flat_map(|fact| &fact.headers) {
+        put_header(&mut headers, name, value);
+    }
+    if let Some(checksum) = checksum {
+        put_header(&mut headers, &format!("x-amz-checksum-{}", checksum.algorithm.to_lowercase()), &checksum.value);
+        put_header(&mut headers, "x-amz-checksum-type", if checksum.composite { "COMPOSITE" } else { "FULL_OBJECT" });
+    }
+    headers
+}
+
+pub(super) fn metadata_of(fact: Option<&Fact>) -> Option<Metadata> {
+    let pairs = &fact?.metadata;
+    (!pairs.is_empty()).then(|| pairs.iter().map(|(name, value)| (name.clone(), value.clone())).collect())
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one bucket: what S3 asks of it, over the folder.
+//!
+//! Owns the answers about the bucket itself, and hands on all others: reads of an object (`read`), writes and deletes
+//! (`write`), listings (`pages`), multipart uploads (`uploads`). What stands with an object besides its bytes is in
+//! `headers`.
+
+mod headers;
+mod pages;
+mod read;
+mod uploads;
+mod write;
+
+use std::io;
+use std::sync::Arc;
+
+use penstock_types::unix_now;
+use s3s::dto::*;
+use s3s::{S3, S3Error, S3Request, S3Response, S3Result, s3_error};
+
+use crate::condition::modified;
+use crate::facts::Stamp;
+use crate::folder::Folder;
+use crate::incoming::{internal, io_error};
+use crate::outgoing::Buffers;
+pub(crate) use uploads::Uploads;
+
+/// The region that the endpoint says it is in; any is accepted in signatures.
+pub(crate) const REGION: &str = "us-east-1";
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct Bucket {
+    pub(crate) name: Arc<str>,
+    pub(crate) folder: Arc<Folder>,
+    pub(crate) uploads: Arc<Uploads>,
+    pub(crate) buffers: Buffers,
+    pub(crate) began: Stamp,
+}
+
+/// Runs a blocking look at the folder.
+async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> S3Result<T>
+where
+    T: Send + 'static,
+    E: Into<Failure> + Send + 'static,
+{
+    let done = tokio::task::spawn_blocking(move || work().map_err(Into::into));
+    done.await.map_err(internal)?.map_err(|Failure(error)| error)
+}
+
+/// Either kind of error, as S3 tells it.
+struct Failure(S3Error);
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self(io_error(error))
+    }
+}
+
+impl From<S3Error> for Failure {
+    fn from(error: S3Error) -> Self {
+        Self(error)
+    }
+}
+
+impl Bucket {
+    fn check_name(&self, name: &str) -> S3Result<()> {
+        if *name == *self.name {
+            return Ok(());
+        }
+        Err(s3_error!(NoSuchBucket, "The specified bucket does not exist"))
+    }
+}
+
+#[async_trait::async_trait]
+impl S3 for Bucket {
+    async fn list_buckets(&self, _req: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+        let name = Some(self.name.to_string());
+        let bucket = Bucket_ { name, creation_date: Some(modified(self.began)), ..Default::default() };
+        Ok(S3Response::new(ListBucketsOutput { buckets: Some(vec![bucket]), ..Default::default() }))
+    }
+
+    async fn head_bucket(&self, req: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
+        self.check_name(&req.input.bucket)?;
+        Ok(S3Response::new(HeadBucketOutput { bucket_region: Some(REGION.to_owned()), ..Default::default() }))
+    }
+
+    async fn create_bucket(&self, req: S3Request<CreateBucketInput>) -> S3Result<S3Response<CreateBucketOutput>> {
+        if *req.input.bucket == *self.name {
+            return Err(s3_error!(BucketAlreadyOwnedByYou, "Your previous request to create the bucket succeeded"));
+        }
+        Err(s3_error!(AccessDenied, "This endpoint serves one folder as one bucket"))
+    }
+
+    async fn get_bucket_location(
+        &self,
+        req: S3Request<GetBucketLocationInput>,
+    ) -> S3Result<S3Response<GetBucketLocationOutput>> {
+        self.check_name(&req.input.bucket)?;
+        // us-east-1 is told by an empty answer.
+        Ok(S3Response::new(GetBucketLocationOutput::default()))
+    }
+
+    async fn get_bucket_versioning(
+        &self,
+        req: S3Request<GetBucketVersioningInput>,
+    ) -> S3Result<S3Response<GetBucketVersioningOutput>> {
+        self.check_name(&req.input.bucket)?;
+        Ok(S3Response::new(GetBucketVersioningOutput::default()))
+    }
+
+    async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        self.get(req).await
+    }
+
+    async fn head_object(&self, req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+        self.head(req).await
+    }
+
+    async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        self.put(req).await
+    }
+
+    async fn copy_object(&self, req: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
+        self.copy(req).await
+    }
+
+    async fn delete_object(&self, req: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
+        self.delete(req).await
+    }
+
+    async fn delete_objects(&self, req: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        self.delete_many(req).await
+    }
+
+    async fn list_objects_v2(&self, req: S3Request<ListObjectsV2Input>) -> S3Result<S3Response<ListObjectsV2Output>> {
+        self.page_v2(req).await
+    }
+
+    async fn list_objects(&self, req: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
+        self.page_v1(req).await
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        req: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        self.create_upload(req)
+    }
+
+    async fn upload_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        self.take_part(req).await
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        req: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        self.complete_upload(req).await
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        req: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        self.abort_upload(req)
+    }
+
+    async fn list_parts(&self, req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+        self.parts(req)
+    }
+
+    async fn list_multipart_uploads(
+        &self,
+        req: S3Request<ListMultipartUploadsInput>,
+    ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
+        self.open_uploads(req)
+    }
+}
+
+/// The data type of that name; our own took the short one.
+type Bucket_ = s3s::dto::Bucket;
+
+/// The stamp of now, for what has no file.
+pub(crate) fn stamp_now() -> Stamp {
+    Stamp { inode: 0, modified_ns: unix_now().as_nanos() as i64, size: 0 }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Listings: a page of keys as either version of LIST asks for it. What is on a page, `crate::list` says.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+use super::{Bucket, blocking};
+use crate::condition::modified;
+use crate::list::{Item, Query, page};
+
+/// S3 gives no longer page.
+const MOST_KEYS: i32 = 1000;
+
+/// What `encoding-type=url` leaves as it is. Space becomes `%20`, which every client's decoder reads; `+` becomes `%2B`.
+const KEY_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
+
+impl Bucket {
+    async fn list(&self, query: Query) -> S3Result<(Vec<Item>, bool)> {
+        let folder = self.folder.clone();
+        blocking(move || page(&folder, &query)).await
+    }
+
+    pub(super) async fn page_v2(
+        &self,
+        req: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let max_keys = most(input.max_keys)?;
+        let prefix = input.prefix.clone().unwrap_or_default();
+        let (after, done) = match &input.continuation_token {
+            Some(token) => {
+                let (is_prefix, last) = read_token(token)?;
+                (last.clone(), is_prefix.then_some(last))
+            }
+            None => {
+                let after = input.start_after.clone().unwrap_or_default();
+                (after.clone(), Some(after))
+            }
+        };
+        let query = Query { prefix, delimiter: input.delimiter.clone(), after, done, most: max_keys as usize };
+        let (items, more) = self.list(query).await?;
+        let encoding = input.encoding_type.as_ref();
+        let next = items.last().filter(|_| more).map(token_of);
+        let key_count = items.len() as i32;
+        let (contents, prefixes) = sorted_out(items, encoding);
+        Ok(S3Response::new(ListObjectsV2Output {
+            name: Some(input.bucket),
+            prefix: Some(encoded(input.prefix.unwrap_or_default(), encoding)),
+            delimiter: input.delimiter.map(|text| encoded(text, encoding)),
+            start_after: input.start_after.map(|text| encoded(text, encoding)),
+            max_keys: Some(max_keys),
+            key_count: Some(key_count),
+            is_truncated: Some(more),
+            continuation_token: input.continuation_token,
+            next_continuation_token: next,
+            contents: Some(contents),
+            common_prefixes: Some(prefixes),
+            encoding_type: input.encoding_type,
+            ..Default::default()
+        }))
+    }
+
+    pub(super) async fn page_v1(&self, req: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let max_keys = most(input.max_keys)?;
+        let after = input.marker.clone().unwrap_or_default();
+        let query = Query {
+            prefix: input.prefix.clone().unwrap_or_default(),
+            delimiter: input.delimiter.clone(),
+            done: Some(after.clone()),
+            after,
+            most: max_keys as usize,
+        };
+        let (items, more) = self.list(query).await?;
+        let encoding = input.encoding_type.as_ref();
+        // Clients without a delimiter take the last key; S3 says it only with one, more is harmless.
+        let next = items.last().filter(|_| more).map(|item| encoded(item.name().to_owned(), encoding));
+        let (contents, prefixes) = sorted_out(items, encoding);
+        Ok(S3Response::new(ListObjectsOutput {
+            name: Some(input.bucket),
+            prefix: Some(encoded(input.prefix.unwrap_or_default(), encoding)),
+            marker: Some(encoded(input.marker.unwrap_or_default(), encoding)),
+            delimiter: input.delimiter.map(|text| encoded(text, encoding)),
+            max_keys: Some(max_keys),
+            is_truncated: Some(more),
+            next_marker: next,
+            contents: Some(contents),
+            common_prefixes: Some(prefixes),
+            encoding_type: input.encoding_type,
+            ..Default::default()
+        }))
+    }
+}
+
+fn encoded(text: String, encoding: Option<&EncodingType>) -> String {
+    match encoding {
+        Some(kind) if kind.as_str() == EncodingType::URL => utf8_percent_encode(&text, KEY_CHARACTERS).to_string(),
+        _ => text,
+    }
+}
+
+/// How many keys a page may hold.
+fn most(asked: Option<i32>) -> S3Result<i32> {
+    match asked.unwrap_or(MOST_KEYS) {
+        asked if asked < 0 => Err(s3_error!(InvalidArgument, "max-keys must not be negative")),
+        asked => Ok(asked.min(MOST_KEYS)),
+    }
+}
+
+/// Objects and common prefixes of a page, as S3 writes them.
+fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>) -> (Vec<Object>, Vec<CommonPrefix>) {
+    let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
+    for item in items {
+        match item {
+            Item::Object { key, stamp, etag } => objects.push(Object {
+                key: Some(encoded(key, encoding)),
+                size: Some(stamp.size as i64),
+                e_tag: Some(ETag::Strong(etag)),
+                last_modified: Some(modified(stamp)),
+                storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
+                ..Object::default()
+            }),
+            Item::Prefix(prefix) => prefixes.push(CommonPrefix { prefix: Some(encoded(prefix, encoding)) }),
+        }
+    }
+    (objects, prefixes)
+}
+
+/// A continuation token: what was given last, and whether it was a common prefix.
+fn token_of(item: &Item) -> String {
+    let kind = if matches!(item, Item::Prefix(_)) { 'p' } else { 'k' };
+    URL_SAFE_NO_PAD.encode(format!("{kind}{}", item.name()))
+}
+
+fn read_token(token: &str) -> S3Result<(bool, String)> {
+    let bad = || s3_error!(InvalidArgument, "The continuation token provided is incorrect");
+    let text = URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| String::from_utf8(bytes).ok()).ok_or_else(bad)?;
+    let is_prefix = match text.as_bytes().first() {
+        Some(b'p') => true,
+        Some(b'k') => false,
+        _ => return Err(bad()),
+    };
+    Ok((is_prefix, text[1..].to_owned()))
+}

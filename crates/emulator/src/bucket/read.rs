@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads of one object: GET, its ranges and parts, and HEAD.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use s3s::dto::*;
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+
+use super::headers::{metadata_of, object_headers, put_header};
+use super::{Bucket, Failure, blocking};
+use crate::condition::{Reading, modified, no_such_key};
+use crate::facts::{Checksum as StoredChecksum, Fact};
+use crate::folder::{Folder, Found};
+use crate::incoming::{hasher, value_of};
+use crate::outgoing::{CHUNK, Outgoing};
+
+/// The answer to GET and HEAD, but for the body.
+struct Described {
+    found: Found,
+    checksum: Option<StoredChecksum>,
+    range: std::ops::Range<u64>,
+    is_partial: bool,
+    /// Of a multipart upload, where one of its parts was asked for.
+    parts_count: Option<i32>,
+}
+
+/// The bytes of a part by its number, and how many parts there are; an object that came at once is its own first part.
+fn part_of(found: &Found, number: i32) -> S3Result<(std::ops::Range<u64>, Option<i32>)> {
+    let parts = found.fact.as_ref().map(|fact| fact.parts.as_slice()).unwrap_or_default();
+    let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+    let part = match (parts, at) {
+        ([], Some(0)) => Some(0..found.stamp.size),
+        (parts, Some(at)) if at < parts.len() => {
+            let start = parts[..at].iter().sum();
+            Some(start..start + parts[at])
+        }
+        _ => None,
+    };
+    let count = (!parts.is_empty()).then_some(parts.len() as i32);
+    part.map(|part| (part, count)).ok_or_else(|| {
+        let code = S3ErrorCode::Custom("InvalidPartNumber".into());
+        let mut error = S3Error::with_message(code, "The requested partnumber is not satisfiable");
+        error.set_status_code(http::StatusCode::RANGE_NOT_SATISFIABLE);
+        error
+    })
+}
+
+impl Bucket {
+    async fn describe(
+        &self,
+        key: String,
+        range: Option<Range>,
+        part_number: Option<i32>,
+        reading: Reading,
+        wants_sum: bool,
+    ) -> S3Result<Described> {
+        if range.is_some() && part_number.is_some() {
+            return Err(s3_error!(InvalidRequest, "Cannot specify both Range header and partNumber query parameter"));
+        }
+        let (folder, is_ranged) = (self.folder.clone(), range.is_some());
+        blocking(move || {
+            let Some(found) = folder.find(&key)? else { return Err(Failure(no_such_key())) };
+            reading.check(&found)?;
+            let size = found.stamp.size;
+            let (range, parts_count) = match (range, part_number) {
+                (None, None) => (0..size, None),
+                (None, Some(number)) => part_of(&found, number)?,
+                (Some(range), _) => {
+                    let refused = |_| Failure(s3_error!(InvalidRange, "The requested range is not satisfiable"));
+                    (range.check(size).map_err(refused)?, None)
+                }
+            };
+            let is_partial = is_ranged || (part_number.is_some() && size > 0);
+            // S3 gives an object's checksum with the whole object only.
+            let checksum = if wants_sum && !is_partial { Some(checksum_of(&folder, &key, &found)?) } else { None };
+            Ok::<_, Failure>(Described { found, checksum, range, is_partial, parts_count })
+        })
+        .await
+    }
+
+    pub(super) async fn get(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let reading = Reading {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+        };
+        let wants_sum = is_enabled(input.checksum_mode.as_ref());
+        let Described { found, checksum, range, is_partial, parts_count } =
+            self.describe(input.key, input.range, input.part_number, reading, wants_sum).await?;
+        let fact = found.fact.as_deref();
+        let length = range.end - range.start;
+        let output = GetObjectOutput {
+            accept_ranges: Some("bytes".to_owned()),
+            content_length: Some(length as i64),
+            content_range: is_partial
+                .then(|| format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), found.stamp.size)),
+            e_tag: Some(ETag::Strong(found.etag.clone())),
+            last_modified: Some(modified(found.stamp)),
+            metadata: metadata_of(fact),
+            parts_count,
+            ..Default::default()
+        };
+        let mut headers = object_headers(fact, checksum.as_ref());
+        for (name, value) in [
+            ("content-type", input.response_content_type),
+            ("content-encoding", input.response_content_encoding),
+            ("content-disposition", input.response_content_disposition),
+            ("cache-control", input.response_cache_control),
+        ] {
+            if let Some(value) = value {
+                put_header(&mut headers, name, &value);
+            }
+        }
+        let body = StreamingBlob::new(Outgoing::new(found.file, range, self.buffers.clone()));
+        Ok(S3Response::with_headers(GetObjectOutput { body: Some(body), ..output }, headers))
+    }
+
+    pub(super) async fn head(&self, req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let reading = Reading {
+            if_match: input.if_match,
+            if_none_match: input.if_none_match,
+            if_modified_since: input.if_modified_since,
+            if_unmodified_since: input.if_unmodified_since,
+        };
+        let wants_sum = is_enabled(input.checksum_mode.as_ref());
+        let Described { found, checksum, range, is_partial, parts_count } =
+            self.describe(input.key, input.range, input.part_number, reading, wants_sum).await?;
+        let fact = found.fact.as_deref();
+        let output = HeadObjectOutput {
+            accept_ranges: Some("bytes".to_owned()),
+            content_length: Some((range.end - range.start) as i64),
+            e_tag: Some(ETag::Strong(found.etag.clone())),
+            last_modified: Some(modified(found.stamp)),
+            metadata: metadata_of(fact),
+            parts_count,
+            ..Default::default()
+        };
+        let mut response = S3Response::with_headers(output, object_headers(fact, checksum.as_ref()));
+        if is_partial {
+            let text = format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), found.stamp.size);
+            put_header(&mut response.headers, "content-range", &text);
+            response.status = Some(http::StatusCode::PARTIAL_CONTENT);
+        }
+        Ok(response)
+    }
+}
+
+/// The checksum that came with an object, or its CRC32C, computed once per state of the file.
+fn checksum_of(folder: &Folder, key: &str, found: &Found) -> io::Result<StoredChecksum> {
+    if let Some(known) = found.fact.as_ref().and_then(|fact| fact.checksum.clone()) {
+        return Ok(known);
+    }
+    let mut sums = hasher("CRC32C");
+    let (mut buffer, mut at) = (vec![0; CHUNK], 0);
+    while at < found.stamp.size {
+        let got = std::os::unix::fs::FileExt::read_at(&found.file, &mut buffer, at)?;
+        if got == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
+        }
+        sums.update(&buffer[..got]);
+        at += got as u64;
+    }
+    let value = value_of(sums).ok_or_else(|| io::Error::other("no CRC32C was computed"))?;
+    let checksum = StoredChecksum { algorithm: "CRC32C".to_owned(), value, composite: false };
+    let mut fact = found.fact.as_deref().cloned().unwrap_or(Fact {
+        stamp: found.stamp,
+        etag: None,
+        checksum: None,
+        parts: Vec::new(),
+        headers: BTreeMap::new(),
+        metadata: BTreeMap::new(),
+        side: false,
+    });
+    fact.checksum = Some(checksum.clone());
+    folder.facts.put(key, Some(fact), false)?;
+    Ok(checksum)
+}
+
+fn is_enabled(mode: Option<&ChecksumMode>) -> bool {
+    mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED)
+}

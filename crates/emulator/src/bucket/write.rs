@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes: PUT of a whole object, copies within the bucket, deletes.
+
+use std::io;
+
+use s3s::dto::*;
+use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+
+use super::headers::{Kept, object_headers};
+use super::uploads::copy_hashed;
+use super::{Bucket, Failure, blocking};
+use crate::condition::{Reading, check_write, modified, no_such_key};
+use crate::incoming::{Promise, receive};
+
+impl Bucket {
+    pub(super) async fn put(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        self.check_name(&req.input.bucket)?;
+        let promise = Promise::of(&req.headers);
+        let kept = Kept::of(&req.headers, req.input.metadata);
+        let received = receive(self.folder.clone(), req.input.body, promise, req.trailing_headers).await?;
+        let fact = kept.fact(received.etag.clone(), received.checksum.clone());
+        let (folder, key, temp) = (self.folder.clone(), req.input.key, received.temp);
+        let (if_match, if_none_match) = (req.input.if_match, req.input.if_none_match);
+        blocking(move || {
+            folder.commit::<Failure>(&key, temp, fact, |there| {
+                Ok(check_write(if_match.as_ref(), if_none_match.as_ref(), there)?)
+            })
+        })
+        .await?;
+        let output = PutObjectOutput { e_tag: Some(ETag::Strong(received.etag)), ..Default::default() };
+        let mut response = S3Response::new(output);
+        if let Some(checksum) = received.checksum {
+            response.headers = object_headers(None, Some(&checksum));
+            response.headers.remove(http::header::CONTENT_TYPE);
+        }
+        Ok(response)
+    }
+
+    pub(super) async fn copy(&self, req: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let CopySource::Bucket { bucket, key: source, .. } = input.copy_source else {
+            return Err(s3_error!(NotImplemented, "only objects of this bucket can be copied"));
+        };
+        self.check_name(&bucket)?;
+        let replaces = input.metadata_directive.is_some_and(|how| how.as_str() == MetadataDirective::REPLACE);
+        let kept = replaces.then(|| Kept::of(&req.headers, input.metadata));
+        let reading = Reading {
+            if_match: input.copy_source_if_match,
+            if_none_match: input.copy_source_if_none_match,
+            ..Reading::default()
+        };
+        let (folder, key) = (self.folder.clone(), input.key);
+        let (etag, stamp) = blocking(move || {
+            let Some(found) = folder.find(&source)? else { return Err(Failure(no_such_key())) };
+            reading.check(&found).map_err(|_| s3_error!(PreconditionFailed))?;
+            let mut temp = folder.temp()?;
+            let (etag, stamp) = copy_hashed(&mut &found.file, &mut temp.file, found.stamp)?;
+            let old = found.fact.as_deref();
+            let kept = kept.unwrap_or_else(|| Kept {
+                headers: old.map(|fact| fact.headers.clone()).unwrap_or_default(),
+                metadata: old.map(|fact| fact.metadata.clone()).unwrap_or_default(),
+            });
+            let checksum = old.and_then(|fact| fact.checksum.clone()).filter(|checksum| !checksum.composite);
+            folder.commit::<Failure>(&key, temp, kept.fact(etag.clone(), checksum), |_| Ok(()))?;
+            Ok((etag, stamp))
+        })
+        .await?;
+        let copied = CopyObjectResult {
+            e_tag: Some(ETag::Strong(etag)),
+            last_modified: Some(modified(stamp)),
+            ..Default::default()
+        };
+        Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(copied), ..Default::default() }))
+    }
+
+    pub(super) async fn delete(&self, req: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
+        self.check_name(&req.input.bucket)?;
+        let (folder, key) = (self.folder.clone(), req.input.key);
+        blocking(move || folder.remove(&key)).await?;
+        Ok(S3Response::new(DeleteObjectOutput::default()))
+    }
+
+    pub(super) async fn delete_many(
+        &self,
+        req: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        self.check_name(&req.input.bucket)?;
+        let delete = req.input.delete;
+        if delete.objects.len() > 1000 {
+            return Err(s3_error!(MalformedXML, "at most 1000 keys can be deleted in one request"));
+        }
+        let folder = self.folder.clone();
+        let quiet = delete.quiet.unwrap_or(false);
+        let output = blocking(move || {
+            let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+            for object in delete.objects {
+                match folder.remove(&object.key) {
+                    Ok(()) if quiet => {}
+                    Ok(()) => deleted.push(DeletedObject { key: Some(object.key), ..Default::default() }),
+                    Err(error) => errors.push(Error {
+                        code: Some(S3ErrorCode::InternalError.as_str().to_owned()),
+                        message: Some(error.to_string()),
+                        key: Some(object.key),
+                        ..Default::default()
+                    }),
+                }
+            }
+            Ok::<_, io::Error>(DeleteObjectsOutput {
+                deleted: Some(deleted),
+                errors: (!errors.is_empty()).then_some(errors),
+                ..Default::default()
+            })
+        })
+        .await?;
+        Ok(S3Response::new(output))
+    }
+}

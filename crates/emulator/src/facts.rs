@@ -10,14 +10,22 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use penstock_types::unix_now;
 use serde::{Deserialize, Serialize};
 
 /// Which file, at which state, a fact is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub inode: u64,
     pub modified_ns: i64,
     pub size: u64,
+}
+
+impl Stamp {
+    /// Of what has no file.
+    pub(crate) fn now() -> Self {
+        Self { modified_ns: unix_now().as_nanos() as i64, ..Self::default() }
+    }
 }
 
 /// A checksum as S3 names and prints it.
@@ -32,7 +40,7 @@ pub(crate) struct Checksum {
 }
 
 /// See the module.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fact {
     pub stamp: Stamp,
     /// Absent for a file that was found in the folder: its ETag follows from the stamp.
@@ -166,15 +174,7 @@ mod tests {
 
     fn fact(size: u64, side: bool) -> Fact {
         let stamp = Stamp { inode: 1, modified_ns: 2, size };
-        Fact {
-            stamp,
-            etag: Some("e".into()),
-            checksum: None,
-            parts: Vec::new(),
-            headers: BTreeMap::new(),
-            metadata: BTreeMap::new(),
-            side,
-        }
+        Fact { stamp, etag: Some("e".into()), side, ..Fact::default() }
     }
 
     #[test]

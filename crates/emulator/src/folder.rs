@@ -7,6 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::facts::{Fact, Facts, Stamp};
 use crate::list::Directories;
+use crate::outgoing::CHUNK;
 use crate::seat::{STATE, hex, plain_path, side_name};
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
@@ -64,6 +66,22 @@ pub(crate) fn stamp_of(stat: &Stat) -> Stamp {
 pub(crate) fn found_etag(stamp: Stamp) -> String {
     let text = format!("{} {} {}", stamp.inode, stamp.modified_ns, stamp.size);
     format!("{}-1", hex(&Md5::digest(text.as_bytes())))
+}
+
+/// Shows all bytes of a file, wherever it is positioned; how many there were.
+pub(crate) fn read_all(file: &File, mut see: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<u64> {
+    let (mut buffer, mut at) = (vec![0; CHUNK], 0);
+    loop {
+        match file.read_at(&mut buffer, at) {
+            Ok(0) => return Ok(at),
+            Ok(got) => {
+                see(&buffer[..got])?;
+                at += got as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Errors that say "no such object" rather than "something is wrong".

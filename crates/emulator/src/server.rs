@@ -16,7 +16,8 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::bucket::{Bucket, REGION, Uploads, stamp_now};
+use crate::bucket::{Bucket, REGION, Uploads};
+use crate::facts::Stamp;
 use crate::folder::Folder;
 use crate::front::{Counters, Front, Stats};
 use crate::limits::Limits;
@@ -130,7 +131,7 @@ impl Emulator {
             folder: opened,
             uploads: uploads.clone(),
             buffers: Buffers::default(),
-            began: stamp_now(),
+            began: Stamp::now(),
         };
         let mut builder = S3ServiceBuilder::new(bucket);
         builder.set_auth(OnePair(keys.clone()));

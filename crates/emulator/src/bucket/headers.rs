@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use s3s::dto::Metadata;
 
-use crate::facts::{Checksum, Fact, Stamp};
+use crate::facts::{Checksum, Fact};
 
 /// Headers and metadata that are kept with an object.
 #[derive(Debug, Clone, Default)]
@@ -20,11 +20,13 @@ impl Kept {
         Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect() }
     }
 
-    /// The fact of an object that is being written.
+    pub(super) fn of_fact(fact: &Fact) -> Self {
+        Self { headers: fact.headers.clone(), metadata: fact.metadata.clone() }
+    }
+
+    /// The fact of an object that is being written; its stamp is set when it gets its name.
     pub(super) fn fact(self, etag: String, checksum: Option<Checksum>) -> Fact {
-        let stamp = Stamp { inode: 0, modified_ns: 0, size: 0 }; // set when it gets its name
-        let Self { headers, metadata } = self;
-        Fact { stamp, etag: Some(etag), checksum, parts: Vec::new(), headers, metadata, side: false }
+        Fact { etag: Some(etag), checksum, headers: self.headers, metadata: self.metadata, ..Fact::default() }
     }
 }
 
@@ -61,11 +63,14 @@ pub(super) fn object_headers(fact: Option<&Fact>, checksum: Option<&Checksum>) -
     for (name, value) in fact.into_iter().flat_map(|fact| &fact.headers) {
         put_header(&mut headers, name, value);
     }
-    if let Some(checksum) = checksum {
-        put_header(&mut headers, &format!("x-amz-checksum-{}", checksum.algorithm.to_lowercase()), &checksum.value);
-        put_header(&mut headers, "x-amz-checksum-type", if checksum.composite { "COMPOSITE" } else { "FULL_OBJECT" });
-    }
+    put_checksum(&mut headers, checksum);
     headers
+}
+
+pub(super) fn put_checksum(headers: &mut HeaderMap, checksum: Option<&Checksum>) {
+    let Some(checksum) = checksum else { return };
+    put_header(headers, &format!("x-amz-checksum-{}", checksum.algorithm.to_lowercase()), &checksum.value);
+    put_header(headers, "x-amz-checksum-type", if checksum.composite { "COMPOSITE" } else { "FULL_OBJECT" });
 }
 
 pub(super) fn metadata_of(fact: Option<&Fact>) -> Option<Metadata> {

@@ -14,7 +14,6 @@ mod write;
 use std::io;
 use std::sync::Arc;
 
-use penstock_types::unix_now;
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3Request, S3Response, S3Result, s3_error};
 
@@ -180,8 +179,3 @@ impl S3 for Bucket {
 
 /// The data type of that name; our own took the short one.
 type Bucket_ = s3s::dto::Bucket;
-
-/// The stamp of now, for what has no file.
-pub(crate) fn stamp_now() -> Stamp {
-    Stamp { inode: 0, modified_ns: unix_now().as_nanos() as i64, size: 0 }
-}

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads of one object: GET, its ranges and parts, and HEAD.
 
-use std::collections::BTreeMap;
 use std::io;
 
 use s3s::dto::*;
@@ -11,9 +10,36 @@ use super::headers::{metadata_of, object_headers, put_header};
 use super::{Bucket, Failure, blocking};
 use crate::condition::{Reading, modified, no_such_key};
 use crate::facts::{Checksum as StoredChecksum, Fact};
-use crate::folder::{Folder, Found};
+use crate::folder::{Folder, Found, read_all};
 use crate::incoming::{hasher, value_of};
-use crate::outgoing::{CHUNK, Outgoing};
+use crate::outgoing::Outgoing;
+
+/// What GET and HEAD ask.
+struct Asked {
+    key: String,
+    range: Option<Range>,
+    part_number: Option<i32>,
+    reading: Reading,
+    wants_sum: bool,
+}
+
+/// [`Asked`], of either's input: two types with the same fields.
+macro_rules! asked {
+    ($input:expr) => {
+        Asked {
+            key: $input.key,
+            range: $input.range,
+            part_number: $input.part_number,
+            reading: Reading {
+                if_match: $input.if_match,
+                if_none_match: $input.if_none_match,
+                if_modified_since: $input.if_modified_since,
+                if_unmodified_since: $input.if_unmodified_since,
+            },
+            wants_sum: $input.checksum_mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED),
+        }
+    };
+}
 
 /// The answer to GET and HEAD, but for the body.
 struct Described {
@@ -23,6 +49,21 @@ struct Described {
     is_partial: bool,
     /// Of a multipart upload, where one of its parts was asked for.
     parts_count: Option<i32>,
+}
+
+impl Described {
+    fn fact(&self) -> Option<&Fact> {
+        self.found.fact.as_deref()
+    }
+
+    fn length(&self) -> i64 {
+        (self.range.end - self.range.start) as i64
+    }
+
+    fn content_range(&self) -> Option<String> {
+        let Self { range, found, .. } = self;
+        self.is_partial.then(|| format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), found.stamp.size))
+    }
 }
 
 /// The bytes of a part by its number, and how many parts there are; an object that came at once is its own first part.
@@ -47,14 +88,8 @@ fn part_of(found: &Found, number: i32) -> S3Result<(std::ops::Range<u64>, Option
 }
 
 impl Bucket {
-    async fn describe(
-        &self,
-        key: String,
-        range: Option<Range>,
-        part_number: Option<i32>,
-        reading: Reading,
-        wants_sum: bool,
-    ) -> S3Result<Described> {
+    async fn describe(&self, asked: Asked) -> S3Result<Described> {
+        let Asked { key, range, part_number, reading, wants_sum } = asked;
         if range.is_some() && part_number.is_some() {
             return Err(s3_error!(InvalidRequest, "Cannot specify both Range header and partNumber query parameter"));
         }
@@ -82,29 +117,18 @@ impl Bucket {
     pub(super) async fn get(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let input = req.input;
         self.check_name(&input.bucket)?;
-        let reading = Reading {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        };
-        let wants_sum = is_enabled(input.checksum_mode.as_ref());
-        let Described { found, checksum, range, is_partial, parts_count } =
-            self.describe(input.key, input.range, input.part_number, reading, wants_sum).await?;
-        let fact = found.fact.as_deref();
-        let length = range.end - range.start;
+        let seen = self.describe(asked!(input)).await?;
         let output = GetObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
-            content_length: Some(length as i64),
-            content_range: is_partial
-                .then(|| format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), found.stamp.size)),
-            e_tag: Some(ETag::Strong(found.etag.clone())),
-            last_modified: Some(modified(found.stamp)),
-            metadata: metadata_of(fact),
-            parts_count,
+            content_length: Some(seen.length()),
+            content_range: seen.content_range(),
+            e_tag: Some(ETag::Strong(seen.found.etag.clone())),
+            last_modified: Some(modified(seen.found.stamp)),
+            metadata: metadata_of(seen.fact()),
+            parts_count: seen.parts_count,
             ..Default::default()
         };
-        let mut headers = object_headers(fact, checksum.as_ref());
+        let mut headers = object_headers(seen.fact(), seen.checksum.as_ref());
         for (name, value) in [
             ("content-type", input.response_content_type),
             ("content-encoding", input.response_content_encoding),
@@ -115,35 +139,25 @@ impl Bucket {
                 put_header(&mut headers, name, &value);
             }
         }
-        let body = StreamingBlob::new(Outgoing::new(found.file, range, self.buffers.clone()));
+        let body = StreamingBlob::new(Outgoing::new(seen.found.file, seen.range, self.buffers.clone()));
         Ok(S3Response::with_headers(GetObjectOutput { body: Some(body), ..output }, headers))
     }
 
     pub(super) async fn head(&self, req: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = req.input;
         self.check_name(&input.bucket)?;
-        let reading = Reading {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        };
-        let wants_sum = is_enabled(input.checksum_mode.as_ref());
-        let Described { found, checksum, range, is_partial, parts_count } =
-            self.describe(input.key, input.range, input.part_number, reading, wants_sum).await?;
-        let fact = found.fact.as_deref();
+        let seen = self.describe(asked!(input)).await?;
         let output = HeadObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
-            content_length: Some((range.end - range.start) as i64),
-            e_tag: Some(ETag::Strong(found.etag.clone())),
-            last_modified: Some(modified(found.stamp)),
-            metadata: metadata_of(fact),
-            parts_count,
+            content_length: Some(seen.length()),
+            e_tag: Some(ETag::Strong(seen.found.etag.clone())),
+            last_modified: Some(modified(seen.found.stamp)),
+            metadata: metadata_of(seen.fact()),
+            parts_count: seen.parts_count,
             ..Default::default()
         };
-        let mut response = S3Response::with_headers(output, object_headers(fact, checksum.as_ref()));
-        if is_partial {
-            let text = format!("bytes {}-{}/{}", range.start, range.end.saturating_sub(1), found.stamp.size);
+        let mut response = S3Response::with_headers(output, object_headers(seen.fact(), seen.checksum.as_ref()));
+        if let Some(text) = seen.content_range() {
             put_header(&mut response.headers, "content-range", &text);
             response.status = Some(http::StatusCode::PARTIAL_CONTENT);
         }
@@ -157,31 +171,17 @@ fn checksum_of(folder: &Folder, key: &str, found: &Found) -> io::Result<StoredCh
         return Ok(known);
     }
     let mut sums = hasher("CRC32C");
-    let (mut buffer, mut at) = (vec![0; CHUNK], 0);
-    while at < found.stamp.size {
-        let got = std::os::unix::fs::FileExt::read_at(&found.file, &mut buffer, at)?;
-        if got == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
-        }
-        sums.update(&buffer[..got]);
-        at += got as u64;
+    let read = read_all(&found.file, |bytes| {
+        sums.update(bytes);
+        Ok(())
+    })?;
+    if read < found.stamp.size {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read"));
     }
     let value = value_of(sums).ok_or_else(|| io::Error::other("no CRC32C was computed"))?;
     let checksum = StoredChecksum { algorithm: "CRC32C".to_owned(), value, composite: false };
-    let mut fact = found.fact.as_deref().cloned().unwrap_or(Fact {
-        stamp: found.stamp,
-        etag: None,
-        checksum: None,
-        parts: Vec::new(),
-        headers: BTreeMap::new(),
-        metadata: BTreeMap::new(),
-        side: false,
-    });
-    fact.checksum = Some(checksum.clone());
+    let known = found.fact.as_deref().cloned().unwrap_or_default();
+    let fact = Fact { stamp: found.stamp, checksum: Some(checksum.clone()), ..known };
     folder.facts.put(key, Some(fact), false)?;
     Ok(checksum)
-}
-
-fn is_enabled(mode: Option<&ChecksumMode>) -> bool {
-    mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED)
 }

@@ -3,9 +3,7 @@
 //! aborted with it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt as _;
+use std::io::{self, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base64::Engine as _;
@@ -15,12 +13,11 @@ use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use super::headers::Kept;
-use super::{Bucket, Failure, blocking, stamp_now};
+use super::{Bucket, Failure, blocking};
 use crate::condition::{check_write, modified};
 use crate::facts::{Checksum as StoredChecksum, Fact, Stamp};
-use crate::folder::Temp;
+use crate::folder::{Temp, read_all};
 use crate::incoming::{Promise, hasher, receive, value_of};
-use crate::outgoing::CHUNK;
 use crate::seat::hex;
 
 /// S3 refuses to join shorter parts, the last apart.
@@ -85,27 +82,6 @@ impl Uploads {
     }
 }
 
-/// Copies all of `from` behind what `to` holds; the MD5 of it, in hex.
-pub(super) fn copy_hashed(from: &mut &File, to: &mut File, stamp: Stamp) -> io::Result<(String, Stamp)> {
-    let mut md5 = Md5::new();
-    copy_through(from, to, |bytes| md5.update(bytes))?;
-    Ok((hex(&md5.finalize()), Stamp { modified_ns: stamp_now().modified_ns, ..stamp }))
-}
-
-fn copy_through(from: &mut impl Read, to: &mut File, mut see: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut buffer = vec![0; CHUNK];
-    loop {
-        let got = match from.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(got) => got,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        see(&buffer[..got]);
-        to.write_all(&buffer[..got])?;
-    }
-}
-
 /// What a completed upload becomes.
 struct Joined {
     temp: Temp,
@@ -123,18 +99,12 @@ fn join(parts: &[Arc<PartHeld>], algorithm: Option<&str>, is_full: bool, mut tem
         if let (Some(sums), Some(checksum)) = (&mut composite, &part.checksum) {
             sums.update(&STANDARD.decode(&checksum.value).map_err(io::Error::other)?);
         }
-        let (mut buffer, mut at) = (vec![0; CHUNK], 0);
-        loop {
-            let got = part.temp.file.read_at(&mut buffer, at)?;
-            if got == 0 {
-                break;
-            }
+        read_all(&part.temp.file, |bytes| {
             if let Some(sums) = &mut full {
-                sums.update(&buffer[..got]);
+                sums.update(bytes);
             }
-            temp.file.write_all(&buffer[..got])?;
-            at += got as u64;
-        }
+            temp.file.write_all(bytes)
+        })?;
     }
     let checksum = match (algorithm, full.and_then(value_of), composite.and_then(value_of)) {
         (Some(algorithm), Some(value), _) => {
@@ -202,7 +172,7 @@ impl Bucket {
             algorithm,
             is_full,
             parts: BTreeMap::new(),
-            at: stamp_now(),
+            at: Stamp::now(),
         };
         self.uploads.all().insert(id.clone(), upload);
         Ok(S3Response::new(CreateMultipartUploadOutput {
@@ -237,7 +207,7 @@ impl Bucket {
             size: received.size,
             etag: received.etag,
             checksum: received.checksum,
-            at: stamp_now(),
+            at: Stamp::now(),
         };
         match self.uploads.all().get_mut(&input.upload_id) {
             Some(upload) => upload.parts.insert(input.part_number, Arc::new(part)),

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes: PUT of a whole object, copies within the bucket, deletes.
 
-use std::io;
+use std::io::{self, Write as _};
 
+use md5::{Digest as _, Md5};
 use s3s::dto::*;
 use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::headers::{Kept, object_headers};
-use super::uploads::copy_hashed;
+use super::headers::{Kept, put_checksum};
 use super::{Bucket, Failure, blocking};
 use crate::condition::{Reading, check_write, modified, no_such_key};
+use crate::facts::Stamp;
+use crate::folder::read_all;
 use crate::incoming::{Promise, receive};
+use crate::seat::hex;
 
 impl Bucket {
     pub(super) async fn put(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
@@ -29,10 +32,7 @@ impl Bucket {
         .await?;
         let output = PutObjectOutput { e_tag: Some(ETag::Strong(received.etag)), ..Default::default() };
         let mut response = S3Response::new(output);
-        if let Some(checksum) = received.checksum {
-            response.headers = object_headers(None, Some(&checksum));
-            response.headers.remove(http::header::CONTENT_TYPE);
-        }
+        put_checksum(&mut response.headers, received.checksum.as_ref());
         Ok(response)
     }
 
@@ -51,24 +51,26 @@ impl Bucket {
             ..Reading::default()
         };
         let (folder, key) = (self.folder.clone(), input.key);
-        let (etag, stamp) = blocking(move || {
+        let etag = blocking(move || {
             let Some(found) = folder.find(&source)? else { return Err(Failure(no_such_key())) };
             reading.check(&found).map_err(|_| s3_error!(PreconditionFailed))?;
             let mut temp = folder.temp()?;
-            let (etag, stamp) = copy_hashed(&mut &found.file, &mut temp.file, found.stamp)?;
+            let mut md5 = Md5::new();
+            read_all(&found.file, |bytes| {
+                md5.update(bytes);
+                temp.file.write_all(bytes)
+            })?;
+            let etag = hex(&md5.finalize());
             let old = found.fact.as_deref();
-            let kept = kept.unwrap_or_else(|| Kept {
-                headers: old.map(|fact| fact.headers.clone()).unwrap_or_default(),
-                metadata: old.map(|fact| fact.metadata.clone()).unwrap_or_default(),
-            });
+            let kept = kept.or_else(|| old.map(Kept::of_fact)).unwrap_or_default();
             let checksum = old.and_then(|fact| fact.checksum.clone()).filter(|checksum| !checksum.composite);
             folder.commit::<Failure>(&key, temp, kept.fact(etag.clone(), checksum), |_| Ok(()))?;
-            Ok((etag, stamp))
+            Ok(etag)
         })
         .await?;
         let copied = CopyObjectResult {
             e_tag: Some(ETag::Strong(etag)),
-            last_modified: Some(modified(stamp)),
+            last_modified: Some(modified(Stamp::now())),
             ..Default::default()
         };
         Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(copied), ..Default::default() }))

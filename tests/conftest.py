@@ -103,6 +103,18 @@ class Ran:
 
 
 @pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with libcuda and libcufile that are none."""
+    folder = tmp_path_factory.mktemp("driver")
+    source = ROOT / "tests" / "standin_gpu.c"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", folder / "libcuda.so.1", source], check=True
+    )
+    (folder / "libcufile.so.0").symlink_to("libcuda.so.1")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def run_cli() -> Callable[..., Ran]:
     """`run_cli("stage", src, dst, env={...}, cwd=..., timeout_s=60)`: the installed `penstock`, as a user would run it."""
     program = Path(sys.executable).with_name("penstock")

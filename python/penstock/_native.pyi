@@ -13,6 +13,7 @@ __all__ = [
     "ORDER_VERSION",
     "Counted",
     "Course",
+    "CudaDevice",
     "Emulator",
     "Feed",
     "Files",
@@ -130,6 +131,12 @@ class Tensor:
         copy: bool | None = None,
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+# Registers batches' memory with a CUDA device: once in the memory's life, whichever batch lies in it.
+@final
+class CudaDevice:
+    def __new__(cls, number: int) -> CudaDevice: ...
+    def hold(self, tensor: Tensor) -> None: ...
 
 # A field of a delivered batch whose samples differ in length: row i has values[offsets[i]:offsets[i + 1]].
 @final

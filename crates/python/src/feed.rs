@@ -22,7 +22,7 @@ use crate::course::PyCourse;
 use crate::enter::{enter, enter_async};
 use crate::pass::{PyFeed, PyRun};
 use crate::raise::raise;
-use crate::tensor::{PyRagged, PyTensor};
+use crate::tensor::{PyCudaDevice, PyRagged, PyTensor};
 use crate::unindexed::PyUnindexed;
 
 /// By when a listing, or the counting of records, must have ended.
@@ -460,6 +460,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ORDER_VERSION", ORDER_VERSION)?;
     module.add_class::<PyTensor>()?;
     module.add_class::<PyRagged>()?;
+    module.add_class::<PyCudaDevice>()?;
     module.add_class::<PySource>()?;
     module.add_class::<PyCounted>()?;
     module.add_class::<PyCourse>()?;

@@ -2,8 +2,9 @@
 //! A delivered batch's columns for Python: memory shared by the buffer protocol and DLPack.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
-use penstock_flow::feed::{Column, Tensor};
+use penstock_flow::feed::{Column, CudaDevice, Tensor};
 use penstock_types::DType;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -11,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::dlpack;
+use crate::enter::enter;
 
 /// One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
 #[pyclass(name = "Tensor", module = "penstock._native", frozen)]
@@ -152,6 +154,22 @@ impl PyRagged {
 
     fn __len__(&self) -> usize {
         self.offsets.shape[0] - 1
+    }
+}
+
+/// A CUDA device that batches' memory is registered with, once in its life.
+#[pyclass(name = "CudaDevice", module = "penstock._native", frozen)]
+pub struct PyCudaDevice(Arc<CudaDevice>);
+
+#[pymethods]
+impl PyCudaDevice {
+    #[new]
+    fn new(py: Python<'_>, number: u32) -> PyResult<Self> {
+        enter(py, || CudaDevice::open(number)).map(Self)
+    }
+
+    fn hold(&self, py: Python<'_>, tensor: &PyTensor) -> PyResult<()> {
+        enter(py, || self.0.hold(&tensor.0))
     }
 }
 

@@ -76,6 +76,15 @@ impl Mapping {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Forked children find zeros here from now on, so that no fork ever makes this process's pages copies on write.
+    pub fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: whole pages that this value owns; what they hold here does not change.
+        match unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_WIPEONFORK) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 }
 
 impl Drop for Mapping {

@@ -10,8 +10,6 @@ from __future__ import annotations
 import operator
 import os
 import sys
-import threading
-import time
 import weakref
 from dataclasses import asdict, astuple
 from functools import cached_property
@@ -21,6 +19,7 @@ from penstock import _native, env, ranks
 from penstock.errors import ConfigError, Unsupported
 from penstock.feed import columns, fields
 from penstock.feed import report as reporting
+from penstock.feed.epoch import Epoch
 from penstock.feed.unindexed import WORDS, Unindexed
 
 if TYPE_CHECKING:
@@ -71,6 +70,9 @@ def _in_data_worker() -> bool:
 
 class BaseLoader(Generic[Batch]):
     """What the loaders of all frameworks share; `_adapt` makes their batch of a dict of native tensors."""
+
+    _takes_ahead = False
+    """Whether the batch after the one that is handed over is adapted too, where it is there already."""
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class BaseLoader(Generic[Batch]):
         self._resume = 0
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
         self._crew: Crew | None = None
-        self._live: weakref.ref[_Epoch[Batch]] | None = None
+        self._live: weakref.ref[Epoch[Batch]] | None = None
         self._measured = reporting.Measured()
 
     def _place(self) -> tuple[int, int]:
@@ -187,9 +189,20 @@ class BaseLoader(Generic[Batch]):
     def _prepare(self) -> None:
         """Imports what the first batch would otherwise wait for."""
 
-    def _adapt(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
+    def _adapt(self, tensors: dict[str, Any]) -> tuple[Any, float]:
         """The framework's batch, and the seconds that copies to a device took."""
         raise NotImplementedError
+
+    def _hand_over(self, adapted: Any) -> tuple[Batch, float]:
+        """What `_adapt` made as its holder gets it, and the seconds waited for what the holder's device had to do."""
+        return adapted, 0.0
+
+    def _ended(self) -> None:
+        """A pass has ended, in the process that began it."""
+
+    def _device_said(self) -> str | None:
+        """Where batches are copied to, and how; None where they are the feed's own memory."""
+        return None
 
     def __getitem__(self, index: object) -> Any:
         """No: a loader gives whole batches in its own order."""
@@ -284,7 +297,7 @@ class BaseLoader(Generic[Batch]):
             self._epoch, self._cursor = self._epoch + 1, 0
         self._cursor = start
         self._prepare()
-        made = _Epoch(self, self._native_feed(), self._epoch, start)
+        made = Epoch(self, self._native_feed(), self._epoch, start)
         self._live = weakref.ref(made)
         return made
 
@@ -378,6 +391,7 @@ class BaseLoader(Generic[Batch]):
             "transcoding": feed.transcoding() if isinstance(feed, _native.Feed) else [],
             "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world) if counted else None,
             "locality": self.dataset.locality and self.dataset.locality.facts(),
+            "device": self._device_said(),
             "threads": feed.threads if feed is not None else 0,
             "max_in_flight": self._bounds["max_in_flight"],
             "memory_bytes": feed.memory_bytes if feed is not None else self._bounds["memory_bytes"],
@@ -390,113 +404,6 @@ class BaseLoader(Generic[Batch]):
     def __getstate__(self) -> dict[str, Any]:
         # Threads and connections stay here; the other process builds its own.
         return {**self.__dict__, "_feed": None, "_live": None, "_crew": None}
-
-
-class _Epoch(Generic[Batch]):
-    """One pass over (what is left of) an epoch. Ends its threads and requests when it is done, dropped or superseded."""
-
-    def __init__(
-        self, loader: BaseLoader[Batch], feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int
-    ) -> None:
-        self._loader = loader
-        self._feed = feed
-        self._epoch = epoch
-        self._why: str | None = None
-        self._pid = os.getpid()
-        self._turn = threading.Lock()
-        self._began = time.perf_counter()
-        self._measured = loader._measured = reporting.Measured(epoch=epoch)  # noqa: SLF001 - one unit, two classes
-        self._before = feed.metrics()
-        self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)  # noqa: SLF001
-        self._left_at = time.perf_counter()
-        self._measured.wait_s = self._left_at - self._began
-
-    def __iter__(self) -> _Epoch[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        if self._pid != os.getpid():
-            return self._step()  # refused there; the lock may be held for ever
-        with self._turn:  # threads that share an iterator take turns
-            return self._step()
-
-    def _raise_if_ended(self) -> None:
-        if self._why is not None:
-            raise ConfigError(f"iterator: it has ended, since {self._why}", where="iterator")
-        if self._run is None:
-            raise StopIteration
-
-    def _step(self) -> Batch:
-        self._raise_if_ended()
-        run = self._run
-        assert run is not None
-        called = time.perf_counter()
-        measured, loader = self._measured, self._loader
-        measured.compute_s += called - self._left_at
-        try:
-            got = run.next()
-        except BaseException as error:
-            if isinstance(error, ConfigError):
-                self._raise_if_ended()  # by another thread, which was closing the run
-            self._measure()
-            self.close()
-            raise
-        if got is None:
-            self._raise_if_ended()  # by another thread, while this one waited: the epoch is not exhausted
-            self._measure()
-            measured.complete = True
-            measured.wait_s += time.perf_counter() - called
-            measured.wall_s = time.perf_counter() - self._began
-            self.close()
-            loader._exhausted(self._epoch)  # noqa: SLF001
-            raise StopIteration
-        tensors, rows, cursor = got
-        measured.samples += rows
-        measured.bytes_out += sum(getattr(tensor, "nbytes", 0) for tensor in tensors.values())
-        batch, copied_s = loader._adapt(tensors)  # noqa: SLF001
-        measured.host_to_device_s += copied_s
-        measured.batches += 1
-        loader._delivered(cursor)  # noqa: SLF001
-        self._left_at = time.perf_counter()
-        measured.wait_s += self._left_at - called
-        measured.wall_s = self._left_at - self._began
-        if measured.first_batch_s is None:
-            measured.first_batch_s = measured.wall_s
-        return batch
-
-    def measure(self) -> None:
-        """Brings the measured pass up to date; while a thread waits for a batch, it stays as of the last one."""
-        if self._pid == os.getpid() and self._turn.acquire(blocking=False):
-            try:
-                self._measure()
-            finally:
-                self._turn.release()
-
-    def _measure(self) -> None:
-        """Brings the native side's times and counters into the measured pass."""
-        if self._run is not None and self._pid == os.getpid():
-            self._measured.timing = self._run.timing()
-            self._measured.mended = self._run.mended()
-            after = self._feed.metrics()
-            self._measured.counters = {name: after[name] - self._before[name] for name in after}
-
-    def end(self, why: str) -> None:
-        """Ends it for a reason that its holder is told at the next step."""
-        if self._run is not None:
-            self.measure()
-            self._why = why
-            self.close()
-
-    def close(self) -> None:
-        """Ends threads and requests."""
-        if self._run is not None:
-            run, self._run = self._run, None
-            run.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_run", None) is not None:
-            self.measure()
-            self.close()
 
 
 class Loader(BaseLoader[dict[str, Any]]):

@@ -399,8 +399,12 @@ class MapRun:
         return self._run.mended()
 
     def is_ready(self) -> bool:
-        """True when `next` would answer at once."""
-        return False
+        """True when `next` would answer at once; never without workers, where it runs the functions."""
+        crew, under_way = self._crew, self._pass.under_way
+        if crew is None or not under_way:
+            return False
+        crew.wait(0)
+        return crew.tasks[under_way[0]].result is not None
 
     def close(self) -> None:
         """Ends the native run; the workers stay for the next pass."""

@@ -142,6 +142,8 @@ class Report(Mapping[str, Any]):
                 + f" ({self['pool_refills']:,} objects put back); {100 * where['expected_local_share']:.1f} % local is what a"
                 f" global order gives ({where['copies']} of {where['nodes']})"
             )
+        if self["device"] is not None:
+            lines.append(f"  batches are copied to {self['device']}")
         if self["skipped"] or self["substituted"]:
             lines.append(
                 f"  {self['skipped']:,} bad samples left out, {self['substituted']:,} replaced by others; "

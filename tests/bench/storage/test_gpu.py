@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 _SMALL = ("--file-size", "64KiB", "--block-size", "16KiB", "--files", "3", "--keep-caches")
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with libcuda and libcufile that are none."""
-    folder = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).with_name("standin_gpu.c")
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", folder / "libcuda.so.1", source], check=True
-    )
-    (folder / "libcufile.so.0").symlink_to("libcuda.so.1")
-    return folder
-
-
 def test_gpu_that_is_not_here_is_refused_before_anything_is_made(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     empty = tmp_path / "libcuda.so.1"
     empty.write_bytes(b"")  # also where a real one is installed

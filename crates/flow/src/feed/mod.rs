@@ -8,6 +8,7 @@ mod ahead;
 mod arrays;
 mod beside;
 mod count;
+mod cuda;
 mod decode;
 mod field;
 mod format;
@@ -41,6 +42,7 @@ use tokio::runtime::Handle;
 
 pub use beside::{Beside, indexes_in, without_indexes};
 pub use count::{Counted, Known, Rung, count, scan};
+pub use cuda::CudaDevice;
 pub use field::{Field, Kind};
 pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold};
 pub use gather::Wanted;

@@ -3,11 +3,13 @@
 //! aligned to less), used again once the consumer has let go of it.
 //!
 //! Owns who may touch which bytes of it. A slot belongs to the pipeline until its batch is delivered, then to whoever
-//! holds its tensors, for as long as they please; only then does it come back to the pool.
+//! holds its tensors, for as long as they please; only then does it come back to the pool. A device that has registered
+//! a slot's memory keeps it registered from batch to batch, until the memory goes back to the system.
 
+use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use penstock_store::Mapping;
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
@@ -55,10 +57,19 @@ impl Layout {
     }
 }
 
+/// A device's hold on a slot's memory, which dropping it ends.
+pub type Hold = Box<dyn Any + Send>;
+
+/// Memory of a slot. What holds it is dropped before it, as the fields stand.
+struct Memory {
+    hold: Mutex<Option<Hold>>,
+    mapping: Mapping,
+}
+
 /// Slots that wait to be used again.
 #[derive(Default)]
 struct Free {
-    slots: Vec<Mapping>,
+    slots: Vec<Memory>,
     /// How many may wait.
     most: usize,
 }
@@ -90,25 +101,29 @@ impl Pool {
         let used = {
             let mut free = self.free();
             // The one used last: what no batch needs any more is never touched again.
-            let seat = free.slots.iter().rposition(|memory| memory.bytes() >= layout.bytes);
+            let seat = free.slots.iter().rposition(|memory| memory.mapping.bytes() >= layout.bytes);
             seat.map(|seat| free.slots.remove(seat))
         };
         let memory = match used {
             Some(memory) => memory,
-            None => Mapping::new(layout.bytes).map_err(|why| Error::System {
-                place: "memory".to_owned(),
-                reason: format!("the system has no {} bytes for a batch: {why}", grouped(layout.bytes as u64)),
-            })?,
+            None => {
+                let mapping = Mapping::new(layout.bytes).map_err(|why| Error::System {
+                    place: "memory".to_owned(),
+                    reason: format!("the system has no {} bytes for a batch: {why}", grouped(layout.bytes as u64)),
+                })?;
+                Memory { hold: Mutex::default(), mapping }
+            }
         };
-        Ok(Slot { memory: Some(memory), layout: layout.clone(), pool: self.clone() })
+        Ok(Slot { memory: Some(memory), layout: layout.clone(), pool: Arc::downgrade(self) })
     }
 }
 
 /// The memory of one batch.
 pub struct Slot {
-    memory: Option<Mapping>,
+    memory: Option<Memory>,
     layout: Arc<Layout>,
-    pool: Arc<Pool>,
+    /// A batch that is kept must not keep the memory of a pool that nobody takes from any more.
+    pool: Weak<Pool>,
 }
 
 impl fmt::Debug for Slot {
@@ -124,7 +139,7 @@ impl Slot {
     }
 
     fn start(&self) -> NonNull<u8> {
-        self.memory.as_ref().map_or(NonNull::dangling(), Mapping::start)
+        self.memory.as_ref().map_or(NonNull::dangling(), |memory| memory.mapping.start())
     }
 
     /// The first byte of a field.
@@ -163,9 +178,10 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
+        let Some(pool) = self.pool.upgrade() else { return };
         // A forked child must not wait for a lock that a thread of its parent may hold for ever.
-        if self.pool.pid == std::process::id() {
-            let mut free = self.pool.free();
+        if pool.pid == std::process::id() {
+            let mut free = pool.free();
             if free.slots.len() < free.most {
                 free.slots.push(memory);
             }
@@ -200,6 +216,22 @@ impl Tensor {
     /// Bytes of all rows.
     pub fn size_bytes(&self) -> usize {
         self.shape[0] * self.slot.layout.strides[self.field]
+    }
+
+    /// Has `register` take hold of the slot's memory (its first byte, how many), unless an earlier batch's has: a hold
+    /// lasts until the memory goes back to the system. A forked child finds zeros there from then on.
+    pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<()> {
+        let Some(memory) = self.slot.memory.as_ref() else { return Ok(()) };
+        let mut hold = memory.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        if hold.is_none() {
+            // What a device reads by itself must stay where it is: a fork would move it at our next write.
+            memory.mapping.keep_from_children().map_err(|why| Error::System {
+                place: "memory".to_owned(),
+                reason: format!("a batch's memory cannot be kept from forked children: {why}"),
+            })?;
+            *hold = Some(register(memory.mapping.start(), memory.mapping.bytes())?);
+        }
+        Ok(())
     }
 }
 
@@ -242,6 +274,42 @@ mod tests {
         assert_ne!(other.start(), first);
         drop(y);
         assert_eq!(pool.take(&layout).unwrap().start(), first);
+    }
+
+    #[test]
+    fn slot_is_held_once_from_batch_to_batch_until_its_memory_goes() {
+        struct Count(Arc<Mutex<(usize, usize)>>);
+        impl Drop for Count {
+            fn drop(&mut self) {
+                self.0.lock().unwrap().1 += 1;
+            }
+        }
+        let (pool, fields, counted) = (Pool::new(1), fields(), Arc::new(Mutex::new((0, 0))));
+        let layout = Arc::new(Layout::new(&fields, 2).unwrap());
+        let register = |_: NonNull<u8>, bytes: usize| -> Result<Hold> {
+            assert!(bytes >= layout.bytes);
+            counted.lock().unwrap().0 += 1;
+            Ok(Box::new(Count(counted.clone())))
+        };
+        let tensor = |slot: Slot| Tensor::new(Arc::new(slot), 0, &fields[0].fixed().unwrap(), 2);
+        for _ in 0..3 {
+            let one = tensor(pool.take(&layout).unwrap());
+            one.hold(register).unwrap();
+            one.clone().hold(register).unwrap();
+        }
+        assert_eq!(*counted.lock().unwrap(), (1, 0));
+        // Two at a time: one of them finds the pool full when it comes back.
+        let two = [tensor(pool.take(&layout).unwrap()), tensor(pool.take(&layout).unwrap())];
+        two.iter().for_each(|one| one.hold(register).unwrap());
+        drop(two);
+        assert_eq!(*counted.lock().unwrap(), (2, 1));
+        let refused = tensor(pool.take(&Arc::new(Layout::new(&fields, 4096).unwrap())).unwrap());
+        assert!(refused.hold(|_, _| Err(Error::bug("no device"))).is_err());
+        refused.hold(register).unwrap();
+        drop(pool);
+        assert_eq!(*counted.lock().unwrap(), (3, 2), "what is kept keeps no more than itself");
+        drop(refused);
+        assert_eq!(*counted.lock().unwrap(), (3, 3));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of libcuda and libcufile that penstock.bench.storage.cuda makes, over this host's memory: where no GPU is, tests see
-// by it that every block arrives and everything is given back. It says nothing of a GPU's speed.
+// The calls of libcuda and libcufile that penstock.bench.storage.cuda and the feed's core make, over this host's memory: where no
+// GPU is, tests see by it that every block arrives and everything is given back. It says nothing of a GPU's speed.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,6 +9,11 @@
 #include <unistd.h>
 
 static int held;
+static __thread int entered;
+
+// What is registered, as a driver knows it.
+enum { MOST = 1024 };
+static struct { char *start; size_t size; } registered[MOST];
 
 static void log_bytes(const void *bytes, size_t size) {
     int fd = open(getenv("STANDIN_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0600);
@@ -17,19 +22,54 @@ static void log_bytes(const void *bytes, size_t size) {
 }
 
 static void count(int by) {
-    held += by;
+    int now = __atomic_add_fetch(&held, by, __ATOMIC_SEQ_CST);
     FILE *file = fopen(getenv("STANDIN_HELD"), "w");
-    fprintf(file, "%d", held);
+    fprintf(file, "%d", now);
     fclose(file);
 }
 
 int cuInit(unsigned flags) { return (int)flags; }
 int cuDeviceGetCount(int *found) { *found = 1; return 0; }
-int cuDeviceGet(int *found, int number) { *found = number; return 0; }
+int cuDeviceGet(int *found, int number) { *found = number; return number ? 101 : 0; }
 int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "stand-in %d", device); return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &held; count(1); return device; }
 int cuDevicePrimaryCtxRelease_v2(int device) { count(-1); return device; }
 int cuCtxSetCurrent(void *context) { return context == &held ? 0 : 201; }
+int cuCtxPushCurrent_v2(void *context) { entered += context == &held; return context == &held ? 0 : 201; }
+int cuCtxPopCurrent_v2(void **context) { *context = &held; return entered-- > 0 ? 0 : 201; }
+int cuMemHostRegister_v2(void *start, size_t size, unsigned flags) {
+    if (getenv("STANDIN_REFUSES")) return 304;
+    if (!entered || flags != 1 || (uintptr_t)start % 4096 || !size || size % 4096) return 1;
+    int free = -1;
+    for (int at = 0; at < MOST; at++) {
+        if (!registered[at].size) free = at;
+        else if ((char *)start < registered[at].start + registered[at].size && registered[at].start < (char *)start + size) return 712;
+    }
+    if (free < 0) return 2;
+    registered[free].start = start;
+    registered[free].size = size;
+    log_bytes("+", 1);
+    count(1);
+    return 0;
+}
+int cuMemHostUnregister(void *start) {
+    if (!entered) return 201;
+    for (int at = 0; at < MOST; at++)
+        if (registered[at].start == start && registered[at].size) {
+            // Memory that has gone already ends the test here.
+            for (size_t byte = 0; byte < registered[at].size; byte += 4096) (void)*(volatile char *)((char *)start + byte);
+            registered[at].size = 0;
+            log_bytes("-", 1);
+            count(-1);
+            return 0;
+        }
+    return 713;
+}
+int standin_is_registered(const void *start, size_t size) {
+    for (int at = 0; at < MOST; at++)
+        if ((char *)start >= registered[at].start && (char *)start + size <= registered[at].start + registered[at].size) return 1;
+    return 0;
+}
 int cuMemHostAlloc(void **found, size_t size, unsigned flags) { count(1); return posix_memalign(found, 4096, size) ? 2 : (int)flags; }
 int cuMemFreeHost(void *memory) { count(-1); free(memory); return 0; }
 int cuMemAlloc_v2(uint64_t *found, size_t size) {

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Batch memory registered with a CUDA driver, so that a GPU reads it by itself.
+//!
+//! The driver is opened by name when a device is first asked for: nothing here is linked to it, and a machine without one
+//! runs all else. Owns what is registered and in which context; who copies, and when a copy is done, is the caller's.
+
+use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use libloading::Library;
+use penstock_types::{Error, Result};
+
+use super::slot::{Hold, Tensor};
+
+const DRIVER: &str = "libcuda.so.1";
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts, whichever the framework copies in.
+const PORTABLE: c_uint = 1;
+
+type Context = *mut c_void;
+
+/// A symbol of the driver, as its header declares it.
+macro_rules! calls {
+    ($($field:ident: $symbol:literal ($($argument:ty),*);)*) => {
+        struct Calls {
+            $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Calls {
+            fn find(library: &Library) -> std::result::Result<Self, libloading::Error> {
+                // SAFETY: the types are those of cuda.h, whose versioned names never change theirs.
+                Ok(Self { $($field: *unsafe { library.get($symbol) }?,)* })
+            }
+        }
+    };
+}
+
+calls! {
+    init: c"cuInit" (c_uint);
+    device: c"cuDeviceGet" (*mut c_int, c_int);
+    retain: c"cuDevicePrimaryCtxRetain" (*mut Context, c_int);
+    release: c"cuDevicePrimaryCtxRelease_v2" (c_int);
+    push: c"cuCtxPushCurrent_v2" (Context);
+    pop: c"cuCtxPopCurrent_v2" (*mut Context);
+    register: c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    unregister: c"cuMemHostUnregister" (*mut c_void);
+    describe: c"cuGetErrorString" (c_int, *mut *const c_char);
+}
+
+/// A CUDA device of this process by its primary context, which is the one that frameworks use.
+pub struct CudaDevice {
+    calls: Calls,
+    context: Context,
+    device: c_int,
+    pid: u32,
+}
+
+// SAFETY: a context may be used from any thread that has made it current; every use here does so.
+unsafe impl Send for CudaDevice {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for CudaDevice {}
+
+impl CudaDevice {
+    /// Device `number` of those that the process may see, or why it cannot be had.
+    pub fn open(number: u32) -> Result<Arc<Self>> {
+        let unsupported = |why: String| Error::Unsupported {
+            what: format!("registering memory with CUDA device {number}"),
+            by: format!("this machine: {why}"),
+        };
+        let not_found = |why: libloading::Error| unsupported(why.source().unwrap_or(&why).to_string());
+        // SAFETY: the driver's own initialisers run; a process that uses CUDA runs them anyhow.
+        let library = unsafe { Library::new(DRIVER) }.map_err(not_found)?;
+        let calls = Calls::find(&library).map_err(not_found)?;
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        let failed = |code: c_int| unsupported(said(&calls, code));
+        // SAFETY: arguments as cuda.h declares them; both places outlive the calls.
+        unsafe {
+            succeeded((calls.init)(0)).map_err(failed)?;
+            succeeded((calls.device)(&raw mut device, c_int::try_from(number).unwrap_or(c_int::MAX)))
+                .map_err(failed)?;
+            succeeded((calls.retain)(&raw mut context, device)).map_err(failed)?;
+        }
+        // The driver has threads of its own: it is never unloaded.
+        std::mem::forget(library);
+        Ok(Arc::new(Self { calls, context, device, pid: std::process::id() }))
+    }
+
+    /// Registers the memory of the batch that `tensor` is of, unless an earlier batch has: once in the memory's life.
+    pub fn hold(self: &Arc<Self>, tensor: &Tensor) -> Result<()> {
+        if self.pid != std::process::id() {
+            return Err(Error::bug("a forked child has no CUDA device of its parent's"));
+        }
+        tensor.hold(|start, bytes| {
+            // SAFETY: whole pages of one mapping, which outlives the registration: see `Hold`.
+            self.within(|| unsafe { (self.calls.register)(start.as_ptr().cast(), bytes, PORTABLE) })?;
+            Ok(Box::new(Registered { device: self.clone(), start }) as Hold)
+        })
+    }
+
+    /// A call with the device's context current, which leaves the thread's own as it was.
+    fn within(&self, call: impl FnOnce() -> c_int) -> Result<()> {
+        let failed = |code: c_int| Error::System {
+            place: format!("CUDA device {}", self.device),
+            reason: format!("a batch's memory is not registered: {}", said(&self.calls, code)),
+        };
+        // SAFETY: the context is retained for as long as `self` lives.
+        succeeded(unsafe { (self.calls.push)(self.context) }).map_err(failed)?;
+        let done = call();
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: pops what was pushed above.
+        unsafe { (self.calls.pop)(&raw mut popped) };
+        succeeded(done).map_err(failed)
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        if self.pid == std::process::id() {
+            // SAFETY: retained once, in `open`.
+            unsafe { (self.calls.release)(self.device) };
+        }
+    }
+}
+
+/// Memory that the driver holds, until this is dropped.
+struct Registered {
+    device: Arc<CudaDevice>,
+    start: NonNull<u8>,
+}
+
+// SAFETY: the address is only told to the driver.
+unsafe impl Send for Registered {}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // A forked child has registered nothing. At a process's end the driver may have gone before us, and says so.
+        if self.device.pid == std::process::id() {
+            // SAFETY: registered once, at this address, and still mapped.
+            let _ = self.device.within(|| unsafe { (self.device.calls.unregister)(self.start.as_ptr().cast()) });
+        }
+    }
+}
+
+fn succeeded(code: c_int) -> std::result::Result<(), c_int> {
+    if code == 0 { Ok(()) } else { Err(code) }
+}
+
+fn said(calls: &Calls, code: c_int) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: the driver's strings are static.
+    let known = unsafe { (calls.describe)(code, &raw mut text) } == 0 && !text.is_null();
+    // SAFETY: as above, and not null.
+    if known { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() } else { format!("error {code}") }
+}

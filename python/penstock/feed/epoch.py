@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over an epoch: takes batches from the native run, hands them over, and measures where the time goes.
+
+Owns the run and its end. What an epoch is, and where the next one begins, is the loader's.
+"""
+# ruff: noqa: SLF001 - a pass and its loader are one unit of two classes
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.errors import ConfigError
+from penstock.feed import report as reporting
+
+if TYPE_CHECKING:
+    from penstock import _native
+    from penstock.feed.loader import BaseLoader
+    from penstock.feed.mapping import MapRun
+
+__all__ = ["Epoch"]
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A batch that has left the run and was not handed over yet."""
+
+    adapted: Any
+    rows: int
+    cursor: int
+    bytes_out: int
+
+
+class Epoch(Generic[Batch]):
+    """One pass over (what is left of) an epoch. Ends its threads and requests when it is done, dropped or superseded."""
+
+    def __init__(
+        self, loader: BaseLoader[Batch], feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int
+    ) -> None:
+        self._loader = loader
+        self._feed = feed
+        self._epoch = epoch
+        self._why: str | None = None
+        self._pid = os.getpid()
+        self._turn = threading.Lock()
+        self._began = time.perf_counter()
+        self._measured = loader._measured = reporting.Measured(epoch=epoch)
+        self._before = feed.metrics()
+        self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)
+        # What the next step will find: a batch, the end or an error.
+        self._ahead: Future[_Taken | None] | None = None
+        self._left_at = time.perf_counter()
+        self._measured.wait_s = self._left_at - self._began
+
+    def __iter__(self) -> Epoch[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._pid != os.getpid():
+            return self._step()  # refused there; the lock may be held for ever
+        with self._turn:  # threads that share an iterator take turns
+            return self._step()
+
+    def _raise_if_ended(self) -> None:
+        if self._why is not None:
+            raise ConfigError(f"iterator: it has ended, since {self._why}", where="iterator")
+        if self._run is None:
+            raise StopIteration
+
+    def _step(self) -> Batch:
+        self._raise_if_ended()
+        called = time.perf_counter()
+        measured, loader = self._measured, self._loader
+        measured.compute_s += called - self._left_at
+        try:
+            ahead, self._ahead = self._ahead, None
+            taken = self._take() if ahead is None else ahead.result()
+            if taken is not None:
+                if loader._takes_ahead:
+                    self._take_ahead()
+                batch, computed_s = loader._hand_over(taken.adapted)
+        except BaseException as error:
+            if isinstance(error, ConfigError):
+                self._raise_if_ended()  # by another thread, which was closing the run
+            self._measure()
+            self.close()
+            raise
+        if taken is None:
+            self._raise_if_ended()  # by another thread, while this one waited: the epoch is not exhausted
+            self._measure()
+            measured.complete = True
+            measured.wait_s += time.perf_counter() - called
+            measured.wall_s = time.perf_counter() - self._began
+            self.close()
+            loader._exhausted(self._epoch)
+            raise StopIteration
+        measured.samples += taken.rows
+        measured.bytes_out += taken.bytes_out
+        measured.batches += 1
+        measured.compute_s += computed_s
+        loader._delivered(taken.cursor)
+        self._left_at = time.perf_counter()
+        measured.wait_s += self._left_at - called - computed_s
+        measured.wall_s = self._left_at - self._began
+        if measured.first_batch_s is None:
+            measured.first_batch_s = measured.wall_s
+        return batch
+
+    def _take(self) -> _Taken | None:
+        """The run's next batch, or None after the last."""
+        assert self._run is not None
+        got = self._run.next()
+        if got is None:
+            return None
+        tensors, rows, cursor = got
+        bytes_out = sum(getattr(tensor, "nbytes", 0) for tensor in tensors.values())
+        adapted, copied_s = self._loader._adapt(tensors)
+        self._measured.host_to_device_s += copied_s
+        return _Taken(adapted, rows, cursor, bytes_out)
+
+    def _take_ahead(self) -> None:
+        """Takes the batch after the one that is handed over, if it is there; an error waits for its turn."""
+        run, ahead = self._run, Future[_Taken | None]()
+        try:
+            if run is None or not run.is_ready():
+                return
+            ahead.set_result(self._take())
+        except Exception as error:
+            ahead.set_exception(error)
+        self._ahead = ahead
+
+    def measure(self) -> None:
+        """Brings the measured pass up to date; while a thread waits for a batch, it stays as of the last one."""
+        if self._pid == os.getpid() and self._turn.acquire(blocking=False):
+            try:
+                self._measure()
+            finally:
+                self._turn.release()
+
+    def _measure(self) -> None:
+        """Brings the native side's times and counters into the measured pass."""
+        if self._run is not None and self._pid == os.getpid():
+            self._measured.timing = self._run.timing()
+            self._measured.mended = self._run.mended()
+            after = self._feed.metrics()
+            self._measured.counters = {name: after[name] - self._before[name] for name in after}
+
+    def end(self, why: str) -> None:
+        """Ends it for a reason that its holder is told at the next step."""
+        if self._run is not None:
+            self.measure()
+            self._why = why
+            self.close()
+
+    def close(self) -> None:
+        """Ends threads and requests."""
+        if self._run is not None:
+            run, self._run, self._ahead = self._run, None, None
+            run.close()
+            if self._pid == os.getpid():
+                self._loader._ended()
+
+    def __del__(self) -> None:
+        if getattr(self, "_run", None) is not None:
+            self.measure()
+            self.close()

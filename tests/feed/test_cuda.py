@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches on a CUDA device: over a stand-in whose copies are done late, and over a GPU too where torch sees one."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import _native
+from penstock.errors import Corrupt, Unsupported
+
+from .conftest import SHAPE, batches, dataset
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.needs_torch
+
+
+class Late:
+    """A device whose copies begin when the gate is open, and take their time: what reads a slot that was used again gives
+    another batch's bytes.
+    """
+
+    def __init__(self, _device=None):
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun, self.done, self.given, self.waited = 0, 0, 0, []
+        self.refuses_at = None
+        self.kept = []
+        self._jobs = queue.SimpleQueue()
+        self._turn = threading.Condition()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self):
+        while True:
+            there, here, size = self._jobs.get()
+            self.gate.wait()
+            time.sleep(0.002)
+            ctypes.memmove(there, here, size)
+            with self._turn:
+                self.done += 1
+                self._turn.notify_all()
+
+    def copy(self, column):
+        if self.begun == self.refuses_at:
+            self.refuses_at = None
+            raise torch.cuda.OutOfMemoryError("no memory there")
+        here = torch.from_dlpack(column)
+        there = torch.full_like(here, -7)
+        self.kept.append(there)
+        self.begun += 1
+        # By address: as a device, it keeps nothing from being used again.
+        self._jobs.put((there.data_ptr(), here.data_ptr(), here.nbytes))
+        return there, here
+
+    def copies_begun(self):
+        return _Copied(self, self.begun)
+
+    def give(self, tensors, copied):
+        copied.synchronize()  # the consumer's stream is this thread
+        self.given += 1
+        return _Given(self, self.given - 1)
+
+
+class _Copied:
+    def __init__(self, device, count):
+        self._device, self._count = device, count
+
+    def query(self):
+        return self._device.done >= self._count
+
+    def synchronize(self):
+        with self._device._turn:
+            assert self._device._turn.wait_for(self.query, 20)
+
+
+class _Given:
+    """Where the consumer stood when it was given a batch."""
+
+    def __init__(self, device, number):
+        self._device, self._number = device, number
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        time.sleep(0.01)
+        self._device.waited.append(self._number)
+
+
+_DEVICES = ["stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """The devices that loaders have made so far."""
+    made = []
+
+    def make(device):
+        made.append(Late(device))
+        return made[-1]
+
+    monkeypatch.setattr("penstock.feed.torch.Cuda", make)
+    return made
+
+
+@pytest.fixture(params=_DEVICES)
+def device(request):
+    if request.param == "stand-in":
+        request.getfixturevalue("late")
+
+
+def on_device(data, **arguments):
+    return penstock.torch.Loader(data, device="cuda", **arguments)
+
+
+def numbers(batch):
+    x, y = batch["x"].cpu(), batch["y"].cpu()
+    assert x.shape == (len(y), *SHAPE)
+    assert (x == x[:, :1, :1]).all()
+    assert (x[:, 0, 0] == y[:, 0]).all()
+    return [int(value) for value in y[:, 0]]
+
+
+def taken_ahead(walk):
+    """Waits until the run has a batch that is not taken yet, which the next step takes ahead."""
+    until = time.monotonic() + 20
+    while not walk._run.is_ready():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+@pytest.mark.usefixtures("device")
+def test_batches_on_the_device_are_the_loader_s_and_stay_theirs(made):
+    data = dataset(made([1] * 60)).shuffle(5)
+    plain, loader = penstock.Loader(data, batch_size=3), on_device(data, batch_size=3, read_ahead=1)
+    for _ in range(3):
+        want = batches(plain)
+        kept = list(loader)
+        assert [numbers(batch) for batch in kept] == want
+    assert loader.report()["complete"]
+
+
+@pytest.mark.usefixtures("device")
+def test_ragged_and_byte_fields_and_functions_results_go_as_they_do_on_the_cpu(tmp_path):
+    (tmp_path / "a.tfrecord").write_bytes(
+        b"".join(_native.encode_tfrecord({"n": np.full(at, at, "f4"), "b": b"%d" % at}) for at in range(8))
+    )
+    opened = penstock.open(str(tmp_path)).fields(n=penstock.ragged("float32"), b=penstock.raw())
+    (batch,) = on_device(opened, batch_size=8)
+    assert batch["n"].values.cpu().tolist() == [float(at) for at in range(8) for _ in range(at)]
+    assert batch["n"].offsets.cpu().tolist() == [0, 0, 1, 3, 6, 10, 15, 21, 28]
+    assert [bytes(each) for each in batch["b"]] == [b"%d" % at for at in range(8)]
+
+
+@pytest.mark.usefixtures("device")
+def test_functions_results_reach_the_device(made):
+    data = dataset(made([1] * 10)).map(_negated)
+    got = [int(value) for batch in on_device(data, batch_size=4) for value in batch["z"].cpu()[:, 0]]
+    assert got == [-at for at in range(10)]
+
+
+def _negated(sample):
+    return {"z": -sample["y"]}
+
+
+def test_a_slot_is_used_again_only_when_its_copies_are_done(made, late):
+    loader = on_device(dataset(made([1] * 40)), batch_size=1, read_ahead=1)
+    loader._prepare()
+    (device,), copies = late, loader._copies[1]
+    device.gate.clear()
+    run = loader._native_feed().start(0, 0)
+    read = []
+    for _ in range(10):
+        tensors = run.next()[0]
+        read.append(torch.from_dlpack(tensors["x"]).data_ptr())
+        copies.begin(tensors)
+        del tensors
+    assert len(set(read)) == 10
+    device.gate.set()
+    copies.settle()
+    assert device.done == 20
+    again = []
+    for _ in range(10):
+        tensors = run.next()[0]
+        again.append(torch.from_dlpack(tensors["x"]).data_ptr())
+        copies.begin(tensors)
+        copies.settle()
+        del tensors
+    assert len(set(again)) <= 6
+    run.close()
+
+
+def test_the_next_batch_is_on_its_way_before_this_one_is_worked_on(made, late):
+    loader = on_device(dataset(made([1] * 12)), batch_size=2)
+    walk = iter(loader)
+    taken_ahead(walk)
+    first = next(walk)
+    # Two fields a batch. The second batch may not have been there yet; from then on one is always ahead.
+    for number in range(1, 5):
+        taken_ahead(walk)
+        assert numbers(next(walk)) == [2 * number, 2 * number + 1]
+        assert late[0].begun == 2 * (number + 2)
+        assert loader.state_dict()["cursor"] == 2 * (number + 1)
+    assert numbers(first) == [0, 1]
+    state = loader.state_dict()
+    del walk
+    resumed = on_device(loader.dataset, batch_size=2)
+    resumed.load_state_dict(state)
+    assert [numbers(batch) for batch in resumed] == [[10, 11]]
+
+
+def test_an_error_that_was_met_ahead_waits_for_its_turn(made, late):
+    folder = made([1] * 8, codec="none")
+    damaged = folder / "part-0005.tfrecord"
+    damaged.write_bytes(damaged.read_bytes()[:-3] + b"???")
+    walk = iter(on_device(dataset(folder), batch_size=1))
+    for number in range(5):
+        taken_ahead(walk)
+        assert numbers(next(walk)) == [number]
+    assert walk._ahead.exception() is not None
+    with pytest.raises(Corrupt, match="part-0005"):
+        next(walk)
+    assert next(walk, None) is None
+
+
+def test_a_device_without_memory_ends_the_pass_and_what_it_had_begun_stays_untouched(made, late):
+    loader = on_device(dataset(made([1] * 20)), batch_size=2, read_ahead=1)
+    walk = iter(loader)
+    kept = [next(walk)]
+    late[0].gate.clear()
+    late[0].refuses_at = late[0].begun + 1  # a batch's second field
+    threading.Timer(0.3, late[0].gate.set).start()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        kept.extend(walk)
+    assert [numbers(batch) for batch in kept] == [[2 * at, 2 * at + 1] for at in range(len(kept))]
+    assert late[0].done == late[0].begun
+    assert loader.state_dict()["cursor"] == 2 * len(kept)
+    # The same epoch once more, whole.
+    assert len(list(loader)) == 10
+
+
+def test_the_consumer_runs_two_steps_ahead_of_the_device_and_no_more(made, late):
+    loader = on_device(dataset(made([1] * 8)), batch_size=1)
+    walk = iter(loader)
+    for number in range(8):
+        next(walk)
+        assert late[0].waited == list(range(max(0, number - 1)))
+    assert next(walk, None) is None
+    # What the device took is the consumer's time.
+    assert loader.report()["compute_s"] >= 6 * 0.01
+
+
+def test_a_pass_that_is_broken_off_waits_for_its_copies(made, late):
+    loader = on_device(dataset(made([1] * 20)), batch_size=2)
+    for _ in loader:
+        break
+    assert late[0].done == late[0].begun
+    assert not loader._copies[1]._under_way
+    assert [numbers(batch) for batch in loader] == [[2 * at, 2 * at + 1] for at in range(10)]
+
+
+def test_a_loader_that_has_run_on_a_device_pickles(made, late):
+    loader = on_device(dataset(made([1] * 4)), batch_size=2)
+    list(loader)
+    assert len(list(pickle.loads(pickle.dumps(loader)))) == 2
+    assert len(late) == 2
+
+
+def test_a_device_that_is_not_here_is_told(made, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Unsupported, match=r"sees no CUDA device here, and cuda:3 was asked for") as caught:
+        iter(penstock.torch.Loader(dataset(made([1])), batch_size=1, device="cuda:3"))
+    assert "nvidia-smi" in caught.value.hint
+
+
+_REGISTERS = """
+import ctypes, json, os, sys
+import numpy as np, penstock
+from penstock import _native
+from tests.feed.conftest import dataset
+
+driver = ctypes.CDLL("libcuda.so.1")
+device = _native.CudaDevice(0)
+loader = penstock.Loader(dataset(sys.argv[1]), batch_size=3, read_ahead=2)
+counts = []
+for epoch in range(4):
+    run = loader._native_feed().start(epoch, 0)
+    while (got := run.next()) is not None:
+        for tensor in got[0].values():
+            device.hold(tensor)
+            array = np.asarray(tensor)
+            assert driver.standin_is_registered(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
+        kept = tensor, array
+    run.close()
+    counts.append(open(os.environ["STANDIN_LOG"]).read().count("+"))
+assert array.any()
+child = os.fork()
+if child == 0:
+    # What a GPU reads is never made a copy on write: a child has pages of its own, and registers nothing.
+    refused = False
+    try:
+        device.hold(tensor)
+    except penstock.errors.Bug:
+        refused = True
+    fine = refused and not array.any()
+    del got, kept, tensor, array, loader, device
+    os._exit(0 if fine else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert array.any()
+del loader, run, device
+print(json.dumps({"counts": counts, "held": int(open(os.environ["STANDIN_HELD"]).read())}))
+del got, kept, tensor, array
+print(open(os.environ["STANDIN_HELD"]).read())
+"""
+
+
+def _with_driver(driver, tmp_path, script, *arguments, **env):
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(driver),
+            "STANDIN_LOG": str(tmp_path / "log"),
+            "STANDIN_HELD": str(tmp_path / "held"),
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_memory_is_registered_once_and_let_go_before_it_is_given_back(made, driver, tmp_path):
+    ran = _with_driver(driver, tmp_path, _REGISTERS, made([1] * 90))
+    assert ran.returncode == 0, ran.stderr
+    told, left = ran.stdout.splitlines()
+    counts = json.loads(told)["counts"]
+    # 120 batches; as many slots as are under way, and what comes back at an epoch's end beyond those that are kept.
+    assert counts[0] <= 8
+    assert counts[-1] <= 16
+    # The last batch's slot and the device outlive the loader, for as long as a tensor does.
+    assert (json.loads(told)["held"], left) == (2, "0")
+    log = (tmp_path / "log").read_text()
+    assert log.count("+") == log.count("-")
+
+
+_IS_REFUSED = """
+import sys, penstock
+from penstock import _native
+from tests.feed.conftest import dataset
+
+for number in (1, 0):
+    try:
+        device = _native.CudaDevice(number)
+        device.hold(penstock.Loader(dataset(sys.argv[1]), batch_size=1)._native_feed().start(0, 0).next()[0]["x"])
+    except penstock.errors.PenstockError as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_driver_that_refuses_is_quoted(made, driver, tmp_path):
+    ran = _with_driver(driver, tmp_path, _IS_REFUSED, made([1]), STANDIN_REFUSES="1")
+    assert ran.stdout.splitlines() == [
+        "Unsupported: registering memory with CUDA device 1 is not supported by this machine: what a stand-in says",
+        "SystemFault: CUDA device 0: a batch's memory is not registered: what a stand-in says",
+    ], ran.stderr
+    assert (tmp_path / "held").read_text() == "0"
+
+
+def test_a_machine_without_the_driver_is_told(tmp_path):
+    (tmp_path / "libcuda.so.1").write_bytes(b"")  # also where a real one is installed
+    ran = _with_driver(tmp_path, tmp_path, "from penstock import _native; _native.CudaDevice(0)")
+    assert "Unsupported: registering memory with CUDA device 0 is not supported by this machine:" in ran.stderr
+    assert "libcuda.so.1" in ran.stderr

@@ -14,9 +14,10 @@ import numpy as np
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 
-def volumes(folder: Path, count: int) -> None:
+def volumes(folder: Path, count: int, voxels: int = 128) -> None:
     """CosmoFlow volumes of 128^3 x 4 int16, gzip'd TFRecords of one record: 16.8 MB each when inflated."""
     argv = [PENSTOCK, "dataset", "cosmoflow", str(folder), "--samples", str(count), "--cubes-per-universe", "8"]
+    argv += ["--voxels", str(voxels)]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -40,7 +41,8 @@ def tars(folder: Path, shards: int, each: int) -> None:
     subprocess.run([str(python), __file__, str(folder), str(shards), str(each)], check=True)
 
 
-def _write_tars(folder: Path, shards: int, each: int) -> None:
+def write_tars(folder: Path, shards: int, each: int) -> None:
+    """As `tars`, in this process, where Pillow is."""
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(shards):
         with tarfile.open(folder / f"train-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as out:
@@ -73,4 +75,4 @@ def objects(folder: Path, count: int, size: int) -> None:
 
 
 if __name__ == "__main__":
-    _write_tars(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    write_tars(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

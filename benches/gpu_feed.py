@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU that is fed from files beside the same GPU on batches that lie in its memory, and one process from 1 core to all.
+
+    python benches/gpu_feed.py FOLDER [--what cosmoflow,resnet50,cores] [--steps 200] [--rounds 3] [--device cuda] [--json]
+
+`cosmoflow`: gzip'd TFRecords of 128^3 x 4 int16, as they are stored, into MLPerf's network; `resnet50`: JPEGs in tar shards,
+cropped at random and flipped, into torchvision's. Fed and synthetic take turns, warm-up steps uncounted; the ratio is of
+steps a second. CPU of a sample is what the fed process used beyond the synthetic one. Before any of it, each batch that
+reached the device is compared with the NumPy loader's, byte for byte, while the network trains on it.
+`cores`: the volumes alone, into batches, by processes that may use 1, 2, 4 ... cores; efficiency is the rate a core of one.
+
+The data are made in FOLDER at the first call (some minutes). No GPU is needed to try it: `--device cpu --voxels 32 --steps 3`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parent / "peers" / "feed"))
+
+import data
+import torch
+
+import penstock
+from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
+from penstock.workloads.cosmoflow.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WARM_UP = 5
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def cosmoflow(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset, Any, Callable[..., Any]]:
+    """The volumes, the network and the way of a batch into it."""
+    place = folder / f"volumes-{asked.voxels}"
+    if not place.exists():
+        data.volumes(place, asked.samples, asked.voxels)
+    shape = (asked.voxels,) * 3 + (4,)
+    opened = penstock.open(place.as_uri(), records_per_object=1)
+    fields = opened.fields(x=penstock.tensor("int16", shape), y=penstock.tensor("float32", (4,)))
+    device = torch.device(asked.device)
+    net = CosmoFlowNet(Recipe(voxels=asked.voxels)).to(device)
+
+    def loss(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(net(as_input(batch["x"], device)), batch["y"])
+
+    return fields.shuffle(0), net, loss
+
+
+def resnet50(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset, Any, Callable[..., Any]]:
+    """The pictures, as above."""
+    from torchvision.models import resnet50 as made
+
+    place = folder / "pictures"
+    if not place.exists():
+        data.write_tars(place, 16, max(1, asked.pictures // 16))
+    picture = penstock.image(224, crop="random", flip=True).of("jpg")
+    fields = penstock.open(place.as_uri()).fields(x=picture, y=penstock.raw().of("cls"))
+    device = torch.device(asked.device)
+    net = made().to(device, memory_format=torch.channels_last)
+    mean, std = (torch.tensor(each, device=device).view(1, 3, 1, 1) * 255 for each in (MEAN, STD))
+
+    def loss(batch: dict[str, Any]) -> torch.Tensor:
+        x = (batch["x"].permute(0, 3, 1, 2).to(torch.float32) - mean) / std
+        classes = torch.tensor([int(bytes(each)) for each in batch["y"]]).to(device, non_blocking=True)
+        return torch.nn.functional.cross_entropy(net(x), classes)
+
+    return fields.shuffle(0), net, loss
+
+
+def trainer(net: Any, loss: Callable[..., Any], device: str) -> Callable[[dict[str, Any]], None]:
+    """One step: forward and backward in bfloat16 where there is a GPU, and an update."""
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
+
+    def step(batch: dict[str, Any]) -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
+            value = loss(batch)
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        optimiser.step()
+
+    return step
+
+
+def settled(device: str) -> float:
+    """Now, with all that the device was given done."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(batches: Iterator[Any], step: Callable[[Any], None], steps: int, device: str) -> dict[str, float]:
+    """Steps a second and CPU seconds a step."""
+    for batch in itertools.islice(batches, WARM_UP):
+        step(batch)
+    began, used = settled(device), time.process_time()
+    for batch in itertools.islice(batches, steps):
+        step(batch)
+    ended = settled(device)
+    return {"steps_per_s": steps / (ended - began), "cpu_s_per_step": (time.process_time() - used) / steps}
+
+
+def compare(dataset: penstock.Dataset, batch: int, step: Callable[[Any], None], device: str) -> int:
+    """Batches of an epoch whose bytes are the same on the device, while it trains, and here.
+
+    Raises:
+        SystemExit: One is not.
+    """
+    plain = penstock.Loader(dataset, batch_size=batch)
+    count = 0
+    for count, (there, here) in enumerate(zip(loader(dataset, batch, device), plain, strict=True), 1):
+        step(there)
+        if there["x"].cpu().numpy().tobytes() != here["x"].tobytes():
+            raise SystemExit(f"batch {count} on {device} is not what was read")
+    return count
+
+
+def loader(dataset: penstock.Dataset, batch: int, device: str) -> penstock.torch.Loader:
+    """Ours; on the CPU over the feed's own memory."""
+    return penstock.torch.Loader(dataset, batch_size=batch, device=None if device == "cpu" else device, tail="drop")
+
+
+def fed_and_synthetic(name: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """The two in turns."""
+    dataset, net, loss = (cosmoflow if name == "cosmoflow" else resnet50)(folder, asked)
+    batch = asked.batch or (4 if name == "cosmoflow" else 256)
+    batch = min(batch, dataset.samples)
+    step = trainer(net, loss, asked.device)
+    compared = compare(dataset.take(dataset.samples // batch * batch), batch, step, asked.device)
+    feed = loader(dataset, batch, asked.device)
+    resident = next(iter(feed))
+    rounds: dict[str, list[dict[str, float]]] = {"synthetic": [], "fed": []}
+    for _ in range(asked.rounds):
+        rounds["synthetic"].append(timed(itertools.repeat(resident), step, asked.steps, asked.device))
+        epochs = itertools.chain.from_iterable(feed for _ in itertools.count())
+        rounds["fed"].append(timed(epochs, step, asked.steps, asked.device))
+    report = feed.report()
+    rate = {side: statistics.median(each["steps_per_s"] for each in of) for side, of in rounds.items()}
+    cpu = {side: statistics.median(each["cpu_s_per_step"] for each in of) for side, of in rounds.items()}
+    return {
+        "batches_compared": compared,
+        "batch": batch,
+        "samples_per_s": rate["fed"] * batch,
+        "fed_over_synthetic": rate["fed"] / rate["synthetic"],
+        "cpu_ms_per_sample": 1e3 * (cpu["fed"] - cpu["synthetic"]) / batch,
+        "wait_share": report["wait_share"],
+        "limiting": report["limiting"],
+        "device": report["device"],
+        "rounds": rounds,
+    }
+
+
+_PASS = """
+import json, os, sys, time
+import penstock
+cores = sorted(os.sched_getaffinity(0))[: int(sys.argv[2])]
+os.sched_setaffinity(0, cores)
+shape = (int(sys.argv[3]),) * 3 + (4,)
+dataset = penstock.open(sys.argv[1], records_per_object=1).fields(x=penstock.tensor("int16", shape))
+loader = penstock.Loader(dataset.shuffle(0), batch_size=min(4, dataset.samples))
+for _ in loader:
+    pass
+epochs, samples, moved = max(2, len(cores)), 0, 0
+began, used = time.perf_counter(), time.process_time()
+for _ in range(epochs):
+    for batch in loader:
+        samples, moved = samples + len(batch["x"]), moved + batch["x"].nbytes
+wall, cpu = time.perf_counter() - began, time.process_time() - used
+print(json.dumps({"samples_per_s": samples / wall, "inflated_gb_per_s": moved / wall / 1e9, "cpu_ms_per_sample": 1e3 * cpu / samples}))
+"""
+
+
+def cores(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """One process that may use so many cores, each number in turn."""
+    cosmoflow(folder, asked)
+    here = len(os.sched_getaffinity(0))
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count <= here]
+    rounds: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    url = (folder / f"volumes-{asked.voxels}").as_uri()
+    for _ in range(asked.rounds):
+        for count in counts:
+            argv = [sys.executable, "-c", _PASS, url, str(count), str(asked.voxels)]
+            rounds[count].append(json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout))
+    told = {
+        count: {name: statistics.median(each[name] for each in of) for name in of[0]} for count, of in rounds.items()
+    }
+    one = told[1]["samples_per_s"]
+    return {str(n): {**row, "efficiency": row["samples_per_s"] / one / n} for n, row in told.items()}
+
+
+def main() -> int:
+    """Take the figures that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--what", default="cosmoflow,resnet50,cores")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, help="samples a step; by default 4 volumes or 256 pictures")
+    parser.add_argument("--samples", type=int, default=64, help="volumes to make")
+    parser.add_argument("--pictures", type=int, default=2048, help="pictures to make")
+    parser.add_argument("--voxels", type=int, default=128)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    torch.backends.cudnn.benchmark = True
+    told: dict[str, Any] = {"device": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu"}
+    for name in asked.what.split(","):
+        told[name] = (
+            cores(asked.folder, asked) if name == "cores" else fed_and_synthetic(name, asked.folder.resolve(), asked)
+        )
+        if not asked.json:
+            print(name, json.dumps({key: value for key, value in told[name].items() if key != "rounds"}, indent=1))
+    if asked.json:
+        print(json.dumps(told))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import json
 import os
 import pickle
@@ -12,13 +14,15 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 import penstock
 from penstock import _native
-from penstock.errors import Corrupt, Unsupported
+from penstock.errors import ConfigError, Corrupt, Unsupported
+from tests.feed import mapped
 
 from .conftest import SHAPE, batches, dataset
 
@@ -35,36 +39,53 @@ class Late:
         self.gate = threading.Event()
         self.gate.set()
         self.begun, self.done, self.given, self.waited = 0, 0, 0, []
+        self.live, self.most_live = 0, 0
         self.refuses_at = None
-        self.kept = []
         self._jobs = queue.SimpleQueue()
         self._turn = threading.Condition()
         threading.Thread(target=self._work, daemon=True).start()
 
+    def __str__(self):
+        return "a stand-in"
+
     def _work(self):
         while True:
-            there, here, size = self._jobs.get()
+            there, address = self._jobs.get()
             self.gate.wait()
             time.sleep(0.002)
-            ctypes.memmove(there, here, size)
+            ctypes.memmove(there.data_ptr(), address, there.nbytes)
+            del there
             with self._turn:
                 self.done += 1
                 self._turn.notify_all()
 
-    def copy(self, column):
+    def pinned(self, column):
+        return torch.from_dlpack(column)
+
+    def copying(self):
+        return contextlib.nullcontext()
+
+    def copy(self, here):
         if self.begun == self.refuses_at:
             self.refuses_at = None
             raise torch.cuda.OutOfMemoryError("no memory there")
-        here = torch.from_dlpack(column)
         there = torch.full_like(here, -7)
-        self.kept.append(there)
         self.begun += 1
-        # By address: as a device, it keeps nothing from being used again.
-        self._jobs.put((there.data_ptr(), here.data_ptr(), here.nbytes))
-        return there, here
+        self.live += 1
+        self.most_live = max(self.most_live, self.live)
+        weakref.finalize(there, self._gone)
+        # By address: as a device, it keeps nothing here from being used again.
+        self._jobs.put((there, here.data_ptr()))
+        return there
+
+    def _gone(self):
+        self.live -= 1
 
     def copies_begun(self):
         return _Copied(self, self.begun)
+
+    def wait(self):
+        self.copies_begun().synchronize()
 
     def give(self, tensors, copied):
         copied.synchronize()  # the consumer's stream is this thread
@@ -96,6 +117,25 @@ class _Given:
     def synchronize(self):
         time.sleep(0.01)
         self._device.waited.append(self._number)
+
+
+class Ready:
+    """A run whose next batch is always said to be there: the look-ahead waits for it where it is not."""
+
+    def __init__(self, run):
+        self._run = run
+
+    def __getattr__(self, name):
+        return getattr(self._run, name)
+
+    def is_ready(self):
+        return True
+
+
+def ready(loader):
+    walk = iter(loader)
+    walk._run = Ready(walk._run)
+    return walk
 
 
 _DEVICES = ["stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -132,14 +172,6 @@ def numbers(batch):
     return [int(value) for value in y[:, 0]]
 
 
-def taken_ahead(walk):
-    """Waits until the run has a batch that is not taken yet, which the next step takes ahead."""
-    until = time.monotonic() + 20
-    while not walk._run.is_ready():
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
 @pytest.mark.usefixtures("device")
 def test_batches_on_the_device_are_the_loader_s_and_stay_theirs(made):
     data = dataset(made([1] * 60)).shuffle(5)
@@ -149,6 +181,7 @@ def test_batches_on_the_device_are_the_loader_s_and_stay_theirs(made):
         kept = list(loader)
         assert [numbers(batch) for batch in kept] == want
     assert loader.report()["complete"]
+    assert loader.report()["device"] in {"a stand-in", "cuda:0 from registered memory"}
 
 
 @pytest.mark.usefixtures("device")
@@ -164,74 +197,72 @@ def test_ragged_and_byte_fields_and_functions_results_go_as_they_do_on_the_cpu(t
 
 
 @pytest.mark.usefixtures("device")
-def test_functions_results_reach_the_device(made):
-    data = dataset(made([1] * 10)).map(_negated)
-    got = [int(value) for batch in on_device(data, batch_size=4) for value in batch["z"].cpu()[:, 0]]
-    assert got == [-at for at in range(10)]
-
-
-def _negated(sample):
-    return {"z": -sample["y"]}
+@pytest.mark.parametrize("workers", [0, 1])
+def test_functions_results_reach_the_device(made, workers):
+    loader = on_device(dataset(made([1] * 40)).map(mapped.plain, workers=workers), batch_size=3)
+    for _ in range(2):
+        got = [batch["y"].cpu().tolist() for batch in loader]
+        assert [value for batch in got for value in batch] == [2 * at for at in range(40)]
 
 
 def test_a_slot_is_used_again_only_when_its_copies_are_done(made, late):
     loader = on_device(dataset(made([1] * 40)), batch_size=1, read_ahead=1)
     loader._prepare()
-    (device,), copies = late, loader._copies[1]
-    device.gate.clear()
+    (device,), copies = late, loader._delivery()
     run = loader._native_feed().start(0, 0)
-    read = []
-    for _ in range(10):
-        tensors = run.next()[0]
-        read.append(torch.from_dlpack(tensors["x"]).data_ptr())
-        copies.begin(tensors)
-        del tensors
-    assert len(set(read)) == 10
+
+    def addresses(settles):
+        for _ in range(10):
+            tensors = run.next()[0]
+            yield torch.from_dlpack(tensors["x"]).data_ptr()
+            copies.adapt(tensors)
+            if settles:
+                device.wait()
+
+    device.gate.clear()
+    assert len(set(addresses(settles=False))) == 10
     device.gate.set()
-    copies.settle()
-    assert device.done == 20
-    again = []
-    for _ in range(10):
-        tensors = run.next()[0]
-        again.append(torch.from_dlpack(tensors["x"]).data_ptr())
-        copies.begin(tensors)
-        copies.settle()
-        del tensors
-    assert len(set(again)) <= 6
+    device.wait()
+    assert len(set(addresses(settles=True))) <= 6
+    copies.end()
     run.close()
 
 
 def test_the_next_batch_is_on_its_way_before_this_one_is_worked_on(made, late):
     loader = on_device(dataset(made([1] * 12)), batch_size=2)
-    walk = iter(loader)
-    taken_ahead(walk)
-    first = next(walk)
-    # Two fields a batch. The second batch may not have been there yet; from then on one is always ahead.
-    for number in range(1, 5):
-        taken_ahead(walk)
+    walk = ready(loader)
+    for number in range(5):
         assert numbers(next(walk)) == [2 * number, 2 * number + 1]
-        assert late[0].begun == 2 * (number + 2)
+        assert late[0].begun == 2 * (number + 2)  # of two fields
         assert loader.state_dict()["cursor"] == 2 * (number + 1)
-    assert numbers(first) == [0, 1]
     state = loader.state_dict()
     del walk
     resumed = on_device(loader.dataset, batch_size=2)
     resumed.load_state_dict(state)
-    assert [numbers(batch) for batch in resumed] == [[10, 11]]
+    assert [numbers(batch) for batch in ready(resumed)] == [[10, 11]]
 
 
-def test_an_error_that_was_met_ahead_waits_for_its_turn(made, late):
+def test_an_error_that_was_met_ahead_waits_for_its_turn_and_holds_nothing(made, late):
     folder = made([1] * 8, codec="none")
     damaged = folder / "part-0005.tfrecord"
     damaged.write_bytes(damaged.read_bytes()[:-3] + b"???")
-    walk = iter(on_device(dataset(folder), batch_size=1))
-    for number in range(5):
-        taken_ahead(walk)
-        assert numbers(next(walk)) == [number]
-    assert walk._ahead.exception() is not None
-    with pytest.raises(Corrupt, match="part-0005"):
-        next(walk)
-    assert next(walk, None) is None
+    loader = on_device(dataset(folder), batch_size=1)
+    for ends in (True, False):
+        walk = ready(loader)
+        for number in range(5):
+            assert numbers(next(walk)) == [number]
+        assert walk._ahead.exception() is not None
+        if ends:
+            with pytest.raises(Corrupt, match="part-0005"):
+                next(walk)
+            assert next(walk, None) is None
+    left = weakref.ref(walk)
+    gc.disable()
+    try:
+        del walk
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_a_device_without_memory_ends_the_pass_and_what_it_had_begun_stays_untouched(made, late):
@@ -250,24 +281,122 @@ def test_a_device_without_memory_ends_the_pass_and_what_it_had_begun_stays_untou
     assert len(list(loader)) == 10
 
 
-def test_the_consumer_runs_two_steps_ahead_of_the_device_and_no_more(made, late):
+def test_the_consumer_is_two_steps_ahead_of_the_device_and_no_more(made, late):
     loader = on_device(dataset(made([1] * 8)), batch_size=1)
-    walk = iter(loader)
+    walk = ready(loader)
     for number in range(8):
         next(walk)
         assert late[0].waited == list(range(max(0, number - 1)))
     assert next(walk, None) is None
     # What the device took is the consumer's time.
     assert loader.report()["compute_s"] >= 6 * 0.01
+    # Also where each pass is shorter than that, or broken off.
+    for _ in range(4):
+        next(iter(loader))
+    assert late[0].waited == list(range(10))
+
+
+def test_the_device_holds_a_few_batches(made, late):
+    for batch in ready(on_device(dataset(made([1] * 30)), batch_size=1)):
+        assert len(batch) == 2
+    assert late[0].most_live == 2 * 3  # of two fields: the loop's last one, this one and one ahead
 
 
 def test_a_pass_that_is_broken_off_waits_for_its_copies(made, late):
     loader = on_device(dataset(made([1] * 20)), batch_size=2)
-    for _ in loader:
-        break
-    assert late[0].done == late[0].begun
-    assert not loader._copies[1]._under_way
+    walk = ready(loader)
+    next(walk)
+    late[0].gate.clear()
+    next(walk) if late[0].done == late[0].begun else None
+    threading.Timer(0.2, late[0].gate.set).start()
+    del walk
+    assert late[0].done == late[0].begun >= 4
     assert [numbers(batch) for batch in loader] == [[2 * at, 2 * at + 1] for at in range(10)]
+
+
+def test_a_pass_that_another_thread_ends_gives_nothing_that_is_not_its_own(made, late):
+    loader = on_device(dataset(made([1] * 200)), batch_size=2, read_ahead=1)
+    wrong, until = [], time.monotonic() + 2
+
+    def steps(walk):
+        with contextlib.suppress(ConfigError):  # a newer iterator was made
+            for batch in walk:
+                try:
+                    numbers(batch)
+                except AssertionError:
+                    wrong.append(batch)
+
+    threads = []
+    while time.monotonic() < until:
+        threads.append(threading.Thread(target=steps, args=(iter(loader),)))
+        threads[-1].start()
+        time.sleep(0.001 * (len(threads) % 17))
+    loader.set_epoch(loader.epoch + 1)
+    for each in threads:
+        each.join()
+    assert not wrong
+    assert late[0].done == late[0].begun
+
+
+def test_an_end_waits_for_copies_that_another_thread_is_beginning(made, late, monkeypatch):
+    loader = on_device(dataset(made([1] * 4)), batch_size=2)
+    loader._prepare()
+    (device,), copies = late, loader._delivery()
+    run = loader._native_feed().start(0, 0)
+    begins, goes_on, seen = threading.Event(), threading.Event(), []
+
+    def pinned(column):
+        begins.set()
+        goes_on.wait(20)
+        return torch.from_dlpack(column)
+
+    def end():
+        copies.end()
+        seen.append((device.begun, device.done))
+
+    monkeypatch.setattr(device, "pinned", pinned)
+    threads = [threading.Thread(target=copies.adapt, args=(run.next()[0],)), threading.Thread(target=end)]
+    threads[0].start()
+    assert begins.wait(20)
+    threads[1].start()
+    time.sleep(0.1)
+    goes_on.set()
+    for each in threads:
+        each.join()
+    assert seen == [(2, 2)]
+    with pytest.raises(ConfigError, match="it has ended"):
+        copies.adapt(run.next()[0])
+    run.close()
+
+
+def test_a_step_that_was_superseded_while_it_waited_moves_nothing(made, late, monkeypatch):
+    loader = on_device(dataset(made([1] * 40)), batch_size=2)
+    walk = iter(loader)
+    for _ in range(3):
+        next(walk)
+    state = {**loader.state_dict(), "cursor": 20}
+    waits, goes_on, told = threading.Event(), threading.Event(), []
+
+    def synchronize(_given):
+        waits.set()
+        goes_on.wait(20)
+
+    monkeypatch.setattr(_Given, "synchronize", synchronize)
+
+    def step():
+        try:
+            next(walk)
+        except ConfigError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    assert waits.wait(20)
+    loader.load_state_dict(state)
+    goes_on.set()
+    thread.join()
+    assert told == ["iterator: it has ended, since load_state_dict was called"]
+    assert loader.state_dict()["cursor"] == 20
 
 
 def test_a_loader_that_has_run_on_a_device_pickles(made, late):
@@ -277,9 +406,11 @@ def test_a_loader_that_has_run_on_a_device_pickles(made, late):
     assert len(late) == 2
 
 
-def test_a_device_that_is_not_here_is_told(made, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Unsupported, match=r"sees no CUDA device here, and cuda:3 was asked for") as caught:
+@pytest.mark.parametrize(("count", "says"), [(0, "sees no CUDA devices here"), (2, "sees 2 CUDA devices here")])
+def test_a_device_that_is_not_here_is_told(made, monkeypatch, count, says):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(Unsupported, match=f"{says}, and cuda:3 was asked for") as caught:
         iter(penstock.torch.Loader(dataset(made([1])), batch_size=1, device="cuda:3"))
     assert "nvidia-smi" in caught.value.hint
 
@@ -298,7 +429,7 @@ for epoch in range(4):
     run = loader._native_feed().start(epoch, 0)
     while (got := run.next()) is not None:
         for tensor in got[0].values():
-            device.hold(tensor)
+            assert device.hold(tensor)
             array = np.asarray(tensor)
             assert driver.standin_is_registered(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
         kept = tensor, array
@@ -364,7 +495,8 @@ from tests.feed.conftest import dataset
 for number in (1, 0):
     try:
         device = _native.CudaDevice(number)
-        device.hold(penstock.Loader(dataset(sys.argv[1]), batch_size=1)._native_feed().start(0, 0).next()[0]["x"])
+        loader = penstock.Loader(dataset(sys.argv[1]), batch_size=1)
+        device.hold(loader._native_feed().start(0, 0).next()[0]["x"])
     except penstock.errors.PenstockError as error:
         print(f"{type(error).__name__}: {error}")
 """
@@ -376,6 +508,79 @@ def test_a_driver_that_refuses_is_quoted(made, driver, tmp_path):
         "Unsupported: registering memory with CUDA device 1 is not supported by this machine: what a stand-in says",
         "SystemFault: CUDA device 0: a batch's memory is not registered: what a stand-in says",
     ], ran.stderr
+    assert (tmp_path / "held").read_text() == "0"
+
+
+_SHORT_LIVED = """
+import sys, penstock
+from penstock import _native
+
+device = _native.CudaDevice(0)
+opened = penstock.open(sys.argv[1])
+ragged = penstock.Loader(opened.fields(n=penstock.ragged("float32")), batch_size=4)
+tight = opened.fields(n=penstock.tensor("float32", (1 << 18,)))
+fixed = [penstock.Loader(tight, batch_size=4, memory_bytes=size) for size in (16 << 20, 1 << 30)]
+held = []
+for loader in (ragged, *fixed):
+    tensors = loader._native_feed().start(0, 0).next()[0]
+    held.append(device.hold(tensors["n"].values if loader is ragged else tensors["n"]))
+print(held)
+"""
+
+
+def test_memory_that_is_soon_gone_is_not_registered(driver, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(8):
+        (folder / f"{number}.tfrecord").write_bytes(_native.encode_tfrecord({"n": np.full(1 << 18, number, "f4")}))
+    ran = _with_driver(driver, tmp_path, _SHORT_LIVED, folder)
+    assert ran.stdout == "[False, False, True]\n", ran.stderr
+
+
+_BY_TORCH = """
+import contextlib, sys, torch, penstock
+from tests.feed.conftest import dataset
+
+# torch as it is where there is a device, but for what needs one.
+class Stream:
+    def __init__(self, device=None): pass
+    def synchronize(self): pass
+    def wait_event(self, event): pass
+class Event:
+    def __init__(self, blocking): pass
+    def record(self, stream): pass
+    def query(self): return True
+    def synchronize(self): pass
+cuda = torch.cuda
+cuda.is_available, cuda.device_count, cuda.current_device = (lambda: True), (lambda: 1), (lambda: 0)
+cuda.Stream, cuda.Event, cuda.current_stream = Stream, Event, Stream
+cuda.device = cuda.stream = lambda _: contextlib.nullcontext()
+pinned = []
+torch.Tensor.pin_memory = lambda tensor: pinned.append(tensor) or tensor
+torch.Tensor.to = lambda tensor, device, non_blocking: tensor.clone()
+torch.Tensor.record_stream = lambda tensor, stream: None
+loader = penstock.torch.Loader(dataset(sys.argv[1]), batch_size=2, device="cuda")
+print([int(value) for batch in loader for value in batch["y"][:, 0]], len(pinned))
+print(loader.report()["device"])
+print(str(loader.report()).count("batches are copied to cuda:0 from "))
+del loader
+"""
+
+
+@pytest.mark.parametrize(
+    ("refuses", "pinned", "by"),
+    [
+        ({}, 0, "registered memory"),
+        (
+            {"STANDIN_REFUSES": "1"},
+            4,
+            "torch's pinned memory, one copy more: CUDA device 0: a batch's memory is not registered: what a stand-in says",
+        ),
+    ],
+)
+def test_a_driver_that_refuses_costs_a_copy(made, driver, tmp_path, refuses, pinned, by):
+    ran = _with_driver(driver, tmp_path, _BY_TORCH, made([1] * 4), **refuses)
+    assert ran.stdout.splitlines() == [f"[0, 1, 2, 3] {pinned}", f"cuda:0 from {by}", "1"], ran.stderr
     assert (tmp_path / "held").read_text() == "0"
 
 

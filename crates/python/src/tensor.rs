@@ -168,7 +168,7 @@ impl PyCudaDevice {
         enter(py, || CudaDevice::open(number)).map(Self)
     }
 
-    fn hold(&self, py: Python<'_>, tensor: &PyTensor) -> PyResult<()> {
+    fn hold(&self, py: Python<'_>, tensor: &PyTensor) -> PyResult<bool> {
         enter(py, || self.0.hold(&tensor.0))
     }
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -27,6 +27,8 @@ const KEPT: usize = 128 << 20;
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    /// The one process that has it; 0 where forked children have it too.
+    only_in: AtomicU32,
 }
 
 // SAFETY: the memory is owned by this value alone; who may touch which bytes is its holder's contract.
@@ -64,7 +66,8 @@ impl Mapping {
             }
         }
         advise_huge(aligned.cast(), bytes);
-        Ok(Self { start: NonNull::new(aligned.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
+        let start = NonNull::new(aligned.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, bytes, only_in: AtomicU32::new(0) })
     }
 
     /// Its first byte.
@@ -77,18 +80,25 @@ impl Mapping {
         self.bytes
     }
 
-    /// Forked children find zeros here from now on, so that no fork ever makes this process's pages copies on write.
+    /// Forked children find zeros here from now on, or nothing at all where the system cannot do that (gVisor): no fork
+    /// makes this process's pages copies on write.
     pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: whole pages that this value owns; what they hold here does not change.
-        match unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, libc::MADV_WIPEONFORK) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+        let advise = |advice| unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) } == 0;
+        if advise(libc::MADV_WIPEONFORK) {
+            return Ok(());
         }
+        self.only_in.store(std::process::id(), Ordering::Relaxed);
+        if advise(libc::MADV_DONTFORK) { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        let only_in = *self.only_in.get_mut();
+        if only_in != 0 && only_in != std::process::id() {
+            return; // what lies here now is another's
+        }
         // SAFETY: this value owns exactly this mapping, and nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
@@ -252,6 +262,21 @@ impl Drop for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mapping_that_is_another_process_s_alone_is_left_to_it() {
+        let ours = Mapping::new(PAGE).unwrap();
+        ours.keep_from_children().unwrap();
+        let start = ours.start().as_ptr();
+        // SAFETY: just mapped.
+        unsafe { start.write(7) };
+        ours.only_in.store(std::process::id() + 1, Ordering::Relaxed);
+        drop(ours);
+        // SAFETY: still mapped, or this test ends here.
+        assert_eq!(unsafe { start.read() }, 7);
+        // SAFETY: nobody else has it.
+        unsafe { libc::munmap(start.cast(), PAGE) };
+    }
 
     #[test]
     fn memory_of_huge_pages_begins_at_one() {

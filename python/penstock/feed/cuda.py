@@ -8,21 +8,23 @@ waits for them), and how far the consumer may run ahead of the device. With `fee
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from penstock import _native
-from penstock.errors import PenstockError, Unsupported
+from penstock.errors import ConfigError, PenstockError, Unsupported
 from penstock.feed import columns
+from penstock.feed.epoch import Delivery
+
+__all__ = ["Copied", "Copies", "Cuda", "Device", "Given"]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Copied", "Copies", "Cuda"]
+    from collections.abc import Iterator
 
 _STEPS_AHEAD = 2
 """Batches whose work may wait on the device when the next is handed over: each holds the device's memory."""
@@ -41,16 +43,29 @@ class Event(Protocol):
 class Device(Protocol):
     """Where batches go: a stream for copies, and the consumer's."""
 
-    def copy(self, column: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Begins a copy of a native tensor or an array: the tensor there, and the one here, to be kept until it is done."""
+    def pinned(self, column: Any) -> torch.Tensor:
+        """A native tensor or an array as a tensor here that the device can read by itself."""
+
+    def copying(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, `copy` may be called."""
+
+    def copy(self, here: torch.Tensor) -> torch.Tensor:
+        """Begins a copy; `here` must be kept until it is done."""
 
     def copies_begun(self) -> Event:
         """Once all copies begun so far are done."""
+
+    def wait(self) -> None:
+        """Waits for all copies begun so far."""
 
     def give(self, tensors: list[torch.Tensor], copied: Event) -> Event:
         """Has the consumer's stream wait for `copied` and makes the tensors its own; once what it was given to do before
         is done.
         """
+
+
+Given = deque[tuple[Event, Event]]
+"""Of the last batches that a consumer was given: their copies done, and all done that it had to do before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,55 +77,75 @@ class Copied:
     done: Event
 
 
-class Copies:
-    """The copies of one loader's batches to one device."""
+@dataclass(slots=True)
+class _Reading:
+    """Memory that copies read; until when, once all of them have begun."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        # Copies that are not known to be done, and the memory that they read.
-        self._under_way: deque[tuple[Event, list[torch.Tensor]]] = deque()
-        # Where the consumer's stream stood at the last batches' hand-over.
-        self._given: deque[Event] = deque()
+    here: list[torch.Tensor] = field(default_factory=list)
+    done: Event | None = None
 
-    def __str__(self) -> str:
-        return str(self._device)
 
-    def begin(self, tensors: Mapping[str, Any]) -> Copied:
+class Copies(Delivery[dict[str, Any]]):
+    """The copies of one pass's batches to a device. What the consumer was given stands from pass to pass."""
+
+    takes_ahead = True
+
+    def __init__(self, device: Device, given: Given) -> None:
+        self._device, self._given = device, given
+        # A pass may be ended by one thread while another steps it.
+        self._turn = threading.Lock()
+        self._under_way: deque[_Reading] = deque()
+        self._has_ended = False
+
+    def adapt(self, tensors: dict[str, Any]) -> tuple[Copied, float]:
         """Begins the copies of a batch; lists of bytes stay where they are."""
-        while self._under_way and self._under_way[0][0].query():
-            self._under_way.popleft()
+        began = time.perf_counter()
         there: list[torch.Tensor] = []
-        here: list[torch.Tensor] = []
+        reading = _Reading()
 
         def copy(column: Any) -> torch.Tensor:
-            copied, source = self._device.copy(column)
-            there.append(copied)
-            here.append(source)
-            return copied
+            here = self._device.pinned(column)
+            reading.here.append(here)
+            there.append(self._device.copy(here))
+            return there[-1]
 
-        try:
-            batch = columns.adapt(tensors, copy)
-        finally:  # a device whose memory is full may have begun a part of them
-            done = self._device.copies_begun()
-            self._under_way.append((done, here))
-        return Copied(batch, there, done)
+        with self._turn:
+            if self._has_ended:
+                raise ConfigError("iterator: it has ended", where="iterator")
+            self._let_go()
+            self._under_way.append(reading)
+            try:
+                with self._device.copying():
+                    batch = columns.adapt(tensors, copy)
+            finally:  # a device whose memory is full may have begun a part of them
+                done = reading.done = self._device.copies_begun()
+        return Copied(batch, there, done), time.perf_counter() - began
 
-    def hand_over(self, copied: Copied) -> tuple[dict[str, Any], float]:
-        """The batch, for the consumer's stream, and the seconds waited for work that was given to it earlier."""
-        self._given.append(self._device.give(copied.tensors, copied.done))
-        began = time.perf_counter()
+    def _let_go(self) -> None:
+        """Gives memory back whose copies are known to be done."""
+        while self._under_way and (done := self._under_way[0].done) is not None and done.query():
+            self._under_way.popleft()
+
+    def hand_over(self, adapted: Copied) -> tuple[dict[str, Any], float, float]:
+        """The batch, for the consumer's stream; it waits where the consumer is ahead of the device by more than two."""
+        self._given.append((adapted.done, self._device.give(adapted.tensors, adapted.done)))
+        began = copied = time.perf_counter()
         if len(self._given) > _STEPS_AHEAD:
-            self._given.popleft().synchronize()
-        return copied.batch, time.perf_counter() - began
+            done, before = self._given.popleft()
+            done.synchronize()
+            copied = time.perf_counter()
+            before.synchronize()
+        return adapted.batch, copied - began, time.perf_counter() - copied
 
-    def settle(self) -> None:
+    def end(self) -> None:
         """Waits for the copies that are under way, and lets go of what they read."""
-        # A device that has failed copies no more, and tells whoever uses it next.
-        with contextlib.suppress(RuntimeError):
+        with self._turn:
+            self._has_ended = True
             if self._under_way:
-                self._under_way[-1][0].synchronize()
-        self._under_way.clear()
-        self._given.clear()
+                # A device that has failed copies no more, and tells whoever uses it next.
+                with contextlib.suppress(RuntimeError):
+                    self._device.wait()
+            self._under_way.clear()
 
 
 class Cuda:
@@ -122,53 +157,61 @@ class Cuda:
         Raises:
             Unsupported: torch sees no such device.
         """
-        if not torch.cuda.is_available():
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
             raise Unsupported(
-                f"device: torch {torch.__version__} sees no CUDA device here, and {device} was asked for",
+                f"device: torch {torch.__version__} sees {count or 'no'} CUDA devices here, and {device} was asked for",
                 where="device",
-                hint="nvidia-smi says whether there is a GPU; torch.version.cuda whether this torch was built for one",
+                hint="nvidia-smi says what GPUs there are; torch.version.cuda whether this torch was built for them",
             )
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device)
         self._driver: _native.CudaDevice | None = None
-        self.pinned_by = "registered memory"
+        self._pinned_by = "registered memory"
         try:
             self._driver = _native.CudaDevice(index)
         except PenstockError as error:
             self._refused(error)
 
     def __str__(self) -> str:
-        return f"{self._device} from {self.pinned_by}"
+        return f"{self._device} from {self._pinned_by}"
 
     def _refused(self, error: PenstockError) -> None:
         self._driver = None
-        self.pinned_by = f"torch's pinned memory, one copy more: {error}"
+        self._pinned_by = f"torch's pinned memory, one copy more: {error}"
 
-    def _is_pinned(self, column: Any) -> bool:
-        """True where the column lies in a slot that the driver has registered, now or before."""
-        if self._driver is None or not isinstance(column, _native.Tensor):
-            return False
-        try:
-            self._driver.hold(column)
-        except PenstockError as error:
-            self._refused(error)
-            return False
-        return True
-
-    def copy(self, column: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Device`. What is not in a slot, as functions' results, goes through torch's own pinned memory."""
+    def pinned(self, column: Any) -> torch.Tensor:
+        """As `Device`. What is in no lasting slot (ragged fields, functions' results) goes through torch's own pinned memory."""
         here = torch.from_dlpack(column)
-        if not self._is_pinned(column):
-            here = here.pin_memory()
-        with torch.cuda.stream(self._stream):
-            return here.to(self._device, non_blocking=True), here
+        if self._driver is not None and isinstance(column, _native.Tensor):
+            try:
+                if self._driver.hold(column):
+                    return here
+            except PenstockError as error:
+                self._refused(error)
+        return here.pin_memory()
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """As `Device`."""
+        # Leaving a stream goes by the default device's, where that is another: it would get a context of this process.
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+
+    def copy(self, here: torch.Tensor) -> torch.Tensor:
+        """As `Device`."""
+        return here.to(self._device, non_blocking=True)
 
     def copies_begun(self) -> torch.cuda.Event:
         """As `Device`."""
         return self._mark(self._stream)
 
-    def give(self, tensors: list[torch.Tensor], copied: torch.cuda.Event) -> torch.cuda.Event:
+    def wait(self) -> None:
+        """As `Device`."""
+        self._stream.synchronize()
+
+    def give(self, tensors: list[torch.Tensor], copied: Event) -> torch.cuda.Event:
         """As `Device`."""
         consumer = torch.cuda.current_stream(self._device)
         before = self._mark(consumer)

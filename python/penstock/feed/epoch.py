@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over an epoch: takes batches from the native run, hands them over, and measures where the time goes.
+"""One pass over an epoch: takes batches from the native run, delivers them, and measures where the time goes.
 
-Owns the run and its end. What an epoch is, and where the next one begins, is the loader's.
+Owns the run and its end. What an epoch is, and where the next one begins, is the loader's; what a batch is, the delivery's.
 """
 # ruff: noqa: SLF001 - a pass and its loader are one unit of two classes
 
@@ -18,13 +18,36 @@ from penstock.errors import ConfigError
 from penstock.feed import report as reporting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock import _native
     from penstock.feed.loader import BaseLoader
     from penstock.feed.mapping import MapRun
 
-__all__ = ["Epoch"]
+__all__ = ["Delivery", "Epoch"]
 
 Batch = TypeVar("Batch")
+
+
+class Delivery(Generic[Batch]):
+    """How the batches of one pass reach their holder: as a framework's, over the feed's own memory."""
+
+    takes_ahead = False
+    """Whether the next batch is adapted, where it is there already, before this one is worked on."""
+
+    def __init__(self, adapt: Callable[[dict[str, Any]], tuple[Batch, float]]) -> None:
+        self._adapt = adapt
+
+    def adapt(self, tensors: dict[str, Any]) -> tuple[Any, float]:
+        """A batch of native tensors on its way, and the seconds that copies to a device took."""
+        return self._adapt(tensors)
+
+    def hand_over(self, adapted: Any) -> tuple[Batch, float, float]:
+        """What `adapt` made as its holder gets it, and the seconds waited for copies and for the holder's own work."""
+        return adapted, 0.0, 0.0
+
+    def end(self) -> None:
+        """The pass is over; in the process that began it, and from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,7 @@ class Epoch(Generic[Batch]):
         self._began = time.perf_counter()
         self._measured = loader._measured = reporting.Measured(epoch=epoch)
         self._before = feed.metrics()
+        self._delivery = loader._delivery()
         self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)
         # What the next step will find: a batch, the end or an error.
         self._ahead: Future[_Taken | None] | None = None
@@ -82,9 +106,9 @@ class Epoch(Generic[Batch]):
             ahead, self._ahead = self._ahead, None
             taken = self._take() if ahead is None else ahead.result()
             if taken is not None:
-                if loader._takes_ahead:
+                batch, copied_s, computed_s = self._delivery.hand_over(taken.adapted)
+                if self._delivery.takes_ahead and not loader._is_spent(taken.cursor):
                     self._take_ahead()
-                batch, computed_s = loader._hand_over(taken.adapted)
         except BaseException as error:
             if isinstance(error, ConfigError):
                 self._raise_if_ended()  # by another thread, which was closing the run
@@ -100,9 +124,11 @@ class Epoch(Generic[Batch]):
             self.close()
             loader._exhausted(self._epoch)
             raise StopIteration
+        self._raise_if_ended()  # by another thread, and the loader stands elsewhere now
         measured.samples += taken.rows
         measured.bytes_out += taken.bytes_out
         measured.batches += 1
+        measured.host_to_device_s += copied_s
         measured.compute_s += computed_s
         loader._delivered(taken.cursor)
         self._left_at = time.perf_counter()
@@ -120,19 +146,19 @@ class Epoch(Generic[Batch]):
             return None
         tensors, rows, cursor = got
         bytes_out = sum(getattr(tensor, "nbytes", 0) for tensor in tensors.values())
-        adapted, copied_s = self._loader._adapt(tensors)
+        adapted, copied_s = self._delivery.adapt(tensors)
         self._measured.host_to_device_s += copied_s
         return _Taken(adapted, rows, cursor, bytes_out)
 
     def _take_ahead(self) -> None:
-        """Takes the batch after the one that is handed over, if it is there; an error waits for its turn."""
+        """Takes the batch after the one that was handed over, if it is there; an error waits for its turn."""
         run, ahead = self._run, Future[_Taken | None]()
         try:
             if run is None or not run.is_ready():
                 return
             ahead.set_result(self._take())
         except Exception as error:
-            ahead.set_exception(error)
+            ahead.set_exception(error.with_traceback(None))  # whose frames hold this pass
         self._ahead = ahead
 
     def measure(self) -> None:
@@ -164,7 +190,7 @@ class Epoch(Generic[Batch]):
             run, self._run, self._ahead = self._run, None, None
             run.close()
             if self._pid == os.getpid():
-                self._loader._ended()
+                self._delivery.end()
 
     def __del__(self) -> None:
         if getattr(self, "_run", None) is not None:

@@ -19,7 +19,7 @@ from penstock import _native, env, ranks
 from penstock.errors import ConfigError, Unsupported
 from penstock.feed import columns, fields
 from penstock.feed import report as reporting
-from penstock.feed.epoch import Epoch
+from penstock.feed.epoch import Delivery, Epoch
 from penstock.feed.unindexed import WORDS, Unindexed
 
 if TYPE_CHECKING:
@@ -70,9 +70,6 @@ def _in_data_worker() -> bool:
 
 class BaseLoader(Generic[Batch]):
     """What the loaders of all frameworks share; `_adapt` makes their batch of a dict of native tensors."""
-
-    _takes_ahead = False
-    """Whether the batch after the one that is handed over is adapted too, where it is there already."""
 
     def __init__(
         self,
@@ -189,16 +186,13 @@ class BaseLoader(Generic[Batch]):
     def _prepare(self) -> None:
         """Imports what the first batch would otherwise wait for."""
 
-    def _adapt(self, tensors: dict[str, Any]) -> tuple[Any, float]:
+    def _adapt(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
         """The framework's batch, and the seconds that copies to a device took."""
         raise NotImplementedError
 
-    def _hand_over(self, adapted: Any) -> tuple[Batch, float]:
-        """What `_adapt` made as its holder gets it, and the seconds waited for what the holder's device had to do."""
-        return adapted, 0.0
-
-    def _ended(self) -> None:
-        """A pass has ended, in the process that began it."""
+    def _delivery(self) -> Delivery[Batch]:
+        """How a pass's batches reach their holder."""
+        return Delivery(self._adapt)
 
     def _device_said(self) -> str | None:
         """Where batches are copied to, and how; None where they are the feed's own memory."""
@@ -292,7 +286,7 @@ class BaseLoader(Generic[Batch]):
             )
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
-        if start == 0 and self._is_spent():
+        if start == 0 and self._is_spent(self._cursor):
             # Whoever knows len() (Lightning does) takes the last batch and asks for no more: that epoch is over too.
             self._epoch, self._cursor = self._epoch + 1, 0
         self._cursor = start
@@ -301,12 +295,12 @@ class BaseLoader(Generic[Batch]):
         self._live = weakref.ref(made)
         return made
 
-    def _is_spent(self) -> bool:
-        """True when every batch of the epoch was delivered."""
+    def _is_spent(self, cursor: int) -> bool:
+        """True when a pass that stands there has delivered every batch of the epoch."""
         if self._unindexed is not None:
-            return self._unindexed.is_spent(self._cursor)
-        left = self.dataset.samples - self._cursor
-        return self._cursor > 0 and left < (self.global_batch if self.tail == "drop" else 1)
+            return self._unindexed.is_spent(cursor)
+        left = self.dataset.samples - cursor
+        return cursor > 0 and left < (self.global_batch if self.tail == "drop" else 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Makes `epoch` the next to be iterated, from its start; a state loaded for the same epoch stands.
@@ -318,7 +312,7 @@ class BaseLoader(Generic[Batch]):
         if epoch != self._epoch:
             self._supersede(f"set_epoch({epoch}) was called")
             self._epoch, self._cursor, self._resume = epoch, 0, 0
-        elif not self._resume and self._is_spent():
+        elif not self._resume and self._is_spent(self._cursor):
             self._cursor = 0  # it is wanted once more
 
     def state_dict(self) -> dict[str, Any]:

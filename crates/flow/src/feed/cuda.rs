@@ -88,7 +88,8 @@ impl CudaDevice {
     }
 
     /// Registers the memory of the batch that `tensor` is of, unless an earlier batch has: once in the memory's life.
-    pub fn hold(self: &Arc<Self>, tensor: &Tensor) -> Result<()> {
+    /// False where that would be over too soon to be worth it.
+    pub fn hold(self: &Arc<Self>, tensor: &Tensor) -> Result<bool> {
         if self.pid != std::process::id() {
             return Err(Error::bug("a forked child has no CUDA device of its parent's"));
         }

@@ -77,6 +77,7 @@ struct Free {
 /// Gives slots and takes them back. Belongs to one process: a forked child frees what it inherits and pools nothing.
 pub struct Pool {
     pid: u32,
+    lasts: bool,
     free: Mutex<Free>,
 }
 
@@ -87,9 +88,10 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool that keeps at most `most` slots for later use.
-    pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { pid: std::process::id(), free: Mutex::new(Free { slots: Vec::new(), most }) })
+    /// A pool that keeps at most `most` slots for later use. Where it lasts, each batch's slot is a later one's: a device
+    /// may hold it.
+    pub fn new(most: usize, lasts: bool) -> Arc<Self> {
+        Arc::new(Self { pid: std::process::id(), lasts, free: Mutex::new(Free { slots: Vec::new(), most }) })
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
@@ -219,9 +221,11 @@ impl Tensor {
     }
 
     /// Has `register` take hold of the slot's memory (its first byte, how many), unless an earlier batch's has: a hold
-    /// lasts until the memory goes back to the system. A forked child finds zeros there from then on.
-    pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<()> {
-        let Some(memory) = self.slot.memory.as_ref() else { return Ok(()) };
+    /// lasts until the memory goes back to the system. False where that would be soon, and nothing is done. A forked
+    /// child does not have what is held.
+    pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<bool> {
+        let lasts = self.slot.pool.upgrade().is_some_and(|pool| pool.lasts);
+        let Some(memory) = self.slot.memory.as_ref().filter(|_| lasts) else { return Ok(false) };
         let mut hold = memory.hold.lock().unwrap_or_else(PoisonError::into_inner);
         if hold.is_none() {
             // What a device reads by itself must stay where it is: a fork would move it at our next write.
@@ -231,7 +235,7 @@ impl Tensor {
             })?;
             *hold = Some(register(memory.mapping.start(), memory.mapping.bytes())?);
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -246,7 +250,7 @@ mod tests {
     #[test]
     fn slot_fields_are_aligned_and_apart() {
         let layout = Arc::new(Layout::new(&fields(), 7).unwrap());
-        let slot = Pool::new(1).take(&layout).unwrap();
+        let slot = Pool::new(1, true).take(&layout).unwrap();
         assert_eq!((slot.field(0).as_ptr() as usize) % ALIGN, 0);
         assert_eq!(slot.field(1).as_ptr() as usize - slot.field(0).as_ptr() as usize, 256);
         for row in 0..7 {
@@ -261,7 +265,7 @@ mod tests {
 
     #[test]
     fn slot_comes_back_only_when_the_last_tensor_is_gone() {
-        let (pool, fields) = (Pool::new(4), fields());
+        let (pool, fields) = (Pool::new(4, true), fields());
         let layout = Arc::new(Layout::new(&fields, 2).unwrap());
         let slot = Arc::new(pool.take(&layout).unwrap());
         let first = slot.start();
@@ -284,7 +288,7 @@ mod tests {
                 self.0.lock().unwrap().1 += 1;
             }
         }
-        let (pool, fields, counted) = (Pool::new(1), fields(), Arc::new(Mutex::new((0, 0))));
+        let (pool, fields, counted) = (Pool::new(1, true), fields(), Arc::new(Mutex::new((0, 0))));
         let layout = Arc::new(Layout::new(&fields, 2).unwrap());
         let register = |_: NonNull<u8>, bytes: usize| -> Result<Hold> {
             assert!(bytes >= layout.bytes);
@@ -294,28 +298,29 @@ mod tests {
         let tensor = |slot: Slot| Tensor::new(Arc::new(slot), 0, &fields[0].fixed().unwrap(), 2);
         for _ in 0..3 {
             let one = tensor(pool.take(&layout).unwrap());
-            one.hold(register).unwrap();
-            one.clone().hold(register).unwrap();
+            assert!(one.hold(register).unwrap() && one.clone().hold(register).unwrap());
         }
         assert_eq!(*counted.lock().unwrap(), (1, 0));
         // Two at a time: one of them finds the pool full when it comes back.
         let two = [tensor(pool.take(&layout).unwrap()), tensor(pool.take(&layout).unwrap())];
-        two.iter().for_each(|one| one.hold(register).unwrap());
+        assert!(two.iter().all(|one| one.hold(register).unwrap()));
         drop(two);
         assert_eq!(*counted.lock().unwrap(), (2, 1));
         let refused = tensor(pool.take(&Arc::new(Layout::new(&fields, 4096).unwrap())).unwrap());
         assert!(refused.hold(|_, _| Err(Error::bug("no device"))).is_err());
-        refused.hold(register).unwrap();
+        assert!(refused.hold(register).unwrap());
         drop(pool);
         assert_eq!(*counted.lock().unwrap(), (3, 2), "what is kept keeps no more than itself");
+        assert!(!refused.hold(register).unwrap(), "nor for longer");
         drop(refused);
         assert_eq!(*counted.lock().unwrap(), (3, 3));
+        assert!(!tensor(Pool::new(4, false).take(&layout).unwrap()).hold(register).unwrap());
     }
 
     #[test]
     fn slot_of_no_rows_still_has_an_address() {
         let layout = Arc::new(Layout::new(&fields(), 0).unwrap());
-        let slot = Arc::new(Pool::new(0).take(&layout).unwrap());
+        let slot = Arc::new(Pool::new(0, false).take(&layout).unwrap());
         assert_eq!(Tensor::new(slot, 1, &fields()[1].fixed().unwrap(), 0).size_bytes(), 0);
     }
 

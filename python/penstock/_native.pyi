@@ -132,8 +132,8 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Registers batches' memory with a CUDA device: once in the memory's life, whichever batch lies in it. False where that
-# life is too short to be worth it.
+# Registers batches' memory with a CUDA device: once in the memory's life, whichever batch lies in it. False where the
+# memory is of a size of its own, and would be registered for one batch alone.
 @final
 class CudaDevice:
     def __new__(cls, number: int) -> CudaDevice: ...

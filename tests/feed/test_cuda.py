@@ -511,7 +511,7 @@ def test_a_driver_that_refuses_is_quoted(made, driver, tmp_path):
     assert (tmp_path / "held").read_text() == "0"
 
 
-_SHORT_LIVED = """
+_ONE_SIZE = """
 import sys, penstock
 from penstock import _native
 
@@ -520,21 +520,31 @@ opened = penstock.open(sys.argv[1])
 ragged = penstock.Loader(opened.fields(n=penstock.ragged("float32")), batch_size=4)
 tight = opened.fields(n=penstock.tensor("float32", (1 << 18,)))
 fixed = [penstock.Loader(tight, batch_size=4, memory_bytes=size) for size in (16 << 20, 1 << 30)]
-held = []
 for loader in (ragged, *fixed):
-    tensors = loader._native_feed().start(0, 0).next()[0]
-    held.append(device.hold(tensors["n"].values if loader is ragged else tensors["n"]))
-print(held)
+    held = []
+    for epoch in range(10):
+        run = loader._native_feed().start(epoch, 0)
+        while (got := run.next()) is not None:
+            column = got[0]["n"]
+            held.append(device.hold(column.values if loader is ragged else column))
+    print(len(held), sum(held), open(sys.argv[2]).read().count("+"))
 """
 
 
-def test_memory_that_is_soon_gone_is_not_registered(driver, tmp_path):
+def test_memory_of_one_size_is_registered_once_whatever_the_budget_and_no_other(driver, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
-    for number in range(8):
+    for number in range(24):
         (folder / f"{number}.tfrecord").write_bytes(_native.encode_tfrecord({"n": np.full(1 << 18, number, "f4")}))
-    ran = _with_driver(driver, tmp_path, _SHORT_LIVED, folder)
-    assert ran.stdout == "[False, False, True]\n", ran.stderr
+    (tmp_path / "log").touch()
+    ran = _with_driver(driver, tmp_path, _ONE_SIZE, folder, tmp_path / "log")
+    told = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
+    assert [row[:2] for row in told] == [[60, 0], [60, 60], [60, 60]], ran.stderr
+    # Batches come back one at a time here, and the last few of an epoch together.
+    registered = told[0][2], told[1][2], told[2][2] - told[1][2]
+    assert registered[0] == 0
+    assert 1 <= registered[1] <= 10
+    assert 1 <= registered[2] <= 20
 
 
 _BY_TORCH = """

@@ -182,7 +182,7 @@ class Cuda:
         self._pinned_by = f"torch's pinned memory, one copy more: {error}"
 
     def pinned(self, column: Any) -> torch.Tensor:
-        """As `Device`. What is in no lasting slot (ragged fields, functions' results) goes through torch's own pinned memory."""
+        """As `Device`. Ragged fields and functions' results go through torch's own pinned memory."""
         here = torch.from_dlpack(column)
         if self._driver is not None and isinstance(column, _native.Tensor):
             try:

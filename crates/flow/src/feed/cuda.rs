@@ -88,7 +88,7 @@ impl CudaDevice {
     }
 
     /// Registers the memory of the batch that `tensor` is of, unless an earlier batch has: once in the memory's life.
-    /// False where that would be over too soon to be worth it.
+    /// False where it is of a size of its own, and would be registered for one batch alone.
     pub fn hold(self: &Arc<Self>, tensor: &Tensor) -> Result<bool> {
         if self.pid != std::process::id() {
             return Err(Error::bug("a forked child has no CUDA device of its parent's"));

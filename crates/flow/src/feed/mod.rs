@@ -243,7 +243,7 @@ impl Feed {
             fields,
             weighted,
             layout,
-            pool: Pool::new(spare as usize, spare > read_ahead.saturating_add(1)),
+            pool: Pool::new(spare as usize, true),
             loose: Pool::new(if has_loose { SPARE_SLOTS } else { 0 }, false),
             batch_bytes: slot,
             part,

@@ -19,6 +19,10 @@ use super::field::Field;
 /// Alignment of every field in a slot.
 const ALIGN: usize = 256;
 
+/// Held slots that wait to be used again, where a pool keeps fewer: copies come back several at a time, and what is let go
+/// of would be registered anew. None of them is more than was in use at once.
+const HELD: usize = 4;
+
 /// Where the fields of a batch of up to `rows` samples lie in a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -77,7 +81,7 @@ struct Free {
 /// Gives slots and takes them back. Belongs to one process: a forked child frees what it inherits and pools nothing.
 pub struct Pool {
     pid: u32,
-    lasts: bool,
+    may_be_held: bool,
     free: Mutex<Free>,
 }
 
@@ -88,10 +92,10 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool that keeps at most `most` slots for later use. Where it lasts, each batch's slot is a later one's: a device
-    /// may hold it.
-    pub fn new(most: usize, lasts: bool) -> Arc<Self> {
-        Arc::new(Self { pid: std::process::id(), lasts, free: Mutex::new(Free { slots: Vec::new(), most }) })
+    /// A pool that keeps at most `most` slots for later use. A device may hold them where they are all of one size, so that
+    /// each is another batch's later.
+    pub fn new(most: usize, may_be_held: bool) -> Arc<Self> {
+        Arc::new(Self { pid: std::process::id(), may_be_held, free: Mutex::new(Free { slots: Vec::new(), most }) })
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
@@ -179,12 +183,13 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
+        let Some(mut memory) = self.memory.take() else { return };
         let Some(pool) = self.pool.upgrade() else { return };
         // A forked child must not wait for a lock that a thread of its parent may hold for ever.
         if pool.pid == std::process::id() {
+            let is_held = memory.hold.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
             let mut free = pool.free();
-            if free.slots.len() < free.most {
+            if free.slots.len() < if is_held { free.most.max(HELD) } else { free.most } {
                 free.slots.push(memory);
             }
         }
@@ -221,11 +226,11 @@ impl Tensor {
     }
 
     /// Has `register` take hold of the slot's memory (its first byte, how many), unless an earlier batch's has: a hold
-    /// lasts until the memory goes back to the system. False where that would be soon, and nothing is done. A forked
+    /// lasts until the memory goes back to the system. False where the pool's slots may not be held. A forked
     /// child does not have what is held.
     pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<bool> {
-        let lasts = self.slot.pool.upgrade().is_some_and(|pool| pool.lasts);
-        let Some(memory) = self.slot.memory.as_ref().filter(|_| lasts) else { return Ok(false) };
+        let may_be = self.slot.pool.upgrade().is_some_and(|pool| pool.may_be_held);
+        let Some(memory) = self.slot.memory.as_ref().filter(|_| may_be) else { return Ok(false) };
         let mut hold = memory.hold.lock().unwrap_or_else(PoisonError::into_inner);
         if hold.is_none() {
             // What a device reads by itself must stay where it is: a fork would move it at our next write.
@@ -301,19 +306,19 @@ mod tests {
             assert!(one.hold(register).unwrap() && one.clone().hold(register).unwrap());
         }
         assert_eq!(*counted.lock().unwrap(), (1, 0));
-        // Two at a time: one of them finds the pool full when it comes back.
-        let two = [tensor(pool.take(&layout).unwrap()), tensor(pool.take(&layout).unwrap())];
-        assert!(two.iter().all(|one| one.hold(register).unwrap()));
-        drop(two);
-        assert_eq!(*counted.lock().unwrap(), (2, 1));
+        // The pool keeps one, or four that are held; the last two find it full.
+        let six: Vec<Tensor> = (0..6).map(|_| tensor(pool.take(&layout).unwrap())).collect();
+        assert!(six.iter().all(|one| one.hold(register).unwrap()));
+        drop(six);
+        assert_eq!(*counted.lock().unwrap(), (6, 2));
         let refused = tensor(pool.take(&Arc::new(Layout::new(&fields, 4096).unwrap())).unwrap());
         assert!(refused.hold(|_, _| Err(Error::bug("no device"))).is_err());
         assert!(refused.hold(register).unwrap());
         drop(pool);
-        assert_eq!(*counted.lock().unwrap(), (3, 2), "what is kept keeps no more than itself");
+        assert_eq!(*counted.lock().unwrap(), (7, 6), "what is kept keeps no more than itself");
         assert!(!refused.hold(register).unwrap(), "nor for longer");
         drop(refused);
-        assert_eq!(*counted.lock().unwrap(), (3, 3));
+        assert_eq!(*counted.lock().unwrap(), (7, 7));
         assert!(!tensor(Pool::new(4, false).take(&layout).unwrap()).hold(register).unwrap());
     }
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A GPU that is fed from files beside the same GPU on batches that lie in its memory, and one process from 1 core to all.
 
-    python benches/gpu_feed.py FOLDER [--what cosmoflow,resnet50,cores] [--steps 200] [--rounds 3] [--device cuda] [--json]
+    python benches/gpu_feed.py FOLDER [--what cosmoflow,resnet50,cores] [--steps 200] [--rounds 5] [--device cuda] [--json]
 
 `cosmoflow`: gzip'd TFRecords of 128^3 x 4 int16, as they are stored, into MLPerf's network; `resnet50`: JPEGs in tar shards,
-cropped at random and flipped, into torchvision's. Fed and synthetic take turns, warm-up steps uncounted; the ratio is of
-steps a second. CPU of a sample is what the fed process used beyond the synthetic one. Before any of it, each batch that
-reached the device is compared with the NumPy loader's, byte for byte, while the network trains on it.
+cropped at random and flipped, into torchvision's. Fed and synthetic take turns, either first, warm-up steps uncounted; both
+are held two steps ahead of the device, so that neither spins at a full queue. One pass covers a round: the files lie in the
+page cache, read again and again in new orders. The ratio is of steps a second; CPU is the whole process's, and what it used
+beyond the synthetic side. Before and after, batches are kept on the device while the network trains on, unsynchronised, and
+compared with the NumPy loader's, byte for byte.
 `cores`: the volumes alone, into batches, by processes that may use 1, 2, 4 ... cores; efficiency is the rate a core of one.
+Where two of them are one core's threads, it cannot be 1: `lscpu -e` says.
 
 The data are made in FOLDER at the first call (some minutes). No GPU is needed to try it: `--device cpu --voxels 32 --steps 3`.
 """
@@ -15,9 +18,11 @@ The data are made in FOLDER at the first call (some minutes). No GPU is needed t
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -31,21 +36,37 @@ import data
 import torch
 
 import penstock
+from penstock import _native
 from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
 from penstock.workloads.cosmoflow.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WARM_UP = 5
+WARM_UP = 20
+COMPARED = 8
+MEMORY = 4 << 30
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def made(place: Path, make: Callable[[Path], None]) -> Path:
+    """A folder of data, whole or not there."""
+    if not place.exists():
+        new = place.with_name(place.name + ".new")
+        shutil.rmtree(new, ignore_errors=True)
+        make(new)
+        new.rename(place)
+    return place
+
+
+def volumes_of(asked: argparse.Namespace) -> str:
+    """The folder of the volumes that are asked for."""
+    return f"volumes-{asked.voxels}-{asked.samples}"
 
 
 def cosmoflow(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset, Any, Callable[..., Any]]:
     """The volumes, the network and the way of a batch into it."""
-    place = folder / f"volumes-{asked.voxels}"
-    if not place.exists():
-        data.volumes(place, asked.samples, asked.voxels)
+    place = made(folder / volumes_of(asked), lambda new: data.volumes(new, asked.samples, asked.voxels))
     shape = (asked.voxels,) * 3 + (4,)
     opened = penstock.open(place.as_uri(), records_per_object=1)
     fields = opened.fields(x=penstock.tensor("int16", shape), y=penstock.tensor("float32", (4,)))
@@ -60,15 +81,15 @@ def cosmoflow(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset
 
 def resnet50(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset, Any, Callable[..., Any]]:
     """The pictures, as above."""
-    from torchvision.models import resnet50 as made
+    from torchvision.models import resnet50 as network
 
-    place = folder / "pictures"
-    if not place.exists():
-        data.write_tars(place, 16, max(1, asked.pictures // 16))
+    place = made(
+        folder / f"pictures-{asked.pictures}", lambda new: data.write_tars(new, 16, max(1, asked.pictures // 16))
+    )
     picture = penstock.image(224, crop="random", flip=True).of("jpg")
     fields = penstock.open(place.as_uri()).fields(x=picture, y=penstock.raw().of("cls"))
     device = torch.device(asked.device)
-    net = made().to(device, memory_format=torch.channels_last)
+    net = network().to(device, memory_format=torch.channels_last)
     mean, std = (torch.tensor(each, device=device).view(1, 3, 1, 1) * 255 for each in (MEAN, STD))
 
     def loss(batch: dict[str, Any]) -> torch.Tensor:
@@ -93,42 +114,63 @@ def trainer(net: Any, loss: Callable[..., Any], device: str) -> Callable[[dict[s
     return step
 
 
-def settled(device: str) -> float:
-    """Now, with all that the device was given done."""
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+class Pace:
+    """Where the device stands; the host waits for it asleep, two steps behind."""
+
+    def __init__(self, device: str) -> None:
+        self._has_queue = device != "cpu"
+        self._stood: collections.deque[Any] = collections.deque()
+
+    def mark(self, behind: int = 2) -> None:
+        """Waits for the step so many before."""
+        if self._has_queue:
+            self._stood.append(torch.cuda.Event(blocking=True))
+            self._stood[-1].record()
+            while len(self._stood) > behind:
+                self._stood.popleft().synchronize()
+
+    def settled(self) -> float:
+        """Now, with all that the device was given done."""
+        self.mark(behind=0)
+        return time.perf_counter()
 
 
 def timed(batches: Iterator[Any], step: Callable[[Any], None], steps: int, device: str) -> dict[str, float]:
     """Steps a second and CPU seconds a step."""
+    pace = Pace(device)
     for batch in itertools.islice(batches, WARM_UP):
         step(batch)
-    began, used = settled(device), time.process_time()
+        pace.mark()
+    began, used = pace.settled(), time.process_time()
     for batch in itertools.islice(batches, steps):
         step(batch)
-    ended = settled(device)
+        pace.mark()
+    ended = pace.settled()
     return {"steps_per_s": steps / (ended - began), "cpu_s_per_step": (time.process_time() - used) / steps}
 
 
 def compare(dataset: penstock.Dataset, batch: int, step: Callable[[Any], None], device: str) -> int:
-    """Batches of an epoch whose bytes are the same on the device, while it trains, and here.
+    """Batches whose bytes are the same on the device, kept while it trains on and on, and here.
 
     Raises:
         SystemExit: One is not.
     """
-    plain = penstock.Loader(dataset, batch_size=batch)
-    count = 0
-    for count, (there, here) in enumerate(zip(loader(dataset, batch, device), plain, strict=True), 1):
+    kept = []
+    for number, there in enumerate(loader(dataset, batch, device)):
         step(there)
-        if there["x"].cpu().numpy().tobytes() != here["x"].tobytes():
-            raise SystemExit(f"batch {count} on {device} is not what was read")
-    return count
+        if number < COMPARED:
+            kept.append(there["x"].clone())
+    plain = penstock.Loader(dataset, batch_size=batch, tail="drop", memory_bytes=MEMORY)
+    for number, (there, here) in enumerate(zip(kept, plain, strict=False)):
+        if there.cpu().numpy().tobytes() != here["x"].tobytes():
+            raise SystemExit(f"batch {number} on {device} is not what was read")
+    return len(kept)
 
 
 def loader(dataset: penstock.Dataset, batch: int, device: str) -> penstock.torch.Loader:
     """Ours; on the CPU over the feed's own memory."""
-    return penstock.torch.Loader(dataset, batch_size=batch, device=None if device == "cpu" else device, tail="drop")
+    place = None if device == "cpu" else device
+    return penstock.torch.Loader(dataset, batch_size=batch, device=place, tail="drop", memory_bytes=MEMORY)
 
 
 def fed_and_synthetic(name: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
@@ -137,15 +179,17 @@ def fed_and_synthetic(name: str, folder: Path, asked: argparse.Namespace) -> dic
     batch = asked.batch or (4 if name == "cosmoflow" else 256)
     batch = min(batch, dataset.samples)
     step = trainer(net, loss, asked.device)
-    compared = compare(dataset.take(dataset.samples // batch * batch), batch, step, asked.device)
-    feed = loader(dataset, batch, asked.device)
-    resident = next(iter(feed))
+    compared = compare(dataset, batch, step, asked.device)
+    # One pass is longer than a round: ends and beginnings of epochs are no part of it.
+    feed = loader(dataset.repeat(2 + (WARM_UP + asked.steps) * batch // dataset.samples), batch, asked.device)
+    resident = {name: value.clone() if hasattr(value, "clone") else value for name, value in next(iter(feed)).items()}
     rounds: dict[str, list[dict[str, float]]] = {"synthetic": [], "fed": []}
-    for _ in range(asked.rounds):
-        rounds["synthetic"].append(timed(itertools.repeat(resident), step, asked.steps, asked.device))
-        epochs = itertools.chain.from_iterable(feed for _ in itertools.count())
-        rounds["fed"].append(timed(epochs, step, asked.steps, asked.device))
+    for number in range(asked.rounds):
+        for side in ("synthetic", "fed") if number % 2 == 0 else ("fed", "synthetic"):
+            batches = iter(feed) if side == "fed" else itertools.repeat(resident)
+            rounds[side].append(timed(batches, step, asked.steps, asked.device))
     report = feed.report()
+    compared += compare(dataset, batch, step, asked.device)
     rate = {side: statistics.median(each["steps_per_s"] for each in of) for side, of in rounds.items()}
     cpu = {side: statistics.median(each["cpu_s_per_step"] for each in of) for side, of in rounds.items()}
     return {
@@ -153,7 +197,11 @@ def fed_and_synthetic(name: str, folder: Path, asked: argparse.Namespace) -> dic
         "batch": batch,
         "samples_per_s": rate["fed"] * batch,
         "fed_over_synthetic": rate["fed"] / rate["synthetic"],
-        "cpu_ms_per_sample": 1e3 * (cpu["fed"] - cpu["synthetic"]) / batch,
+        "fed_over_synthetic_by_round": [
+            fed["steps_per_s"] / synthetic["steps_per_s"] for fed, synthetic in zip(*rounds.values(), strict=True)
+        ],
+        "cpu_ms_per_sample": 1e3 * cpu["fed"] / batch,
+        "cpu_ms_per_sample_beyond_synthetic": 1e3 * (cpu["fed"] - cpu["synthetic"]) / batch,
         "wait_share": report["wait_share"],
         "limiting": report["limiting"],
         "device": report["device"],
@@ -168,14 +216,17 @@ cores = sorted(os.sched_getaffinity(0))[: int(sys.argv[2])]
 os.sched_setaffinity(0, cores)
 shape = (int(sys.argv[3]),) * 3 + (4,)
 dataset = penstock.open(sys.argv[1], records_per_object=1).fields(x=penstock.tensor("int16", shape))
-loader = penstock.Loader(dataset.shuffle(0), batch_size=min(4, dataset.samples))
-for _ in loader:
-    pass
-epochs, samples, moved = max(2, len(cores)), 0, 0
+# What was under way when the clock began has been worked on before: of many batches it is little.
+batch, warm = min(4, dataset.samples), 20
+want = (warm + 60 * max(2, len(cores))) * batch
+loader = penstock.Loader(dataset.shuffle(0).repeat(2 + want // dataset.samples), batch_size=batch, memory_bytes=4 << 30)
+batches, samples, moved = iter(loader), 0, 0
+for _ in range(warm):
+    next(batches)
 began, used = time.perf_counter(), time.process_time()
-for _ in range(epochs):
-    for batch in loader:
-        samples, moved = samples + len(batch["x"]), moved + batch["x"].nbytes
+while samples < want - warm * batch:
+    got = next(batches)["x"]
+    samples, moved = samples + len(got), moved + got.nbytes
 wall, cpu = time.perf_counter() - began, time.process_time() - used
 print(json.dumps({"samples_per_s": samples / wall, "inflated_gb_per_s": moved / wall / 1e9, "cpu_ms_per_sample": 1e3 * cpu / samples}))
 """
@@ -187,7 +238,7 @@ def cores(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     here = len(os.sched_getaffinity(0))
     counts = [count for count in (1, 2, 4, 8, 16, 32) if count <= here]
     rounds: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
-    url = (folder / f"volumes-{asked.voxels}").as_uri()
+    url = (folder / volumes_of(asked)).as_uri()
     for _ in range(asked.rounds):
         for count in counts:
             argv = [sys.executable, "-c", _PASS, url, str(count), str(asked.voxels)]
@@ -206,7 +257,7 @@ def main() -> int:
     parser.add_argument("--what", default="cosmoflow,resnet50,cores")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, help="samples a step; by default 4 volumes or 256 pictures")
     parser.add_argument("--samples", type=int, default=64, help="volumes to make")
     parser.add_argument("--pictures", type=int, default=2048, help="pictures to make")
@@ -214,12 +265,17 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
+    asked.folder = asked.folder.resolve()
     torch.backends.cudnn.benchmark = True
-    told: dict[str, Any] = {"device": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu"}
+    told: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "penstock": f"{penstock.__version__}, {_native.__profile__}",
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+    }
     for name in asked.what.split(","):
-        told[name] = (
-            cores(asked.folder, asked) if name == "cores" else fed_and_synthetic(name, asked.folder.resolve(), asked)
-        )
+        told[name] = cores(asked.folder, asked) if name == "cores" else fed_and_synthetic(name, asked.folder, asked)
         if not asked.json:
             print(name, json.dumps({key: value for key, value in told[name].items() if key != "rounds"}, indent=1))
     if asked.json:

@@ -8,6 +8,7 @@ waits for them), and how far the consumer may run ahead of the device. With `fee
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -91,7 +92,7 @@ class Copies(Delivery[dict[str, Any]]):
     takes_ahead = True
 
     def __init__(self, device: Device, given: Given) -> None:
-        self._device, self._given = device, given
+        self._device, self._given, self._pid = device, given, os.getpid()
         # A pass may be ended by one thread while another steps it.
         self._turn = threading.Lock()
         self._under_way: deque[_Reading] = deque()
@@ -147,6 +148,11 @@ class Copies(Delivery[dict[str, Any]]):
                     self._device.wait()
             self._under_way.clear()
 
+    def __del__(self) -> None:
+        # Where Ctrl-C broke off the pass's own end.
+        if not self._has_ended and self._pid == os.getpid():
+            self.end()
+
 
 class Cuda:
     """A CUDA device by torch, and its driver for memory of ours."""
@@ -168,18 +174,22 @@ class Cuda:
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device)
         self._driver: _native.CudaDevice | None = None
-        self._pinned_by = "registered memory"
+        self._refusal = ""
+        self._registered_bytes = self._other_bytes = 0
         try:
             self._driver = _native.CudaDevice(index)
         except PenstockError as error:
             self._refused(error)
 
     def __str__(self) -> str:
-        return f"{self._device} from {self._pinned_by}"
+        copied = self._registered_bytes + self._other_bytes
+        if not copied:
+            return str(self._device)
+        share = f"{self._device}, {100 * self._registered_bytes / copied:.0f} % of the bytes from registered memory"
+        return share + (f", the rest through torch's{self._refusal}" if self._other_bytes else "")
 
     def _refused(self, error: PenstockError) -> None:
-        self._driver = None
-        self._pinned_by = f"torch's pinned memory, one copy more: {error}"
+        self._driver, self._refusal = None, f" ({error})"
 
     def pinned(self, column: Any) -> torch.Tensor:
         """As `Device`. Ragged fields and functions' results go through torch's own pinned memory."""
@@ -187,9 +197,11 @@ class Cuda:
         if self._driver is not None and isinstance(column, _native.Tensor):
             try:
                 if self._driver.hold(column):
+                    self._registered_bytes += here.nbytes
                     return here
             except PenstockError as error:
                 self._refused(error)
+        self._other_bytes += here.nbytes
         return here.pin_memory()
 
     @contextlib.contextmanager

@@ -87,6 +87,7 @@ class Epoch(Generic[Batch]):
 
     def __next__(self) -> Batch:
         if self._pid != os.getpid():
+            self._ahead = None
             return self._step()  # refused there; the lock may be held for ever
         with self._turn:  # threads that share an iterator take turns
             return self._step()
@@ -122,7 +123,7 @@ class Epoch(Generic[Batch]):
             measured.wait_s += time.perf_counter() - called
             measured.wall_s = time.perf_counter() - self._began
             self.close()
-            loader._exhausted(self._epoch)
+            loader._exhausted(self, self._epoch)
             raise StopIteration
         self._raise_if_ended()  # by another thread, and the loader stands elsewhere now
         measured.samples += taken.rows
@@ -130,7 +131,7 @@ class Epoch(Generic[Batch]):
         measured.batches += 1
         measured.host_to_device_s += copied_s
         measured.compute_s += computed_s
-        loader._delivered(taken.cursor)
+        loader._delivered(self, taken.cursor)
         self._left_at = time.perf_counter()
         measured.wait_s += self._left_at - called - computed_s
         measured.wall_s = self._left_at - self._began
@@ -140,8 +141,10 @@ class Epoch(Generic[Batch]):
 
     def _take(self) -> _Taken | None:
         """The run's next batch, or None after the last."""
-        assert self._run is not None
-        got = self._run.next()
+        run = self._run
+        if run is None:  # ended by another thread
+            raise ConfigError("iterator: it has ended", where="iterator")
+        got = run.next()
         if got is None:
             return None
         tensors, rows, cursor = got
@@ -158,8 +161,8 @@ class Epoch(Generic[Batch]):
                 return
             ahead.set_result(self._take())
         except Exception as error:
-            ahead.set_exception(error.with_traceback(None))  # whose frames hold this pass
-        self._ahead = ahead
+            ahead.set_exception(_without_frames(error))
+        self._ahead = ahead if self._run is not None else None
 
     def measure(self) -> None:
         """Brings the measured pass up to date; while a thread waits for a batch, it stays as of the last one."""
@@ -188,11 +191,22 @@ class Epoch(Generic[Batch]):
         """Ends threads and requests."""
         if self._run is not None:
             run, self._run, self._ahead = self._run, None, None
-            run.close()
-            if self._pid == os.getpid():
-                self._delivery.end()
+            try:
+                run.close()
+            finally:
+                if self._pid == os.getpid():
+                    self._delivery.end()
 
     def __del__(self) -> None:
         if getattr(self, "_run", None) is not None:
             self.measure()
             self.close()
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The error alone: frames hold the pass that it was met in, and those of what it came from do."""
+    of: BaseException | None = error
+    while of is not None:
+        of.__traceback__ = None
+        of = of.__cause__ or of.__context__
+    return error

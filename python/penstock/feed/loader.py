@@ -363,13 +363,19 @@ class BaseLoader(Generic[Batch]):
         self._supersede("load_state_dict was called")
         self._epoch, self._cursor, self._resume = epoch, cursor, cursor
 
-    def _delivered(self, cursor: int) -> None:
-        self._cursor = cursor
+    def _is_live(self, one: Epoch[Batch]) -> bool:
+        """False for a pass that a newer one, or another state, has taken the place of."""
+        return self._live is not None and self._live() is one
 
-    def _exhausted(self, epoch: int) -> None:
-        self._live = None
-        if epoch == self._epoch:
-            self._epoch, self._cursor = epoch + 1, 0
+    def _delivered(self, by: Epoch[Batch], cursor: int) -> None:
+        if self._is_live(by):
+            self._cursor = cursor
+
+    def _exhausted(self, by: Epoch[Batch], epoch: int) -> None:
+        if self._is_live(by):
+            self._live = None
+            if epoch == self._epoch:
+                self._epoch, self._cursor = epoch + 1, 0
 
     def report(self) -> Report:
         """Where the time of the current or last epoch's pass went; printed, a table. `dict(report)` is plain data."""

@@ -19,10 +19,6 @@ use super::field::Field;
 /// Alignment of every field in a slot.
 const ALIGN: usize = 256;
 
-/// Held slots that wait to be used again, where a pool keeps fewer: copies come back several at a time, and what is let go
-/// of would be registered anew. None of them is more than was in use at once.
-const HELD: usize = 4;
-
 /// Where the fields of a batch of up to `rows` samples lie in a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -93,7 +89,7 @@ impl fmt::Debug for Pool {
 
 impl Pool {
     /// A pool that keeps at most `most` slots for later use. A device may hold them where they are all of one size, so that
-    /// each is another batch's later.
+    /// each is another batch's later: those that it holds are all kept, no more than were in use at once.
     pub fn new(most: usize, may_be_held: bool) -> Arc<Self> {
         Arc::new(Self { pid: std::process::id(), may_be_held, free: Mutex::new(Free { slots: Vec::new(), most }) })
     }
@@ -189,7 +185,7 @@ impl Drop for Slot {
         if pool.pid == std::process::id() {
             let is_held = memory.hold.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
             let mut free = pool.free();
-            if free.slots.len() < if is_held { free.most.max(HELD) } else { free.most } {
+            if is_held || free.slots.len() < free.most {
                 free.slots.push(memory);
             }
         }
@@ -306,11 +302,12 @@ mod tests {
             assert!(one.hold(register).unwrap() && one.clone().hold(register).unwrap());
         }
         assert_eq!(*counted.lock().unwrap(), (1, 0));
-        // The pool keeps one, or four that are held; the last two find it full.
-        let six: Vec<Tensor> = (0..6).map(|_| tensor(pool.take(&layout).unwrap())).collect();
-        assert!(six.iter().all(|one| one.hold(register).unwrap()));
-        drop(six);
-        assert_eq!(*counted.lock().unwrap(), (6, 2));
+        // The pool keeps one, and all that are held.
+        for _ in 0..3 {
+            let six: Vec<Tensor> = (0..6).map(|_| tensor(pool.take(&layout).unwrap())).collect();
+            assert!(six.iter().all(|one| one.hold(register).unwrap()));
+        }
+        assert_eq!(*counted.lock().unwrap(), (6, 0));
         let refused = tensor(pool.take(&Arc::new(Layout::new(&fields, 4096).unwrap())).unwrap());
         assert!(refused.hold(|_, _| Err(Error::bug("no device"))).is_err());
         assert!(refused.hold(register).unwrap());

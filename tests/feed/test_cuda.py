@@ -6,12 +6,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
-import os
 import pickle
 import queue
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -242,27 +238,33 @@ def test_the_next_batch_is_on_its_way_before_this_one_is_worked_on(made, late):
     assert [numbers(batch) for batch in ready(resumed)] == [[10, 11]]
 
 
+def is_gone_when_dropped(walks):
+    """True when a pass goes with the list that holds it, and not when the collector comes by."""
+    left = weakref.ref(walks[0])
+    gc.disable()
+    try:
+        walks.clear()
+        return left() is None
+    finally:
+        gc.enable()
+
+
 def test_an_error_that_was_met_ahead_waits_for_its_turn_and_holds_nothing(made, late):
     folder = made([1] * 8, codec="none")
     damaged = folder / "part-0005.tfrecord"
     damaged.write_bytes(damaged.read_bytes()[:-3] + b"???")
     loader = on_device(dataset(folder), batch_size=1)
-    for ends in (True, False):
-        walk = ready(loader)
-        for number in range(5):
-            assert numbers(next(walk)) == [number]
-        assert walk._ahead.exception() is not None
-        if ends:
-            with pytest.raises(Corrupt, match="part-0005"):
-                next(walk)
-            assert next(walk, None) is None
-    left = weakref.ref(walk)
-    gc.disable()
-    try:
-        del walk
-        assert left() is None
-    finally:
-        gc.enable()
+    walks = [ready(loader)]
+    for number in range(5):
+        assert numbers(next(walks[0])) == [number]
+    assert walks[0]._ahead.exception() is not None
+    assert is_gone_when_dropped(walks)
+    walk = ready(loader)
+    for number in range(5):
+        assert numbers(next(walk)) == [number]
+    with pytest.raises(Corrupt, match="part-0005"):
+        next(walk)
+    assert next(walk, None) is None
 
 
 def test_a_device_without_memory_ends_the_pass_and_what_it_had_begun_stays_untouched(made, late):
@@ -420,18 +422,12 @@ def test_an_interrupt_of_a_pass_s_end_leaves_no_copy_alone(made, late):
 
 def test_an_error_met_ahead_holds_nothing_where_it_has_a_cause_either(made, late):
     loader = on_device(dataset(made([1] * 8)).map(mapped.raises_at_7, workers=1), batch_size=1)
-    walk = ready(loader)
-    next(walk)
-    while walk._ahead is None or walk._ahead.exception() is None:
-        next(walk)
-    assert walk._ahead.exception().__context__ is not None
-    left = weakref.ref(walk)
-    gc.disable()
-    try:
-        del walk
-        assert left() is None
-    finally:
-        gc.enable()
+    walks = [ready(loader)]
+    next(walks[0])
+    while walks[0]._ahead is None or walks[0]._ahead.exception() is None:
+        next(walks[0])
+    assert walks[0]._ahead.exception().__context__ is not None
+    assert is_gone_when_dropped(walks)
 
 
 def test_a_loader_that_has_run_on_a_device_pickles(made, late):
@@ -448,186 +444,3 @@ def test_a_device_that_is_not_here_is_told(made, monkeypatch, count, says):
     with pytest.raises(Unsupported, match=f"{says}, and cuda:3 was asked for") as caught:
         iter(penstock.torch.Loader(dataset(made([1])), batch_size=1, device="cuda:3"))
     assert "nvidia-smi" in caught.value.hint
-
-
-_REGISTERS = """
-import ctypes, json, os, sys
-import numpy as np, penstock
-from penstock import _native
-from tests.feed.conftest import dataset
-
-driver = ctypes.CDLL("libcuda.so.1")
-device = _native.CudaDevice(0)
-loader = penstock.Loader(dataset(sys.argv[1]), batch_size=3, read_ahead=2)
-counts = []
-for epoch in range(4):
-    run = loader._native_feed().start(epoch, 0)
-    while (got := run.next()) is not None:
-        for tensor in got[0].values():
-            assert device.hold(tensor)
-            array = np.asarray(tensor)
-            assert driver.standin_is_registered(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes))
-        kept = tensor, array
-    run.close()
-    counts.append(open(os.environ["STANDIN_LOG"]).read().count("+"))
-assert array.any()
-child = os.fork()
-if child == 0:
-    # What a GPU reads is never made a copy on write: a child has pages of its own, and registers nothing.
-    refused = False
-    try:
-        device.hold(tensor)
-    except penstock.errors.Bug:
-        refused = True
-    fine = refused and not array.any()
-    del got, kept, tensor, array, loader, device
-    os._exit(0 if fine else 1)
-assert os.waitpid(child, 0)[1] == 0
-assert array.any()
-del loader, run, device
-print(json.dumps({"counts": counts, "held": int(open(os.environ["STANDIN_HELD"]).read())}))
-del got, kept, tensor, array
-print(open(os.environ["STANDIN_HELD"]).read())
-"""
-
-
-def _with_driver(driver, tmp_path, script, *arguments, **env):
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env={
-            **os.environ,
-            "LD_LIBRARY_PATH": str(driver),
-            "STANDIN_LOG": str(tmp_path / "log"),
-            "STANDIN_HELD": str(tmp_path / "held"),
-            **env,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def test_memory_is_registered_once_and_let_go_before_it_is_given_back(made, driver, tmp_path):
-    ran = _with_driver(driver, tmp_path, _REGISTERS, made([1] * 90))
-    assert ran.returncode == 0, ran.stderr
-    told, left = ran.stdout.splitlines()
-    counts = json.loads(told)["counts"]
-    # 120 batches; as many slots as are in use at once: three under way, one that is kept, one or two on their way back.
-    assert 4 <= counts[0] <= counts[-1] <= 8
-    # The last batch's slot and the device outlive the loader, for as long as a tensor does.
-    assert (json.loads(told)["held"], left) == (2, "0")
-    log = (tmp_path / "log").read_text()
-    assert log.count("+") == log.count("-")
-
-
-_IS_REFUSED = """
-import sys, penstock
-from penstock import _native
-from tests.feed.conftest import dataset
-
-for number in (1, 0):
-    try:
-        device = _native.CudaDevice(number)
-        loader = penstock.Loader(dataset(sys.argv[1]), batch_size=1)
-        device.hold(loader._native_feed().start(0, 0).next()[0]["x"])
-    except penstock.errors.PenstockError as error:
-        print(f"{type(error).__name__}: {error}")
-"""
-
-
-def test_a_driver_that_refuses_is_quoted(made, driver, tmp_path):
-    ran = _with_driver(driver, tmp_path, _IS_REFUSED, made([1]), STANDIN_REFUSES="1")
-    assert ran.stdout.splitlines() == [
-        "Unsupported: registering memory with CUDA device 1 is not supported by this machine: what a stand-in says",
-        "SystemFault: CUDA device 0: a batch's memory is not registered: what a stand-in says",
-    ], ran.stderr
-    assert (tmp_path / "held").read_text() == "0"
-
-
-_ONE_SIZE = """
-import sys, penstock
-from penstock import _native
-
-device = _native.CudaDevice(0)
-opened = penstock.open(sys.argv[1])
-ragged = penstock.Loader(opened.fields(n=penstock.ragged("float32")), batch_size=4)
-tight = opened.fields(n=penstock.tensor("float32", (1 << 18,)))
-fixed = [penstock.Loader(tight, batch_size=4, memory_bytes=size) for size in (16 << 20, 1 << 30)]
-for loader in (ragged, *fixed):
-    held = []
-    for epoch in range(10):
-        run = loader._native_feed().start(epoch, 0)
-        while (got := run.next()) is not None:
-            column = got[0]["n"]
-            held.append(device.hold(column.values if loader is ragged else column))
-    print(len(held), sum(held), open(sys.argv[2]).read().count("+"))
-"""
-
-
-def test_memory_of_one_size_is_registered_once_whatever_the_budget_and_no_other(driver, tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for number in range(24):
-        (folder / f"{number}.tfrecord").write_bytes(_native.encode_tfrecord({"n": np.full(1 << 18, number, "f4")}))
-    (tmp_path / "log").touch()
-    ran = _with_driver(driver, tmp_path, _ONE_SIZE, folder, tmp_path / "log")
-    told = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
-    assert [row[:2] for row in told] == [[60, 0], [60, 60], [60, 60]], ran.stderr
-    # As many as are in use at once, of the six batches of an epoch and the one before.
-    registered = told[0][2], told[1][2], told[2][2] - told[1][2]
-    assert registered[0] == 0
-    assert 1 <= registered[1] <= registered[2] <= 8
-
-
-_BY_TORCH = """
-import contextlib, sys, torch, penstock
-from tests.feed.conftest import dataset
-
-# torch as it is where there is a device, but for what needs one.
-class Stream:
-    def __init__(self, device=None): pass
-    def synchronize(self): pass
-    def wait_event(self, event): pass
-class Event:
-    def __init__(self, blocking): pass
-    def record(self, stream): pass
-    def query(self): return True
-    def synchronize(self): pass
-cuda = torch.cuda
-cuda.is_available, cuda.device_count, cuda.current_device = (lambda: True), (lambda: 1), (lambda: 0)
-cuda.Stream, cuda.Event, cuda.current_stream = Stream, Event, Stream
-cuda.device = cuda.stream = lambda _: contextlib.nullcontext()
-pinned = []
-torch.Tensor.pin_memory = lambda tensor: pinned.append(tensor) or tensor
-torch.Tensor.to = lambda tensor, device, non_blocking: tensor.clone()
-torch.Tensor.record_stream = lambda tensor, stream: None
-loader = penstock.torch.Loader(dataset(sys.argv[1]), batch_size=2, device="cuda")
-print([int(value) for batch in loader for value in batch["y"][:, 0]], len(pinned))
-print(loader.report()["device"])
-print(str(loader.report()).count("batches are copied to cuda:0, "))
-del loader
-"""
-
-
-_REFUSED = "the rest through torch's (CUDA device 0: a batch's memory is not registered: what a stand-in says)"
-
-
-@pytest.mark.parametrize(
-    ("refuses", "pinned", "by"),
-    [
-        ({}, 0, "100 % of the bytes from registered memory"),
-        ({"STANDIN_REFUSES": "1"}, 4, f"0 % of the bytes from registered memory, {_REFUSED}"),
-    ],
-)
-def test_a_driver_that_refuses_costs_a_copy(made, driver, tmp_path, refuses, pinned, by):
-    ran = _with_driver(driver, tmp_path, _BY_TORCH, made([1] * 4), **refuses)
-    assert ran.stdout.splitlines() == [f"[0, 1, 2, 3] {pinned}", f"cuda:0, {by}", "1"], ran.stderr
-    assert (tmp_path / "held").read_text() == "0"
-
-
-def test_a_machine_without_the_driver_is_told(tmp_path):
-    (tmp_path / "libcuda.so.1").write_bytes(b"")  # also where a real one is installed
-    ran = _with_driver(tmp_path, tmp_path, "from penstock import _native; _native.CudaDevice(0)")
-    assert "Unsupported: registering memory with CUDA device 0 is not supported by this machine:" in ran.stderr
-    assert "libcuda.so.1" in ran.stderr

@@ -76,11 +76,11 @@ proptest! {
         let at = at.index(stored.len());
         stored[at] ^= flip;
         let (one, other) = (whole(codec, &stored, LIMIT), pieces(codec, stored.chunks(piece), LIMIT));
-        // A gzip header has bytes that say nothing of the content (time, system); all else is under a checksum.
-        if let Ok(out) = &one {
-            prop_assert_eq!(out, &plain);
+        // A gzip header has bytes that say nothing of the content (time, system); all else is under a checksum. One may take
+        // what the other refuses: libdeflate reads the length codes 286 and 287, which mean nothing, as 285.
+        for out in one.into_iter().chain(other.map(|(out, _)| out)) {
+            prop_assert_eq!(&out, &plain);
         }
-        prop_assert_eq!(one.is_ok(), other.is_ok(), "{:?} {:?}", one, other);
     }
 
     #[test]

@@ -212,3 +212,13 @@ def test_tfdata_gives_the_same_samples_as_we(tmp_path):
     assert found.failed == {}
     assert found.absent == {}
     assert found.is_same
+
+
+@pytest.mark.parametrize(("label", "is_left_out"), [("tensor", False), ("bytes", True), ("image", True)])
+def test_peer_of_pictures_and_numbers_is_left_out_of_other_fields(label, is_left_out):
+    peer = peers.PEERS["webdataset"]
+    fields = {"jpg": {"kind": "image"}, "cls": {"kind": label}}
+    task = {"format": "tar", "codec": min(peer.codecs), "scheme": min(peer.schemes), "fields": fields}
+    told = feed.unsuited(peer, task)
+    assert (told is not None and "a picture and a number" in told) == is_left_out
+    assert is_left_out or told is None

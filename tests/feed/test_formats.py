@@ -313,6 +313,12 @@ def test_random_crops_are_those_of_the_seed_and_epoch_on_any_world(tmp_path):
     assert not (epoch(1, 1, number=1) == one).all()
 
 
+@pytest.mark.parametrize("size", [(0, None), (-1, None), (8, -8), (8, 2**40)])
+def test_image_of_no_size_is_refused_at_once(size):
+    with pytest.raises(ConfigError, match="is no size"):
+        penstock.image(*size)
+
+
 def test_image_field_of_something_else_says_what_is_there(tmp_path):
     folder, _ = write(tmp_path / "d", "tar", "none", objects=1)
     dataset = penstock.open(folder).fields(image=penstock.image(8).of("jpg;png"))

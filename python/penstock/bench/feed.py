@@ -151,9 +151,9 @@ def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
     ):
         if value not in known:
             return f"reads {what} {', '.join(sorted(known))}, and this is {value}"
-    kinds = {said["kind"] for said in task["fields"].values()}
-    if "tar" in peer.formats and (len(task["fields"]) != 2 or "image" not in kinds):
-        return "its driver knows a picture and a label, and these are other fields"
+    kinds = sorted(said["kind"] for said in task["fields"].values())
+    if "tar" in peer.formats and kinds != ["image", "tensor"]:
+        return "its driver knows a picture and a number (jpg=image:224, cls=int64), and these are other fields"
     if "fixed" in peer.formats and len(task["fields"]) != 1:
         return "its driver knows objects of one column"
     return None

@@ -196,9 +196,11 @@ def image(
         orient: Turn images as their EXIF orientation says (torchvision and Pillow do not unless told).
         most_pixels: Larger images are refused as `Corrupt`.
     Raises:
-        ConfigError: No three channels in mean or std. What else cannot be is refused by the loader.
+        ConfigError: No size, or no three channels in mean or std. What else cannot be is refused by the loader.
     """
-    width = height if width is None else width
+    height, width = operator.index(height), operator.index(height if width is None else width)
+    if not (0 < height < 2**31 and 0 < width < 2**31):
+        raise ConfigError(f"image: {height} x {width} is no size", where="image")
     channels = {"mean": (0.0, 0.0, 0.0) if mean is None else mean, "std": (1.0, 1.0, 1.0) if std is None else std}
     found: dict[str, tuple[float, ...]] = {}
     for name, values in channels.items():
@@ -207,8 +209,8 @@ def image(
             raise ConfigError(f"image: {name} has {len(found[name])} values, and there are 3 channels", where="image")
     shorter = -(-max(height, width) * 256 // 224) if resize is None else resize
     return ImageSpec(
-        height=operator.index(height),
-        width=operator.index(width),
+        height=height,
+        width=width,
         crop=crop,
         resize=shorter if crop == "center" else 0,
         area=(float(area[0]), float(area[1])),

@@ -304,15 +304,22 @@ def test_the_device_holds_a_few_batches(made, late):
     assert late[0].most_live == 2 * 3  # of two fields: the loop's last one, this one and one ahead
 
 
-def test_a_pass_that_is_broken_off_waits_for_its_copies(made, late):
+def test_a_pass_that_is_broken_off_waits_for_its_copies(made, late, monkeypatch):
     loader = on_device(dataset(made([1] * 20)), batch_size=2)
     walk = ready(loader)
+    copy, gate = late[0].copy, late[0].gate
+
+    def stops_at_the_second_batch(here):
+        if late[0].begun == 2:
+            gate.clear()
+        return copy(here)
+
+    monkeypatch.setattr(late[0], "copy", stops_at_the_second_batch)
     next(walk)
-    late[0].gate.clear()
-    next(walk) if late[0].done == late[0].begun else None
-    threading.Timer(0.2, late[0].gate.set).start()
+    assert (late[0].done, late[0].begun) == (2, 4)
+    threading.Timer(0.2, gate.set).start()
     del walk
-    assert late[0].done == late[0].begun >= 4
+    assert late[0].done == 4
     assert [numbers(batch) for batch in loader] == [[2 * at, 2 * at + 1] for at in range(10)]
 
 
@@ -368,6 +375,30 @@ def test_an_end_waits_for_copies_that_another_thread_is_beginning(made, late, mo
     assert seen == [(2, 2)]
     with pytest.raises(ConfigError, match="it has ended"):
         copies.adapt(run.next()[0])
+    run.close()
+
+
+def test_an_end_within_the_beginning_of_copies_leaves_none_alone(made, late, monkeypatch):
+    """As a signal's handler does that gives the loader another state."""
+    loader = on_device(dataset(made([1] * 4)), batch_size=2)
+    loader._prepare()
+    (device,), copies = late, loader._delivery()
+    run = loader._native_feed().start(0, 0)
+    copy, left = device.copy, []
+
+    def ended_within(here):
+        copies.end()
+        return copy(here)
+
+    def adapts():
+        copies.adapt(run.next()[0])
+        left.append(device.begun - device.done)
+
+    monkeypatch.setattr(device, "copy", ended_within)
+    thread = threading.Thread(target=adapts, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert left == [0]
     run.close()
 
 

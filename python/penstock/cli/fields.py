@@ -22,8 +22,11 @@ def field(text: str, *, crop: str = "center") -> tuple[str, Any]:
 
     name, equals, rest = text.partition("=")
     kind, _, shape = rest.partition(":")
-    sides = tuple(int(side) for side in shape.split(",") if side.isdecimal())
-    if not (name and equals and kind) or len(sides) != len(list(filter(None, shape.split(",")))):
+    try:
+        sides = tuple(int(side) for side in shape.split(",") if side)
+    except ValueError:
+        sides = (-1,)
+    if not (name and equals and kind) or min(sides, default=0) < 0:
         raise ConfigError(f"--field: `{text}` is no field", hint="as --field x=int16:32,32,32,4")
     if kind == "raw" and not shape:
         return name, penstock.raw()

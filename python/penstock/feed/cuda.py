@@ -22,10 +22,10 @@ from penstock.errors import ConfigError, PenstockError, Unsupported
 from penstock.feed import columns
 from penstock.feed.epoch import Delivery
 
-__all__ = ["Copied", "Copies", "Cuda", "Device", "Given"]
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = ["Copied", "Copies", "Cuda", "Device", "Given"]
 
 _STEPS_AHEAD = 2
 """Batches whose work may wait on the device when the next is handed over: each holds the device's memory."""
@@ -93,8 +93,8 @@ class Copies(Delivery[dict[str, Any]]):
 
     def __init__(self, device: Device, given: Given) -> None:
         self._device, self._given, self._pid = device, given, os.getpid()
-        # A pass may be ended by one thread while another steps it.
-        self._turn = threading.Lock()
+        # A pass may be ended by one thread while another steps it, or by a signal's handler in the same.
+        self._turn = threading.RLock()
         self._under_way: deque[_Reading] = deque()
         self._has_ended = False
 
@@ -120,6 +120,8 @@ class Copies(Delivery[dict[str, Any]]):
                     batch = columns.adapt(tensors, copy)
             finally:  # a device whose memory is full may have begun a part of them
                 done = reading.done = self._device.copies_begun()
+                if self._has_ended:  # by such a handler, which could not wait for these
+                    self._device.wait()  # type: ignore[unreachable]  # mypy knows no handlers
         return Copied(batch, there, done), time.perf_counter() - began
 
     def _let_go(self) -> None:

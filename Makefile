@@ -52,6 +52,15 @@ RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*
 comma := ,
 SAY = @echo "set-up: $(1)"
 
+# $(call apt,COMMANDS THAT MUST BE FOUND,DEBIAN PACKAGES,WHAT IS INSTALLED)
+define apt
+@type $(1) > /dev/null 2>&1 || { \
+		echo "set-up: $(3)"; \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install=($(SUDO) apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends $(2)); \
+		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+endef
+
 .PHONY: help
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -119,10 +128,12 @@ guards: setup ## Direction of crates, licence lines, file lengths, leaks, the pu
 .PHONY: generated
 generated: setup ## Generated files are what their generators write
 	@$(BIN)/python tools/generate_cli_reference.py --check
+	@$(BIN)/python tools/generate_decisions_index.py --check
 
 .PHONY: generate
 generate: setup ## Write the generated files
 	@$(BIN)/python tools/generate_cli_reference.py
+	@$(BIN)/python tools/generate_decisions_index.py
 
 .PHONY: test-rust
 test-rust: setup-peers $(STAMPS)/nasm ## All Rust tests
@@ -187,11 +198,7 @@ $(STAMPS)/venv: requirements/dev.txt | $(BIN)/python $(STAMPS)
 # libjpeg-turbo is compiled from source: cmake builds it, nasm assembles its SIMD, without which it decodes at a fraction
 # of the speed. Both are needed before the first cargo.
 $(STAMPS)/nasm: | $(STAMPS)
-	@{ command -v nasm && command -v cmake; } > /dev/null || { \
-		echo "set-up: nasm and cmake from Debian, to build libjpeg-turbo (~30 MB)"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends nasm cmake); \
-		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	$(call apt,nasm cmake,nasm cmake,nasm and cmake from Debian$(comma) to build libjpeg-turbo (~30 MB))
 	@touch $@
 
 $(STAMPS)/native: $(RUST_SOURCES) pyproject.toml $(STAMPS)/venv | $(STAMPS)/nasm
@@ -217,11 +224,7 @@ $(STAMPS)/fake-gcs-$(FAKE_GCS): | $(STAMPS)
 
 $(STAMPS)/hadoop-$(HADOOP): python/penstock/engines/hadoop.pom.xml | $(STAMPS)
 	$(call SAY,Hadoop $(HADOOP)$(comma) the HDFS peer of the store tests$(comma) 91 MB of jars from Maven)
-	@{ command -v java && command -v mvn; } > /dev/null || { \
-		echo "set-up: Java and Maven from Debian (~150 MB)"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends default-jre-headless maven); \
-		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	$(call apt,java mvn,default-jre-headless maven,Java and Maven from Debian (~150 MB))
 	@rm -rf $(TOOLS)/hadoop
 	@mvn -q -B -f python/penstock/engines/hadoop.pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(TOOLS)/hadoop/lib" > $(TOOLS)/mvn.log 2>&1 || { cat $(TOOLS)/mvn.log; exit 1; }
 	@touch $@
@@ -250,36 +253,20 @@ $(STAMPS)/awscrt: $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/isal: | $(STAMPS)
-	@command -v igzip > /dev/null || { \
-		echo "set-up: igzip from Debian (isal)"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends isal); \
-		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	$(call apt,igzip,isal,igzip from Debian (isal))
 	@touch $@
 
 $(STAMPS)/chromium: | $(STAMPS)
-	@command -v chromium > /dev/null || { \
-		echo "set-up: Chromium from Debian, to open the report as a reader would (~100 MB)"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends chromium); \
-		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	$(call apt,chromium,chromium,Chromium from Debian$(comma) to open the report as a reader would (~100 MB))
 	@touch $@
 
 $(STAMPS)/mounts: | $(STAMPS)
-	@{ command -v mfsmaster && command -v s3fs; } > /dev/null || { \
-		echo "set-up: MooseFS, s3fs and FUSE from Debian, a pool and a bucket to mount (~5 MB)"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends moosefs-master moosefs-chunkserver moosefs-client moosefs-cli s3fs fuse3); \
-		"$${install[@]}" > $(TOOLS)/apt.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt.log 2>&1; } || { cat $(TOOLS)/apt.log; exit 1; }; }
+	$(call apt,mfsmaster s3fs,moosefs-master moosefs-chunkserver moosefs-client moosefs-cli s3fs fuse3,MooseFS$(comma) s3fs and FUSE from Debian$(comma) a pool and a bucket to mount (~5 MB))
 	@touch $@
 
 LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps charliecloud-runtime
 $(STAMPS)/launchers-3: | $(STAMPS)
-	@type mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run > /dev/null 2>&1 || { \
-		echo "set-up: Slurm, Open MPI, MPICH, sshd and Charliecloud from Debian, to launch with (~20 s)"; \
-		export DEBIAN_FRONTEND=noninteractive; \
-		install=($(SUDO) apt-get install -y -qq --no-install-recommends $(LAUNCHERS)); \
-		"$${install[@]}" > $(TOOLS)/apt-launchers.log 2>&1 || { $(SUDO) apt-get update -qq >> $(TOOLS)/apt-launchers.log 2>&1; "$${install[@]}" >> $(TOOLS)/apt-launchers.log 2>&1; } || { cat $(TOOLS)/apt-launchers.log; exit 1; }; }
+	$(call apt,mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run,$(LAUNCHERS),Slurm$(comma) Open MPI$(comma) MPICH$(comma) sshd and Charliecloud from Debian$(comma) to launch with (~20 s))
 	@touch $@
 
 $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv

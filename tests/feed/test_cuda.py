@@ -14,6 +14,7 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 
 import penstock
 from penstock import _native
@@ -22,7 +23,6 @@ from tests.feed import mapped
 
 from .conftest import SHAPE, batches, dataset
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_torch
 
 

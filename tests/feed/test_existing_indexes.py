@@ -136,7 +136,8 @@ def test_map_dataset_reads_the_records_it_is_asked_for_and_no_more(tmp_path):
     (file,) = folder.iterdir()
     file.with_suffix(".idx").write_text(tfrecord_index(file))
     opened = dataset(folder)
-    torch = pytest.importorskip("torch")
+    import torch
+
     from penstock.torch import MapDataset
 
     random = MapDataset(opened)

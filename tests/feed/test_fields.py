@@ -53,7 +53,8 @@ def test_ragged_and_raw_fields_give_what_each_sample_holds(tmp_path, world):
 
 
 def test_ragged_fields_reach_torch_as_tensors(tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     opened = penstock.open(lengths(tmp_path / "d"), records_per_object=4).fields(ids=penstock.ragged("float32"))
     batch = next(iter(penstock.torch.Loader(opened, batch_size=4)))
     assert isinstance(batch["ids"], penstock.Ragged)
@@ -122,7 +123,8 @@ def test_format_that_is_not_known_or_needs_facts_is_refused(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bool", "uint32", "uint64"])
 def test_element_types_beyond_the_first_nine_reach_both_doors(tmp_path, dtype):
-    torch = pytest.importorskip("torch")
+    import torch
+
     values = np.arange(6).reshape(3, 2).astype(dtype)
     (tmp_path / "a.bin").write_bytes(values.tobytes())
     opened = penstock.open(tmp_path, format=penstock.formats.fixed(x=penstock.tensor(dtype, (2,))))

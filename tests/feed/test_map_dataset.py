@@ -6,13 +6,13 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 
 import penstock
 from tests.feed import mapped
 
 from .conftest import batches, dataset
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_torch
 
 

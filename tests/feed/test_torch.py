@@ -6,12 +6,12 @@ from __future__ import annotations
 import gc
 
 import pytest
+import torch
 
 import penstock
 
 from .conftest import batches, dataset
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs_torch
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.guards import crates, leaks, length, licence, public_names, readers
+from tools.guards import crates, leaks, length, licence, public_names, readers, skips
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 
@@ -152,6 +152,27 @@ def test_readers_right_import_is_accepted(tmp_path, place, text):
     room.mkdir(parents=True)
     (room / "a.py").write_text(text)
     assert readers.find(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch = pytest.importorskip('torch')",
+        "def test_a():\n    pytest.skip('not today')",
+        "@pytest.mark.skipif(True, reason='x')\ndef test_a(): ...",
+        "pytestmark = pytest.mark.skip",
+        "from pytest import importorskip",
+        "from unittest import SkipTest",
+    ],
+)
+def test_skips_skipped_test_is_found(tree, line):
+    (breach,) = skips.find(tree(tests__test_a_dot_py=f"import pytest\n{line}\n"))
+    assert breach.endswith("skips a test; a missing need is a failure")
+
+
+@pytest.mark.parametrize("line", ["'pytest.importorskip'", "stream.skip(3)", "report.skipped", "pytest.mark.slow"])
+def test_skips_other_code_is_accepted(tree, line):
+    assert skips.find(tree(tests__test_a_dot_py=f"{line}\n", tools__b_dot_py="pytest.importorskip('x')\n")) == []
 
 
 def test_public_names_heading_is_read_with_and_without_call():

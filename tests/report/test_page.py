@@ -14,9 +14,6 @@ import pytest
 from penstock.report.facts import read, write
 from penstock.report.page import page, write_page
 
-pytest.importorskip("altair")
-pytest.importorskip("vl_convert")
-
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

@@ -18,9 +18,6 @@ from penstock.report.sweep_page import sweep_page
 from tests.bench.sweeps import MIB, Storage, make, row
 from tests.report.test_page import BROWSER, Addresses, opened
 
-pytest.importorskip("altair")
-pytest.importorskip("vl_convert")
-
 
 def rich(one: Row, number: int) -> Row:
     """A row with all that can be drawn."""

@@ -10,8 +10,6 @@ import time
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 from penstock import stage
 from penstock.bench import results
 from penstock.errors import ConfigError, Corrupt, NotFound, PenstockError, RankFailed

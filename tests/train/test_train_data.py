@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from penstock.datasets import cosmoflow
 from penstock.emulation import Emulator
 from penstock.train import TrainSpec, run

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
+import torch
 
 from penstock.accelerator import Pacer
 from penstock.errors import ConfigError
 from penstock.protocols import Workload, WorkloadSpec
 from penstock.workloads.cosmoflow import CosmoFlow, Recipe, learning_rate, workload
 from penstock.workloads.cosmoflow.emulated import ACCELERATORS, EmulatedCosmoFlow
+from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
 from penstock.workloads.cosmoflow.recipe import RECIPES, parameter_count
-
-torch = pytest.importorskip("torch")
-from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input  # noqa: E402
 
 pytestmark = pytest.mark.needs_torch
 

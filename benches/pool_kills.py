@@ -89,7 +89,10 @@ class _Rounds:
                 process.kill()
                 process.wait()
             row["killed_after_s"] = round(after, 2)
-            if draw.random() < 0.5:  # the next `up` clears up by itself
+            if (
+                draw.random() < 0.5
+            ):  # `pool up` removes nothing: `pool down` clears what the killed one left, then it comes up
+                self.call(_PROGRAM, "pool", "down")
                 self._up(row)
         else:
             self._up(row)

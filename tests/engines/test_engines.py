@@ -14,6 +14,7 @@ from penstock.errors import (
     NoSpace,
     NotFound,
     PenstockError,
+    PreconditionFailed,
     SystemFault,
     Unreachable,
     Unsupported,
@@ -125,7 +126,7 @@ def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
             pools.down(cluster, found, deadline_s=60)
 
 
-def test_up_that_was_killed_on_its_way_is_taken_back_by_the_next(home, tmp_path):
+def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
     with Cluster.open("local", {"nodes": 2}) as cluster:
         first, _ = pools.up(cluster, spec, "local", {}, deadline_s=60)
@@ -133,6 +134,12 @@ def test_up_that_was_killed_on_its_way_is_taken_back_by_the_next(home, tmp_path)
         assert found is not None
         found.state = "coming"
         pools._keep(found)
+        with pytest.raises(
+            PreconditionFailed, match=r"an earlier `pool up` of it, on n0, n1, has not finished"
+        ) as told:
+            pools.up(cluster, spec, "local", {}, deadline_s=60)
+        assert told.value.hint == "penstock pool down --name p finishes it"
+        assert pools.down(cluster, found, deadline_s=60).unreached == ()
         second, was_up = pools.up(cluster, spec, "local", {}, deadline_s=60)
         assert not was_up
         assert second.lease != first.lease

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import msgspec
 
@@ -46,9 +47,12 @@ class StepRow(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What is known of a job across starts. `marks` are steps that need not be done again, each with what it was done for."""
+    """What is known of a job across starts. `marks` are steps that need not be done again, each with what it was done for;
+    `lease` is that of the pool that this job itself brought up.
+    """
 
     job: str
+    lease: str = ""
     marks: dict[str, str] = {}
     steps: list[StepRow] = []
 
@@ -151,7 +155,7 @@ class Execution:
         return self._state.steps
 
     def run(self, *, resume: bool) -> list[StepRow]:
-        """All steps. The pool is taken down in the end, also after a failure or Ctrl-C.
+        """All steps. A pool that this job brought up is taken down in the end, also after a failure or Ctrl-C.
 
         Raises:
             ConfigError: The folder holds another start and this is no resumption, or that of another job.
@@ -187,8 +191,12 @@ class Execution:
         """What the job has put onto the nodes for its own time."""
         if leftover(self.job) is not None:
             self._do("remove", self._remove)
-        if self.job.pool and pools.find(self.job.name) is not None:
+        if self._has_own_pool():
             self._do("pool down", self._down)
+
+    def _has_own_pool(self) -> bool:
+        """Whether this start brought the pool up, or found it up under the lease of an earlier start of this very job."""
+        return self._pool is not None and self._pool.lease == self._state.lease
 
     def close(self) -> None:
         """Lets the nodes go."""
@@ -208,7 +216,7 @@ class Execution:
                     f"{self.folder} holds a start of another job file",
                     hint="resume with the file that it was started with",
                 )
-            self._state.marks = found.marks
+            self._state.marks, self._state.lease = found.marks, found.lease
             self._earlier = {row.name: row.seconds for row in found.steps if row.state in ("done", "skipped")}
         elif resume:
             raise NotFound(f"{self.folder} holds no start of a job to go on with")
@@ -265,13 +273,32 @@ class Execution:
         )
 
     def _up(self) -> str:
+        record = pools.find(self.job.name)
+        is_own = record is not None and record.lease == self._state.lease
+        if record is not None and is_own and record.state != "up":
+            # An earlier start of this job was killed while it brought the pool up, or took it down.
+            ended = pools.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_S)
+            if ended.unreached:
+                raise PenstockError(
+                    f"{', '.join(ended.unreached)} did not answer; what an earlier start's pool has there is there still",
+                    hint=f"penstock pool down --name {self.job.name}, when they do",
+                )
+            is_own = False
+        return self._bring_up("" if is_own else uuid4().hex[:16])
+
+    def _bring_up(self, lease: str = "", stranded: Sequence[str] = ()) -> str:
+        """Brings the pool up, under a new lease where one is given. The state holds the lease before any node is touched."""
         part = self.job.pool
         assert part is not None
+        self._state.lease = lease or self._state.lease
+        self._save()
         self._pool, was_up = pools.up(
             self.cluster, PoolSpec(self.job.name, part.disk, part.copies), part.engine, part.settings,
             deadline_s=parse_seconds(part.deadline), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
+            lease=self._state.lease, holder=str(self.folder.absolute()), stranded=stranded,
         )  # fmt: skip
-        return f"{self._pool.url}{' (was up)' if was_up else ''}"
+        stays = "" if self._has_own_pool() else ", and stays: this job did not bring it up"
+        return f"{self._pool.url}{f' (was up{stays})' if was_up else ''}"
 
     def _stage(self) -> str:
         part = self.job.stage
@@ -348,12 +375,17 @@ class Execution:
             except PenstockError as error:
                 # Lost with its leader, say: then a new one, which is empty. One that stands is not thrown away.
                 record = pools.find(self.job.name)
-                assert record is not None
-                if self._stands(record):
+                if record is None or not self._has_own_pool() or self._stands(record):
                     raise
                 self._remade = str(error)
-                pools.down(self.cluster, record, deadline_s=_DOWN_S)
-                self._up()
+                ended = pools.down(self.cluster, record, deadline_s=_DOWN_S)
+                if ended.unreached:
+                    if not set(ended.unreached) <= set(self.lost):
+                        raise
+                    pools.forget(self.job.name)
+                self._state.marks.pop("stage", None)
+                # The same lease: what the lost nodes still hold is taken down by it when they come back.
+                self._bring_up(stranded=ended.unreached)
         if self.job.stage is not None:
             self._stage()
 
@@ -382,7 +414,8 @@ class Execution:
 
     def _down(self) -> str:
         record = pools.find(self.job.name)
-        assert record is not None
+        if record is None or record.lease != self._state.lease:
+            return "it was taken down by another command"
         everyone = Cluster(self.cluster.launcher)  # also those that were lost: they are named
         ended = pools.down(everyone, record, deadline_s=_DOWN_S)
         if ended.unreached:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFa
 from penstock.protocols import Engine, Pool, PoolSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.cluster.cluster import Cluster
 
@@ -57,6 +56,9 @@ class Record(msgspec.Struct, kw_only=True):
         state: `coming` from before the first node is touched, `up` when it was ready, `going` from before it is ended.
         launcher, launcher_settings: By which its nodes are reached again.
         pool: Where it is up.
+        keep_data: A `down` that has not finished keeps what the pool holds; every later `down` of this record does so too.
+        holder: The folder of the job that brought it up; empty for a pool that was brought up by hand.
+        stranded: Further nodes, which an earlier life under the same lease lost and could not clear.
     """
 
     state: str
@@ -68,6 +70,9 @@ class Record(msgspec.Struct, kw_only=True):
     launcher_settings: dict[str, Any] = {}
     nodes: list[str] = []
     pool: Pool | None = None
+    keep_data: bool = False
+    holder: str = ""
+    stranded: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,9 @@ def find(name: str) -> Record | None:
     """A pool's record, or None.
 
     Raises:
-        ConfigError: Its file is not one.
+        ConfigError: The name cannot be a pool's, or its file is not a record.
     """
-    path = _home() / f"{name}.json"
+    path = _path(name)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Record)
     except FileNotFoundError:
@@ -124,17 +129,46 @@ def find(name: str) -> Record | None:
         ) from error
 
 
-def _keep(record: Record) -> None:
-    folder = _home()
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{record.spec.name}.{os.getpid()}"
+def _path(name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"--name: `{name}` is no name of a pool: letters, digits and dashes, 40 at most", where="--name"
+        )
+    return _home() / f"{name}.json"
+
+
+def _keep(record: Record, *, is_new: bool = False) -> None:
+    """Writes a record whole.
+
+    Args:
+        is_new: Another one of the name is not replaced: of two starts at the same moment one is refused.
+
+    Raises:
+        PreconditionFailed: There is another one.
+    """
+    path = _path(record.spec.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{record.spec.name}.{os.getpid()}.{uuid4().hex[:8]}")
     part.write_bytes(msgspec.json.encode(record))
-    part.replace(folder / f"{record.spec.name}.json")
+    try:
+        if not is_new:
+            part.replace(path)
+            return
+        path.hardlink_to(part)
+    except FileExistsError:
+        raise PreconditionFailed(
+            f"pool {record.spec.name}: another start brings up a pool of this name at this moment",
+            hint="use another --name",
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def _forget(name: str) -> None:
-    with suppress(FileNotFoundError):
-        (_home() / f"{name}.json").unlink()
+def _forget(record: Record) -> None:
+    """Removes the record, unless the name belongs to another lease by now."""
+    found = find(record.spec.name)
+    if found is not None and found.lease == record.lease:
+        _path(record.spec.name).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- life
@@ -149,10 +183,19 @@ def up(
     deadline_s: float,
     launcher: str = "",
     launcher_settings: Mapping[str, Any] | None = None,
+    lease: str = "",
+    holder: str = "",
+    stranded: Sequence[str] = (),
 ) -> tuple[Pool, bool]:
-    """The pool, ready; and whether it was up already.
+    """The pool, ready; and whether it was up already. Removes nothing but what this call itself has begun.
+
+    Args:
+        lease: Of the pool that is brought up, or may have been by an earlier call; else a new one.
+        holder: The folder of the job that wants it. A pool that another job holds is refused.
+        stranded: `Record.stranded`.
 
     Raises:
+        PreconditionFailed: A pool of this name is on record and cannot be used as it is.
         PenstockError: It could not be brought up; what had been begun is taken back, and a note says where that failed.
     """
     _check(spec)
@@ -162,27 +205,16 @@ def up(
     known = find(spec.name)
     if known is not None:
         same = (known.engine, known.spec, known.nodes) == (engine, spec, [node.name for node in cluster.nodes])
-        if known.state == "up" and known.pool is not None:
-            if not same:
-                raise PreconditionFailed(
-                    f"pool {spec.name}: it is up with other nodes or settings",
-                    hint=f"penstock pool down --name {spec.name}",
-                )
-            if set(made.status(known.pool, cluster, deadline_s=deadline_s / 2).values()) == {"up"}:
-                return known.pool, True
-            raise PreconditionFailed(
-                f"pool {spec.name}: it was brought up, and is not whole any more",
-                hint=f"penstock pool status --name {spec.name} says where; then pool down",
-            )
-        down(cluster, known, deadline_s=deadline_s / 2)  # an earlier `up` was killed on its way
+        return _standing(known, lease=lease, is_same=same), _is_whole(known, made, cluster, deadline_s / 2)
     record = Record(
-        state="coming", engine=engine, engine_settings=dict(settings), spec=spec, lease=uuid4().hex[:16], launcher=launcher,
-        launcher_settings=dict(launcher_settings or {}), nodes=[node.name for node in cluster.nodes],
+        state="coming", engine=engine, engine_settings=dict(settings), spec=spec, lease=lease or uuid4().hex[:16], launcher=launcher,
+        launcher_settings=dict(launcher_settings or {}), nodes=[node.name for node in cluster.nodes], holder=holder,
+        stranded=list(stranded),
     )  # fmt: skip
     exits, facts = ask(cluster, deadline_s=min(30.0, deadline_s / 3))
     check(exits, f"pool {spec.name}")
     _refuse(spec, made.probe(spec, facts), facts)
-    _keep(record)
+    _keep(record, is_new=True)
     try:
         record.pool = made.up(spec, record.lease, cluster, deadline_s=max(1.0, until - reserve - time.monotonic()))
     except BaseException as error:
@@ -193,11 +225,43 @@ def up(
     return record.pool, False
 
 
-def _check(spec: PoolSpec) -> None:
-    if not _NAME.fullmatch(spec.name):
-        raise ConfigError(
-            f"--name: `{spec.name}` is no name of a pool: letters, digits and dashes, 40 at most", where="--name"
+def _standing(known: Record, *, lease: str, is_same: bool) -> Pool:
+    """The pool of a record that a start may use. A start that may not is refused, and the pool stays as it is."""
+    name = known.spec.name
+    ends = f"penstock pool down --name {name}"
+    if known.state != "up" or known.pool is None:
+        what = "`pool down`" if known.state == "going" else "`pool up`"
+        keeps = "; it keeps the data" if known.keep_data else ""
+        where = ", ".join([*known.nodes, *known.stranded][:4])
+        raise PreconditionFailed(
+            f"pool {name}: an earlier {what} of it, on {where}, has not finished{keeps}", hint=f"{ends} finishes it"
         )
+    if known.holder and known.lease != lease:
+        raise PreconditionFailed(
+            f"pool {name}: the job in {known.holder} brought it up and holds it",
+            hint=f"give this job another name, or wait for that one; if it was killed: {ends}",
+        )
+    if not is_same:
+        raise PreconditionFailed(
+            f"pool {name}: it is up with other nodes or settings", hint=f"use another name, or end it: {ends}"
+        )
+    return known.pool
+
+
+def _is_whole(known: Record, made: Engine, cluster: Cluster, deadline_s: float) -> bool:
+    """True; a pool that does not serve on every node is refused."""
+    assert known.pool is not None
+    if set(made.status(known.pool, cluster, deadline_s=deadline_s).values()) == {"up"}:
+        return True
+    name = known.spec.name
+    raise PreconditionFailed(
+        f"pool {name}: it was brought up, and is not whole any more",
+        hint=f"penstock pool status --name {name} says where; then pool down",
+    )
+
+
+def _check(spec: PoolSpec) -> None:
+    _path(spec.name)
     if not spec.disk.startswith("/"):
         raise ConfigError(f"--disk: `{spec.disk}` is no absolute path", where="--disk")
     if spec.copies < 1:
@@ -228,7 +292,7 @@ def _take_back(cluster: Cluster, record: Record, error: BaseException, deadline_
                 f"not taken back on {', '.join(ended.unreached)}, which did not answer: penstock pool down --name {record.spec.name}"
             )
         else:
-            _forget(record.spec.name)
+            _forget(record)
     except PenstockError as second:
         error.add_note(f"what had been begun could not be taken back: {second}")
 
@@ -241,20 +305,33 @@ def status(cluster: Cluster, record: Record, *, deadline_s: float) -> dict[str, 
 
 
 def down(cluster: Cluster, record: Record, *, keep_data: bool = False, deadline_s: float) -> Ended:
-    """Ends the pool; safe twice. Where a node did not answer, the record stays, so that it can be ended there later."""
-    if find(record.spec.name) is not None:
+    """Ends the pool; safe twice. Where a node did not answer, the record stays, so that it can be ended there later.
+
+    Raises:
+        PreconditionFailed: The name belongs to another lease by now.
+    """
+    record.keep_data = record.keep_data or keep_data
+    found = find(record.spec.name)
+    if found is not None:
+        if found.lease != record.lease:
+            raise PreconditionFailed(
+                f"pool {record.spec.name}: another start has brought up a pool of this name",
+                hint=f"penstock pool down --name {record.spec.name} ends that one",
+            )
         record.state = "going"
         _keep(record)
-    ended = _down(cluster, record, keep_data=keep_data, deadline_s=deadline_s)
+    ended = _down(cluster, record, keep_data=record.keep_data, deadline_s=deadline_s)
     if not ended.unreached:
-        _forget(record.spec.name)
+        _forget(record)
     return ended
 
 
 def _down(cluster: Cluster, record: Record, *, keep_data: bool, deadline_s: float) -> Ended:
     made = load_engine(record.engine, record.engine_settings)
     receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, deadline_s=deadline_s)
-    return Ended(receipts, tuple(node.name for node in cluster.nodes if node.name not in receipts))
+    # Nodes of the record that this cluster does not have count too: what is on them is still there.
+    wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
+    return Ended(receipts, tuple(name for name in wanted if name not in receipts))
 
 
 def audit(cluster: Cluster, record: Record, *, deadline_s: float) -> Ended:
@@ -273,6 +350,7 @@ def forget(name: str) -> None:
     Raises:
         NotFound: There is none.
     """
-    if find(name) is None:
+    record = find(name)
+    if record is None:
         raise NotFound(f"no pool `{name}` is known here")
-    _forget(name)
+    _forget(record)

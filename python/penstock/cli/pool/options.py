@@ -43,11 +43,24 @@ def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def asked(
     name: str, engine: str | None, disk: str | None, launcher: str | None, nodes: str | None, settings: tuple[str, ...]
 ) -> Record | None:
-    """The record of the pool that the flags speak of; None where there is none and the flags do not make one."""
+    """The record of the pool that the flags speak of; None where there is none and the flags do not make one.
+
+    Raises:
+        ConfigError: No pool can have the name, or the record is of a pool with another disk or engine.
+    """
     from penstock.cluster import pools
+    from penstock.errors import ConfigError
     from penstock.protocols import PoolSpec
 
     found = pools.find(name)
+    if found is not None:
+        for flag, asked_for, kept in (("--disk", disk, found.spec.disk), ("--engine", engine, found.engine)):
+            if asked_for is not None and asked_for != kept:
+                raise ConfigError(
+                    f"{flag}: the pool `{name}` that this machine has on record has {kept}, not {asked_for}",
+                    where=flag,
+                    hint="leave the flag out to use the recorded pool",
+                )
     if found is not None or disk is None:
         return found
     given: dict[str, Any] = settings_of(settings) | ({} if nodes is None else {"nodes": nodes})

@@ -367,49 +367,6 @@ def test_sequence_examples_give_context_and_lists(tmp_path):
     assert "feature_list of 1 steps" in str(penstock.open(tmp_path).schema())
 
 
-def test_mds_shards_are_read_by_their_index(tmp_path):
-    import json
-
-    shards, sample = [], 0
-    for number, count in enumerate([3, 2]):
-        rows = []
-        for _ in range(count):
-            text, label = b"t" * sample, struct.pack("<q", sample)
-            rows.append(struct.pack("<I", len(text)) + label + text)
-            sample += 1
-        offsets, at = [], 4 * (count + 2)
-        for row in [*rows, b""]:
-            offsets.append(at)
-            at += len(row)
-        content = struct.pack("<I", count) + struct.pack(f"<{count + 1}I", *offsets) + b"".join(rows)
-        (tmp_path / f"shard.{number:05d}.mds").write_bytes(content)
-        shards.append(
-            {
-                "version": 2,
-                "format": "mds",
-                "samples": count,
-                "compression": None,
-                "column_names": ["label", "text"],
-                "column_encodings": ["int", "str"],
-                "column_sizes": [8, None],
-                "raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": len(content), "hashes": {}},
-                "zip_data": None,
-                "hashes": [],
-                "size_limit": 1 << 26,
-            }
-        )
-    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
-    dataset = penstock.open(tmp_path)
-    assert (dataset.format, dataset.samples, dataset.counted().rung) == ("mds", 5, "format")
-    fields = {"label": penstock.tensor("int64", ()), "text": penstock.raw()}
-    (batch,) = penstock.Loader(dataset.fields(**fields), batch_size=5)
-    assert batch["label"].tolist() == [0, 1, 2, 3, 4]
-    assert [bytes(text) for text in batch["text"]] == [b"t" * at for at in range(5)]
-    again = pickle.loads(pickle.dumps(dataset.fields(**fields).shuffle(1)))
-    (batch,) = penstock.Loader(again, batch_size=5)
-    assert sorted(batch["label"].tolist()) == [0, 1, 2, 3, 4]
-
-
 def test_shard_larger_than_the_budget_is_read_in_pieces(tmp_path):
     rows = np.arange(96, dtype="<i4").repeat(256 << 10).reshape(96, -1)  # 96 records of 1 MiB
     (tmp_path / "a.bin").write_bytes(rows.tobytes())

@@ -37,6 +37,9 @@ type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 /// A listing, how many of its objects were left aside, its format, other programs' indexes, and its routes.
 type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>);
 
+/// Fields as JSON, what each holds, and parts that are left out with the reason.
+type PySchema = (String, Vec<String>, Vec<(String, String)>);
+
 /// Runs of equal counts (records, times), the rung, the fingerprint, and where the index lies.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
@@ -203,6 +206,10 @@ impl PySource {
             }
         }
         let format = told(py, &listed, format, &env)?;
+        // A pattern, or one shard by its name, means these objects alone.
+        if pattern.is_none() && url.as_folder().to_string() == listed.url {
+            enter(py, || format.check_listing(&listed))?;
+        }
         let in_flight = Rates::default().in_flight;
         let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0);
         let asked = source.clone();
@@ -264,12 +271,14 @@ impl PySource {
         enter(py, || self.format.to_json())
     }
 
-    /// The first record's parts: fields as JSON, and for each what the record holds.
-    fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<(String, Vec<String>)> {
+    /// The first record's parts: fields as JSON, for each what the record holds; and parts that no field reads, with
+    /// the reason.
+    fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<PySchema> {
         let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
-        let seen = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
-        let (fields, holds): (Vec<Field>, Vec<String>) = seen.into_iter().map(|seen| (seen.field, seen.holds)).unzip();
-        Ok((enter(py, || Field::to_json(&fields))?, holds))
+        let found = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
+        let (fields, holds): (Vec<Field>, Vec<String>) =
+            found.seen.into_iter().map(|one| (one.field, one.holds)).unzip();
+        Ok((enter(py, || Field::to_json(&fields))?, holds, found.left_out))
     }
 
     /// The listing as JSON.

@@ -3,7 +3,7 @@
 //!
 //! A shard is a count, `count + 1` offsets, the writer's settings, and the samples; a sample is the sizes of its columns
 //! of no fixed size, then all columns. Values are given where they lie; what of them is a tensor is in [`Encoding::tensor`].
-//! Pickled columns are refused: to read them is to run their writer's code.
+//! Pickled columns, and those of encodings that a user registered, are bytes: nothing here runs their writer's code.
 
 use std::collections::HashSet;
 
@@ -14,10 +14,12 @@ use serde::Deserialize;
 /// How a column's values are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Encoding {
-    /// `bytes`, and what is bytes in another's format: `jpeg`, `png`, `json`, lists of images.
+    /// `bytes`, and what is bytes in another's format: `jpeg`, `png`, `json`, `pkl`, lists of images, a user's own.
     Bytes,
-    /// UTF-8: `str`, and the numbers that are kept as their digits.
+    /// UTF-8: `str`, and `str_decimal`, whose numbers no element type holds.
     Text,
+    /// A number as text: `str_int`, `str_float`.
+    Digits(DType),
     /// One number: `int` and the NumPy scalars.
     Scalar(DType),
     /// `ndarray`, its type and shape in the encoding or before each value.
@@ -29,40 +31,30 @@ pub enum Encoding {
     },
     /// `pil`: width, height, mode and pixels; one byte a channel is a tensor.
     Pixels,
-    /// An element type without a tensor here: `uint32`, `uint64`.
-    Other(String),
 }
 
 impl Encoding {
     /// What `text` says in an index.
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Self {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
-        Ok(match name {
-            "bytes" | "jpeg" | "png" | "json" | "jpeg_array" | "jpegarray" | "list[pil]" | "list[jpeg]"
-            | "list[png]" => Self::Bytes,
-            "str" | "str_int" | "str_float" | "str_decimal" => Self::Text,
+        match name {
+            "str" | "str_decimal" => Self::Text,
+            "str_int" => Self::Digits(DType::I64),
+            "str_float" => Self::Digits(DType::F64),
             "int" => Self::Scalar(DType::I64),
             "pil" => Self::Pixels,
-            "pkl" => return Err("is pickled, and to read it would run its writer's code".to_owned()),
-            "uint32" | "uint64" => Self::Other(name.to_owned()),
-            "ndarray" => {
-                let (dtype, shape) = settings.split_once(':').unwrap_or((settings, ""));
-                if matches!(dtype, "uint32" | "uint64") {
-                    return Ok(Self::Other(text.to_owned()));
-                }
-                let unknown = || format!("is of the unknown encoding `{}`", text.escape_default());
-                let dtype =
-                    Some(dtype).filter(|dtype| !dtype.is_empty()).map(str::parse).transpose().map_err(|_| unknown())?;
-                let shape = Some(shape).filter(|shape| !shape.is_empty());
-                let shape = shape.map(|shape| shape.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>());
-                let shape = shape.transpose().map_err(|_| unknown())?;
-                Self::Array { dtype, shape }
-            }
-            other => match other.parse() {
-                Ok(dtype) => Self::Scalar(dtype),
-                Err(_) => return Err(format!("is of the unknown encoding `{}`", text.escape_default())),
-            },
-        })
+            "ndarray" => Self::array(settings).unwrap_or(Self::Bytes),
+            other => other.parse().map_or(Self::Bytes, Self::Scalar),
+        }
+    }
+
+    /// The settings of `ndarray`: `DTYPE:SHAPE`, `DTYPE` or nothing.
+    fn array(settings: &str) -> Option<Self> {
+        let (dtype, shape) = settings.split_once(':').unwrap_or((settings, ""));
+        let dtype = Some(dtype).filter(|dtype| !dtype.is_empty()).map(str::parse).transpose().ok()?;
+        let shape = Some(shape).filter(|shape| !shape.is_empty());
+        let shape = shape.map(|shape| shape.split(',').map(str::parse).collect()).transpose().ok()?;
+        Some(Self::Array { dtype, shape })
     }
 
     /// A value's type and shape, and its elements where they lie, little-endian and in C order. `place` names it in
@@ -76,7 +68,9 @@ impl Encoding {
         };
         let cut = || Error::corrupt(place, format!("ends inside its array's header (have {} bytes)", value.len()));
         let (spec, data) = match self {
-            Self::Bytes | Self::Text => (TensorSpec { dtype: DType::U8, shape: vec![value.len()] }, value),
+            Self::Bytes | Self::Text | Self::Digits(_) => {
+                (TensorSpec { dtype: DType::U8, shape: vec![value.len()] }, value)
+            }
             Self::Scalar(dtype) => (TensorSpec { dtype: *dtype, shape: vec![] }, value),
             Self::Array { dtype, shape } => {
                 let (dtype, rest) = match dtype {
@@ -85,7 +79,6 @@ impl Encoding {
                         let (&code, rest) = value.split_first().ok_or_else(cut)?;
                         match array_type(code) {
                             Some(dtype) => (dtype, rest),
-                            None if matches!(code, 32 | 64) => return unsupported(&format!("uint{code}")),
                             None => return Err(Error::corrupt(place, format!("has the unknown element type {code}"))),
                         }
                     }
@@ -109,7 +102,6 @@ impl Encoding {
                 };
                 (TensorSpec { dtype: DType::U8, shape }, pixels)
             }
-            Self::Other(name) => return unsupported(name),
         };
         match spec.size_bytes() {
             Ok(want) if want == data.len() => Ok((spec, data)),
@@ -129,8 +121,10 @@ fn array_type(code: u8) -> Option<DType> {
         16 => DType::U16,
         17 => DType::I16,
         18 => DType::F16,
+        32 => DType::U32,
         33 => DType::I32,
         34 => DType::F32,
+        64 => DType::U64,
         65 => DType::I64,
         66 => DType::F64,
         _ => return None,
@@ -194,8 +188,12 @@ struct RawShard {
     format: String,
     samples: u64,
     compression: Option<String>,
+    // Shards of Streaming's other formats have none of these.
+    #[serde(default)]
     column_names: Vec<String>,
+    #[serde(default)]
     column_encodings: Vec<String>,
+    #[serde(default)]
     column_sizes: Vec<Option<u32>>,
     raw_data: RawFile,
     zip_data: Option<RawFile>,
@@ -219,35 +217,46 @@ pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
     let mut shards: Vec<ShardInfo> = Vec::with_capacity(index.shards.len());
     for (number, raw) in index.shards.into_iter().enumerate() {
         if raw.version != 2 || raw.format != "mds" {
-            return Err(unsupported(format!("format `{}` version {}", raw.format.escape_default(), raw.version)));
+            let (format, version) = (raw.format.escape_default(), raw.version);
+            return Err(unsupported(match raw.format.as_str() {
+                "json" => "MosaicML Streaming's JSON Lines shards (format `json`)".to_owned(),
+                "csv" | "tsv" | "xsv" => format!("MosaicML Streaming's text tables (format `{format}`)"),
+                _ => format!("MosaicML Streaming's format `{format}`, version {version}"),
+            }));
         }
-        let count = raw.column_names.len();
-        if raw.column_encodings.len() != count || raw.column_sizes.len() != count {
+        let (count, encodings, sizes) = (raw.column_names.len(), raw.column_encodings.len(), raw.column_sizes.len());
+        if count == 0 || encodings != count || sizes != count {
             return Err(corrupt(format!(
-                "shard {number} has {count} columns, and as many encodings and sizes it has not"
+                "shard {number} has {count} column names, {encodings} encodings and {sizes} sizes"
             )));
         }
         if raw.column_names.iter().collect::<HashSet<_>>().len() != count {
             return Err(corrupt(format!("shard {number} has two columns of one name")));
         }
         let fields = raw.column_names.into_iter().zip(raw.column_encodings).zip(raw.column_sizes);
-        let columns: Vec<Column> = fields
-            .map(|((name, encoding), size)| {
-                // A size of 0 is none: the writer stores the size of such a column with each sample.
-                let size = size.filter(|&size| size > 0);
-                match Encoding::parse(&encoding) {
-                    Ok(encoding) => Ok(Column { name, encoding, size }),
-                    Err(problem) => Err(unsupported(format!("column `{}`, which {problem}", name.escape_default()))),
-                }
-            })
-            .collect::<Result<_>>()?;
+        let column = |((name, encoding), size): ((String, String), Option<u32>)| Column {
+            name,
+            encoding: Encoding::parse(&encoding),
+            // A size of 0 means none: the writer stores the size of such a column with each sample.
+            size: size.filter(|&size| size > 0),
+        };
+        let columns: Vec<Column> = fields.map(column).collect();
         let size = raw.raw_data.bytes;
         let compression = raw.compression.unwrap_or_default();
         let (file, codec) = match (raw.zip_data, compression.split(':').next().unwrap_or_default()) {
             (None, _) => (raw.raw_data, Codec::None),
             (Some(file), "gz") => (file, Codec::Gzip),
             (Some(file), "zstd") => (file, Codec::Zstd),
-            (Some(_), other) => return Err(unsupported(format!("compression `{}`", other.escape_default()))),
+            (Some(file), other) => {
+                let algorithm = match other {
+                    "br" => "Brotli",
+                    "bz2" => "bzip2",
+                    "snappy" => "Snappy",
+                    _ => "an unknown algorithm",
+                };
+                let (other, name) = (other.escape_default(), file.basename.escape_debug());
+                return Err(unsupported(format!("MDS shards compressed by {algorithm} (`{other}`: {name})")));
+            }
         };
         let (name, stored, samples) = (file.basename, file.bytes, raw.samples);
         shards.push(ShardInfo { name, stored, size, codec, samples, columns });

@@ -31,13 +31,18 @@ _NEVER_INDEXED = ("parquet", "zarr", "hdf5")
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the first record holds, and the fields that follow from it. Printed, a table."""
+    """What the first record holds, and the fields that follow from it. Printed, a table.
+
+    `left_out` has the parts that no field reads, each with the reason.
+    """
 
     specs: tuple[tuple[str, FieldSpec], ...]
     holds: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         rows = [(name, str(spec), held) for (name, spec), held in zip(self.specs, self.holds, strict=True)]
+        rows += [(name, "left out", reason) for name, reason in self.left_out]
         first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
         return "\n".join(f"{name:<{first}}  {spec:<{second}}  {held}" for name, spec, held in rows)
 
@@ -203,13 +208,17 @@ class Dataset(Shaped):
         Lengths are the first record's: where others differ, say `ragged` or `raw` fields.
         """
         if self._counts.schema is None:
-            text, holds = self.source.schema(dict(env.read()))
-            self._counts.schema = Schema(kinds.from_json(text), tuple(holds))
+            text, holds, left_out = self.source.schema(dict(env.read()))
+            self._counts.schema = Schema(kinds.from_json(text), tuple(holds), tuple(left_out))
         return self._counts.schema
 
     def fields_said(self) -> dict[str, Any]:
         """The fields of a batch: those that were said, else those of `schema()`."""
-        return dict(self.specs or self.schema().specs)
+        if self.specs:
+            return dict(self.specs)
+        for name, reason in self.schema().left_out:
+            _LOG.warning("%s: the default fields leave out `%s`: %s", self.url, name, reason)
+        return dict(self.schema().specs)
 
     def counted(self) -> _native.Counted:
         """Record counts by the ladder (declared, manifest, indexes, sizes, scan), found once. A scan is announced first."""

@@ -54,7 +54,7 @@ pub use pass::{Delivered, Next, Pass};
 pub use plan::{Steps, Tail};
 pub use rows::Column;
 pub use run::Run;
-pub use schema::{Seen, schema};
+pub use schema::{Schema, Seen, schema};
 pub use slot::Tensor;
 pub use source::{LARGEST_AT_ONCE, Source, requests_of};
 #[doc(hidden)]

@@ -28,14 +28,25 @@ pub struct Seen {
     pub field: Field,
 }
 
+/// The parts of the first record.
+#[derive(Debug, Clone, Default)]
+pub struct Schema {
+    /// Parts with a default field.
+    pub seen: Vec<Seen>,
+    /// Parts that no field reads, and why.
+    pub left_out: Vec<(String, String)>,
+}
+
 /// Looks at the first record.
-pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<Seen>> {
+///
+/// Errs with `Unsupported` if no field reads any of its parts.
+pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> {
     if let Some(blocks) = source.blocks() {
         let seen = |(name, spec): (&str, TensorSpec)| Seen {
             holds: format!("{} {:?}", spec.dtype, spec.shape),
             field: Field { name: name.to_owned(), of: Vec::new(), kind: Kind::Tensor(spec) },
         };
-        return Ok(blocks.parts().into_iter().map(seen).collect());
+        return Ok(Schema { seen: blocks.parts().into_iter().map(seen).collect(), left_out: Vec::new() });
     }
     let codec = source.codec(0);
     let bytes = match codec {
@@ -48,7 +59,7 @@ pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<Seen
         .map_err(|error| Error::bug(format!("looking at a record: {error}")))?
 }
 
-fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Vec<Seen>> {
+fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Schema> {
     let place = source.place(0);
     let content = match codec {
         Codec::None => bytes,
@@ -59,20 +70,28 @@ fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Vec<Seen>> {
         }
     };
     let framing = source.framing();
-    let mut seen = Vec::new();
+    let (mut schema, mut refused) = (Schema::default(), None);
     let mut note = |record: &dyn Record| {
         for name in record.names() {
             let part = match record.part(&name) {
                 // What the first record has no value of says nothing of a field.
                 Err(Error::Mismatch { .. }) => None,
+                Err(error @ Error::Unsupported { .. }) => {
+                    schema.left_out.push((name, error.to_string()));
+                    refused.get_or_insert(error);
+                    continue;
+                }
                 found => found?,
             };
             if let Some(part) = part {
                 let kind = framing.proposes(&name, &part).unwrap_or_else(|| proposed(&part));
-                seen.push(Seen { holds: part.describe(), field: Field { name, of: Vec::new(), kind } });
+                schema.seen.push(Seen { holds: part.describe(), field: Field { name, of: Vec::new(), kind } });
             }
         }
-        Ok(())
+        match refused.take() {
+            Some(error) if schema.seen.is_empty() => Err(error),
+            _ => Ok(()),
+        }
     };
     if framing.is_table() {
         let table = framing.table(content, &place)?;
@@ -81,7 +100,7 @@ fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Vec<Seen>> {
         }
         let mut looked = Ok(());
         table.each(&[0], &[], LIMIT, &mut |_, record| looked = record.and_then(&mut note));
-        return looked.map(|()| seen);
+        return looked.map(|()| schema);
     }
     let mut spans = Vec::new();
     // Cut behind the first record it errs, and has told where that one lies.
@@ -99,7 +118,7 @@ fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Vec<Seen>> {
     let (head, record) = (slice(0..first.offset)?, slice(first.range())?);
     let id = RecordId { place: &place, object: 0, record: 0, offset: first.offset };
     framing.read(record, head, id, &mut note)?;
-    Ok(seen)
+    Ok(schema)
 }
 
 /// What a part becomes when nobody says: the first record's lengths are taken for all records'.

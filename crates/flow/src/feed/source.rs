@@ -107,7 +107,8 @@ impl Source {
         metrics: Arc<Metrics>,
         format: FormatSpec,
     ) -> Result<Self> {
-        let all = manifest.objects.len();
+        let is_index = |entry: &&Entry| format.is_index(&entry.key);
+        let all = manifest.objects.len() - manifest.objects.iter().filter(is_index).count();
         format.retain(&mut manifest);
         if manifest.objects.is_empty() {
             return Err(Error::NotFound { place: format!("any object under {}", manifest.url) });
@@ -122,7 +123,7 @@ impl Source {
                 ),
             ));
         }
-        let ignored = all - manifest.objects.len();
+        let ignored = all.saturating_sub(manifest.objects.len());
         let blocks = format.blocks(&manifest)?.map(Arc::new);
         let framing: Box<dyn Framing> = match &blocks {
             Some(blocks) => Box::new(Rows::new(blocks.clone())?),

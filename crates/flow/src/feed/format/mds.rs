@@ -4,9 +4,10 @@
 use std::borrow::Cow;
 
 use penstock_record::mds::{Column, Encoding, Shard, ShardInfo, parse_index, sample_parts};
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, TensorSpec};
 
 use super::{Each, Framing, Record, RecordId, Span};
+use crate::feed::field::Kind;
 use crate::feed::part::{Array, Part};
 use crate::manifest::Manifest;
 
@@ -20,9 +21,9 @@ pub(super) struct Mds {
     shards: Vec<ShardInfo>,
 }
 
-/// The names of the objects that an index lists.
-pub(super) fn names(index: &str) -> Result<Vec<String>> {
-    Ok(parse_index(index.as_bytes(), INDEX)?.into_iter().map(|shard| shard.name).collect())
+/// The names of the objects that an index lists; `place` names it in messages.
+pub(super) fn names(index: &str, place: &str) -> Result<Vec<String>> {
+    Ok(parse_index(index.as_bytes(), place)?.into_iter().map(|shard| shard.name).collect())
 }
 
 impl Mds {
@@ -54,6 +55,16 @@ impl Framing for Mds {
         self.shards.get(object as usize).map(|shard| shard.samples)
     }
 
+    /// The column's declared type decides, whatever digits its first value holds.
+    fn proposes(&self, name: &str, _part: &Part<'_>) -> Option<Kind> {
+        let column = self.shards.iter().flat_map(|shard| &shard.columns).find(|column| column.name == name)?;
+        match column.encoding {
+            Encoding::Text => Some(Kind::Bytes),
+            Encoding::Digits(dtype) => Some(Kind::Tensor(TensorSpec { dtype, shape: Vec::new() })),
+            _ => None,
+        }
+    }
+
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
         let Some(shard) = self.shards.get(id.object as usize) else {
             return Err(Error::bug(format!("{} is no shard of its index", id.place)));
@@ -78,8 +89,8 @@ impl Record for Sample<'_> {
         let bytes = self.bytes.get(part.offset as usize..(part.offset + part.size) as usize).unwrap_or_default();
         Ok(Some(match &self.columns[at].encoding {
             Encoding::Bytes => Part::Bytes(Cow::Borrowed(bytes)),
-            // Numbers as digits, or plain text: what is asked of it decides.
-            Encoding::Text => Part::Digits(bytes),
+            // The field decides: bytes as they lie, or a number.
+            Encoding::Text | Encoding::Digits(_) => Part::Digits(bytes),
             encoding => {
                 let (spec, data) = encoding.tensor(bytes, self.place)?;
                 Part::Array(Array { dtype: spec.dtype, shape: spec.shape, bytes: Cow::Borrowed(data) })

@@ -15,11 +15,12 @@ mod tar;
 mod tfrecord;
 pub(super) mod zarr;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
 use bytes::Bytes;
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Key, Result, grouped};
 use serde::{Deserialize, Serialize};
 
 pub use files::Labels;
@@ -139,7 +140,8 @@ impl FormatSpec {
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
             Self::Parquet {} => ends(&[b".parquet"]),
             Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png"]),
-            Self::Mds { .. } => ends(&[b".mds", b".mds.zstd"]),
+            // What Streaming compresses otherwise is refused by name once the index is read.
+            Self::Mds { .. } => ends(&[b".mds", b".mds.zstd", b".mds.br", b".mds.bz2", b".mds.snappy"]),
             Self::Hdf5 { .. } => ends(&[b".h5", b".hdf5", b".he5"]),
             Self::Fixed { .. } | Self::Tokens { .. } | Self::Zarr { .. } => None,
         }
@@ -178,11 +180,24 @@ impl FormatSpec {
         match self {
             Self::Mds { .. } => {
                 let index = std::str::from_utf8(content).map_err(|_| Error::corrupt(place, "is no UTF-8"))?;
-                mds::names(index)?;
+                mds::names(index, place)?;
                 Ok(Self::Mds { index: Some(index.to_owned()) })
             }
             other => Ok(other),
         }
+    }
+
+    /// Checks that the objects which the format's own index lists are in a whole listing.
+    pub fn check_listing(&self, manifest: &Manifest) -> Result<()> {
+        let Self::Mds { index: Some(index) } = self else { return Ok(()) };
+        let known: HashSet<&[u8]> = manifest.objects.iter().map(|entry| entry.key.as_bytes()).collect();
+        let names = mds::names(index, mds::INDEX)?;
+        let missing: Vec<&String> = names.iter().filter(|name| !known.contains(name.as_bytes())).collect();
+        let Some(first) = missing.first() else { return Ok(()) };
+        let (missing, listed) = (grouped(missing.len() as u64), grouped(names.len() as u64));
+        let place =
+            format!("{}{first} ({missing} of the {listed} shards that index.json lists are missing)", manifest.url);
+        Err(Error::NotFound { place })
     }
 
     /// What the order calls objects, where those are not the listing's own.
@@ -205,11 +220,16 @@ impl FormatSpec {
         })
     }
 
+    /// True for the format's own index, which is no object of records and not left aside either.
+    pub(super) fn is_index(&self, key: &Key) -> bool {
+        matches!(self, Self::Mds { .. }) && key.as_bytes() == mds::INDEX.as_bytes()
+    }
+
     /// Leaves the objects that hold records: where some names say that they do, the others are put aside.
     pub fn retain(&self, manifest: &mut Manifest) {
         if let Self::Mds { index: Some(index) } = self {
             // The index says which objects there are; `retain` is asked of a listing that holds more.
-            let names = mds::names(index).unwrap_or_default();
+            let names = mds::names(index, mds::INDEX).unwrap_or_default();
             manifest.objects.retain(|entry| names.iter().any(|name| name.as_bytes() == entry.key.as_bytes()));
             return;
         }

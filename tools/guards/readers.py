@@ -25,7 +25,14 @@ _MOVERS = (
     "torch",
 )
 _PLUG_INS = ("workloads", "engines", "launchers")
-_PLUG_IN_MAY = ("penstock.protocols", "penstock.errors", "penstock.units", "penstock.accelerator")
+_PLUG_IN_MAY = (
+    "penstock.protocols",
+    "penstock.errors",
+    "penstock.units",
+    "penstock.accelerator",
+    "penstock.ownership",
+    "penstock.node_program",
+)
 
 
 def find(root: Path) -> list[str]:

@@ -20,7 +20,7 @@ from penstock.cluster.losses import lost_of, mend
 from penstock.cluster.provision import provision
 from penstock.cluster.told import NODE, VARIABLE, InPool, tell
 from penstock.cluster.words import Words
-from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFailed
 from penstock.protocols import Call, Pool, PoolSpec
 from penstock.units import parse_seconds
 
@@ -278,9 +278,10 @@ class Execution:
         if record is not None and is_own and record.state != "up":
             # An earlier start of this job was killed while it brought the pool up, or took it down.
             ended = pools.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_S)
-            if ended.unreached:
+            if ended.unreached or ended.refused:
+                text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
                 raise PenstockError(
-                    f"{', '.join(ended.unreached)} did not answer; what an earlier start's pool has there is there still",
+                    f"{text}; what an earlier start's pool has there is there still",
                     hint=f"penstock pool down --name {self.job.name}, when they do",
                 )
             is_own = False
@@ -379,9 +380,9 @@ class Execution:
                     raise
                 self._remade = str(error)
                 ended = pools.down(self.cluster, record, deadline_s=_DOWN_S)
+                if ended.refused or not set(ended.unreached) <= set(self.lost):
+                    raise
                 if ended.unreached:
-                    if not set(ended.unreached) <= set(self.lost):
-                        raise
                     pools.forget(self.job.name)
                 self._state.marks.pop("stage", None)
                 # The same lease: what the lost nodes still hold is taken down by it when they come back.
@@ -418,6 +419,8 @@ class Execution:
             return "it was taken down by another command"
         everyone = Cluster(self.cluster.launcher)  # also those that were lost: they are named
         ended = pools.down(everyone, record, deadline_s=_DOWN_S)
+        if ended.refused:
+            raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")
         if ended.unreached:
             text = f"{', '.join(ended.unreached)} did not answer; what the pool has there is there still"
             if set(ended.unreached) <= set(self.lost):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -77,10 +77,11 @@ class Record(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Ended:
-    """What `down` did: what each node gave back, and the nodes that did not answer."""
+    """What `down` did: what each node gave back, the nodes that did not answer, and in what words others refused."""
 
     receipts: Mapping[str, Mapping[str, Any]]
     unreached: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def engine_names() -> list[str]:
@@ -264,6 +265,8 @@ def _check(spec: PoolSpec) -> None:
     _path(spec.name)
     if not spec.disk.startswith("/"):
         raise ConfigError(f"--disk: `{spec.disk}` is no absolute path", where="--disk")
+    if any("\ud800" <= letter <= "\udfff" for letter in spec.disk):
+        raise ConfigError("--disk: its bytes are not UTF-8, which records and nodes' programs want", where="--disk")
     if spec.copies < 1:
         raise ConfigError(f"--copies: {spec.copies} copies keep nothing", where="--copies")
 
@@ -321,7 +324,7 @@ def down(cluster: Cluster, record: Record, *, keep_data: bool = False, deadline_
         record.state = "going"
         _keep(record)
     ended = _down(cluster, record, keep_data=record.keep_data, deadline_s=deadline_s)
-    if not ended.unreached:
+    if not ended.unreached and not ended.refused:
         _forget(record)
     return ended
 
@@ -331,7 +334,9 @@ def _down(cluster: Cluster, record: Record, *, keep_data: bool, deadline_s: floa
     receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, deadline_s=deadline_s)
     # Nodes of the record that this cluster does not have count too: what is on them is still there.
     wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
-    return Ended(receipts, tuple(name for name in wanted if name not in receipts))
+    unreached = tuple(name for name in wanted if name not in receipts)
+    refused = {name: ", ".join(receipt["refused"]) for name, receipt in receipts.items() if "refused" in receipt}
+    return Ended({name: receipt for name, receipt in receipts.items() if name not in refused}, unreached, refused)
 
 
 def audit(cluster: Cluster, record: Record, *, deadline_s: float) -> Ended:

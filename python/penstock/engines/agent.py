@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's hands on a node: sent there as `python3 -c SOURCE VERB NODE`, with its orders as JSON on stdin.
+"""A pool's hands on a node: sent there by `node_program` with a VERB and a NODE, with its orders as JSON on stdin.
 
-Needs nothing on the node but Python, and imports nothing of Penstock. Everything of a pool on a node is one folder with
-its lease, and processes that carry the lease in their environment: so `stop` and `audit` find what a killed `start` left.
+Needs nothing on the node but Python, and imports nothing of Penstock but `penstock.ownership`, which goes along. Everything of a
+pool on a node is one folder with its lease, and processes that carry the lease in their environment: so `stop` and `audit` find
+what a killed `start` left, and `stop` refuses a folder without a lease of the pool.
 Answers with one line of JSON: {"ok": ...}, or {"error": code, "text": ..., "hint": ...}.
 """
 
@@ -12,8 +13,8 @@ import fcntl
 import glob
 import json
 import os
+import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,12 +22,30 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-LEASE = "lease.json"
+from penstock.ownership import (
+    LEASE,
+    NotOwned,
+    OwnedFolder,
+    born,
+    check_parents,
+    end_processes,
+    lease_of,
+    leased,
+    marked,
+    mounts_below,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MARK = "PENSTOCK_POOL"
 GRACE_S = 5.0
 LOCK_S = 10.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
+# Where engines mount, below the pool's folder.
+MOUNTS = ("mnt",)
 
 
 class Refused(Exception):
@@ -35,79 +54,31 @@ class Refused(Exception):
         self.code, self.text, self.hint = code, text, hint
 
 
-def born(pid: int) -> int:
-    """A process's start in clock ticks, which with its number names it for ever; 0 when it is gone or dead."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in ("Z", "X") else int(fields[19])
-
-
-def marked(name: str, root: str, lease: str = "") -> dict[int, str]:
-    """Processes that carry a lease of the pool on this folder, and their programs."""
+def mark_of(name: str, root: str, lease: str = "") -> Callable[[bytes], bool]:
+    """Tells the variable that processes of a pool on this folder carry; with no lease, of all its lives."""
     begins, ends = f"{MARK}={name}:{lease}".encode(), f":{root}".encode()
-    found = {}
-    for folder in glob.glob("/proc/[0-9]*"):
-        try:
-            with open(f"{folder}/environ", "rb") as file:
-                if not any(item.startswith(begins) and item.endswith(ends) for item in file.read().split(b"\0")):
-                    continue
-            with open(f"{folder}/cmdline", "rb") as file:
-                words = file.read().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        pid = int(os.path.basename(folder))
-        if born(pid):
-            found[pid] = words.strip()[:200]
-    return found
+    return lambda item: item.startswith(begins) and item.endswith(ends)
 
 
-def mounts_below(root: str) -> list[str]:
-    found = []
-    with open("/proc/self/mounts") as file:
-        for line in file:
-            path = line.split()[1].encode().decode("unicode_escape")
-            if path == root or path.startswith(root + "/"):
-                found.append(path)
-    return sorted(found, reverse=True)
-
-
-def lease_of(root: str) -> dict[str, Any] | None:
+def peek(root: str) -> dict[str, Any] | None:
+    """The lease in a folder, where the folder is ours and has one."""
     try:
-        with open(os.path.join(root, LEASE)) as file:
-            return dict(json.load(file))
-    except (OSError, ValueError):
-        return None
-
-
-def take(root: str, lease: dict[str, Any]) -> None:
-    """Writes the lease whole, where none is there yet: of nodes that come together one is the first."""
-    temporary = os.path.join(root, f"{LEASE}.{socket.gethostname()}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        json.dump(lease, file)
-    try:
-        os.link(temporary, os.path.join(root, LEASE))
-    except FileExistsError:
-        pass  # whoever is there is read next
-    finally:
-        os.unlink(temporary)
-
-
-def locked(root: str, wait_s: float) -> Any:
-    """The pool's folder for this process alone; None where it is not there or stays another's. Freed with the process."""
-    try:
-        lock = open(os.path.join(root, LEASE), "rb")  # noqa: SIM115 - held on purpose
+        with OwnedFolder(root) as folder:
+            return lease_of(folder)
     except OSError:
         return None
+
+
+def locked(folder: OwnedFolder, wait_s: float) -> Any:
+    """The pool's folder for this process alone; None where it stays another's. Freed with the process."""
+    lock = os.open(LEASE, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder.fd)
     until = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                lock.close()
+                os.close(lock)
                 return None
             time.sleep(0.05)
         else:
@@ -122,33 +93,23 @@ def _is_ours(held: dict[str, Any], order: dict[str, Any]) -> None:
         raise Refused(
             "precondition",
             f"{order['root']} is the pool's folder on {held.get('node', 'another node')} too",
-            "a `{" + "node}` in --disk keeps them apart",
+            "a `{node}` in --disk keeps them apart",
         )
 
 
 def prepare(order: dict[str, Any]) -> dict[str, Any]:
     """Takes the folder under a lease, and finds free ports on the node's address."""
-    root, lease, name = order["root"], order["lease"], order["name"]
-    held = lease_of(root)
-    if held is not None and held["lease"] != lease:
-        alive = marked(name, root)
-        what = f"{len(alive)} processes of it run" if alive else "nothing of it runs any more"
-        raise Refused(
-            "precondition",
-            f"{root} holds the pool `{name}` of another start ({held.get('of', 'unknown')}): {what}",
-            f"penstock pool down --name {name} with the same nodes ends it; another --name stands beside it",
-        )
-    if held is not None:
-        _is_ours(held, order)
+    root = order["root"]
     for pattern in order.get("wants", []):
         if not glob.glob(pattern):
             raise Refused("not-found", f"{pattern} is not there")
     try:
-        os.makedirs(root, mode=0o700, exist_ok=True)
-        for folder in ("logs", "conf", "data"):
-            os.makedirs(os.path.join(root, folder), exist_ok=True)
-        take(root, {"lease": lease, "name": name, "of": order["of"], "node": order["node"], "at_s": time.time()})
-        _is_ours(lease_of(root) or {}, order)  # a node that came at the same moment may have been the first
+        os.makedirs(os.path.dirname(root), mode=0o755, exist_ok=True)
+        check_parents(root)
+        with OwnedFolder.made(root) as folder:
+            take(folder, order)
+    except NotOwned:
+        raise
     except OSError as error:
         code = {28: "no-space", 13: "denied", 30: "denied"}.get(error.errno or 0, "system")
         raise Refused(code, f"{error.filename or root}: {error.strerror}") from error
@@ -156,6 +117,49 @@ def prepare(order: dict[str, Any]) -> dict[str, Any]:
     if free < order.get("need_bytes", 0):
         raise Refused("no-space", f"{root} has {free:,} bytes free, and the pool wants {order['need_bytes']:,}")
     return {"ports": ports(order["address"], order.get("ports", 0), order.get("fixed", [])), "free_bytes": free}
+
+
+def take(folder: OwnedFolder, order: dict[str, Any]) -> None:
+    """Writes the lease, where none is there yet: of nodes that come together one is the first. Before all else, so that a
+    folder without a lease is empty, or not ours.
+    """
+    root, name, lease = order["root"], order["name"], order["lease"]
+    held = lease_of(folder)
+    if held is None:
+        others = [entry for entry in folder.names() if not entry.startswith(f".{LEASE}.")]
+        if others:
+            raise Refused(
+                "precondition",
+                f"{root} is there and has no lease of a pool ({len(others):,} entries, {min(others)} among them)",
+                "move it away, or use another --name",
+            )
+        mine = {
+            "lease": lease,
+            "name": name,
+            "root": root,
+            "of": order["of"],
+            "node": order["node"],
+            "at_s": time.time(),
+        }
+        folder.write(LEASE, json.dumps(mine).encode(), replaces=False)
+        held = lease_of(folder) or {}
+    if held.get("kept"):
+        raise Refused(
+            "precondition",
+            f"{root} holds the data that `pool down --keep-data` kept",
+            f"move {root}/data away; penstock pool down --name {name} with the same --disk and --nodes removes it",
+        )
+    if held.get("lease") != lease:
+        alive = marked(mark_of(name, root))
+        what = f"{len(alive)} processes of it run" if alive else "nothing of it runs any more"
+        raise Refused(
+            "precondition",
+            f"{root} holds the pool `{name}` of another start ({held.get('of', 'unknown')}): {what}",
+            f"penstock pool down --name {name} with the same --disk and --nodes ends it; another --name stands beside it",
+        )
+    _is_ours(held, order)
+    for part in ("logs", "conf", "data"):
+        folder.folder(part)
 
 
 def ports(address: str, count: int, fixed: list[int]) -> list[int]:
@@ -179,11 +183,13 @@ def ports(address: str, count: int, fixed: list[int]) -> list[int]:
 def start(order: dict[str, Any]) -> dict[str, Any]:
     """Writes files, runs what is to be run once, and starts daemons that are not running yet."""
     root = order["root"]
+    try:
+        folder, _ = leased(root, order["name"], order["lease"])
+    except OSError as error:
+        raise Refused("precondition", f"{root} is not held by this start of the pool: {error}") from error
     # Held until the last daemon runs: a `stop` that comes in between waits, and finds them all.
-    lock = locked(root, LOCK_S)
-    held = lease_of(root)
-    if lock is None or held is None or held["lease"] != order["lease"]:
-        raise Refused("precondition", f"{root} is not held by this start of the pool")
+    if locked(folder, LOCK_S) is None:
+        raise Refused("precondition", f"{root} is not held by this start of the pool: another command works on it")
     for name in order.get("folders", []):
         os.makedirs(os.path.join(root, name), exist_ok=True)
     for name, text in order.get("files", {}).items():
@@ -259,10 +265,10 @@ def last_words(log: str) -> str:
 def alive(order: dict[str, Any]) -> dict[str, Any]:
     """Which daemons run, and what the others said last."""
     root, found = order["root"], {}
-    for record in sorted(glob.glob(os.path.join(root, "*.pid"))):
+    for record in sorted(glob.glob(os.path.join(glob.escape(root), "*.pid"))):
         name = os.path.basename(record)[:-4]
         found[name] = None if alive_of(record) else last_words(os.path.join(root, "logs", name + ".log"))
-    held = lease_of(root)
+    held = peek(root)
     return {
         "lease": held and held["lease"],
         "dead": {n: words for n, words in found.items() if words},
@@ -284,72 +290,56 @@ def http(order: dict[str, Any]) -> Any:
         return text
 
 
-def end_processes(name: str, root: str, lease: str) -> dict[int, str]:
-    """Asks the pool's processes to end, then kills them; those that it found."""
-    ended: dict[int, str] = {}
-    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        until = time.monotonic() + wait_s
-        while True:
-            # Asked for again each time: what was about to start another has done so meanwhile.
-            now = marked(name, root, lease)
-            ended.update(now)
-            for pid in now:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-            if not now:
-                return ended
-            if time.monotonic() > until:
-                break
-            time.sleep(0.05)
-    return ended
-
-
 def stop(order: dict[str, Any]) -> dict[str, Any]:
-    """Ends the pool's processes, mounts and folder."""
+    """Ends the pool's processes, mounts and folder. Refuses a folder that has no lease of the pool."""
     root, name, lease = order["root"], order["name"], order["lease"]
-    ended = end_processes(name, root, lease)
-    # A start that was left alone by its killed owner may be about to run the next daemon: it is waited for.
-    lock = locked(root, LOCK_S)
-    ended.update(end_processes(name, root, lease))
-    held = lease_of(root)
-    if lease and held is not None and held["lease"] != lease:
+    is_mark = mark_of(name, root, lease)
+    try:
+        folder = OwnedFolder(root)
+        if lease_of(folder) is None and not folder.names():  # a start was killed before it had written its lease
+            return {"processes": [], "mounts": [], "folders": [root] if folder.remove() else []}
+        folder.close()
+        folder, held = leased(root, name)
+    except FileNotFoundError:
+        return {"processes": sorted(end_processes(is_mark, GRACE_S).values()), "mounts": [], "folders": []}
+    except NotOwned:
+        if lease:  # wherever the folder leads: these carry this very lease
+            end_processes(is_mark, GRACE_S)
+        raise
+    ended = end_processes(is_mark, GRACE_S)
+    if lease and held["lease"] != lease:
         return {"processes": sorted(ended.values()), "mounts": [], "folders": []}  # the folder is another start's
-    gone = []
-    for path in mounts_below(root):
-        for words in (["umount", path], ["fusermount3", "-u", path], ["umount", "-l", path]):
-            with suppress(OSError, subprocess.SubprocessError):
-                if (
-                    subprocess.run(
-                        words, stdin=subprocess.DEVNULL, capture_output=True, timeout=GRACE_S, check=False
-                    ).returncode
-                    == 0
-                ):
-                    gone.append(path)
-                    break
-    folders = []
-    if os.path.isdir(root) and not mounts_below(root):
-        for folder in os.listdir(root):
-            if not (order["keep_data"] and folder in ("data", LEASE)):
-                path = os.path.join(root, folder)
-                if os.path.isdir(path) and not os.path.islink(path):
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    os.unlink(path)
-        if not os.listdir(root):
-            os.rmdir(root)
-            folders.append(root)
-    if lock is not None:
-        lock.close()
+    # A start that was left alone by its killed owner may be about to run the next daemon: it is waited for.
+    with suppress(FileNotFoundError):
+        locked(folder, LOCK_S)
+    ended.update(end_processes(is_mark, GRACE_S))
+    gone = folder.unmount(MOUNTS)
+    if left := mounts_below(folder.path):
+        raise Refused(
+            "system", f"{left[0]} could not be unmounted", f"end the processes that use it: fuser -m {left[0]}"
+        )
+    if order["keep_data"]:
+        folder.remove(keep=("data", LEASE))
+        folder.write(LEASE, json.dumps({**held, "kept": True}).encode(), replaces=True)
+    folders = [] if order["keep_data"] or not folder.remove() else [root]
     return {"processes": sorted(ended.values()), "mounts": gone, "folders": folders}
 
 
 def audit(order: dict[str, Any]) -> list[str]:
     """What is left of the pool, in words."""
     root, name = order["root"], order["name"]
-    found = [f"process {pid}: {words}" for pid, words in sorted(marked(name, root).items())]
-    found += [f"mount {path}" for path in mounts_below(root)]
-    if os.path.isdir(root):
+    found = [f"process {pid}: {words}" for pid, words in sorted(marked(mark_of(name, root)).items())]
+    found += [
+        f"mount {path}"
+        for path in mounts_below(os.path.join(os.path.realpath(os.path.dirname(root)), os.path.basename(root)))
+    ]
+    try:
+        leased(root, name)[0].close()
         found.append(f"folder {root}")
+    except FileNotFoundError:
+        pass
+    except NotOwned as error:
+        found.append(f"folder {root}, which `pool down` will not remove: {error}")
     for port in order.get("ports", []):
         with suppress(OSError), socket.create_connection((order["address"], port), 1):
             found.append(f"port {port}")
@@ -369,9 +359,13 @@ def main() -> int:
     orders = json.load(sys.stdin)
     order = {**orders.get("all", {}), **orders.get("each", {}).get(node, {}), "node": node}
     try:
+        if not NAME.fullmatch(order["name"]):
+            raise Refused("config", f"`{order['name']}` is not the name of a pool")
         answer: dict[str, Any] = {"ok": VERBS[verb](order)}
     except Refused as refused:
         answer = {"error": refused.code, "text": refused.text, "hint": refused.hint}
+    except NotOwned as error:
+        answer = {"error": "precondition", "text": str(error), "hint": error.hint}
     except OSError as error:
         answer = {"error": "system", "text": f"{error.filename or ''}: {error.strerror}", "hint": ""}
     sys.stdout.write(json.dumps(answer))

@@ -17,11 +17,12 @@ real nodes yet.
 from __future__ import annotations
 
 import time
+from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines import keys
 from penstock.engines.folder import OnOnePath
-from penstock.engines.hands import Hands, of_those_that_answered, root_of, states_of, wanting
+from penstock.engines.hands import Hands, receipts_of, root_of, states_of, wanting
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
 from penstock.protocols import Pool
 
@@ -160,7 +161,7 @@ class BeeondEngine(OnOnePath):
     # ------------------------------------------------------------ while it is up
 
     def _states(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, str]:
-        pattern = f"{pool.facts['root']}/{pool.facts['mark']}"
+        pattern = escape(f"{pool.facts['root']}/{pool.facts['mark']}")
         answers = hands.try_asking("has", limit_s, on=pool.nodes, patterns=[pattern])
         return states_of(answers, lambda _, is_seen: bool(is_seen))
 
@@ -179,9 +180,9 @@ class BeeondEngine(OnOnePath):
         withdrawn = keys.withdraw(hands, lease, share)
         # What BeeOND could not end: mounts below the folder, the folder, and what its start left running here.
         left = max(share, until - time.monotonic())
-        receipts = of_those_that_answered(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
+        receipts = receipts_of(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
         # A node whose keys nobody could take back is not done.
-        return {node: {**receipt, "keys": withdrawn[node]} for node, receipt in receipts.items() if node in withdrawn}
+        return {node: {**receipt, **withdrawn[node]} for node, receipt in receipts.items() if node in withdrawn}
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         found = super().audit(spec, runner, deadline_s=deadline_s / 2)
@@ -198,7 +199,7 @@ class BeeondEngine(OnOnePath):
         seen = hands.try_asking("alive", min(_ASK_S, left_s()), on=[leader])[leader.name]
         if isinstance(seen, PenstockError) or seen["lease"] is None or (lease and seen["lease"] != lease):
             return  # nothing of ours is there, or nobody answers
-        begun = hands.try_asking("has", min(_ASK_S, left_s()), on=[leader], patterns=[f"{root}/conf/nodes"])
+        begun = hands.try_asking("has", min(_ASK_S, left_s()), on=[leader], patterns=[escape(f"{root}/conf/nodes")])
         if begun[leader.name] is not True:
             return
         for cleans_up in (False, True):

@@ -9,6 +9,7 @@ rclone and s3fs are tested here; the lines of the others were never run.
 from __future__ import annotations
 
 import time
+from glob import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -138,7 +139,7 @@ class FuseEngine(ByAgents):
 
     def _states(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, str]:
         """A node is up where its mount shows something: an empty folder is what lies below a mount."""
-        each = {name: {"patterns": [f"{root}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
+        each = {name: {"patterns": [f"{escape(root)}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
         answers = hands.try_asking("has", limit_s, on=pool.nodes, each=each)
         return states_of(answers, lambda _, is_seen: bool(is_seen))
 

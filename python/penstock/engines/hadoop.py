@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import glob
 import subprocess
 import tempfile
 import time
@@ -43,7 +44,7 @@ def installed(given: str, environment: Mapping[str, str]) -> str | None:
 def wanted(path: str) -> list[str]:
     """What must be on a node for a class path to hold HDFS."""
     return [
-        f"{part[:-1]}{_SERVER}" if ":" not in path else f"{part[:-1]}hadoop-hdfs-*.jar"
+        f"{glob.escape(part[:-1])}{_SERVER if ':' not in path else 'hadoop-hdfs-*.jar'}"
         for part in path.split(":")[:3:2]
     ]
 
@@ -62,7 +63,7 @@ def placed(
     )
     if not list(cache.glob(_SERVER)):
         _fetch(cache, until)
-    has = hands.ask("has", until - time.monotonic(), patterns=[f"{cache}/{_SERVER}"])
+    has = hands.ask("has", until - time.monotonic(), patterns=[f"{glob.escape(str(cache))}/{_SERVER}"])
     paths = {}
     for node in runner.nodes:
         if has[node.name]:

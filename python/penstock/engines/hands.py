@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import posixpath
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, PenstockError, SystemFault, Unreachable, of_code
+from penstock.errors import ConfigError, PenstockError, PreconditionFailed, SystemFault, Unreachable, of_code
+from penstock.node_program import node_program
 from penstock.protocols import PoolSpec
 
 if TYPE_CHECKING:
@@ -21,17 +21,13 @@ __all__ = [
     "ByAgents",
     "Hands",
     "of_those_that_answered",
+    "receipts_of",
     "root_of",
     "roots_of",
     "states_by_daemons",
     "states_of",
     "wanting",
 ]
-
-
-@cache
-def _source(agent: str) -> str:
-    return Path(__file__).with_name(f"{agent}.py").read_text(encoding="utf-8")
 
 
 def root_of(spec: PoolSpec, node: Node) -> str:
@@ -117,7 +113,7 @@ class Hands:
         }
         orders = json.dumps({"all": {"name": self.spec.name, **alike}, "each": own}).encode()
         exits = self.runner.run(
-            [self._python, "-c", _source(agent), verb, "{node}"],
+            [self._python, "-c", node_program(Path(__file__).with_name(f"{agent}.py")), verb, "{node}"],
             on=nodes,
             deadline_s=max(1.0, deadline_s),
             stdin=orders,
@@ -133,8 +129,17 @@ class Hands:
 
 
 def of_those_that_answered(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers that are none of them errors: what `down` and `audit` give."""
+    """The answers that are none of them errors: what `audit` gives."""
     return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
+
+
+def receipts_of(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """What `down` gives: also the words of nodes that refused because what is there is not the pool's."""
+    return {
+        name: {"refused": [str(answer)]} if isinstance(answer, PreconditionFailed) else answer
+        for name, answer in answers.items()
+        if isinstance(answer, PreconditionFailed) or not isinstance(answer, PenstockError)
+    }
 
 
 def states_of(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> dict[str, str]:
@@ -169,8 +174,7 @@ class ByAgents:
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
-        answers = Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data)
-        return of_those_that_answered(answers)
+        return receipts_of(Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data))
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of a pool on a node, sent there as `python3 -c SOURCE VERB NODE` like the pool's agent, and like it of standard library.
+"""Keys of a pool on a node, sent there by `node_program` with a VERB and a NODE like the pool's agent.
 
 The first node makes a key for the pool's life, and its private half stays there, in the pool's folder. The other nodes let
-its public half in. Every line of ours in ~/.ssh carries the pool's name and lease: so it can be found and taken out again,
-and the others stay as they are. A file that was not there says so in its first line, and goes with the last pool's lines.
-Answers as the agent does.
+its public half in. ~/.ssh gets lines of a fixed form that carry the pool's name and lease, and loses exactly those again: a
+line that carries them in another form stays, and is told. A file that was not there says so in its first line, and goes with
+the last pool's lines. Answers as the agent does.
 """
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
 import pwd
-import socket
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from penstock.ownership import NotOwned, OwnedFolder, leased, remove_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +30,13 @@ SSHD = Path("/etc/ssh")
 LIMIT_S = 20
 MARK = "penstock-pool-"
 MADE = "# made by penstock for keys of its pools"
+# The blob of an ed25519 key: its type, and 32 bytes.
+KEY = re.compile(r"ssh-ed25519 ([A-Za-z0-9+/]{68})")
+KEY_BEGINS = b"\0\0\0\x0bssh-ed25519\0\0\0 "
+HOST_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}")
+ADDRESS = re.compile(r"[A-Za-z0-9_.:%-]+")
+# The lines between a block's first and last in ~/.ssh/config. `Host *` gives all hosts what stands below, as it was.
+BLOCK = (r"Host .+", r'IdentityFile "?.+/keys/id"?', r'UserKnownHostsFile "?.+/keys/known_hosts"? .+', r"Host \*")
 
 
 def folder() -> Path:
@@ -37,6 +47,12 @@ def folder() -> Path:
 def mark(order: dict[str, Any]) -> str:
     """What stands in every line of a pool's life; with no lease, of all of its lives."""
     return f"{MARK}{order['name']}:{order.get('lease', '')}"
+
+
+def mark_form(order: dict[str, Any]) -> str:
+    """The same as a pattern, with its lease to the end."""
+    lease = order.get("lease", "")
+    return re.escape(f"{MARK}{order['name']}:") + (re.escape(lease) if lease else "[0-9A-Za-z]+")
 
 
 @contextmanager
@@ -51,7 +67,7 @@ def edited(name: str) -> Iterator[list[str]]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = read(path)
-        was = text.removesuffix("\n").split("\n") if text else []
+        was = (text or "").split("\n")  # the last one is empty where the text ends a line: bytes come back as they were
         lines = list(was)
         yield lines
         if lines == was:
@@ -60,8 +76,8 @@ def edited(name: str) -> Iterator[list[str]]:
             lines.insert(0, MADE)
         elif MADE in lines and not any(MARK in line for line in lines):
             lines.remove(MADE)
-            if not lines:
-                path.unlink(missing_ok=True)
+            if lines == [""]:
+                remove_file(path)
                 return
         write(path, lines, 0o600 if text is None else path.stat().st_mode & 0o777)
     finally:
@@ -77,26 +93,42 @@ def read(path: Path) -> str | None:
 
 
 def write(path: Path, lines: list[str], mode: int) -> None:
-    part = path.with_name(f"{path.name}.penstock-{socket.gethostname()}-{os.getpid()}")
+    part = path.with_name(f".{path.name}.penstock-{os.urandom(8).hex()}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        part.touch(mode)
-        part.write_bytes("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+        with os.fdopen(fd, "wb") as file:
+            file.write("\n".join(lines).encode(errors="surrogateescape"))
+            os.fchmod(fd, mode)
         part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        remove_file(part)
 
 
 # ---------------------------------------------------------------- verbs
 
 
 def make(order: dict[str, Any]) -> str:
-    """The public half of the pool's key, which is made where it is not there yet."""
-    path = Path(order["root"], "keys/id")
-    if not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", mark(order), "-f", str(path)]
-        subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True)
-    return path.with_suffix(".pub").read_text().strip()
+    """The public half of the pool's key, type and key; the key is made where it is not there yet, in the pool's own folder."""
+    pool, _ = leased(order["root"], order["name"], order["lease"])
+    pool.folder("keys")
+    path = f"{pool.path}/keys/id"
+    with OwnedFolder(f"{pool.path}/keys") as keys:
+        if keys.read("id") is None:
+            line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", mark(order), "-f", path]
+            subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True)
+    # From the private half: no file beside it is taken at its word.
+    shown = subprocess.run(
+        ["ssh-keygen", "-y", "-f", path], stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True
+    )
+    return public(" ".join(shown.stdout.decode().split()[:2]))
+
+
+def public(text: str) -> str:
+    """The text, which is `ssh-ed25519 BASE64` and nothing else."""
+    found = KEY.fullmatch(text)
+    if found is None or not base64.b64decode(found[1]).startswith(KEY_BEGINS):
+        raise ValueError(f"{text[:100]!r} is not a public ed25519 key")
+    return text
 
 
 def shown(order: dict[str, Any]) -> list[str]:  # noqa: ARG001
@@ -105,45 +137,77 @@ def shown(order: dict[str, Any]) -> list[str]:  # noqa: ARG001
 
 
 def admit(order: dict[str, Any]) -> None:
-    """Lets the pool's key in: for commands, and for nothing else that ssh can do."""
+    """Lets the pool's key in: for commands, and for nothing else that ssh can do. One line, all of it of our making."""
+    line = f"restrict {public(order['key'])} {mark(order)}"
     with edited("authorized_keys") as lines:
-        if not any(mark(order) in line for line in lines):
-            lines.append(f"restrict {order['key']}")
+        if line not in lines:
+            lines.insert(len(lines) - (lines[-1] == ""), line)
 
 
 def trust(order: dict[str, Any]) -> None:
     """On the first node: ssh goes to the pool's nodes with the pool's key, and knows their host keys."""
-    keys = Path(order["root"], "keys")
+    pool, _ = leased(order["root"], order["name"], order["lease"])
+    for address, found in order["hosts"].items():
+        for word, form in ((address, ADDRESS), *((key, HOST_KEY) for key in found)):
+            if form.fullmatch(word) is None:
+                raise ValueError(f"{address}: {word[:100]!r} is not the address or the host key of a node")
     known = "".join(f"{address} {key}\n" for address, found in order["hosts"].items() for key in found)
-    (keys / "known_hosts").write_text(known)
-    known = f"{keys}/known_hosts {folder()}/known_hosts"
+    with OwnedFolder(f"{pool.path}/keys") as keys:
+        keys.write("known_hosts", known.encode(), replaces=True)
+    ours = [
+        f"# {mark(order)} begins",
+        f"Host {' '.join(order['hosts'])}",
+        f"IdentityFile {quoted(f'{keys.path}/id')}",
+        f"UserKnownHostsFile {quoted(f'{keys.path}/known_hosts')} {quoted(f'{folder()}/known_hosts')}",
+        "Host *",
+        f"# {mark(order)} ends",
+    ]
     with edited("config") as lines:
-        if not any(mark(order) in line for line in lines):
-            ours = [
-                f"Host {' '.join(order['hosts'])}",
-                f"IdentityFile {keys}/id",
-                f"UserKnownHostsFile {known}",
-                "Host *",
-            ]
-            # In front: ssh takes what it reads first. `Host *` gives all hosts what stands below, as it was.
-            lines[:0] = [f"# {mark(order)} begins", *ours, f"# {mark(order)} ends"]
+        if ours[0] not in lines:
+            lines[:0] = ours  # in front: ssh takes what it reads first
+
+
+def quoted(path: str) -> str:
+    """A path as ssh's configuration reads it."""
+    if any(letter in path for letter in '"$\\\n'):
+        raise ValueError(f"{path}: ssh's configuration cannot hold this path")
+    return f'"{path.replace("%", "%%")}"'
 
 
 def withdraw(order: dict[str, Any]) -> list[str]:
-    """Takes out every line of the pool; the files that had some."""
+    """Takes out the lines of the pool that are of our making; the files that had some."""
     found = left(order)
     for name in ("authorized_keys", "config") if found else ():
         with edited(name) as lines:
-            kept, is_ours = [], False
-            for line in lines:
-                is_mark = mark(order) in line
-                is_ours = (is_ours or (is_mark and line.endswith(" begins"))) and not (
-                    is_mark and line.endswith(" ends")
-                )
-                if not is_mark and not is_ours:
-                    kept.append(line)
-            lines[:] = kept
+            at = 0
+            while at < len(lines):
+                end = end_of_ours(name, lines, at, order)
+                if end > at:
+                    del lines[at:end]
+                else:
+                    at += 1
     return found
+
+
+def end_of_ours(name: str, lines: list[str], at: int, order: dict[str, Any]) -> int:
+    """Where what begins at a line and is of our making ends; the line itself where it is not.
+
+    Raises:
+        NotOwned: A block of the pool was changed: without some of its lines the others would mean something else.
+    """
+    if name == "authorized_keys":
+        return at + (re.fullmatch(f"restrict {KEY.pattern} {mark_form(order)}", lines[at]) is not None)
+    if re.fullmatch(f"# {mark_form(order)} begins", lines[at]) is None:
+        return at
+    last = lines[at].replace(" begins", " ends")
+    here = [*lines[at + 1 : at + 1 + len(BLOCK)], *[""] * len(BLOCK)]
+    if not all(re.fullmatch(form, line) for form, line in zip(BLOCK, here)):  # noqa: B905 - old interpreters
+        raise NotOwned(
+            f"{folder() / name}: the block that begins in line {at + 1} is not as Penstock wrote it",
+            f"remove the block of {mark(order)} by hand, then take the pool down again",
+        )
+    end = at + 1 + len(BLOCK)
+    return end + (lines[end : end + 1] == [last])
 
 
 def left(order: dict[str, Any]) -> list[str]:
@@ -161,6 +225,8 @@ def main() -> int:
     order = {**orders.get("all", {}), **orders.get("each", {}).get(node, {})}
     try:
         answer: dict[str, Any] = {"ok": VERBS[verb](order)}
+    except NotOwned as error:
+        answer = {"error": "precondition", "text": str(error), "hint": error.hint}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         answer = {"error": "system", "text": f"{verb} of the pool's keys: {error}", "hint": ""}
     sys.stdout.write(json.dumps(answer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.hands import of_those_that_answered
+from penstock.engines.hands import of_those_that_answered, receipts_of
 
 if TYPE_CHECKING:
     from penstock.engines.hands import Hands
@@ -39,12 +39,13 @@ def exchange(hands: Hands, lease: str, until: float) -> None:
     ask("trust", nodes[:1], hosts={node.address: shown[node.name] for node in nodes})
 
 
-def withdraw(hands: Hands, lease: str, deadline_s: float) -> dict[str, list[str]]:
-    """Takes the keys of a lease back, or with none those of every life of the pool; what had some, by node.
+def withdraw(hands: Hands, lease: str, deadline_s: float) -> dict[str, dict[str, list[str]]]:
+    """Takes the keys of a lease back, or with none those of every life of the pool; `keys`, what had some, by node, or `refused`.
 
     A node that is missing did not answer, or could not: its keys are there still.
     """
-    return of_those_that_answered(hands.try_asking("withdraw", deadline_s, agent=_AGENT, lease=lease))
+    answers = receipts_of(hands.try_asking("withdraw", deadline_s, agent=_AGENT, lease=lease))
+    return {node: found if isinstance(found, dict) else {"keys": found} for node, found in answers.items()}
 
 
 def left(hands: Hands, deadline_s: float) -> dict[str, list[str]]:

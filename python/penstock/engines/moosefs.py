@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import subprocess
 import time
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +175,8 @@ class MooseFsEngine(ByAgents):
 
     def _await_mounts(self, pool: Pool, hands: Hands, until: float, deadline_s: float) -> None:
         shown = {
-            name: {"patterns": [f"{order['root']}/mnt/.masterinfo"], **order} for name, order in roots_of(pool).items()
+            name: {"patterns": [escape(f"{order['root']}/mnt/.masterinfo")], **order}
+            for name, order in roots_of(pool).items()
         }
         while True:
             # Every MooseFS mount shows its master's facts under this name, and an empty folder does not.

@@ -8,10 +8,11 @@ The disk of the pool is a folder on it. No settings.
 from __future__ import annotations
 
 import re
+from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines.folder import OnOnePath
-from penstock.engines.hands import Hands, root_of, states_of, wanting
+from penstock.engines.hands import Hands, receipts_of, root_of, states_of, wanting
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import Pool
 
@@ -47,7 +48,7 @@ class MountEngine(OnOnePath):
         hands, leader = Hands(spec, runner), [runner.nodes[0]]
         hands.ask("prepare", deadline_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         root = root_of(spec, leader[0])
-        seen = hands.ask("has", deadline_s, patterns=[f"{root}/lease.json"])
+        seen = hands.ask("has", deadline_s, patterns=[escape(f"{root}/lease.json")])
         for node, is_seen in seen.items():
             if not is_seen:
                 raise ConfigError(
@@ -59,7 +60,7 @@ class MountEngine(OnOnePath):
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         answers = Hands.of(pool, runner).try_asking(
-            "has", deadline_s, on=pool.nodes, patterns=[f"{pool.facts['root']}/lease.json"]
+            "has", deadline_s, on=pool.nodes, patterns=[escape(f"{pool.facts['root']}/lease.json")]
         )
         return states_of(answers, lambda _, is_seen: bool(is_seen))
 
@@ -70,8 +71,13 @@ class MountEngine(OnOnePath):
         seen = hands.try_asking("has", deadline_s / 2, patterns=[])
         reached = [node for node in runner.nodes if not isinstance(seen[node.name], PenstockError)]
         # One folder: the first node that answers removes it for all.
-        first = hands.ask("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data) if reached else {}
-        return {node.name: first.get(node.name, {}) for node in reached}
+        first: dict[str, Any] = {}
+        if reached:
+            first = receipts_of(
+                hands.try_asking("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
+            )
+        # Where the first did not get it done, no node is done.
+        return {node.name: first.get(node.name, {}) for node in reached if first}
 
 
 def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float) -> dict[str, Any]:

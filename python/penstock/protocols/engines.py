@@ -153,7 +153,8 @@ class Engine(Protocol):
         """Ends everything of the pool on every node that answers, also what a broken `up` left; safe twice. With a lease
         only that life of the pool; with none, whoever's it is.
 
-        What was removed, by node: `processes`, `mounts`, `folders`. A node that did not answer is not in it.
+        What was removed, by node: `processes`, `mounts`, `folders`; or `refused`, in words, where what lies at the pool's place
+        is not the pool's. A node that did not answer is not in it.
         """
         ...
 

@@ -32,26 +32,26 @@ def command(
 ) -> int:
     """End a pool: its processes, mounts and folders, also those that a killed `up` left. Safe twice.
 
-    Exit code 3 says that a node did not answer; what is on it is ended by the same command when it does.
+    Removes only what has a lease of this pool. Exit code 3 says that a node did not answer, and the same command ends what is on
+    it when it does; or that a node refused, since what lies there is not this pool's.
     """
     from penstock.cluster import pools
 
     record = asked(name, engine, disk, launcher, nodes, settings)
     if record is None:
         click.echo(
-            json.dumps({"schema_version": 1, "name": name, "nodes": {}, "unreached": []})
+            json.dumps({"schema_version": 1, "name": name, "nodes": {}, "unreached": [], "refused": {}})
             if as_json
             else f"pool {name}: none is known here"
         )
         return 0
     with known(record) as cluster:
         ended = pools.down(cluster, record, keep_data=keep_data, deadline_s=deadline)
-    if ended.unreached and forget_lost:
+    if ended.unreached and not ended.refused and forget_lost:
         pools.forget(name)
     if as_json:
-        click.echo(
-            json.dumps({"schema_version": 1, "name": name, "nodes": ended.receipts, "unreached": ended.unreached})
-        )
+        found = {"nodes": ended.receipts, "unreached": ended.unreached, "refused": ended.refused}
+        click.echo(json.dumps({"schema_version": 1, "name": name, **found}))
     else:
         for node, receipt in ended.receipts.items():
             counts = (
@@ -62,6 +62,11 @@ def command(
         click.echo(
             f"error[unreachable]: {node}: it did not answer, and what the pool has there is there still", err=True
         )
+    for text in ended.refused.values():
+        click.echo(f"error[precondition]: {text}", err=True)
+    if ended.refused:
+        click.echo(f"  hint: look at it there; penstock pool audit --name {name} lists what is left", err=True)
+        return 3
     if ended.unreached and not forget_lost:
         click.echo("  hint: run the same command when it answers again, or with --forget-lost", err=True)
         return 3

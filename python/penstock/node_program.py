@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of ours as one line of text for `python3 -c`, to be run on nodes where Penstock is not installed."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from functools import cache
+from pathlib import Path
+
+__all__ = ["node_program"]
+
+_PACKAGE = Path(__file__).parent
+# In the order in which they import each other; `penstock` itself is empty there.
+_CARRIED = ("mounts", "folders", "processes", "__init__")
+_LOADER = """
+import sys, types
+for name in ("penstock", *(row[0] for row in ROWS[:-1])):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+for name, file, text in ROWS:
+    exec(compile(text, file, "exec"), sys.modules[name].__dict__)
+"""
+
+
+@cache
+def node_program(file: Path) -> str:
+    """The text that runs one of our files, which may import `penstock.ownership`. Tracebacks name our files.
+
+    It is one line of base64 and a few signs, so that no shell (csh reads `!` and ends of lines in quotes) and no filling of
+    `{node}` finds anything to change in it.
+    """
+    rows = []
+    for part in _CARRIED:
+        module = "penstock.ownership" if part == "__init__" else f"penstock.ownership.{part}"
+        rows.append((module, *_read(_PACKAGE / f"ownership/{part}.py")))
+    rows.append(("__main__", *_read(file)))
+    packed = base64.b64encode(zlib.compress(f"ROWS = {rows!r}{_LOADER}".encode(), 9)).decode()
+    return f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{packed}")))'
+
+
+def _read(file: Path) -> tuple[str, str]:
+    return f"penstock/{file.relative_to(_PACKAGE)}", file.read_text(encoding="utf-8")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What proves that a folder, a file, a mount or a process is ours, and the only code here that removes, unmounts or signals one.
+
+Each function states its proof; docs/concepts/ownership.md lists the callers. What is not provably ours is left as it is, with
+NotOwned. Standard library only: `penstock.node_program` sends this package to nodes with the programs that need it.
+"""
+
+from __future__ import annotations
+
+from penstock.ownership.folders import (
+    LEASE,
+    NotOwned,
+    OwnedFolder,
+    check_parents,
+    lease_of,
+    leased,
+    remove_below,
+    remove_file,
+    remove_flat_folder,
+    remove_made,
+    temporary_folder,
+)
+from penstock.ownership.mounts import detach_loop, mounts_below, unmount_device
+from penstock.ownership.processes import (
+    born,
+    end_group,
+    end_processes,
+    has_ended,
+    has_mark,
+    marked,
+    signal_group,
+    signal_process,
+    wait_unreaped,
+)
+
+__all__ = [
+    "LEASE",
+    "NotOwned",
+    "OwnedFolder",
+    "born",
+    "check_parents",
+    "detach_loop",
+    "end_group",
+    "end_processes",
+    "has_ended",
+    "has_mark",
+    "lease_of",
+    "leased",
+    "marked",
+    "mounts_below",
+    "remove_below",
+    "remove_file",
+    "remove_flat_folder",
+    "remove_made",
+    "signal_group",
+    "signal_process",
+    "temporary_folder",
+    "unmount_device",
+    "wait_unreaped",
+]

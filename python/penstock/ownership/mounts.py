@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mounts: which lie below a folder, which one a descriptor lies on, and how one of ours is taken away."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from contextlib import suppress
+
+__all__ = ["detach_loop", "mount_of", "mounts_below", "unmount", "unmount_device"]
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+_PROGRAM_S = 5.0
+
+
+def mounts_below(path: str) -> list[str]:
+    """Mount points at or below a path without links, the deepest first; one that is mounted over comes once for each mount."""
+    begin = os.fsencode(path)
+    return [
+        os.fsdecode(point) for point, _ in sorted(_mounts(), reverse=True) if (point + b"/").startswith(begin + b"/")
+    ]
+
+
+def _mounts() -> list[tuple[bytes, str]]:
+    """Every mount point, bytes as they are, with its device's `major:minor`; in the order in which they were mounted."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        rows = [line.split(b" ") for line in file]
+    # Blank, tab, newline and backslash are written as \040 and the like; all other bytes stand for themselves.
+    return [(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), row[4]), row[2].decode()) for row in rows]
+
+
+def mount_of(fd: int) -> str:
+    """What names the mount that a descriptor lies on: a bind mount of the same device has another one."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            return next(line for line in file if line.startswith("mnt_id:"))
+    except (OSError, StopIteration):
+        return str(os.fstat(fd).st_dev)
+
+
+def _tried(*lines: list[str]) -> bool:
+    """Whether one of the command lines ended well; the first one that does is the last one that is run."""
+    for words in lines:
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROGRAM_S, check=False)
+            if done.returncode == 0:
+                return True
+    return False
+
+
+def unmount(path: str) -> bool:
+    """Unmounts the uppermost mount at a path, also one that is busy. The caller has proved that it is ours."""
+    return _tried(["umount", path], ["fusermount3", "-u", path], ["umount", "-l", path])
+
+
+def unmount_device(path: str, number: str) -> bool:
+    """Unmounts a path. Proof: the uppermost mount there is of the device `major:minor` that the caller mounted."""
+    at = [device for point, device in _mounts() if point == os.fsencode(os.path.realpath(path))]
+    return at[-1:] == [number] and _tried(["umount", path])
+
+
+def detach_loop(device: str, image: str) -> bool:
+    """Detaches a loop device. Proof: it is backed by the image that the caller made."""
+    try:
+        with open(f"/sys/block/{os.path.basename(device)}/loop/backing_file") as file:
+            backing = file.read().removesuffix("\n")
+    except OSError:
+        return False
+    return backing.removesuffix(" (deleted)") == image and _tried(["losetup", "--detach", device])

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes: those with a mark of ours, and the groups that children of ours lead. No signal goes to a number that another process
+has by now.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "born",
+    "end_group",
+    "end_processes",
+    "has_ended",
+    "has_mark",
+    "marked",
+    "signal_group",
+    "signal_process",
+    "wait_unreaped",
+]
+
+_LOOK_S = 0.05
+
+
+def born(pid: int) -> int:
+    """A process's start in clock ticks, which with its number names it for ever; 0 when it is gone or dead."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
+    """Whether a process of this user has a variable (`NAME=VALUE`) in its environment that is a mark of ours."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            user = next(line.split()[1] for line in file if line.startswith("Uid:"))
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return int(user) == os.getuid() and any(map(is_mark, file.read().split(b"\0"))) and born(pid) > 0
+    except (OSError, StopIteration):
+        return False
+
+
+def marked(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
+    """Living processes of this user with a mark of ours, and their command lines."""
+    found = {}
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
+        if pid != os.getpid() and has_mark(pid, is_mark):
+            with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+                found[pid] = file.read().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+    return found
+
+
+def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> bool:
+    """Sends a signal to a process that is not a child of ours; whether it went out.
+
+    `is_ours` is asked after the process is held by a descriptor: where the number belongs to another process by then, the one
+    that is held is dead, and the signal goes nowhere.
+    """
+    fd = -1
+    if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                return False
+    try:
+        if pid < 2 or not is_ours(pid):
+            return False
+        if fd >= 0:
+            signal.pidfd_send_signal(fd, number)
+        else:
+            os.kill(pid, number)  # before Linux 5.3 or Python 3.9: the proof is a moment old
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return True
+
+
+def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int, str]:
+    """Asks the marked processes to end, then kills them; those that it found."""
+    ended: dict[int, str] = {}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + grace_s
+        while True:
+            # Looked for again each time: one that was about to start another has done so meanwhile.
+            now = marked(is_mark)
+            ended.update(now)
+            for pid in now:
+                signal_process(pid, number, lambda pid: has_mark(pid, is_mark))
+            if not now:
+                return ended
+            if time.monotonic() > until:
+                break
+            time.sleep(_LOOK_S)
+    return ended
+
+
+def has_ended(child: subprocess.Popen[Any]) -> bool:
+    """Whether a child has ended, without reaping it: until it is reaped its number, and its group's, are its own."""
+    if child.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
+def wait_unreaped(child: subprocess.Popen[Any], limit_s: float) -> bool:
+    """Waits until a child has ended, without reaping it; False where it has not within the limit."""
+    until, pause_s = time.monotonic() + limit_s, 0.0005
+    while not has_ended(child):
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        pause_s = min(2 * pause_s, left, _LOOK_S)
+        time.sleep(pause_s)
+    return True
+
+
+def signal_group(child: subprocess.Popen[Any], number: int) -> None:
+    """Sends a signal to the group that a child leads. Proof: the child is not reaped, so the number is still its own."""
+    if child.returncode is not None:
+        return
+    # ChildProcessError: somebody else has reaped it, and the number may be another's.
+    with suppress(ChildProcessError, ProcessLookupError, PermissionError):
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        os.killpg(child.pid, number)
+
+
+def end_group(child: subprocess.Popen[Any], grace_s: float) -> None:
+    """Ends the group that a child leads: asked first, killed after the grace; then the child is reaped."""
+    signal_group(child, signal.SIGTERM)
+    wait_unreaped(child, grace_s)
+    signal_group(child, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(grace_s)

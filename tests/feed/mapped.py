@@ -68,3 +68,17 @@ def twice(sample):
 
 def plain_y(sample):
     return {"y": sample["y"][0]}
+
+
+def same(sample):
+    return dict(sample)
+
+
+def only_lists(sample):
+    return {"name": f"sample {int(sample['y'][0])}"}
+
+
+def waits_for_file(path, sample):
+    while not path.exists():
+        time.sleep(0.01)
+    return sample

@@ -25,7 +25,8 @@ from penstock.feed.unindexed import WORDS, Unindexed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.feed.mapping import Crew, MapRun
+    from penstock.feed.map_workers import Crew
+    from penstock.feed.mapping import MapRun
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.report import Report
     from penstock.feed.shape import Shaped
@@ -253,7 +254,7 @@ class BaseLoader(Generic[Batch]):
         if not any(mapping.workers for mapping in self.dataset.mappings):
             return None
         if self._crew is None or not self._crew.is_alive:
-            from penstock.feed.mapping import Crew
+            from penstock.feed.map_workers import Crew
 
             self._crew = Crew(self.dataset.mappings)
         return self._crew

@@ -1,48 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python functions over the samples of a feed, in this process or in spawned ones; order and state stay here.
 
-Owns the worker processes of a loader and the shared memory that batches pass through. Batches go to whichever worker has
-least to do and come out in their order. A worker that dies ends the pass with one error: what killed it would kill the
-next one too, and the loader's state is that of the last delivered batch.
+Batches go to whichever worker has least to do and come out in their order. A worker that dies ends the pass with one
+error: what killed it would kill the next one too, and the loader's state is that of the last delivered batch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import inspect
-import mmap
-import multiprocessing
 import operator
-import os
 import pickle
 import time
-import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import worker
+from penstock.feed.map_workers import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock import _native
     from penstock.feed.loader import BaseLoader
+    from penstock.feed.map_workers import Crew
     from penstock.feed.shape import Shaped
 
-__all__ = ["Crew", "MapRun", "Mapping", "run_here", "sample_seed"]
-
-_TASKS_A_WORKER = 2
-"""Batches at a worker: one that it works on and one that waits, so that it never waits for the pipe."""
+__all__ = ["MapRun", "Mapping", "run_here", "sample_seed"]
 
 _POLL_S = 0.005
 """How often a free worker looks whether the feed has a batch for it."""
-
-_SPARE = 2
-"""Result slots of a worker that wait to be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,219 +79,14 @@ def sample_seed(seed: int | None, epoch: int, position: int) -> int:
 
 
 @dataclass(slots=True)
-class _Task:
-    """A batch at a worker."""
-
-    worker: _Worker
-    slot: int
-    positions: Sequence[int]
-    epoch: int
-    cursor: int
-    passed: dict[str, Any]
-    result: Any = None
-
-
-class _Worker:
-    """One process, its pipe and its slots."""
-
-    def __init__(self, number: int, pickled: bytes) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.number = number
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=worker.work, args=(theirs, pickled), name=f"penstock-map-{number}", daemon=True
-        )
-        self.process.start()
-        theirs.close()
-        self.tasks = 0
-        self.is_ready = False
-        self.inputs: dict[int, mmap.mmap] = {}
-        self.free_inputs: list[int] = []
-        self.outputs: dict[int, mmap.mmap] = {}
-        self.free_outputs: list[int] = []
-
-    def input(self, size: int) -> tuple[int, mmap.mmap]:
-        """A slot for a task; a larger one where the old ones are too small."""
-        for slot in self.free_inputs:
-            if len(self.inputs[slot]) >= size:
-                self.free_inputs.remove(slot)
-                return slot, self.inputs[slot]
-        slot = self.free_inputs.pop() if self.free_inputs else len(self.inputs)
-        descriptor, memory = worker.new_memory(size)
-        self.pipe.send(("input", slot, size))
-        reduction.send_handle(self.pipe, descriptor, self.process.pid)
-        os.close(descriptor)
-        self.inputs[slot] = memory
-        return slot, memory
-
-    def give_back(self, slot: int) -> None:
-        """A result slot that the consumer has let go of."""
-        if len(self.free_outputs) < _SPARE:
-            self.free_outputs.append(slot)
-            return
-        self.outputs.pop(slot, None)
-        try:
-            self.pipe.send(("drop", slot))
-        except OSError:  # it has gone, and its memory with it
-            return
-
-    def end(self) -> None:
-        self.pipe.close()
-        self.process.join(0.5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-
-
-class Crew:
-    """The processes of one loader, kept from epoch to epoch."""
-
-    def __init__(self, mappings: Sequence[Mapping]) -> None:
-        pickled = pickle.dumps([(mapping.function, mapping.wants_seed) for mapping in mappings])
-        self.pid = os.getpid()
-        self.workers = [_Worker(number, pickled) for number in range(max(m.workers for m in mappings))]
-        self.tasks: dict[int, _Task] = {}
-        self._next = 0
-        self._end = weakref.finalize(self, _end_all, self.workers, self.pid)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._end.alive and self.pid == os.getpid()
-
-    @property
-    def has_room(self) -> bool:
-        return any(each.tasks < _TASKS_A_WORKER for each in self.workers)
-
-    def end(self) -> None:
-        self._end()
-
-    def submit(self, rows: worker.Rows, task: Callable[[_Worker, int], _Task], seeds: Sequence[int]) -> int:
-        """Copies a batch into the slot of the worker that has least to do, and tells it."""
-        import numpy as np
-
-        chosen = min(self.workers, key=lambda each: each.tasks)
-        arrays = dict(rows.arrays)
-        for name, (values, offsets) in rows.ragged.items():
-            arrays[f"{name}/values"], arrays[f"{name}/offsets"] = values, offsets
-        fields, size = worker.layout([(name, array.dtype.str, array.shape) for name, array in arrays.items()])
-        number, self._next = self._next, self._next + 1
-        try:
-            slot, memory = chosen.input(size)
-            for name, seat in worker.arrays_at(memory, fields).items():
-                np.copyto(seat, arrays[name])
-            offered = chosen.free_outputs.pop() if chosen.free_outputs else None
-            chosen.pipe.send(("task", number, slot, fields, list(rows.ragged), rows.lists, seeds, offered))
-        except OSError:
-            self.tasks[number] = task(chosen, -1)
-            self._lost(chosen)
-        chosen.tasks += 1
-        self.tasks[number] = task(chosen, slot)
-        return number
-
-    def wait(self, timeout_s: float) -> None:
-        """Takes what the workers have to say, waiting at most so long for the first."""
-        ready = connection.wait([each.pipe for each in self.workers], timeout_s)
-        for sender in [each for each in self.workers if each.pipe in ready]:
-            try:
-                message = sender.pipe.recv()
-                self._take(sender, message)
-            except (EOFError, ConnectionError):
-                self._lost(sender)
-
-    def _take(self, sender: _Worker, message: Any) -> None:
-        if message[0] == "ready":
-            sender.is_ready = True
-        elif message[0] == "broken":
-            self.end()
-            error = MapFailed("map: a worker could not load its function", where="map")
-            error.add_note("the worker's traceback:\n" + message[1])
-            raise error
-        else:
-            kind, number = message[:2]
-            descriptor = None
-            if kind == "done" and message[6]:
-                descriptor = reduction.recv_handle(sender.pipe)
-                sender.outputs[message[4]] = mmap.mmap(descriptor, message[5])
-                os.close(descriptor)
-            sender.tasks -= 1
-            task = self.tasks.get(number)
-            if task is not None:
-                sender.free_inputs.append(task.slot)
-                task.result = message
-
-    def _lost(self, lost: _Worker) -> None:
-        lost.process.join(1)
-        code = lost.process.exitcode
-        held = [task for task in self.tasks.values() if task.worker is lost and task.result is None]
-        began = lost.is_ready
-        self.end()
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        what = (
-            f" while it had positions {held[0].positions[0]:,} to {held[-1].positions[-1]:,} of epoch {held[0].epoch}"
-            if held
-            else ""
-        )
-        hint = None
-        if code == -9:
-            hint = "signal 9 is how the system ends a process when memory is short; fewer workers need less"
-        elif not began:
-            hint = 'a script that starts workers needs `if __name__ == "__main__":` around its main part'
-        raise MapFailed(f"map: worker {lost.number} (process {lost.process.pid}) {how}{what}", where="map", hint=hint)
-
-    def collect(self, number: int) -> tuple[dict[str, Any], _Task] | None:
-        """The result of a task, when it is there: arrays over shared memory, which is the holder's."""
-        task = self.tasks[number]
-        if task.result is None:
-            return None
-        del self.tasks[number]
-        kind = task.result[0]
-        if kind == "failed":
-            _, _, row, why, trace = task.result
-            raise worker.Failure(row, why, trace)
-        _, _, fields, lists, slot, _, _ = task.result
-        made: dict[str, Any] = dict(lists)
-        if slot is not None and fields:
-            sender = task.worker
-            memory = sender.outputs[slot]
-            # The holder's arrays keep this alive; when the last is gone, the slot is used again.
-            owner = (ctypes.c_char * len(memory)).from_buffer(memory)
-            weakref.finalize(owner, _Worker.give_back, sender, slot).atexit = False
-            made.update(worker.arrays_at(owner, fields))
-        return made, task
-
-    def abandon(self, numbers: Sequence[int]) -> None:
-        """Forgets tasks of a pass that was ended; their slots are used again once the workers have answered."""
-        for number in numbers:
-            task = self.tasks.get(number)
-            if task is None or task.result is None:
-                continue
-            del self.tasks[number]
-            if task.result[0] == "done" and task.result[4] is not None:
-                task.worker.give_back(task.result[4])
-
-    def settle(self) -> None:
-        """Waits for the answers to tasks that were forgotten."""
-        while self.tasks:
-            self.wait(1.0)
-            self.abandon(list(self.tasks))
-
-
-def _end_all(workers: list[_Worker], pid: int) -> None:
-    if pid == os.getpid():  # a forked child has their pipes, but they are not its own
-        for each in workers:
-            each.pipe.close()
-        for each in workers:
-            each.end()
-
-
-@dataclass(slots=True)
 class _Pass:
     """Where a pass stands: what was read of the feed, and what of it is at the workers."""
 
     epoch: int
     read: int
-    under_way: deque[int] = field(default_factory=deque)
+    under_way: deque[Task] = field(default_factory=deque)
     is_exhausted: bool = False
+    is_closed: bool = False
     wait_s: float = 0.0
 
 
@@ -328,14 +112,13 @@ class MapRun:
             self._fill(crew)
             if not state.under_way:
                 return None
-            positions = crew.tasks[state.under_way[0]].positions
+            task = state.under_way[0]
             try:
-                found = crew.collect(state.under_way[0])
+                made = crew.collect(task)
             except worker.Failure as failure:
-                raise _failed(failure, self._loader.dataset, state.epoch, positions) from None
-            if found is not None:
+                raise _failed(failure, self._loader.dataset, state.epoch, task.positions) from None
+            if made is not None:
                 state.under_way.popleft()
-                made, task = found
                 return {**task.passed, **made}, len(task.positions), task.cursor
             began = time.perf_counter()
             crew.wait(_POLL_S if crew.has_room and not state.is_exhausted else 1.0)
@@ -343,18 +126,17 @@ class MapRun:
 
     def _fill(self, crew: Crew) -> None:
         state = self._pass
+        if state.is_closed:
+            raise ConfigError("iterator: it has ended", where="iterator")
         while not state.is_exhausted and crew.has_room and (not state.under_way or self._run.is_ready()):
             got = self._run.next()
             if got is None:
                 state.is_exhausted = True
                 return
             rows, passed, positions, cursor = self._rows(got)
-            seeds = _seeds(self._loader.dataset, state.epoch, positions)
-
-            def task(chosen: _Worker, slot: int, p: Any = positions, c: int = cursor, w: Any = passed) -> _Task:
-                return _Task(chosen, slot, p, state.epoch, c, w)
-
-            state.under_way.append(crew.submit(rows, task, seeds))
+            task = Task(positions, state.epoch, cursor, passed)
+            crew.submit(task, rows, _seeds(self._loader.dataset, state.epoch, positions))
+            state.under_way.append(task)
 
     def _next_here(self) -> tuple[dict[str, Any], int, int] | None:
         got = self._run.next()
@@ -404,13 +186,14 @@ class MapRun:
         if crew is None or not under_way:
             return False
         crew.wait(0)
-        return crew.tasks[under_way[0]].result is not None
+        return under_way[0].result is not None
 
     def close(self) -> None:
-        """Ends the native run; the workers stay for the next pass."""
+        """Ends the native run, from any thread; the workers stay for the next pass."""
+        self._pass.is_closed = True
         self._run.close()
         if self._crew is not None and self._crew.is_alive:
-            self._crew.abandon(list(self._pass.under_way))
+            self._crew.abandon()
 
 
 def _add(rows: worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:

@@ -12,10 +12,12 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import reduction
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from penstock.parent import end_with_parent
@@ -227,19 +229,32 @@ class _Slots:
         """A slot of at least `size` bytes: the one offered, or a new one with its descriptor."""
         if offered is not None and len(self.outputs[offered]) >= size:
             return offered, self.outputs[offered], None
-        if offered is not None:
-            del self.outputs[offered]
         descriptor, memory = new_memory(size)
         self._next += 1
         self.outputs[self._next] = memory
         return self._next, memory, descriptor
 
 
-def _messages(pipe: Connection) -> Iterator[Any]:
+def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
+    """Puts the parent's messages on a queue, each with the memory it brings, and None after the last."""
     # The parent has gone when its end is closed, however it ended: nothing of ours outlives it.
-    with suppress(EOFError, ConnectionError):
+    with suppress(EOFError, OSError):
         while True:
-            yield pipe.recv()
+            message, memory = pipe.recv(), None
+            if message[0] == "input":
+                descriptor = reduction.recv_handle(pipe)
+                memory = mmap.mmap(descriptor, message[2])
+                os.close(descriptor)
+            into.put((message, memory))
+    into.put(None)
+
+
+def _messages(pipe: Connection) -> Iterator[tuple[Any, mmap.mmap | None]]:
+    # A thread of its own reads: the parent may send a large batch while we send a large result, and either fills its
+    # pipe.
+    queue: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_read, args=(pipe, queue), name="penstock-map-read", daemon=True).start()
+    return iter(queue.get, None)
 
 
 def work(pipe: Connection, pickled: bytes) -> None:
@@ -255,12 +270,9 @@ def work(pipe: Connection, pickled: bytes) -> None:
     slots = _Slots()
     with suppress(OSError):
         pipe.send(("ready",))
-        for message in _messages(pipe):
-            if message[0] == "input":
-                _, number, size = message
-                descriptor = reduction.recv_handle(pipe)
-                slots.inputs[number] = mmap.mmap(descriptor, size)
-                os.close(descriptor)
+        for message, memory in _messages(pipe):
+            if memory is not None:
+                slots.inputs[message[1]] = memory
             elif message[0] == "drop":
                 slots.outputs.pop(message[1], None)
             else:

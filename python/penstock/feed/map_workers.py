@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes of `map`, seen from the process that iterates: their pipes, and the shared memory of batches.
+
+One thread at a time uses the pipes, and only in the process that started the workers. Whoever drops a batch puts its
+slot on a queue, from any thread; the next `submit` or `wait` sends what that means to the worker. A batch's shared
+memory stays mapped until then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import pickle
+import threading
+import weakref
+from collections import deque
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, reduction
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, MapFailed, SystemFault
+from penstock.feed import worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.feed.mapping import Mapping
+
+__all__ = ["Crew", "Task"]
+
+_TASKS_A_WORKER = 2
+"""Batches at a worker: one that it works on and one that waits, so that it never waits for the pipe."""
+
+_SPARE = 2
+"""Result slots of a worker that wait to be used again."""
+
+
+class _Forks:
+    """Number of forks of this process. A child shares the batches' memory, so a slot older than a fork is not reused."""
+
+    count = 0
+
+    @classmethod
+    def add(cls) -> None:
+        cls.count += 1
+
+
+os.register_at_fork(after_in_parent=_Forks.add)
+
+
+@dataclass(slots=True)
+class Task:
+    """A batch for a worker. `passed` are the columns that no function sees; `submit` sets the rest."""
+
+    positions: Sequence[int]
+    epoch: int
+    cursor: int
+    passed: dict[str, Any]
+    number: int = -1
+    worker: _Worker | None = None
+    slot: int = -1
+    offered: int | None = None
+    result: Any = None
+
+
+class _Worker:
+    """One process, its pipe and its slots."""
+
+    def __init__(self, number: int, pickled: bytes) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.number = number
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=worker.work, args=(theirs, pickled), name=f"penstock-map-{number}", daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.tasks = 0
+        self.is_ready = False
+        self.inputs: dict[int, mmap.mmap] = {}
+        self.free_inputs: list[int] = []
+        self.outputs: dict[int, mmap.mmap] = {}
+        self.free_outputs: list[int] = []
+        # Slots whose last holder is gone, and the number of forks when they were handed out. Finalisers append, in
+        # any thread and in the middle of anything; a deque needs no lock for that.
+        self.dropped: deque[tuple[int, int]] = deque()
+
+    def input(self, size: int) -> tuple[int, mmap.mmap]:
+        """A slot for a task; a larger one where the old ones are too small."""
+        for slot in self.free_inputs:
+            if len(self.inputs[slot]) >= size:
+                self.free_inputs.remove(slot)
+                return slot, self.inputs[slot]
+        slot = self.free_inputs.pop() if self.free_inputs else len(self.inputs)
+        descriptor, memory = worker.new_memory(size)
+        self.pipe.send(("input", slot, size))
+        reduction.send_handle(self.pipe, descriptor, self.process.pid)
+        os.close(descriptor)
+        self.inputs[slot] = memory
+        return slot, memory
+
+    def reclaim(self) -> None:
+        """Makes dropped slots free, and tells the worker to unmap those above `_SPARE`."""
+        while self.dropped:
+            slot, forks = self.dropped.popleft()
+            if len(self.free_outputs) < _SPARE and forks == _Forks.count:
+                self.free_outputs.append(slot)
+                continue
+            self.outputs.pop(slot, None)
+            with suppress(OSError):  # the worker has ended, and its memory with it
+                self.pipe.send(("drop", slot))
+
+    def end(self) -> None:
+        self.pipe.close()
+        self.process.join(0.5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class Crew:
+    """The processes of one loader, kept from epoch to epoch."""
+
+    def __init__(self, mappings: Sequence[Mapping]) -> None:
+        pickled = pickle.dumps([(mapping.function, mapping.wants_seed) for mapping in mappings])
+        self.pid = os.getpid()
+        self.workers = [_Worker(number, pickled) for number in range(max(m.workers for m in mappings))]
+        self.tasks: dict[int, Task] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+        self._end = weakref.finalize(self, _end_all, self.workers, self.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._end.alive and self.pid == os.getpid()
+
+    @property
+    def has_room(self) -> bool:
+        return any(each.tasks < _TASKS_A_WORKER for each in self.workers)
+
+    def end(self) -> None:
+        self._end()
+
+    @contextmanager
+    def _pipes(self) -> Iterator[None]:
+        """The pipes, for this thread alone; dropped slots are reclaimed first.
+
+        Raises:
+            ConfigError: In another process, after the workers have ended, or in a signal handler that interrupted a
+                thread which holds the pipes.
+        """
+        if self.pid != os.getpid():
+            raise ConfigError(
+                f"iterator: it belongs to process {self.pid}; make a new one in this process", where="iterator"
+            )
+        if self._holder == threading.get_ident():
+            raise ConfigError(
+                "iterator: a signal handler reads from the loader that it interrupted",
+                where="iterator",
+                hint="set a flag in the handler and act on it between batches",
+            )
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                if not self._end.alive:
+                    raise ConfigError("iterator: its workers have ended", where="iterator", hint="make a new iterator")
+                for each in self.workers:
+                    each.reclaim()
+                yield
+            except BaseException:
+                self.end()  # Ctrl-C within a message leaves half of it in a pipe; the next pass starts new workers
+                raise
+            finally:
+                self._holder = None
+
+    def submit(self, task: Task, rows: worker.Rows, seeds: Sequence[int]) -> None:
+        """Copies a batch into a slot of the least busy worker, and sends the task."""
+        import numpy as np
+
+        arrays = dict(rows.arrays)
+        for name, (values, offsets) in rows.ragged.items():
+            arrays[f"{name}/values"], arrays[f"{name}/offsets"] = values, offsets
+        fields, size = worker.layout([(name, array.dtype.str, array.shape) for name, array in arrays.items()])
+        with self._pipes():
+            chosen = task.worker = min(self.workers, key=lambda each: each.tasks)
+            task.number, self._next = self._next, self._next + 1
+            self.tasks[task.number] = task
+            try:
+                task.slot, memory = chosen.input(size)
+                for name, seat in worker.arrays_at(memory, fields).items():
+                    np.copyto(seat, arrays[name])
+                task.offered = chosen.free_outputs.pop() if chosen.free_outputs else None
+                message = ("task", task.number, task.slot, fields, list(rows.ragged), rows.lists, seeds, task.offered)
+                chosen.pipe.send(message)
+            except ConnectionError:
+                self._lost(chosen)
+            except OSError as error:
+                raise SystemFault(
+                    f"map: {size:,} bytes to share with a worker: {error.strerror}", where="map"
+                ) from None
+            chosen.tasks += 1
+
+    def wait(self, timeout_s: float) -> None:
+        """Takes the workers' messages, waiting at most `timeout_s` for the first."""
+        with self._pipes():
+            ready = connection.wait([each.pipe for each in self.workers], timeout_s)
+            for sender in [each for each in self.workers if each.pipe in ready]:
+                try:
+                    message = sender.pipe.recv()
+                    self._take(sender, message)
+                except (EOFError, ConnectionError):
+                    self._lost(sender)
+
+    def _take(self, sender: _Worker, message: Any) -> None:
+        if message[0] == "ready":
+            sender.is_ready = True
+        elif message[0] == "broken":
+            self.end()
+            error = MapFailed("map: a worker could not load its function", where="map")
+            error.add_note("the worker's traceback:\n" + message[1])
+            raise error
+        else:
+            kind, number = message[:2]
+            used = message[4] if kind == "done" else None
+            if used is not None and message[6]:
+                descriptor = reduction.recv_handle(sender.pipe)
+                sender.outputs[used] = mmap.mmap(descriptor, message[5])
+                os.close(descriptor)
+            sender.tasks -= 1
+            task = self.tasks[number]
+            sender.free_inputs.append(task.slot)
+            if task.offered is not None and task.offered != used:  # it was too small, or no result was made
+                sender.dropped.append((task.offered, -1))
+            task.result = message
+
+    def _lost(self, lost: _Worker) -> None:
+        lost.process.join(1)
+        code = lost.process.exitcode
+        held = [task for task in self.tasks.values() if task.worker is lost and task.result is None]
+        began = lost.is_ready
+        self.end()
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        what = (
+            f" while it had positions {held[0].positions[0]:,} to {held[-1].positions[-1]:,} of epoch {held[0].epoch}"
+            if held
+            else ""
+        )
+        hint = None
+        if code == -9:
+            hint = "signal 9 is how the system ends a process when memory is short; fewer workers need less"
+        elif not began:
+            hint = 'a script that starts workers needs `if __name__ == "__main__":` around its main part'
+        raise MapFailed(f"map: worker {lost.number} (process {lost.process.pid}) {how}{what}", where="map", hint=hint)
+
+    def collect(self, task: Task) -> dict[str, Any] | None:
+        """The result of a task, when it is there: arrays over shared memory, which is the holder's.
+
+        Raises:
+            ConfigError: Another thread has abandoned it.
+        """
+        if task.result is None:
+            return None
+        if self.tasks.pop(task.number, None) is None:
+            raise ConfigError("iterator: it has ended", where="iterator")
+        if task.result[0] == "failed":
+            _, _, row, why, trace = task.result
+            raise worker.Failure(row, why, trace)
+        _, _, fields, lists, slot, _, _ = task.result
+        made: dict[str, Any] = dict(lists)
+        sender = task.worker
+        if sender is not None and slot is not None:
+            memory = sender.outputs[slot]
+            # The holder's arrays keep this alive; when the last is gone, the slot is used again.
+            owner = (ctypes.c_char * len(memory)).from_buffer(memory)
+            weakref.finalize(owner, sender.dropped.append, (slot, _Forks.count)).atexit = False
+            made.update(worker.arrays_at(owner, fields))
+        return made
+
+    def abandon(self) -> None:
+        """Forgets the tasks that are answered; their slots are used again. Waits for no worker."""
+        for number, task in list(self.tasks.items()):
+            if task.result is None or self.tasks.pop(number, None) is None:
+                continue
+            if task.worker is not None and task.result[0] == "done" and task.result[4] is not None:
+                task.worker.dropped.append((task.result[4], _Forks.count))
+
+    def settle(self) -> None:
+        """Waits for the answers to tasks of an ended pass, and forgets them."""
+        self.abandon()
+        while self.tasks:
+            self.wait(1.0)
+            self.abandon()
+
+
+def _end_all(workers: list[_Worker], pid: int) -> None:
+    if pid == os.getpid():  # a forked child has their pipes, but they are not its own
+        for each in workers:
+            each.pipe.close()
+        for each in workers:
+            each.end()

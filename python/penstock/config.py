@@ -4,6 +4,9 @@
 Owns reading `penstock.toml` into frozen layers. Refuses to know any verb: a table is named for a verb and a key for its
 long flag, and the CLI, which knows them, says what is unknown. Nothing below the CLI ever sees a whole configuration.
 
+`penstock.toml` of the current folder may be a stranger's (a cloned repository, a shared scratch folder). Until its user
+has consented to its content (`penstock config allow`), it sets quantities and choices only: no text, path, flag or store.
+
     [stage]
     max-in-flight = 32
     [dataset.cosmoflow]
@@ -12,28 +15,32 @@ long flag, and the CLI, which knows them, says what is unknown. Nothing below th
 
 from __future__ import annotations
 
+import hashlib
+import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.env import state_home
 from penstock.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Config", "Layer", "load", "places", "store_variables"]
+__all__ = ["Config", "Layer", "allow", "load", "needs_consent", "places", "revoke", "store_variables"]
 
 # A settings file is a page of text; a larger one is something else (a dataset given by mistake).
 _LIMIT_BYTES = 1_000_000
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One file: its place, and its tables as TOML gives them."""
+    """One file: its place, its tables as TOML gives them, and whether its user trusts all of it."""
 
     path: str
     tables: dict[str, Any]
+    is_trusted: bool = True
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -53,6 +60,10 @@ class Config(msgspec.Struct, frozen=True):
             found |= {key: (value, layer.path) for key, value in table.items() if not isinstance(value, dict)}
         return found
 
+    def trusts(self, path: str) -> bool:
+        """Whether the file at `path` may set everything; else only quantities and choices."""
+        return all(layer.is_trusted for layer in self.layers if layer.path == path)
+
     def speaks_of(self, verb: tuple[str, ...]) -> bool:
         """Whether any file has something under a verb's name, be it a table or not."""
         for layer in self.layers:
@@ -64,11 +75,19 @@ class Config(msgspec.Struct, frozen=True):
         return False
 
 
+def needs_consent(path: str, what: str) -> ConfigError:
+    """The error for a setting of `path` that its user has not consented to."""
+    return ConfigError(
+        f"{path} sets {what}, and nothing allows this file to",
+        hint=f"read it, then run `penstock config allow {path}`; or name another file with --config",
+    )
+
+
 def store_variables(config: Config) -> dict[str, str]:
     """What `[stores."s3://bucket"]` tables say, as the variables that the stores read.
 
     Raises:
-        ConfigError: A table that is none of variables.
+        ConfigError: A table does not hold variables, or stands in a file that needs its user's consent first.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
@@ -77,6 +96,8 @@ def store_variables(config: Config) -> dict[str, str]:
         stores = layer.tables.get("stores", {})
         if not isinstance(stores, dict):
             raise ConfigError(f"{layer.path}: `stores` is not a table of stores")
+        if stores and not layer.is_trusted:
+            raise needs_consent(layer.path, "stores")
         for url, table in stores.items():
             if not isinstance(table, dict):
                 raise ConfigError(f'{layer.path}: stores."{url}" is not a table of variables')
@@ -117,16 +138,87 @@ def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = No
     """
     if only is not None and not only.is_file():
         raise NotFound(f"{only} is no file", hint="--config and PENSTOCK_CONFIG name a TOML file of settings")
-    files = [only] if only is not None else places(environment, folder)
-    return Config(tuple(Layer(str(path), _read(path)) for path in files if path.is_file()))
+    if only is not None:
+        return Config((Layer(str(only), _parse(only, _read(only))),))
+    here, *own = places(environment, folder)
+    layers = []
+    if here.is_file():
+        content = _read(here)
+        layers.append(Layer(str(here), _parse(here, content), _is_allowed(environment, here, content)))
+    layers += [Layer(str(path), _parse(path, _read(path))) for path in own if path.is_file()]
+    return Config(tuple(layers))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if (size_bytes := path.stat().st_size) > _LIMIT_BYTES:
-        raise ConfigError(f"{path} is too large for settings ({size_bytes:,} bytes, limit {_LIMIT_BYTES:,})")
+def allow(environment: Mapping[str, str], path: Path) -> Path:
+    """Records the user's consent to what the file holds now; returns the record. Any change of the file ends the consent.
+
+    Raises:
+        NotFound: There is no such file.
+        ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME says where to keep the record.
+    """
+    if not path.is_file():
+        raise NotFound(f"{path} is not a file", hint="name the settings file to allow")
+    content = _read(path)
+    _parse(path, content)
+    record = _record(environment, path, content)
+    if record is None:
+        raise ConfigError(
+            "HOME and XDG_STATE_HOME are not set, so there is no place to record consent",
+            hint="name the file with --config instead",
+        )
+    record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_private(record.parent):
+        raise ConfigError(f"{record.parent} belongs to another user or is writable by others", hint="chmod 700 it")
+    record.write_text(f"{path.resolve()}\n", encoding="utf-8")
+    return record
+
+
+def revoke(environment: Mapping[str, str], path: Path) -> int:
+    """Withdraws every consent to the file, of any content; returns how many there were."""
+    record = _record(environment, path, b"")
+    found = [
+        old
+        for old in (record.parent.glob("*") if record is not None else [])
+        if old.is_file() and old.read_text(encoding="utf-8", errors="replace").rstrip("\n") == str(path.resolve())
+    ]
+    for old in found:
+        old.unlink()
+    return len(found)
+
+
+def _record(environment: Mapping[str, str], path: Path, content: bytes) -> Path | None:
+    """Where consent to this content at this place is recorded: a file named for the digest of both."""
+    state = state_home(environment)
+    if state is None:
+        return None
+    key = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + content).hexdigest()
+    return state / "penstock/allowed" / key
+
+
+def _is_allowed(environment: Mapping[str, str], path: Path, content: bytes) -> bool:
+    record = _record(environment, path, content)
+    return record is not None and record.is_file() and _is_private(record.parent)
+
+
+def _is_private(folder: Path) -> bool:
+    status = folder.lstat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _read(path: Path) -> bytes:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        with path.open("rb") as file:
+            content = file.read(_LIMIT_BYTES + 1)
     except PermissionError as error:
         raise ConfigError(f"{path} cannot be read: permission denied") from error
+    if len(content) > _LIMIT_BYTES:
+        size_bytes = path.stat().st_size
+        raise ConfigError(f"{path} is too large for settings ({size_bytes:,} bytes, limit {_LIMIT_BYTES:,})")
+    return content
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error

@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["overlaid", "read"]
+__all__ = ["overlaid", "read", "state_home"]
 
 
 def read() -> Mapping[str, str]:
     """The environment as it is now."""
     return os.environ  # noqa: TID251 - this is the one door
+
+
+def state_home(environment: Mapping[str, str]) -> Path | None:
+    """The user's state folder: `XDG_STATE_HOME`, else `~/.local/state`; None without either (a relative path does not count)."""
+    named, home = environment.get("XDG_STATE_HOME", ""), environment.get("HOME", "")
+    if named.startswith("/"):
+        return Path(named)
+    return Path(home) / ".local/state" if home.startswith("/") else None
 
 
 @contextmanager

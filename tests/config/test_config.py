@@ -29,8 +29,9 @@ def far(miles: int) -> None:
 
 
 def config_of(folder, text: str) -> Config:
+    """The file, trusted: named outright."""
     (folder / "penstock.toml").write_text(text)
-    return load({}, folder)
+    return load({}, folder, only=folder / "penstock.toml")
 
 
 def test_load_no_files_is_empty(tmp_path):

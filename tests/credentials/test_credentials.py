@@ -170,13 +170,14 @@ def test_other_tenants_bucket_is_read_with_its_own_profile(versitygw, run_cli, t
         "index", url, env=env | {"PENSTOCK_STORE_LAB_URL": url, "PENSTOCK_STORE_LAB_AWS_PROFILE": "guest"}, cwd=tmp_path
     )
     assert by_variables.code == 0, by_variables.err
-    (tmp_path / "penstock.toml").write_text(f'[stores."{url}"]\nprofile = "guest"\n')
-    assert run_cli("index", url, env=env, cwd=tmp_path).code == 0
-    (tmp_path / "penstock.toml").write_text(f'[stores."{url}"]\nprofile = "nobody"\n')
-    wrong = run_cli("index", url, env=env, cwd=tmp_path)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(f'[stores."{url}"]\nprofile = "guest"\n')
+    assert run_cli("--config", settings, "index", url, env=env, cwd=tmp_path).code == 0
+    settings.write_text(f'[stores."{url}"]\nprofile = "nobody"\n')
+    wrong = run_cli("--config", settings, "index", url, env=env, cwd=tmp_path)
     assert (wrong.code, "nobody" in wrong.err) == (2, True), wrong.err
-    (tmp_path / "penstock.toml").write_text(f'[stores."{url}"]\npassword = "x"\n')
-    assert run_cli("index", url, env=env, cwd=tmp_path).code == 2
+    settings.write_text(f'[stores."{url}"]\npassword = "x"\n')
+    assert run_cli("--config", settings, "index", url, env=env, cwd=tmp_path).code == 2
 
 
 def test_key_that_expires_mid_stage_is_renewed_and_the_stage_goes_on(emulator, run_cli, tmp_path):

@@ -74,7 +74,7 @@ impl fmt::Debug for S3Settings {
 
 impl StoreSettings {
     /// Reads the AWS variables that every S3 client reads, and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
-    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_ANONYMOUS`,
+    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_CLI`, `PENSTOCK_AZURE_ANONYMOUS`,
     /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS`, `PENSTOCK_HEDGE` (1 or 0), `PENSTOCK_GIVE_UP_AFTER_S` (seconds of
     /// throttling) and `PENSTOCK_LOCAL_READS` (auto, pread, uring).
     ///
@@ -152,6 +152,7 @@ impl StoreSettings {
                 allows_http: flag("PENSTOCK_ALLOW_HTTP")?,
                 is_anonymous: flag("PENSTOCK_AZURE_ANONYMOUS")?,
                 asks_instance: flag("PENSTOCK_AZURE_IMDS")?,
+                asks_cli: text("PENSTOCK_AZURE_CLI").is_none() || flag("PENSTOCK_AZURE_CLI")?,
                 ..AzureSettings::from_env(variables)?
             },
             gcs: GcsSettings {

@@ -2,8 +2,9 @@
 //! Another tenant's store: variables that hold for the URLs below one prefix only.
 //!
 //! `PENSTOCK_STORE_<NAME>_URL=s3://theirs` says where, and `PENSTOCK_STORE_<NAME>_AWS_PROFILE=guest` (any variable that a
-//! store reads) what holds there. Nothing that says who we are elsewhere is inherited: where the other tenant's
-//! credentials fail, ours are not tried.
+//! store reads) what holds there. A tenant inherits no identity: not the variables that hold one, and not the home folder,
+//! where `~/.aws`, gcloud's default credentials and the login of `az` lie. If the tenant's own credentials fail, no other
+//! is tried. A tenant that names an `AWS_PROFILE` of its own reads that profile from the user's AWS files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,13 +12,14 @@ use penstock_types::{Error, Result, Url};
 
 const MARK: &str = "PENSTOCK_STORE_";
 
+/// Where the AWS tools' profiles lie; a tenant sees them only if it names a profile.
+const PROFILE_FILES: [&str; 3] = ["HOME", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"];
+
 /// Variables that say who asks, in each cloud.
 fn is_identity(name: &str) -> bool {
     let places = [
         "AWS_REGION",
         "AWS_DEFAULT_REGION",
-        "AWS_CONFIG_FILE",
-        "AWS_SHARED_CREDENTIALS_FILE",
         "AWS_EC2_METADATA_DISABLED",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT",
         "AWS_STS_REGIONAL_ENDPOINTS",
@@ -30,8 +32,9 @@ fn is_identity(name: &str) -> bool {
     let asks = ["_IMDS", "_METADATA", "_ANONYMOUS"];
     let ours = name.starts_with("PENSTOCK_") && asks.iter().any(|end| name.ends_with(end));
     let hadoop = matches!(name, "HADOOP_USER_NAME" | "HADOOP_PROXY_USER" | "HADOOP_TOKEN_FILE_LOCATION");
+    let home = matches!(name, "HOME" | "XDG_CONFIG_HOME");
     let theirs = clouds.iter().any(|cloud| name.starts_with(cloud));
-    ours || hadoop || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
+    ours || hadoop || home || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
 }
 
 /// A tenant: the URL that its stores begin with, and the whole environment that holds there.
@@ -74,6 +77,12 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<Tenant>
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .collect();
             let own = theirs.remove(tenant).unwrap_or_default();
+            if url.starts_with("s3:") && own.iter().any(|(name, _)| *name == "AWS_PROFILE") {
+                let files = PROFILE_FILES.iter().filter_map(|name| variables.get_key_value(*name));
+                all.extend(files.map(|(name, value)| (name.clone(), value.clone())));
+            }
+            // `az` finds its login by the process's own home, which no variable of the tenant hides.
+            all.insert("PENSTOCK_AZURE_CLI".to_owned(), "0".to_owned());
             all.extend(own.into_iter().filter(|(name, _)| *name != "URL").map(|(n, v)| (n.to_owned(), v.to_owned())));
             Tenant { url, variables: all }
         })
@@ -124,6 +133,27 @@ mod tests {
             assert!(ours.variables.contains_key("AWS_ACCESS_KEY_ID"));
         }
         assert!(!format!("{settings:?}").contains("ours-secret"));
+    }
+
+    #[test]
+    fn test_tenant_sees_the_home_folder_only_for_an_s3_profile_of_its_own() {
+        let home = [("HOME", "/h/us"), ("XDG_CONFIG_HOME", "/h/us/.config"), ("AWS_CONFIG_FILE", "/h/us/c")];
+        for (url, profile, sees) in [
+            ("s3://theirs", true, true),
+            ("s3://theirs", false, false),
+            ("gs://theirs", true, false),
+            ("az://theirs", true, false),
+        ] {
+            let mut pairs = home.to_vec();
+            pairs.push(("PENSTOCK_STORE_LAB_URL", url));
+            pairs.extend(profile.then_some(("PENSTOCK_STORE_LAB_AWS_PROFILE", "guest")));
+            let theirs = StoreSettings::from_env(&env(&pairs)).unwrap().of(&url.parse().unwrap());
+            assert_eq!(theirs.s3.home.is_some(), sees, "{url}");
+            assert_eq!(theirs.s3.variables.contains_key("AWS_CONFIG_FILE"), sees, "{url}");
+            assert_eq!(theirs.gcs.variables.contains_key("HOME"), sees, "{url}");
+            assert!(!theirs.gcs.variables.contains_key("XDG_CONFIG_HOME") && !theirs.azure.asks_cli, "{url}");
+        }
+        assert!(StoreSettings::from_env(&env(&home)).unwrap().azure.asks_cli);
     }
 
     #[test]

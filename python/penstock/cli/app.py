@@ -40,7 +40,7 @@ VERBS = {
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Bring a file system up on the job's own nodes, and take it down.",
     "doctor": "Say what nodes lack for each engine.",
-    "config": "Show which settings hold, and who said so.",
+    "config": "Show which settings hold and where they come from; allow a folder's own file.",
 }
 
 _EPILOG = "Every verb has --json (data on stdout, talk on stderr). Guide: docs/guides/first-water.md"
@@ -123,8 +123,9 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     from penstock.config import load, store_variables
 
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
-    ctx.with_resource(overlaid(store_variables(ctx.obj["config"])))
     verb = ctx.invoked_subcommand
+    if verb != "config":  # which shows and allows what other verbs refuse
+        ctx.with_resource(overlaid(store_variables(ctx.obj["config"])))
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:
         ctx.default_map = {verb: default_map(ctx.obj["config"], command, (verb,))}

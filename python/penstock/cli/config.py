@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock config`: which settings hold, and who said so."""
+"""`penstock config`: which settings hold, where they come from, and consent to a folder's own file."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from penstock.cli.parameters import default_map, settable
+from penstock.cli.parameters import default_map, is_harmless, settable
+from penstock.config import allow, revoke
+from penstock.env import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,20 +43,43 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
     config: Config = ctx.obj["config"]
     rows = list(_settings(ctx.find_root(), config))
     if as_json:
-        document = {"schema_version": 1, "files": [layer.path for layer in config.layers], "settings": rows}
+        document = {
+            "schema_version": 1,
+            "files": [layer.path for layer in config.layers],
+            "not_allowed": [layer.path for layer in config.layers if not layer.is_trusted],
+            "settings": rows,
+        }
         click.echo(json.dumps(document, ensure_ascii=False))
         return
     for layer in config.layers:
-        click.echo(f"read {layer.path}", err=True)
+        note = "" if layer.is_trusted else " (not allowed: verbs refuse all but its quantities and choices)"
+        click.echo(f"read {layer.path}{note}", err=True)
     verb = None
     for row in rows:
         if row["verb"] != verb:
             verb = row["verb"]
             click.echo(f"[{verb}]")
-        comment = f"  # {row['origin']}{': ' + row['place'] if row['place'] else ''}" if origin else ""
+        place = f": {row['place']}" if row["place"] else ""
+        place += "" if row["is_allowed"] else " (not allowed)"
+        comment = f"  # {row['origin']}{place}" if origin else ""
         # A setting without a value is printed as a comment, so that the whole is a settings file again.
         click.echo((f"# {row['key']} =" if row["value"] is None else f"{row['key']} = {_toml(row['value'])}") + comment)
     sys.stdout.flush()
+
+
+@command.command("allow")
+@click.argument("file", type=click.Path(path_type=Path), default="penstock.toml")
+@click.option("--revoke", "revokes", is_flag=True, help="Withdraw consent instead.")
+def allow_file(file: Path, revokes: bool) -> None:
+    """Consent to a folder's own penstock.toml.
+
+    Without consent it sets quantities and choices only. Consent holds for the content as it is now.
+    """
+    if revokes:
+        click.echo(f"{file}: {revoke(read(), file)} consents withdrawn", err=True)
+        return
+    allow(read(), file)
+    click.echo(f"{file}: allowed until it changes", err=True)
 
 
 def _settings(root: click.Context, config: Config) -> Iterator[dict[str, Any]]:
@@ -62,7 +88,7 @@ def _settings(root: click.Context, config: Config) -> Iterator[dict[str, Any]]:
     for name in group.list_commands(root):
         below = group.get_command(root, name)
         if below is not None and name != "config":
-            yield from _of(below, (name,), root, default_map(config, below, (name,)), config)
+            yield from _of(below, (name,), root, default_map(config, below, (name,), asks_consent=False), config)
 
 
 def _of(
@@ -73,14 +99,22 @@ def _of(
     said = config.table(verb)
     for key, option in settable(command).items():
         source = ctx.get_parameter_source(str(option.name))
-        place = ""
+        place, is_allowed = "", True
         if source is ParameterSource.ENVIRONMENT:
             place = str(option.envvar or f"{ctx.auto_envvar_prefix}_{str(option.name).upper()}")
         elif source is ParameterSource.DEFAULT_MAP:
             place = said[key][1]
+            is_allowed = config.trusts(place) or is_harmless(option)
         value = _plain(ctx.params.get(str(option.name)))
         origin = _ORIGINS.get(source, "default") if source else "default"
-        yield {"verb": ".".join(verb), "key": key, "value": value, "origin": origin, "place": place}
+        yield {
+            "verb": ".".join(verb),
+            "key": key,
+            "value": value,
+            "origin": origin,
+            "place": place,
+            "is_allowed": is_allowed,
+        }
     if isinstance(command, click.Group):
         for name in command.list_commands(ctx):
             below = command.get_command(ctx, name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.config import needs_consent
 from penstock.errors import ConfigError
 from penstock.units import parse_bytes, parse_rate, parse_seconds
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # generic for type checkers only, in the oldest click that we take
 
-__all__ = ["BYTES", "RATE", "SECONDS", "Several", "default_map", "patterns", "settable"]
+__all__ = ["BYTES", "RATE", "SECONDS", "Several", "default_map", "is_harmless", "patterns", "settable"]
 
 
 class _Quantity(_ParamType):
@@ -45,7 +46,7 @@ class Several(_ParamType):
 
     def __init__(self, one: click.ParamType[Any] | type, name: str) -> None:
         self.name = name
-        self._one = click.types.convert_type(one)
+        self.one = click.types.convert_type(one)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, tuple):
@@ -53,7 +54,7 @@ class Several(_ParamType):
         texts = [str(text).strip() for text in (value if isinstance(value, list) else str(value).split(","))]
         if not all(texts):
             self.fail(f"`{value}` is not a list such as 1,8,32", param, ctx)
-        return tuple(self._one.convert(text, param, ctx) for text in texts)
+        return tuple(self.one.convert(text, param, ctx) for text in texts)
 
 
 BYTES = _Quantity("bytes", parse_bytes)
@@ -90,11 +91,25 @@ def settable(command: click.Command) -> dict[str, click.Option]:
     }
 
 
-def default_map(config: Config, command: click.Command, verb: tuple[str, ...]) -> dict[str, Any]:
+def is_harmless(option: click.Option) -> bool:
+    """Whether a file that its user has not read may set the option: a quantity or one of a few choices.
+
+    A text or a path may name a program, an endpoint or a file to overwrite, and a flag may permit something.
+    """
+    kind = option.type.one if isinstance(option.type, Several) else option.type
+    kinds = (_Quantity, click.types.IntParamType, click.types.FloatParamType, click.Choice)
+    return isinstance(kind, kinds) and not option.is_flag
+
+
+def default_map(
+    config: Config, command: click.Command, verb: tuple[str, ...], *, asks_consent: bool = True
+) -> dict[str, Any]:
     """click's default map for a verb: its own settings, and those of its sub-verbs under their names.
 
+    Args:
+        asks_consent: Refuse what a file may set only with its user's consent.
     Raises:
-        ConfigError: A file sets what the verb has not, or a value that the flag would refuse.
+        ConfigError: A file sets what the verb does not have, what it may not set, or a value that the flag would refuse.
     """
     options = settable(command)
     found: dict[str, Any] = {}
@@ -106,6 +121,8 @@ def default_map(config: Config, command: click.Command, verb: tuple[str, ...]) -
             raise ConfigError(
                 f"{where} is no setting of `penstock {' '.join(verb)}`", hint=f"its settings are: {known}"
             )
+        if asks_consent and not config.trusts(path) and not is_harmless(option):
+            raise needs_consent(path, f"[{'.'.join(verb)}] {key}")
         try:
             option.type_cast_value(click.Context(command), value)
         except click.BadParameter as error:
@@ -118,5 +135,5 @@ def default_map(config: Config, command: click.Command, verb: tuple[str, ...]) -
                 continue
             below = command.get_command(context, name)
             if below is not None:
-                found[name] = default_map(config, below, (*verb, name))
+                found[name] = default_map(config, below, (*verb, name), asks_consent=asks_consent)
     return found

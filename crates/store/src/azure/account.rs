@@ -26,6 +26,8 @@ pub struct AzureSettings {
     pub is_anonymous: bool,
     /// The instance metadata address may be asked for a token.
     pub asks_instance: bool,
+    /// The login of the `az` program may be used.
+    pub asks_cli: bool,
     pub(crate) key: Option<String>,
     pub(crate) sas: Option<String>,
     /// What the token sources may see: the AZURE_* and IDENTITY_* variables.
@@ -40,6 +42,7 @@ impl fmt::Debug for AzureSettings {
             .field("allows_http", &self.allows_http)
             .field("is_anonymous", &self.is_anonymous)
             .field("asks_instance", &self.asks_instance)
+            .field("asks_cli", &self.asks_cli)
             .finish_non_exhaustive()
     }
 }

@@ -42,6 +42,7 @@ impl Lasting for Credential {
 pub(super) struct Chain {
     pub(super) given: Option<Credential>,
     pub(super) asks_instance: bool,
+    pub(super) asks_cli: bool,
     pub(super) variables: HashMap<String, String>,
 }
 
@@ -73,7 +74,9 @@ impl ProvideCredential for Chain {
             let client = self.variables.get("AZURE_CLIENT_ID").map(String::as_str);
             return managed(context, url, header, client).await.map(Some);
         }
-        if let Some(credential) = of_cli(context).await? {
+        if self.asks_cli
+            && let Some(credential) = of_cli(context).await?
+        {
             return Ok(Some(credential));
         }
         match self.asks_instance {

@@ -37,15 +37,16 @@ impl Sign {
         }
         let variables = settings.variables.clone();
         let key = [settings.account.as_deref(), settings.key.as_deref(), settings.sas.as_deref()];
-        let name = format!("{key:?}\0{}\0{}", settings.asks_instance, name_of(&variables));
+        let (asks_instance, asks_cli) = (settings.asks_instance, settings.asks_cli);
+        let name = format!("{key:?}\0{asks_instance}\0{asks_cli}\0{}", name_of(&variables));
         let keeper = KEEPERS.get(name, || {
             let identity = variables.get("IDENTITY_ENDPOINT").map(String::as_str);
             let context = Context::new()
                 .with_file_read(TokioFileRead)
                 .with_command_execute(TokioCommandExecute)
-                .with_http_send(Door::new(Http::new(), settings.asks_instance).naming(identity))
+                .with_http_send(Door::new(Http::new(), asks_instance).naming(identity))
                 .with_env(StaticEnv { home_dir: None, envs: variables.clone() });
-            Keeper::new(context, Chain { given, asks_instance: settings.asks_instance, variables })
+            Keeper::new(context, Chain { given, asks_instance, asks_cli, variables })
         });
         Self { keeper: Some(keeper), signer }
     }

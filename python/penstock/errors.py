@@ -30,6 +30,7 @@ and those named below); advice is a note (`error.__notes__`), printed as `hint:`
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 __all__ = [
@@ -55,7 +56,32 @@ __all__ = [
     "Throttled",
     "Unreachable",
     "Unsupported",
+    "redact",
 ]
+
+_SECRETS = (
+    # User names and passwords of URLs. A secret may hold a `/`; a bucket name holds no `:`; a path has one `/` after it.
+    (re.compile(r"((?:s3|gs|az)://?)[^/\s@]*:[^\s@]*@", re.IGNORECASE), r"\1***@"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://?)[^/\s@'\"`]+@", re.IGNORECASE), r"\1***@"),
+    # Signatures and tokens of signed URLs and connection strings.
+    (
+        re.compile(
+            r"([?&;](?:sig|signature|x-amz-(?:signature|credential|security-token)|x-goog-(?:signature|credential)"
+            r"|awsaccesskeyid|googleaccessid|(?:access_)?token|accountkey|sharedaccesssignature)=)[^&;\s'\"`]+",
+            re.IGNORECASE,
+        ),
+        r"\1***",
+    ),
+)
+
+
+def redact(text: str) -> str:
+    """`text` with the credentials of its URLs replaced by `***`. Every `PenstockError` does it to its message and hint."""
+    if ":/" not in text and "=" not in text:
+        return text
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 class PenstockError(Exception):
@@ -67,12 +93,17 @@ class PenstockError(Exception):
     where: str | None = None
 
     def __init__(self, message: str = "", *, hint: str | None = None, **facts: Any) -> None:
+        message = redact(message)
         super().__init__(message)
         self.message = message
         for name, value in facts.items():
             setattr(self, name, value)
         if hint:
             self.add_note(hint)
+
+    def add_note(self, note: str, /) -> None:
+        """Adds advice, without the credentials of its URLs."""
+        super().add_note(redact(note))
 
     def __str__(self) -> str:
         # OSError and KeyError would print errno or quotes of their own.

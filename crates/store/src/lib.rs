@@ -21,6 +21,7 @@ mod memory;
 mod mirrors;
 mod open;
 mod pace;
+mod page_tokens;
 mod resume;
 mod retry;
 mod s3;

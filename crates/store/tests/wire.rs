@@ -528,17 +528,19 @@ fn page(keys: &str, tail: &str) -> String {
 
 #[tokio::test]
 async fn test_listing_that_comes_round_for_ever_ends() {
-    let script = Script::start([
-        (page("a,b", MORE), Then::Keep),
-        (page("a,b", MORE), Then::Keep),
-        (page("a,b", MORE), Then::Keep),
-    ])
-    .await;
-    let (store, _) = script.open();
-    let listed: Result<Vec<_>> = store.list(&Key::from(""), None, Deadline::within(SOON)).try_collect().await;
-    let error = listed.unwrap_err();
-    assert_eq!((error.code(), error.to_string().contains("same page")), ("server", true), "{error}");
-    assert_eq!(script.seen().len(), 3);
+    // The same page twice; and two pages that lead to each other.
+    for cycle in [&["t"][..], &["t", "u"]] {
+        let pages = cycle.iter().cycle().take(5).map(|token| {
+            let more = format!("<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>");
+            (page("a,b", &more), Then::Keep)
+        });
+        let script = Script::start(pages.collect::<Vec<_>>()).await;
+        let (store, _) = script.open();
+        let listed: Result<Vec<_>> = store.list(&Key::from(""), None, Deadline::within(SOON)).try_collect().await;
+        let error = listed.unwrap_err();
+        assert_eq!((error.code(), error.to_string().contains("earlier page")), ("server", true), "{error}");
+        assert_eq!(script.seen().len(), cycle.len() + 1);
+    }
 }
 
 #[tokio::test]

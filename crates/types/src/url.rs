@@ -206,7 +206,10 @@ impl FromStr for Url {
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
         // hdfs:///path is of the file system that the Hadoop configuration names as its default.
         if authority.is_empty() && scheme != Scheme::Hdfs {
-            return Err(Error::config("url", format!("`{text}` names no bucket")));
+            return Err(Error::config("url", format!("{name}:// is followed by no bucket")));
+        }
+        if matches!(scheme, Scheme::S3 | Scheme::Azure | Scheme::Gcs) {
+            refuse_secrets(authority, key)?;
         }
         let key = match scheme {
             Scheme::Http | Scheme::Https if rest.contains(['?', '#', '@']) => web_key(authority, key)?,
@@ -215,6 +218,23 @@ impl FromStr for Url {
         };
         Ok(Self { scheme, authority: authority.to_owned(), key })
     }
+}
+
+/// Refuses a bucket's URL that holds credentials. It is not shown: URLs stand in logs, manifests and results.
+fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
+    let bad = |problem: &str| Err(Error::config("url", problem));
+    // A secret may itself hold a `/`, which ends the authority: then a `:` is left, which no bucket's name holds.
+    if authority.contains(['@', ':']) {
+        return bad("it holds credentials or a port before the key; credentials come from variables, files or a login");
+    }
+    let query = key.rsplit_once('?').map(|(_, query)| query.to_ascii_lowercase()).unwrap_or_default();
+    let is_signature = |name: &str| {
+        matches!(name, "sig" | "signature" | "x-amz-signature" | "x-goog-signature" | "x-amz-security-token")
+    };
+    if query.split('&').filter_map(|pair| pair.split_once('=')).any(|(name, _)| is_signature(name)) {
+        return bad("it is a signed URL; a SAS goes into AZURE_STORAGE_SAS_TOKEN, other signatures are not taken");
+    }
+    Ok(())
 }
 
 /// The key of a web URL that holds `?`, `#` or `@`. What is refused is not shown: it may be a secret.
@@ -277,6 +297,25 @@ mod tests {
             assert!(!error.to_string().contains("secret"), "{error}");
         }
         assert_eq!("http://h/mail@home".parse::<Url>().unwrap().key, Key::from("mail@home"));
+    }
+
+    #[test]
+    fn bucket_url_with_credentials_is_refused_without_showing_them() {
+        for text in [
+            "s3://AKIA:secret@bucket/k",
+            "gs://secret@bucket",
+            "s3://AKIA:secret/with/slash@bucket/k",
+            "az://u:secret@box/k",
+            "az://box/k?sv=1&sig=secret",
+            "s3://b/k?X-Amz-Credential=x&X-Amz-Signature=secret",
+            "s3:///secret",
+        ] {
+            let error = text.parse::<Url>().unwrap_err();
+            assert!(error.code() == "config" && !error.to_string().contains("secret"), "{error}");
+        }
+        for text in ["s3://b/mail@home", "s3://b/what?", "s3://b/a?b=c", "az://b/sig=x"] {
+            assert_eq!(text.parse::<Url>().unwrap().to_string(), text);
+        }
     }
 
     #[test]

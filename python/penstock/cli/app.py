@@ -16,10 +16,11 @@ import click
 from penstock.cli.group import LazyGroup
 from penstock.cli.signals import listen, stopped
 from penstock.env import overlaid, read
-from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault
+from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault, redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
 __all__ = ["VERBS", "main"]
 
@@ -151,12 +152,20 @@ def _foreseen(error: Exception) -> PenstockError:
     return Bug(f"{type(error).__name__}: {error}", hint="this is ours to mend; --debug shows where it was raised")
 
 
+def _print_redacted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """`sys.excepthook` of --debug: what others raised may quote a URL with a password."""
+    import traceback
+
+    sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
+
+
 def main(argv: list[str] | None = None) -> Any:
     """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted · 143 terminated."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     if debug:  # allowed anywhere on the line, as people add it to the end of what failed
         arguments = [a for a in arguments if a != "--debug"]
+        sys.excepthook = _print_redacted
     listen()
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
@@ -170,6 +179,7 @@ def main(argv: list[str] | None = None) -> Any:
             click.echo(what, err=True)
         sys.exit(code)
     except click.ClickException as error:
+        error.message = redact(error.message)
         error.show()
         sys.exit(error.exit_code)
     except PenstockError as error:

@@ -8,6 +8,7 @@ import json
 import click
 
 from penstock.cli.cluster.options import json_flag, opened, reaching
+from penstock.errors import redact
 
 __all__ = ["command"]
 
@@ -48,7 +49,7 @@ def command(
     with opened(launcher, nodes, on, settings) as cluster:
         exits, facts = ask(cluster, deadline_s=deadline)
         lacks = {
-            name: [*pools.load_engine(name, {}).probe(spec, facts), *pools.skewed(facts)]
+            name: [redact(lack) for lack in (*pools.load_engine(name, {}).probe(spec, facts), *pools.skewed(facts))]
             for name in pools.engine_names()
         }
     if as_json:

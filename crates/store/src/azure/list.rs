@@ -9,6 +9,7 @@ use http::Method;
 use penstock_types::{Deadline, Error, Key, Metric, Result};
 
 use super::{Ask, Container, md5};
+use crate::page_tokens::PageTokens;
 use crate::wire::{body, pair, unquoted, xml};
 use crate::{ListStream, Meta, Version, dates};
 
@@ -27,7 +28,7 @@ struct Listing {
     prefix: Key,
     after: Option<Key>,
     last: Option<Key>,
-    marker: Option<String>,
+    tokens: PageTokens,
     is_done: bool,
     deadline: Deadline,
 }
@@ -38,7 +39,8 @@ pub(super) fn stream(
     after: Option<Key>,
     deadline: Deadline,
 ) -> ListStream<'static> {
-    let listing = Listing { container, prefix, after, last: None, marker: None, is_done: false, deadline };
+    let listing =
+        Listing { container, prefix, after, last: None, tokens: PageTokens::default(), is_done: false, deadline };
     stream::try_unfold(listing, |mut listing| async move {
         if listing.is_done {
             return Ok(None);
@@ -64,7 +66,7 @@ impl Listing {
         if !self.prefix.is_empty() {
             query.push(pair("prefix", self.prefix.as_bytes()));
         }
-        if let Some(marker) = &self.marker {
+        if let Some(marker) = self.tokens.next() {
             query.push(pair("marker", marker.as_bytes()));
         }
         let ask = Ask { query: query.join("&"), ..Ask::new(Method::GET, Metric::Lists, None) };
@@ -73,9 +75,7 @@ impl Listing {
         let body = body(answer.into_body(), PAGE_LIMIT, self.deadline, &place).await?;
         let told = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
         let page = parse(&body).map_err(|error| told(error.to_string()))?;
-        if page.next.is_some() && page.next == self.marker {
-            return Err(told("the listing comes round to the same page".to_owned()));
-        }
+        self.is_done = !self.tokens.advance(page.next, &place)?;
         for blob in &page.blobs {
             if self.last.as_ref().is_some_and(|last| *last >= blob.key) {
                 return Err(Error::Unsupported {
@@ -85,8 +85,6 @@ impl Listing {
             }
             self.last = Some(blob.key.clone());
         }
-        self.is_done = page.next.is_none();
-        self.marker = page.next;
         let after = self.after.clone();
         Ok(page.blobs.into_iter().filter(|blob| after.as_ref().is_none_or(|after| blob.key > *after)).collect())
     }

@@ -9,6 +9,7 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use serde::Deserialize;
 
 use super::{Ask, Bucket, Described};
+use crate::page_tokens::PageTokens;
 use crate::wire::client::Parts;
 use crate::wire::{body, pair};
 use crate::{ListStream, Meta};
@@ -30,13 +31,13 @@ struct Listing {
     bucket: Arc<Bucket>,
     prefix: Key,
     after: Option<Key>,
-    token: Option<String>,
+    tokens: PageTokens,
     is_done: bool,
     deadline: Deadline,
 }
 
 pub(super) fn stream(bucket: Arc<Bucket>, prefix: Key, after: Option<Key>, deadline: Deadline) -> ListStream<'static> {
-    let listing = Listing { bucket, prefix, after, token: None, is_done: false, deadline };
+    let listing = Listing { bucket, prefix, after, tokens: PageTokens::default(), is_done: false, deadline };
     stream::try_unfold(listing, |mut listing| async move {
         if listing.is_done {
             return Ok(None);
@@ -61,7 +62,7 @@ impl Listing {
         if let Some(after) = self.after.as_ref().filter(|after| !after.is_empty()) {
             query.push(pair("startOffset", after.as_bytes()));
         }
-        if let Some(token) = &self.token {
+        if let Some(token) = self.tokens.next() {
             query.push(pair("pageToken", token.as_bytes()));
         }
         let target = format!("/storage/v1/b/{}/o?{}", self.bucket.root.authority, query.join("&"));
@@ -79,11 +80,7 @@ impl Listing {
         let told = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
         let page: Page = serde_json::from_slice(&body).map_err(|error| told(format!("its listing: {error}")))?;
         let next = page.next_page_token.filter(|token| !token.is_empty());
-        if next.is_some() && next == self.token {
-            return Err(told("the listing comes round to the same page".to_owned()));
-        }
-        self.is_done = next.is_none();
-        self.token = next;
+        self.is_done = !self.tokens.advance(next, &place)?;
         let objects = page.items.into_iter().map(Described::meta).collect::<Result<Vec<_>>>();
         let objects = objects.map_err(|error| told(error.to_string()))?;
         let after = self.after.as_ref();

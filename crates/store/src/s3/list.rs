@@ -11,6 +11,7 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use percent_encoding::percent_decode;
 
 use super::{Ask, Bucket};
+use crate::page_tokens::PageTokens;
 use crate::wire::{client::innermost, pair, unquoted, within, xml};
 use crate::{ListStream, Meta, Version, dates};
 
@@ -29,20 +30,20 @@ struct Listing {
     bucket: Arc<Bucket>,
     prefix: Key,
     after: Option<Key>,
-    token: Option<String>,
+    tokens: PageTokens,
     is_done: bool,
     deadline: Deadline,
 }
 
 pub(super) fn stream(bucket: Arc<Bucket>, prefix: Key, after: Option<Key>, deadline: Deadline) -> ListStream<'static> {
-    let listing = Listing { bucket, prefix, after, token: None, is_done: false, deadline };
+    let listing = Listing { bucket, prefix, after, tokens: PageTokens::default(), is_done: false, deadline };
     stream::try_unfold(listing, |mut listing| async move {
         if listing.is_done {
             return Ok(None);
         }
         let page = listing.page().await?;
-        listing.is_done = page.next.is_none();
-        listing.token = page.next;
+        let place = listing.bucket.place_of(Some(&listing.prefix));
+        listing.is_done = !listing.tokens.advance(page.next, &place)?;
         Ok(Some((stream::iter(page.objects).map(Ok), listing)))
     })
     .try_flatten()
@@ -55,7 +56,7 @@ impl Listing {
         if !self.prefix.is_empty() {
             query.push(pair("prefix", self.prefix.as_bytes()));
         }
-        match (&self.token, &self.after) {
+        match (self.tokens.next(), &self.after) {
             (Some(token), _) => query.push(pair("continuation-token", token.as_bytes())),
             (None, Some(after)) if !after.is_empty() => query.push(pair("start-after", after.as_bytes())),
             _ => {}
@@ -73,19 +74,7 @@ impl Listing {
             Ok(body.map_err(|error| broken(innermost(&*error)))?.to_bytes())
         })
         .await?;
-        let page = parse(&body).map_err(|error| Error::Server {
-            place: place.clone(),
-            status: 200,
-            reason: error.to_string(),
-        })?;
-        if page.next.is_some() && page.next == self.token {
-            return Err(Error::Server {
-                place,
-                status: 200,
-                reason: "the listing comes round to the same page".to_owned(),
-            });
-        }
-        Ok(page)
+        parse(&body).map_err(|error| Error::Server { place, status: 200, reason: error.to_string() })
     }
 }
 

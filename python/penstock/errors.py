@@ -56,7 +56,6 @@ __all__ = [
     "Throttled",
     "Unreachable",
     "Unsupported",
-    "redact",
 ]
 
 _SECRETS = (

@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> Any:
             click.echo(what, err=True)
         sys.exit(code)
     except click.ClickException as error:
-        error.message = redact(error.message)
+        vars(error)["message"] = redact(error.message)  # which click declares final
         error.show()
         sys.exit(error.exit_code)
     except PenstockError as error:

@@ -165,7 +165,7 @@ test-peers: setup setup-peers $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-3 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-4 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
 
 .PHONY: setup-peers-stage
 setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us
@@ -264,9 +264,9 @@ $(STAMPS)/mounts: | $(STAMPS)
 	$(call apt,mfsmaster s3fs,moosefs-master moosefs-chunkserver moosefs-client moosefs-cli s3fs fuse3,MooseFS$(comma) s3fs and FUSE from Debian$(comma) a pool and a bucket to mount (~5 MB))
 	@touch $@
 
-LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps charliecloud-runtime
-$(STAMPS)/launchers-3: | $(STAMPS)
-	$(call apt,mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run,$(LAUNCHERS),Slurm$(comma) Open MPI$(comma) MPICH$(comma) sshd and Charliecloud from Debian$(comma) to launch with (~20 s))
+LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps charliecloud-runtime tcsh
+$(STAMPS)/launchers-4: | $(STAMPS)
+	$(call apt,mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run tcsh,$(LAUNCHERS),Slurm$(comma) Open MPI$(comma) MPICH$(comma) sshd and Charliecloud from Debian$(comma) to launch with (~20 s))
 	@touch $@
 
 $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -27,10 +29,16 @@ LogLevel ERROR
 
 
 class Sshds:
-    """`count` sshds of the same user on loopback, each with a host key and a list of keys of its own."""
+    """`count` sshds of the same user on loopback, each with a host key and a list of keys of its own.
 
-    def __init__(self, folder: Path, count: int) -> None:
+    `shell`: the user's login shell for them, in a mount namespace where /etc/passwd says so; else what it is.
+    """
+
+    def __init__(self, folder: Path, count: int, shell: str = "") -> None:
         self.folder = folder
+        self._shell = shutil.which(shell) if shell else ""
+        if self._shell is None:
+            pytest.fail(f"{shell} is not here; `make setup-peers` installs it", pytrace=False)
         self._running = ExitStack()
         self.ports: list[int] = []
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -54,6 +62,13 @@ class Sshds:
         config = self.folder / f"config{at}"
         config.write_text(_CONFIG.format(folder=self.folder, at=at))
         line = [self._program, "-D", "-e", "-f", str(config), "-o", f"ListenAddress=127.0.0.1:{port}"]
+        if self._shell:
+            own = pwd.getpwuid(os.geteuid())
+            (self.folder / "passwd").write_text(
+                f"{own.pw_name}:x:{own.pw_uid}:{own.pw_gid}::{own.pw_dir}:{self._shell}\nsshd:x:22:65534::/run/sshd:/bin/false\n"
+            )
+            inside = 'mount --bind "$0" /etc/passwd && exec "$@"'
+            line = ["unshare", "--mount", "sh", "-c", inside, str(self.folder / "passwd"), *line]
         with (self.folder / f"log{at}").open("wb") as log:
             process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._running.callback(process.wait, 10)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.errors import ConfigError, NotFound, Unreachable
+from penstock.errors import ConfigError, Denied, NotFound, Unreachable
 from penstock.launchers import hosts as hosts_module
 from penstock.launchers.hosts import Hosts
 from penstock.launchers.local import LocalLauncher, launcher
+from penstock.ownership import born
 from penstock.protocols import Call
 from penstock.testing import LauncherSuite
 
@@ -137,9 +139,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     pid = int(done.stdout)
     until = time.monotonic() + 10
-    while hosts_module._born(pid) and time.monotonic() < until:
+    while born(pid) and time.monotonic() < until:
         time.sleep(0.05)
-    assert hosts_module._born(pid) == 0
+    assert born(pid) == 0
 
 
 @pytest.mark.parametrize(
@@ -160,3 +162,52 @@ def test_local_bad_setting_is_refused(settings, word):
 def test_hosts_that_cannot_be_are_refused(name, count):
     with pytest.raises(ConfigError):
         Hosts.up(name, count)
+
+
+# ---------------------------------------------------------------- what is not theirs
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("name", ["../../x", "..", "a/b", "", "A"])
+def test_hosts_of_a_name_that_cannot_be_are_not_attached_to(name, run_cli):
+    with pytest.raises(ConfigError, match="is no name"):
+        Hosts.attach(name)
+    ended = run_cli("cluster", "rehearse", name, "--end")
+    assert (ended.code, "is no name" in ended.err) == (2, True), ended.err
+
+
+@pytest.mark.needs_root
+def test_hosts_state_that_others_could_write_is_not_trusted(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts_module, "_STATE", tmp_path / "run")
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "hosts.json").write_text(json.dumps({"pids": {"h1": [os.getpid(), 1]}, "subnet": "", "rate": None}))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/link").symlink_to(victim)
+    (tmp_path / "run/loose").mkdir()
+    (tmp_path / "run/loose").chmod(0o777)
+    (tmp_path / "run/other").mkdir()
+    os.chown(tmp_path / "run/other", 65534, -1)
+    for name, words in (("link", "is a link"), ("loose", "may be written by other users"), ("other", "user 65534")):
+        with pytest.raises(Denied, match=words):
+            Hosts.attach(name)
+    hosts_module._clear_dead()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["link", "loose", "other"]
+    assert (victim / "hosts.json").exists()
+
+
+@pytest.mark.needs_root
+def test_hosts_process_whose_number_was_taken_by_another_is_not_killed():
+    """Its start is as the state says, and it does not carry the hosts' mark."""
+    stranger = subprocess.Popen(["sleep", "600"])
+    try:
+        with Hosts.up(_name(), 1) as up:
+            held = dict(up._state["pids"])
+            up._state["pids"]["h1"] = (stranger.pid, born(stranger.pid))
+            up.kill("h1")
+            assert stranger.poll() is None
+            up._state["pids"] = held
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()

@@ -29,6 +29,13 @@ def sshds(tmp_path_factory):
     made.close()
 
 
+@pytest.fixture(scope="module")
+def csh_nodes(tmp_path_factory):
+    made = Sshds(tmp_path_factory.mktemp("csh"), 2, shell="tcsh")
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def ssh(sshds, tmp_path):
     """`ssh(**settings)`: a launcher as a user with an empty home has it; closed with the test."""
@@ -47,6 +54,22 @@ def ssh(sshds, tmp_path):
 @pytest.mark.parametrize("check", [name for name in dir(LauncherSuite) if name.startswith("check_")])
 def test_ssh_passes_the_suite(check, ssh, tmp_path):
     getattr(LauncherSuite(ssh(), str(tmp_path / "there"), tmp_path, is_shared=True), check)()
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize(
+    "check",
+    [
+        "check_words_arrive_as_they_were", "check_environment_and_stdin_arrive_and_stay_off_command_lines",
+        "check_every_rank_runs_once_in_order", "check_copies_are_whole_and_come_back",
+    ],
+)  # fmt: skip
+def test_ssh_passes_the_suite_where_the_login_shell_is_csh(check, csh_nodes, tmp_path):
+    made = launcher(csh_nodes.settings(), {"HOME": str(tmp_path)})
+    try:
+        getattr(LauncherSuite(made, str(tmp_path / "there"), tmp_path, is_shared=True), check)()
+    finally:
+        made.close()
 
 
 def _fault(made) -> Exception:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of a rank: sent to a node as `python3 -c SOURCE OPTIONS ARGV...`, it runs ARGV and sees that it ends.
+"""The door of a rank: sent to a node by `node_program` with OPTIONS ARGV..., it runs ARGV and sees that it ends.
 
-Needs nothing on the node but Python, and imports nothing of Penstock. It owns what a launcher cannot promise from afar:
+Needs nothing on the node but Python, and imports nothing of Penstock but `penstock.ownership`, which goes along. It owns what a launcher cannot promise from afar:
 the command's group of processes ends with its deadline, with the launcher, or with the connection, and how it ended is
 told by a record on stderr that no launcher's own exit code can blur.
 """
@@ -18,6 +18,8 @@ import threading
 import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
+
+from penstock.ownership import end_group, signal_group, wait_unreaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,13 +142,7 @@ def filled(words: Sequence[str], here: dict[str, Any]) -> list[str]:
 
 def end(child: subprocess.Popen[bytes], ends: list[str]) -> None:
     """The command's whole group: asked first, then killed; `ends` is what also has to be told."""
-    for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        try:
-            os.killpg(child.pid, number)
-            child.wait(wait_s)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-        break
+    end_group(child, GRACE_S)
     if ends:
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(ends, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=GRACE_S, check=False)
@@ -177,16 +173,11 @@ def main() -> int:
             tell({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"[-300:]})
             return 127
         pumps = Pumps(child)
-        until = time.monotonic() + options["limit_s"]
-        while True:
-            try:
-                code = child.wait(max(0.0, until - time.monotonic()))
-                break
-            except subprocess.TimeoutExpired:
-                end(child, ends)
-                pumps.end()
-                tell({**record, "fault": "deadline"})
-                return 124
+        if not wait_unreaped(child, options["limit_s"]):
+            end(child, ends)
+            pumps.end()
+            tell({**record, "fault": "deadline"})
+            return 124
     except Stopped:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -195,8 +186,8 @@ def main() -> int:
         tell({**record, "fault": "stopped"})
         return 143
     # Daemons that left the group on purpose stay; what merely runs in the background does not.
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    signal_group(child, signal.SIGKILL)
+    code = child.wait()
     pumps.end()
     code = 128 - code if code < 0 else code
     tell({**record, "code": code})

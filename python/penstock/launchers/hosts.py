@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
+from penstock.ownership import NotOwned, OwnedFolder, born, check_parents, has_mark, signal_process
 from penstock.protocols import Node
 
 if TYPE_CHECKING:
@@ -67,12 +67,9 @@ class Hosts:
             Denied: Not root.
             SystemFault: The system refused a namespace or a link.
         """
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"hosts: `{name}` is no name: a letter, then at most 15 letters, digits and dashes")
+        _check(name)
         if not 1 <= count <= 64:
             raise ConfigError(f"hosts: {count} is not between 1 and 64")
-        if os.geteuid() != 0:
-            raise Denied("hosts: network namespaces want root")
         _STATE.mkdir(mode=0o755, exist_ok=True)
         _clear_dead()
         try:
@@ -94,11 +91,16 @@ class Hosts:
         """Those of another process.
 
         Raises:
+            ConfigError: A name that cannot be.
+            Denied: Not root, or their folder is not root's alone: a link, say, or one that others may write.
             NotFound: There are none of that name.
         """
+        _check(name)
         try:
-            state = json.loads((_STATE / name / "hosts.json").read_text())
-        except (OSError, ValueError):
+            state = _state_of(name)
+        except NotOwned as error:
+            raise Denied(f"hosts: {error}", hint=error.hint or None) from None
+        except (OSError, ValueError, KeyError, TypeError):
             raise NotFound(
                 f"hosts: there are none of the name `{name}`", hint=f"penstock cluster rehearse {name} --nodes 3"
             ) from None
@@ -116,19 +118,24 @@ class Hosts:
         """Ends the hosts, everything that runs in them, and their disks; safe twice."""
         for host in list(self._state["pids"]):
             self.kill(host)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            with OwnedFolder(str(self.folder)) as folder:
+                folder.remove()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SystemFault(f"hosts: {self.folder} cannot be removed: {error}", where=str(self.folder)) from error
 
     def kill(self, host: str) -> None:
         """A host as after a power cut: all its processes and its link are gone; its disk stays, unseen."""
-        pid, born = self._state["pids"].get(host, (0, 0))
-        if pid and _born(pid) == born:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        pid, at = self._state["pids"].get(host, (0, 0))
+        mark = _mark(self.name).encode()
+        if signal_process(pid, signal.SIGKILL, lambda pid: born(pid) == at and has_mark(pid, mark.__eq__)):
             until = time.monotonic() + _READY_S
-            while _born(pid) == born and time.monotonic() < until:
+            while born(pid) == at and time.monotonic() < until:
                 time.sleep(0.01)
-        if host in self._held:
-            self._held.pop(host).wait()
+            if host in self._held:
+                self._held.pop(host).wait()
 
     def cut(self, host: str, *, is_up: bool = False) -> None:
         """Takes a host's link away, or gives it back; its processes stay."""
@@ -231,7 +238,7 @@ class Hosts:
     def _hold(self, name: str, spaces: list[str], *, stays: bool) -> int:
         """Starts the first process of a host's namespaces; its id here."""
         started = subprocess.Popen(
-            ["unshare", *spaces, sys.executable, "-S", "-E", "-c", _INIT],
+            ["env", _mark(self.name), "unshare", *spaces, sys.executable, "-S", "-E", "-c", _INIT],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -249,7 +256,7 @@ class Hosts:
         # With --pid, unshare stays outside as the parent of the host's first process.
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         pid = int(children[0]) if "--pid" in spaces else started.pid
-        self._state["pids"][name] = (pid, _born(pid))
+        self._state["pids"][name] = (pid, born(pid))
         return pid
 
     def _in(self, host: str | None, *words: str) -> None:
@@ -274,21 +281,34 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def _born(pid: int) -> int:
-    """A process's start in clock ticks, which with its number names it for ever; 0 when it is gone or dead."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in ("Z", "X") else int(fields[19])
+def _check(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"hosts: `{name}` is no name: a letter, then at most 15 letters, digits and dashes")
+    if os.geteuid() != 0:
+        raise Denied("hosts: network namespaces want root")
+
+
+def _mark(name: str) -> str:
+    """The variable that the first process of every host carries."""
+    return f"PENSTOCK_HOSTS={name}"
+
+
+def _state_of(name: str) -> dict[str, Any]:
+    """What `up` wrote of the hosts: their processes by number and start, in a folder that is root's alone."""
+    with OwnedFolder(check_parents(str(_STATE / name))) as folder:
+        found = json.loads(folder.read("hosts.json") or b"")
+    if not all(isinstance(pid, int) and isinstance(at, int) for pid, at in found["pids"].values()):
+        raise ValueError(f"{name}: hosts.json")
+    return dict(found)
 
 
 def _clear_dead() -> None:
     """Removes what a process that was killed has left: hosts of which none is alive."""
-    for folder in _STATE.iterdir():
-        try:
-            pids = json.loads((folder / "hosts.json").read_text())["pids"]
-        except (OSError, ValueError):
+    for entry in _STATE.iterdir():
+        if not _NAME.fullmatch(entry.name):
             continue
-        if not any(_born(pid) == born for pid, born in pids.values()):
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            pids = _state_of(entry.name)["pids"]
+            if not any(born(pid) == at for pid, at in pids.values()):
+                with OwnedFolder(str(entry)) as folder:
+                    folder.remove()

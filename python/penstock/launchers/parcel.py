@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files on their way between machines: one end is sent to a node as `python3 -c SOURCE receive|send PATH`, the other runs here.
+"""Files on their way between machines: one end is sent to a node by `node_program` with receive|send PATH, the other runs here.
 
 The stream is a line that says its length, then a tar. What arrives stands under its name only when the whole length has
 come; a folder is laid over one that is there, file by file, and nothing is deleted. Imports nothing of Penstock.

@@ -8,9 +8,10 @@ import selectors
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Protocol
+
+from penstock.ownership import end_group, has_ended, signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -110,28 +111,18 @@ def attend(
                     else:
                         watch.unregister(key.fileobj)
                 now = time.monotonic()
-                if ended_at is None and child.poll() is not None:
+                if ended_at is None and has_ended(child):
                     ended_at = now
                 if ended_at is not None and now > ended_at + _LINGER_S:
                     break
                 if not is_ours and ended_at is None and (stop.is_set() or now > until):
                     is_ours, until = True, now + _GRACE_S
-                    _signal(child, signal.SIGTERM)
+                    signal_group(child, signal.SIGTERM)
                 elif is_ours and ended_at is None and now > until:
-                    _signal(child, signal.SIGKILL)
+                    signal_group(child, signal.SIGKILL)
         finally:
-            if child.poll() is None:
-                _signal(child, signal.SIGTERM)
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(_GRACE_S)
-            _signal(child, signal.SIGKILL)
-            child.wait()
+            end_group(child, _GRACE_S)
             for stream in (child.stdout, child.stderr):
                 if stream is not None:
                     stream.close()
     return None if is_ours else child.returncode
-
-
-def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)

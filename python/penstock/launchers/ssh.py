@@ -9,6 +9,7 @@ Settings: `nodes` (`h1,alice@h2:2222` or `@FILE`, one a line), `user`, `port`, `
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import shlex
 import tempfile
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -51,6 +53,11 @@ _KNOWN = {
     "python": str,
 }  # fmt: skip
 _CHUNK = 1 << 18
+# Runs the program whose words stand in the first line of stdin; what follows is the program's to read.
+_STARTS = (
+    "import base64,json,sys,zlib;"
+    'text,*sys.argv[1:]=json.loads(zlib.decompress(base64.b64decode(open(0,"rb",0,closefd=False).readline())));exec(text)'
+)
 
 
 class SshLauncher:
@@ -184,15 +191,18 @@ class SshLauncher:
     ) -> None:  # fmt: skip
         import asyncssh
 
-        # ssh has no argument lists: a shell reads one text, and shlex spells every word so that it reads it back.
-        line = shlex.join(door_line(self._python, {**options, "reads_env": True}, call.argv))
+        # ssh has no argument lists: the login shell reads one text, and csh ends a quote at the end of a line. So the shell gets
+        # a text without lines and `!`, and the words go to stdin in front of all else.
+        _, _, *words = door_line(self._python, {**options, "reads_env": True}, call.argv)
+        packed = base64.b64encode(zlib.compress(json.dumps(words).encode()))
+        line = shlex.join([self._python, "-c", _STARTS])
         try:
             process = await connection.create_process(line, encoding=None)
         except (asyncssh.Error, OSError) as error:
             self._connections.pop(options["node"], None)
             raise Unreachable(f"{options['node']}: no session: {error}", where=options["node"]) from error
         async with process:
-            process.stdin.write(json.dumps(dict(call.env)).encode() + b"\n")
+            process.stdin.write(packed + b"\n" + json.dumps(dict(call.env)).encode() + b"\n")
             feeding = asyncio.ensure_future(_feed(process, stdin))
             try:
                 await asyncio.gather(_drain(process.stdout, out), _drain(process.stderr, err))

@@ -15,7 +15,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import IO, TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable, Unsupported
 from penstock.launchers import parcel
 from penstock.launchers.process import Lines, Sink, Tail, attend
+from penstock.node_program import node_program
 from penstock.protocols import Call, Exit, Part
 
 if TYPE_CHECKING:
@@ -53,24 +53,23 @@ _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
 BEYOND_S = 8.0
 
 
-@cache
-def _source(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+def _program(name: str) -> str:
+    return node_program(Path(__file__).with_name(name))
 
 
 def door_line(python: str, options: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
     """The command line that runs `argv` through the door."""
-    return [python, "-c", _source("door.py"), json.dumps(options), *argv]
+    return [python, "-c", _program("door.py"), json.dumps(options), *argv]
 
 
 def parcel_line(python: str, verb: str, path: str) -> list[str]:
     """The command line that sends or receives a file or folder on a node."""
-    return [python, "-c", _source("parcel.py"), verb, path]
+    return [python, "-c", _program("parcel.py"), verb, path]
 
 
 def spoken(argv: Sequence[str]) -> list[str]:
     """A command line for people: the sources that go along are named, not printed."""
-    names = {_source(name): f"<{name}>" for name in ("door.py", "parcel.py")}
+    names = {_program(name): f"<{name}>" for name in ("door.py", "parcel.py")}
     return [names.get(word, word) for word in argv]
 
 

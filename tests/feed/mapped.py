@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -82,3 +83,7 @@ def waits_for_file(path, sample):
     while not path.exists():
         time.sleep(0.01)
     return sample
+
+
+def parses(sample):
+    return {"caption": json.loads(sample["json"])["caption"], "json": sample["json"], "seen": {sample["__key__"]: 1}}

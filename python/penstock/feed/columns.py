@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch's columns in a framework's terms: arrays for fixed fields, `Ragged` and lists of bytes-likes for the others."""
+"""A batch's columns in a framework's terms: arrays for fixed fields, `Ragged` and lists of `bytes` for the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ragged(NamedTuple):
 
 
 def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:
-    """Columns with `array` as the framework's view of a native tensor; all share the batch's memory."""
+    """Columns with `array` as the framework's view of a native tensor; all but raw fields share the batch's memory."""
     return {name: _column(column, array) for name, column in columns.items()}
 
 
@@ -36,7 +36,7 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
     # Tensors have the buffer protocol, which type checkers know of from Python 3.12 on.
     values = memoryview(cast("Any", column.values))
     offsets = memoryview(cast("Any", column.offsets)).tolist()
-    return [values[start:end] for start, end in pairwise(offsets)]
+    return [values[start:end].tobytes() for start, end in pairwise(offsets)]
 
 
 def rows(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

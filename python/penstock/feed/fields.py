@@ -161,7 +161,7 @@ def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
 
 
 def raw() -> RawSpec:
-    """A field of bytes as they are stored; in batches a list of bytes-likes."""
+    """A field of bytes as they are stored: one `bytes` a sample, in batches a list of them."""
     return RawSpec()
 
 

@@ -94,6 +94,6 @@ def _parquet(place: str, asked: LabelFile) -> tuple[list[str], dict[str, Any]]:
     for batch in loader.Loader(
         table.fields(file=fields.raw().of(key), label=said.of(label)), batch_size=4096, rank=0, world=1
     ):
-        files += [bytes(one).decode() for one in batch["file"]]
-        values += [bytes(one).decode() for one in batch["label"]] if kind == "text" else batch["label"].tolist()
+        files += [one.decode() for one in batch["file"]]
+        values += [one.decode() for one in batch["label"]] if kind == "text" else batch["label"].tolist()
     return files, {kind: values}

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
 
 
 @pytest.fixture
@@ -108,3 +109,10 @@ def test_ci_runs_the_one_command():
     assert os.access(script, os.X_OK)
     assert "make test" in script.read_text()
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=10)
+
+
+def test_readme_names_every_marker_that_ci_leaves_out():
+    left_out = set(re.findall(r"not (needs_\w+)", re.search(r"^test-python:.*\n(.*\n)*?\n", MAKEFILE, re.MULTILINE)[0]))
+    assert left_out
+    paragraph = next(p for p in (ROOT / "README.md").read_text().split("\n\n") if p.startswith("**Not run by CI**"))
+    assert set(re.findall(r"`(needs_\w+)`", paragraph)) == left_out

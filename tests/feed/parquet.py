@@ -49,7 +49,7 @@ def parquet_bytes(group=3, **columns):
     out = io.BytesIO()
     out.write(b"PAR1")
     kinds = {
-        name: INT64 if isinstance(values[0], int) else FIXED if isinstance(values, tuple) else BYTES
+        name: INT64 if values and isinstance(values[0], int) else FIXED if isinstance(values, tuple) else BYTES
         for name, values in columns.items()
     }
     rows = len(next(iter(columns.values())))

@@ -44,16 +44,16 @@ impl Codec {
         }
     }
 
-    /// The codec that a name's suffix says. A name that is nothing but a suffix (`a/.gz`) has none: cutting it would
-    /// leave no name.
+    /// The codec that a name's suffix says, in whatever case. A name that is nothing but a suffix (`a/.gz`) has none:
+    /// cutting it would leave no name.
     pub fn of_name(name: &[u8]) -> Self {
-        [Self::Gzip, Self::Zstd, Self::Lz4]
-            .into_iter()
-            .find(|codec| {
-                name.strip_suffix(codec.suffix().as_bytes())
-                    .is_some_and(|stem| !matches!(stem.last(), None | Some(b'/')))
+        let ends = |codec: &Self| {
+            let cut = name.len().checked_sub(codec.suffix().len());
+            cut.and_then(|cut| name.split_at_checked(cut)).is_some_and(|(stem, end)| {
+                end.eq_ignore_ascii_case(codec.suffix().as_bytes()) && !matches!(stem.last(), None | Some(b'/'))
             })
-            .unwrap_or(Self::None)
+        };
+        [Self::Gzip, Self::Zstd, Self::Lz4].into_iter().find(ends).unwrap_or(Self::None)
     }
 
     /// The codec that an object's first bytes say; four are enough. Fewer, or a skippable frame (which zstd and LZ4
@@ -106,6 +106,7 @@ mod tests {
     fn codec_of_name_reads_the_suffix() {
         for (name, codec, stem) in [
             (&b"a.tfrecord.gz"[..], Codec::Gzip, &b"a.tfrecord"[..]),
+            (b"A.TFRECORD.GZ", Codec::Gzip, b"A.TFRECORD"),
             (b"a.zst", Codec::Zstd, b"a"),
             (b"d/a.lz4", Codec::Lz4, b"d/a"),
             (b"a.tfrecord", Codec::None, b"a.tfrecord"),

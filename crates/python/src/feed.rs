@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use penstock_flow::feed::{
     Beside, Counted, Field, FormatSpec, Known, LARGEST_AT_ONCE, RecordIndex, Rung, Source, count, glob_matches,
-    indexes_in, requests_of, scan, schema, split_glob, without_indexes,
+    indexes_in, keep_likely, kept, requests_of, scan, schema, split_glob, without_indexes,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
 use penstock_flow::{Manifest, Routed, Routes, index};
@@ -105,14 +105,28 @@ fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResul
     enter_async(py, async move { index(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
 }
 
-/// The format of a listing, with what an object of the dataset must tell of it.
+/// The format of a listing: the one that names say, or else the content of an object. Objects that are not of it are then
+/// removed from the listing; how many.
+fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>) -> PyResult<(FormatSpec, usize)> {
+    if let Some(format) = enter(py, || FormatSpec::of_names(manifest))? {
+        return Ok((format, 0));
+    }
+    let (source, removed) = enter(py, || {
+        let removed = keep_likely(manifest)?;
+        let in_flight = Rates::default().in_flight;
+        Ok((opened(manifest, Some(&FormatSpec::TFRECORD), env, in_flight, None)?.0, removed))
+    })?;
+    let format = enter_async(py, async move { source.guessed(Deadline::within(LISTING)).await })?;
+    Ok((format, removed))
+}
+
+/// The format with what an object of the dataset must tell of it.
 fn told(
     py: Python<'_>,
     manifest: &Manifest,
-    format: Option<FormatSpec>,
+    format: FormatSpec,
     env: &HashMap<String, String>,
 ) -> PyResult<FormatSpec> {
-    let format = enter(py, || format.map_or_else(|| FormatSpec::of_names(manifest), Ok))?;
     let Some(key) = format.asks_for() else { return Ok(format) };
     let url = enter(py, || manifest.url.parse::<Url>())?;
     let settings = enter(py, || StoreSettings::from_env(env))?;
@@ -205,6 +219,10 @@ impl PySource {
                 return Err(raise(py, Error::NotFound { place: format!("any object that fits {url}") }));
             }
         }
+        let (format, removed) = match format {
+            Some(format) => (format, 0),
+            None => found(py, &mut listed, &env)?,
+        };
         let format = told(py, &listed, format, &env)?;
         // A pattern, or one shard by its name, means these objects alone.
         if pattern.is_none() && url.as_folder().to_string() == listed.url {
@@ -213,12 +231,12 @@ impl PySource {
         let in_flight = Rates::default().in_flight;
         let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0);
         let asked = source.clone();
-        match enter_async(py, async move { asked.told(Deadline::within(LISTING)).await })? {
-            Some(format) => {
-                Ok(Self::of(&enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0, indexes))
-            }
-            None => Ok(Self::of(&source, indexes)),
-        }
+        let source = match enter_async(py, async move { asked.told(Deadline::within(LISTING)).await })? {
+            Some(format) => Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0),
+            None => source,
+        };
+        let made = Self::of(&source, indexes);
+        Ok(Self { ignored: made.ignored + removed, ..made })
     }
 
     /// Rebuilds a source that was pickled.
@@ -331,6 +349,23 @@ impl PySource {
     #[getter]
     fn fingerprint(&self) -> String {
         format!("{:032x}", self.manifest.fingerprint(&[]))
+    }
+
+    /// Its name among the files of a cache.
+    fn cache_name(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<String> {
+        enter(py, || self.opened(&env, Rates::default().in_flight)?.0.cache_name())
+    }
+
+    /// The record counts by the index in the cache; None if it lacks an object as it is now. Sends no request.
+    #[pyo3(signature = (env, cache=None))]
+    fn kept_count(
+        &self,
+        py: Python<'_>,
+        env: HashMap<String, String>,
+        cache: Option<PathBuf>,
+    ) -> PyResult<Option<PyCounted>> {
+        let counted = enter(py, || kept(&self.opened(&env, Rates::default().in_flight)?.0, cache.as_deref()))?;
+        Ok(counted.map(PyCounted::new))
     }
 
     /// The record counts: by the cheap rungs, or (`scans`) by reading everything. None when only a scan can tell. With
@@ -449,6 +484,18 @@ impl PyCounted {
     #[getter]
     fn fingerprint(&self) -> String {
         format!("{:032x}", self.counted.fingerprint)
+    }
+
+    /// Objects without a record: how many, and the number of the first.
+    #[getter]
+    fn empty_objects(&self) -> (u64, u64) {
+        match &self.counted.counts {
+            Counts::Equal { .. } => (0, 0),
+            Counts::Each(counts) => {
+                let first = counts.iter().position(|&count| count == 0).unwrap_or(0);
+                (counts.iter().filter(|&&count| count == 0).count() as u64, first as u64)
+            }
+        }
     }
 
     /// True when single records can be read where objects are stored as they are.

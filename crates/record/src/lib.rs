@@ -2,7 +2,7 @@
 //! Bytes to records: what holds records ([`tfrecord`], [`tar`], [`mds`],
 //! [`parquet`](mod@parquet)), what stands in one ([`example`], [`sequence`],
 //! [`npy`], [`npz`], [`image`]), chunks of arrays ([`chunk`]), other programs' indexes
-//! ([`existing`]), and which format an object is in.
+//! ([`existing`]), and what first bytes show ([`magic`]).
 //!
 //! Everything here works on bytes in memory and copies no payload. It knows no store and no thread. Damaged or
 //! hostile bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
@@ -11,8 +11,8 @@ pub mod chunk;
 pub mod example;
 pub mod existing;
 mod feature;
-mod format;
 pub mod image;
+pub mod magic;
 pub mod mds;
 pub mod npy;
 pub mod npz;
@@ -24,5 +24,3 @@ pub mod tar;
 mod tar_header;
 pub mod tfrecord;
 mod wire;
-
-pub use format::RecordFormat;

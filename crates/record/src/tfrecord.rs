@@ -7,6 +7,8 @@
 use penstock_codec::checksum::{crc32c, crc32c_masked, mask};
 use penstock_types::{Error, Result, grouped};
 
+use crate::magic;
+
 /// Bytes before a payload.
 pub const HEADER_LEN: usize = 12;
 /// Bytes after a payload.
@@ -90,8 +92,9 @@ impl<'a> Frames<'a> {
         };
         let (want, is) = header_sums(header);
         if is != want {
-            return corrupt(match record {
-                0 => format!("is not a TFRecord: length checksum of record 0 is {is:#010x}, want {want:#010x}"),
+            return corrupt(match (record, magic::describe(rest)) {
+                (0, Some(kind)) => format!("is not a TFRecord: it looks like {kind}"),
+                (0, None) => format!("is not a TFRecord: length checksum of record 0 is {is:#010x}, want {want:#010x}"),
                 _ => format!(
                     "has a damaged length at record {record} (byte {}: checksum is {is:#010x}, want {want:#010x})",
                     grouped(offset)
@@ -188,7 +191,8 @@ mod tests {
 
     #[test]
     fn bytes_of_another_format_are_named_as_such() {
-        let text = problem(b"\x89PNG\r\n\x1a\n and much more", true);
+        assert_eq!(problem(b"\x89PNG\r\n\x1a\n and much more", true), "p is not a TFRecord: it looks like a PNG image");
+        let text = problem(&[1; 20], true);
         assert!(text.starts_with("p is not a TFRecord: length checksum of record 0 is 0x"), "{text}");
         assert_eq!(
             problem(b"short", true),

@@ -264,6 +264,9 @@ impl Error {
             Self::KeyRefused { .. } => "rename the object at its source, or stage a prefix without it",
             Self::RankFailed { .. } => "read that rank's log",
             Self::Bug { .. } => "please report it with the output of the same command under --debug",
+            Self::Unsupported { by, .. } if by.starts_with("penstock.open") => {
+                "convert the objects, or give format= if their names hide one of these"
+            }
             Self::Config { .. } | Self::Unsupported { .. } | Self::System { .. } | Self::Interrupted => return None,
         };
         Some(text.to_owned())

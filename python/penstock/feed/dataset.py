@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.feed import caches, chunk_maps, formats, labels, node_cache, routes
+from penstock.feed import caches, chunk_maps, formats, labels, node_cache, routes, scan_lock
 from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
@@ -231,18 +231,38 @@ class Dataset(Shaped):
         if self._counts.found is None:
             found = self._count(self.records_per_object, scans=False)
             if found is None:
+                found = self._scan()
+            return self._keep(found)
+        return self._counts.found
+
+    def _scan(self) -> _native.Counted:
+        """Counts by reading every object, announced first: one process of a node does, the others wait for its index."""
+        variables = dict(env.read())
+        folder = None if self.format in _NEVER_INDEXED else caches.records(variables)
+        with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:
+            # The process that held the lock before has made the index.
+            found = self.source.kept_count(variables, folder) if shared else None
+            if found is None:
                 _LOG.warning(
-                    "%s: its objects do not say how many records they hold, so all are read once and indexed: %d objects, "
-                    "%s bytes. Say records_per_object=N, or give a manifest with counts, to spare that.",
+                    "%s: its objects do not say how many records they hold, so %s: %d objects, %s bytes. Say "
+                    "records_per_object=N, or give a manifest with counts, to spare that.",
                     self.url,
+                    "all are read once and indexed" if shared else "each process reads all of them once",
                     self.source.objects,
                     f"{self.source.size_bytes:,}",
                 )
                 found = self._count(None, scans=True)
-            if found is None:
-                raise AssertionError("a scan always finds counts or raises")
-            self._counts.found = found
-        return self._counts.found
+        if found is None:
+            raise AssertionError("a scan always finds counts or raises")
+        return found
+
+    def _keep(self, found: _native.Counted) -> _native.Counted:
+        empty, first = found.empty_objects
+        if empty:
+            name, objects = self.source.key(first), self.source.objects
+            _LOG.warning("%s: %d of %d objects hold no record; the first is %s", self.url, empty, objects, name)
+        self._counts.found = found
+        return found
 
     def _count(self, declared: int | None, *, scans: bool) -> _native.Counted | None:
         variables = dict(env.read())
@@ -251,10 +271,15 @@ class Dataset(Shaped):
             _LOG.warning("%s: an index is set aside: %s", self.url, note)
         return found
 
+    def _indexed(self) -> _native.Counted | None:
+        """Counts where it is known where records lie, without a scan."""
+        found = self._count(None, scans=False)
+        return found if found is not None and (found.is_indexed or self.format in _NEVER_INDEXED) else None
+
     def indexed_rung(self) -> str | None:
         """How it is known where records lie; None where all of the dataset must be read once to know it."""
-        found = self._count(None, scans=False)
-        return found.rung if found is not None and (found.is_indexed or self.format in _NEVER_INDEXED) else None
+        found = self._indexed()
+        return None if found is None else found.rung
 
     def index(self) -> _native.Counted:
         """Reads all objects that no index has yet, once, and keeps where their records lie in the cache.
@@ -262,9 +287,7 @@ class Dataset(Shaped):
         With it, single records of objects that are stored uncompressed are read by range. Other programs' indexes spare
         the reading.
         """
-        found = self._count(None, scans=self.indexed_rung() is None)
-        self._counts.found = found
-        return self.counted()
+        return self._keep(self._indexed() or self._scan())
 
     @property
     def rung(self) -> str:
@@ -306,12 +329,13 @@ def open(  # noqa: A001 - the verb is the API
     indexes: str | os.PathLike[str] | None = None,
     indexed: bool = True,
 ) -> Dataset:
-    """Lists a dataset: one listing, no object opened.
+    """Lists a dataset: one listing. If no name says a format, the first bytes of one object are read, too.
 
     Args:
         url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`); a plain path is a local one.
         manifest: A file of `penstock index`, instead of the listing; reads are then pinned to its versions.
-        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default what the objects' names say.
+        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default what the objects' names say, else what the
+            first bytes of one show.
         records_per_object: Records in every object, where that is known; else the ladder finds out.
         indexes: A folder of indexes that other programs made (DALI's `.idx`, wids' `index.json`); by default those that lie
             beside the objects.
@@ -320,6 +344,7 @@ def open(  # noqa: A001 - the verb is the API
             and a state is good for the same rank of as many ranks alone.
     Raises:
         NotFound: Nothing is there.
+        Unsupported: The objects are of a format that is not read, which the message names.
         ConfigError: An object lies beside its inflated copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store refused.
     """

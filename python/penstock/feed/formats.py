@@ -54,9 +54,18 @@ class Format:
         return json.dumps({"name": self.name, **self.facts})
 
 
-def tfrecord() -> Format:
-    """TFRecords of tf.Example or tf.SequenceExample; parts are the features."""
-    return Format("tfrecord")
+def tfrecord(*, compression: str | None = None) -> Format:
+    """TFRecords of tf.Example or tf.SequenceExample; parts are the features.
+
+    Args:
+        compression: `gzip`, `zstd` or `lz4`: how objects are compressed whose names do not say it by their suffix, as with
+            `tf.io.TFRecordWriter(path, "GZIP")`.
+    Raises:
+        ConfigError: Another compression.
+    """
+    if compression not in (None, "gzip", "zstd", "lz4"):
+        raise ConfigError(f"format: `{compression}` is not one of gzip, zstd, lz4", where="format")
+    return Format("tfrecord", {} if compression is None else {"compression": compression})
 
 
 def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:

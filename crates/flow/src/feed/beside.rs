@@ -166,7 +166,7 @@ impl Beside {
         let text = self.read(index, deadline).await?;
         let (size, place) = (source.entry(object).size, self.place(index));
         match source.format() {
-            FormatSpec::TfRecord {} => {
+            FormatSpec::TfRecord { .. } => {
                 let spans = parse_tfrecord_index(&text, size, &place)?;
                 Ok(spans.iter().map(|span| Span { offset: span.offset, len: frame_len(span.len), crc: 0 }).collect())
             }

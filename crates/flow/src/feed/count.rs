@@ -12,10 +12,11 @@ use penstock_codec::{Codec, gzip_size_hint, inflate_into};
 use penstock_types::{Deadline, Error, Result, grouped};
 
 use super::beside::{Beside, Imported};
-use super::format::{EndTells, Span};
+use super::format::{EndTells, FormatSpec, Span};
 use super::index::{IndexWriter, RecordIndex, stamp};
 use super::source::Source;
 use super::staged::Staged;
+use crate::manifest::Entry;
 use crate::order::Counts;
 
 /// No object may inflate to more than this while its records are counted.
@@ -99,10 +100,24 @@ pub struct Known<'a> {
 }
 
 impl Counted {
-    fn new(source: &Source, records: &[u64], rung: Rung, index: Option<Arc<RecordIndex>>) -> Self {
-        let fingerprint = source.manifest().fingerprint(records);
-        Self { counts: Counts::of(records), rung, fingerprint, index }
+    /// Errs with `Config` if no object holds a record.
+    fn new(source: &Source, records: &[u64], rung: Rung, index: Option<Arc<RecordIndex>>) -> Result<Self> {
+        let (fingerprint, counts) = (source.manifest().fingerprint(records), Counts::of(records));
+        if counts.samples() == 0 {
+            return Err(no_record(source));
+        }
+        Ok(Self { counts, rung, fingerprint, index })
     }
+}
+
+/// The error of a dataset whose objects are all empty.
+pub(super) fn no_record(source: &Source) -> Error {
+    let rule = match source.format() {
+        FormatSpec::Tar {} => " (a tar's samples are its members named KEY.EXTENSION)",
+        _ => "",
+    };
+    let (url, objects) = (&source.manifest().url, grouped(source.manifest().objects.len() as u64));
+    Error::config("dataset", format!("{url} holds no record in {objects} objects{rule}"))
 }
 
 /// The counts by the rungs that cost little: at most one object and four bytes of each other. `None` when only a scan
@@ -129,41 +144,41 @@ pub async fn count(
         rung = Rung::Existing;
     }
     let index = index.filter(RecordIndex::is_complete).map(Arc::new);
-    let counted = |records: &[u64], rung| Some(Counted::new(source, records, rung, index.clone()));
+    let counted = |records: &[u64], rung| Counted::new(source, records, rung, index.clone()).map(Some);
     if source.blocks().is_some() {
         if declared.is_some() {
             return Err(Error::config("records_per_object", "an array's shape says how many rows it has"));
         }
         let framing = source.framing();
         let records: Vec<u64> = (0..objects.len() as u64).filter_map(|block| framing.count_of_object(block)).collect();
-        return Ok(Some(Counted::new(source, &records, Rung::Format, None)));
+        return Counted::new(source, &records, Rung::Format, None).map(Some);
     }
     if let Some(each) = declared {
-        return Ok(counted(&vec![each; objects.len()], Rung::Declared));
+        return counted(&vec![each; objects.len()], Rung::Declared);
     }
     if let Some(records) = objects.iter().map(|entry| entry.records).collect::<Option<Vec<u64>>>() {
-        return Ok(counted(&records, Rung::Manifest));
+        return counted(&records, Rung::Manifest);
     }
     if let Some(index) = &index {
         let records: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| index.count(object)).collect();
         if let Some(records) = records {
-            return Ok(counted(&records, rung));
+            return counted(&records, rung);
         }
     }
     if let Some(records) = listed {
-        return Ok(counted(&records, Rung::Existing));
+        return counted(&records, Rung::Existing);
     }
     let framing = source.framing();
     let told: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| framing.count_of_object(object)).collect();
     if let Some(records) = told {
-        return Ok(counted(&records, Rung::Format));
+        return counted(&records, Rung::Format);
     }
     let by_size = |object: u64| match source.codec(object) {
         Codec::None => framing.count_of_size(source.entry(object).size, &source.place(object)),
         _ => None,
     };
     if let Some(records) = (0..objects.len() as u64).map(by_size).collect::<Option<Result<Vec<u64>>>>() {
-        return Ok(counted(&records?, Rung::Format));
+        return counted(&records?, Rung::Format);
     }
     if let Some(most) = framing.head_for_count()
         && codecs_none(source)
@@ -176,10 +191,10 @@ pub async fn count(
             .buffered(TRAILERS_IN_FLIGHT)
             .try_collect()
             .await?;
-        return Ok(counted(&records, Rung::Format));
+        return counted(&records, Rung::Format);
     }
     if framing.is_table() && codecs_none(source) {
-        return Ok(counted(&tables(source, deadline).await?, Rung::Format));
+        return counted(&tables(source, deadline).await?, Rung::Format);
     }
     // Where records do not say where they end, equal sizes of objects would not mean equal counts either.
     if !framing.checks_itself() {
@@ -205,12 +220,17 @@ pub async fn count(
         return Ok(None);
     }
     let same = stream::iter((0..objects.len() as u64).filter(|&object| codecs[object as usize] == Codec::Gzip))
-        .map(|object| async move { Ok(gzip_size_hint(source.last_four(object, deadline).await?)) })
+        .map(|object| async move {
+            match source.entry(object).size {
+                0 => Ok(0),
+                _ => Ok(gzip_size_hint(source.last_four(object, deadline).await?)),
+            }
+        })
         .buffer_unordered(TRAILERS_IN_FLIGHT)
         .try_all(|hint| std::future::ready(hint == size & u64::from(u32::MAX)))
         .await?;
     let each = spans.len() as u64;
-    Ok(if same { counted(&vec![each; objects.len()], Rung::Sizes) } else { None })
+    if same { counted(&vec![each; objects.len()], Rung::Sizes) } else { Ok(None) }
 }
 
 fn codecs_none(source: &Source) -> bool {
@@ -260,6 +280,16 @@ fn path_in(source: &Source, cache: Option<&Path>) -> Result<Option<PathBuf>> {
     cache.map(|cache| Ok(cache.join(format!("{}.idx", source.cache_name()?)))).transpose()
 }
 
+/// The counts by the index that a cache has, if it has every object as it is now. Asks the store for nothing.
+pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
+    let Some(index) = cached(source, cache)?.filter(RecordIndex::is_complete).map(Arc::new) else { return Ok(None) };
+    let objects = source.manifest().objects.len() as u64;
+    let Some(records) = (0..objects).map(|object| index.count(object)).collect::<Option<Vec<u64>>>() else {
+        return Ok(None);
+    };
+    Counted::new(source, &records, Rung::Index, Some(index)).map(Some)
+}
+
 /// Another program's indexes as one of ours, kept in the cache where there is one; and the counts of its list of shards.
 async fn import(
     source: &Arc<Source>,
@@ -281,11 +311,11 @@ fn writer(source: &Source, cache: Option<&Path>) -> Result<IndexWriter> {
 }
 
 /// The counts by reading everything once; where there is a cache, where the records lie is kept in it. Objects that an
-/// older index has as they are now are not read again.
+/// older index has as they are now are not read again. After an error the index has the objects before it.
 pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline) -> Result<Counted> {
     // A table is held whole for any row of it: there is nothing to index.
     if source.framing().is_table() {
-        return Ok(Counted::new(source, &tables(source, deadline).await?, Rung::Scan, None));
+        return Counted::new(source, &tables(source, deadline).await?, Rung::Scan, None);
     }
     // Where rows of arrays lie is arithmetic: no index says it better.
     if source.blocks().is_some()
@@ -312,7 +342,16 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
         .buffered(SCANS_IN_FLIGHT);
     let mut records = Vec::with_capacity(objects.len());
     while let Some(spans) = found.next().await {
-        let spans = spans?;
+        let spans = match spans {
+            Ok(spans) => spans,
+            Err(error) => {
+                drop(found);
+                if let Some(writer) = writer {
+                    keep_part(writer, objects, records.len(), before.as_ref());
+                }
+                return Err(error);
+            }
+        };
         let stamp = stamp(&objects[records.len()]);
         records.push(spans.len() as u64);
         if writer.as_mut().is_some_and(|writer| writer.push(stamp, spans).is_err()) {
@@ -320,7 +359,20 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
         }
     }
     let index = writer.and_then(|writer| writer.finish(objects).ok()).map(Arc::new);
-    Ok(Counted::new(source, &records, Rung::Scan, index))
+    Counted::new(source, &records, Rung::Scan, index)
+}
+
+/// Keeps an index of the first `done` objects, and of those behind them what an older one has: another process goes on
+/// from there.
+fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Option<&RecordIndex>) {
+    for (object, entry) in objects.iter().enumerate().skip(done) {
+        match before.and_then(|before| before.spans(object as u64)).map(|spans| writer.push(stamp(entry), spans)) {
+            Some(Ok(())) => {}
+            Some(Err(_)) => return,
+            None => writer.push_unknown(entry),
+        }
+    }
+    let _ = writer.finish(objects); // what is not kept costs another scan
 }
 
 fn joined(error: tokio::task::JoinError) -> Error {
@@ -370,7 +422,7 @@ async fn spans_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Resu
         spans.append(&mut found);
         at = size;
     }
-    if spans.is_empty() { Err(Error::corrupt(place, "holds no record")) } else { Ok(spans) }
+    Ok(spans)
 }
 
 fn too_long(place: &str, at: u64) -> Error {
@@ -387,14 +439,12 @@ pub(super) fn behind(error: Error, at: u64) -> Error {
     }
 }
 
-/// Inflated size and where every record lies. Errs with `Corrupt` for what holds none.
+/// Inflated size and where every record lies. An object of 0 bytes is empty, whatever its codec.
 fn walk(source: &Source, object: u64, bytes: &[u8]) -> Result<(u64, Vec<Span>)> {
     let place = source.place(object);
-    if bytes.is_empty() {
-        return Err(Error::corrupt(place, "is empty (0 bytes) where records were expected"));
-    }
     let mut inflated = Vec::new();
     let content = match source.codec(object) {
+        _ if bytes.is_empty() => bytes,
         Codec::None => bytes,
         codec => {
             inflate_into(codec, bytes, &mut inflated, LIMIT, &place)?;
@@ -403,8 +453,5 @@ fn walk(source: &Source, object: u64, bytes: &[u8]) -> Result<(u64, Vec<Span>)> 
     };
     let mut spans = Vec::new();
     source.framing().spans(content, &place, &mut spans)?;
-    if spans.is_empty() {
-        return Err(Error::corrupt(place, "holds no record"));
-    }
     Ok((content.len() as u64, spans))
 }

@@ -41,10 +41,10 @@ use penstock_types::{DType, Error, Result};
 use tokio::runtime::Handle;
 
 pub use beside::{Beside, indexes_in, without_indexes};
-pub use count::{Counted, Known, Rung, count, scan};
+pub use count::{Counted, Known, Rung, count, kept, scan};
 pub use cuda::CudaDevice;
 pub use field::{Field, Kind};
-pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold};
+pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold, keep_likely};
 pub use gather::Wanted;
 pub(crate) use glob::Glob;
 pub use glob::{glob_matches, split_glob};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the first record of a dataset holds, and the fields that follow from it when none are said.
+//! What the first record of a dataset (of its first object that is not empty) holds, and the fields that follow from it when none are said.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use penstock_codec::{Codec, inflate_into};
 use penstock_record::example::Feature;
 use penstock_types::{DType, Deadline, Error, Result, TensorSpec};
 
+use super::count::no_record;
 use super::field::{Field, Kind};
 use super::format::{Record, RecordId};
 use super::part::Part;
@@ -48,20 +49,26 @@ pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> 
         };
         return Ok(Schema { seen: blocks.parts().into_iter().map(seen).collect(), left_out: Vec::new() });
     }
-    let codec = source.codec(0);
-    let bytes = match codec {
-        Codec::None if !source.framing().is_table() => source.head(0, HEAD, deadline).await?,
-        _ => source.fetch(0, deadline).await?.bytes,
-    };
-    let source = source.clone();
-    tokio::task::spawn_blocking(move || look(&source, codec, bytes))
-        .await
-        .map_err(|error| Error::bug(format!("looking at a record: {error}")))?
+    for object in 0..source.manifest().objects.len() as u64 {
+        let codec = source.codec(object);
+        let bytes = match codec {
+            Codec::None if !source.framing().is_table() => source.head(object, HEAD, deadline).await?,
+            _ => source.fetch(object, deadline).await?.bytes,
+        };
+        let source = source.clone();
+        let found = tokio::task::spawn_blocking(move || look(&source, object, bytes)).await;
+        if let Some(schema) = found.map_err(|error| Error::bug(format!("looking at a record: {error}")))?? {
+            return Ok(schema);
+        }
+    }
+    Err(no_record(source))
 }
 
-fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Schema> {
-    let place = source.place(0);
-    let content = match codec {
+/// The parts of an object's first record; `None` if it holds no record.
+fn look(source: &Source, object: u64, bytes: Bytes) -> Result<Option<Schema>> {
+    let place = source.place(object);
+    let content = match source.codec(object) {
+        _ if bytes.is_empty() => bytes,
         Codec::None => bytes,
         codec => {
             let mut inflated = Vec::new();
@@ -96,11 +103,11 @@ fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Schema> {
     if framing.is_table() {
         let table = framing.table(content, &place)?;
         if table.records() == 0 {
-            return Err(Error::corrupt(place, "holds no record"));
+            return Ok(None);
         }
         let mut looked = Ok(());
         table.each(&[0], &[], LIMIT, &mut |_, record| looked = record.and_then(&mut note));
-        return looked.map(|()| schema);
+        return looked.map(|()| Some(schema));
     }
     let mut spans = Vec::new();
     // Cut behind the first record it errs, and has told where that one lies.
@@ -108,7 +115,7 @@ fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Schema> {
     let first = match (spans.first(), walked) {
         (Some(first), _) => *first,
         (None, Err(error)) => return Err(error),
-        (None, Ok(())) => return Err(Error::corrupt(place, "holds no record")),
+        (None, Ok(())) => return Ok(None),
     };
     let slice = |range: std::ops::Range<u64>| {
         content
@@ -116,9 +123,9 @@ fn look(source: &Source, codec: Codec, bytes: Bytes) -> Result<Schema> {
             .ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))
     };
     let (head, record) = (slice(0..first.offset)?, slice(first.range())?);
-    let id = RecordId { place: &place, object: 0, record: 0, offset: first.offset };
+    let id = RecordId { place: &place, object, record: 0, offset: first.offset };
     framing.read(record, head, id, &mut note)?;
-    Ok(schema)
+    Ok(Some(schema))
 }
 
 /// What a part becomes when nobody says: the first record's lengths are taken for all records'.

@@ -95,7 +95,7 @@ impl Source {
     /// say. Where some names say that they hold records (`.tfrecord`), the others are left aside; where none does, all
     /// are taken for TFRecords.
     pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest, metrics: Arc<Metrics>) -> Result<Self> {
-        let format = FormatSpec::of_names(&manifest)?;
+        let format = FormatSpec::of_names(&manifest)?.unwrap_or(FormatSpec::TFRECORD);
         Self::of_format(store, base, manifest, metrics, format)
     }
 
@@ -288,6 +288,10 @@ impl Source {
         match entry.codec_as_read() {
             Codec::None if entry.key.as_bytes().to_ascii_lowercase().ends_with(b".tgz") => Codec::Gzip,
             Codec::None if entry.key.as_bytes().ends_with(b".mds.zstd") => Codec::Zstd,
+            Codec::None => match self.format {
+                FormatSpec::TfRecord { compression } => compression,
+                _ => Codec::None,
+            },
             codec => codec,
         }
     }

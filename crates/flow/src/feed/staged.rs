@@ -63,7 +63,7 @@ fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {
         let span = |sample: Sample<'_>| Span { offset: sample.offset, len: sample.len, crc: 0 };
         Samples::new(content, "a staged file").map(|sample| sample.map(span)).collect()
     };
-    spans.ok().filter(|spans| !spans.is_empty())
+    spans.ok()
 }
 
 fn entry(target: &Key, state: FileState, spans: &[Span]) -> Vec<u8> {

@@ -337,12 +337,20 @@ fn dropping_a_pass_gives_everything_back() {
 }
 
 #[test]
-fn empty_objects_and_missing_features_are_named() {
+fn objects_without_records_count_zero_and_a_dataset_of_them_errs() {
     let case = World::new("feed-empty");
-    case.fill(&[1; 2], false);
-    case.put("o001.tfrecord", Vec::new());
+    case.put("o000.tfrecord", Vec::new());
     let error = case.count(&case.source(case.list().unwrap())).unwrap_err();
-    assert!(error.to_string().contains("o001.tfrecord is empty (0 bytes)"), "{error}");
+    assert_eq!(error.code(), "config");
+    assert!(error.to_string().ends_with("holds no record in 1 objects"), "{error}");
+    case.fill(&[1; 2], false);
+    case.put("o000.tfrecord", Vec::new());
+    let counted = case.count(&case.source(case.list().unwrap())).unwrap();
+    assert_eq!(counted.counts, Counts::of(&[0, 1]));
+}
+
+#[test]
+fn missing_features_are_named() {
     let other = World::new("feed-feature");
     let mut bytes = Vec::new();
     write_frame(&encode_example(&[("z", FeatureValue::Floats(&[1.0]))]), &mut bytes);

@@ -25,7 +25,7 @@ pub use entry::{Entry, Inflated, Origin, SaidBy};
 pub(crate) use listing::is_own;
 pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
 pub use record_format::RecordFormat;
-pub(crate) use text::key_text;
+pub(crate) use text::{codec_text, key_text};
 
 use crate::select::Select;
 

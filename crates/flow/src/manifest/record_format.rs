@@ -42,7 +42,7 @@ impl RecordFormat {
         let name = strip_suffix(name).to_ascii_lowercase();
         let last = last_component(&name);
         let ends = |suffixes: &[&[u8]]| suffixes.iter().any(|suffix| last.ends_with(suffix));
-        if ends(&[b".tfrecord", b".tfrecords"]) || last.windows(10).any(|part| part == b".tfrecord-") {
+        if ends(&[b".tfrecord", b".tfrecords", b".tfrec"]) || last.windows(10).any(|part| part == b".tfrecord-") {
             Self::TfRecord
         } else if ends(&[b".tar"]) {
             Self::Tar

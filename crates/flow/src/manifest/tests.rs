@@ -90,6 +90,7 @@ fn manifest_names_formats_by_suffix() {
     let of = |name: &str| RecordFormat::of_name(name.as_bytes());
     assert_eq!(of("a/b.TFRecord.gz"), RecordFormat::TfRecord);
     assert_eq!(of("train.tfrecord-00001-of-00100"), RecordFormat::TfRecord);
+    assert_eq!((of("a.tfrec"), of("a.tfrec.GZ")), (RecordFormat::TfRecord, RecordFormat::TfRecord));
     assert_eq!(
         (of("x.tar.zst"), of("v.npy"), of("i.JPEG")),
         (RecordFormat::Tar, RecordFormat::Npy, RecordFormat::Jpeg)

@@ -43,7 +43,7 @@ pub(crate) mod key_text {
 }
 
 /// A codec in JSON, by name.
-pub(super) mod codec_text {
+pub(crate) mod codec_text {
     use penstock_codec::Codec;
     use serde::{Deserialize, Deserializer, Serializer};
 

@@ -6,6 +6,7 @@
 
 mod files;
 mod fixed;
+mod guess;
 mod hdf5;
 mod mds;
 mod npy;
@@ -20,24 +21,30 @@ use std::fmt;
 use std::ops::Range;
 
 use bytes::Bytes;
+use penstock_codec::Codec;
 use penstock_types::{Error, Key, Result, grouped};
 use serde::{Deserialize, Serialize};
 
 pub use files::Labels;
 pub use fixed::Column;
+pub use guess::keep_likely;
 pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
 pub use zarr::Told as ZarrTold;
 
 use super::arrays::Blocks;
 use super::part::Part;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, RecordFormat, codec_text};
 
 /// A format and its facts, as Python says them and a pickled dataset keeps them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum FormatSpec {
     /// TFRecords of tf.Example or tf.SequenceExample.
-    TfRecord {},
+    TfRecord {
+        /// How objects are compressed whose names do not say it.
+        #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
+        compression: Codec,
+    },
     /// Records of one size, their columns end to end.
     Fixed {
         /// Bytes before the first record.
@@ -115,7 +122,7 @@ impl FormatSpec {
     /// Its name in messages.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::TfRecord {} => "tfrecord",
+            Self::TfRecord { .. } => "tfrecord",
             Self::Fixed { .. } => "fixed",
             Self::Tokens { .. } => "tokens",
             Self::Npy { .. } => "npy",
@@ -133,7 +140,7 @@ impl FormatSpec {
     fn claims(&self, name: &[u8]) -> Option<bool> {
         let ends = |suffixes: &[&[u8]]| Some(suffixes.iter().any(|suffix| name.to_ascii_lowercase().ends_with(suffix)));
         match self {
-            Self::TfRecord {} => Some(is_tfrecord(name)),
+            Self::TfRecord { .. } => Some(RecordFormat::of_name(name) == RecordFormat::TfRecord),
             Self::Npy { .. } => ends(&[b".npy"]),
             Self::Npz {} => ends(&[b".npz"]),
             // `.tgz` is a suffix of its own, which no codec takes off.
@@ -147,27 +154,41 @@ impl FormatSpec {
         }
     }
 
-    /// The format that the names of a listing say, TFRecord where they say none: the first of a stated row that some name
-    /// claims. A tar beside an image is an archive of them more likely than not.
-    pub fn of_names(manifest: &Manifest) -> Result<Self> {
+    /// TFRecords that are compressed as their names say.
+    pub const TFRECORD: Self = Self::TfRecord { compression: Codec::None };
+
+    /// The format that the names of a listing say, if they say one: the first of a stated row that some name claims. A
+    /// tar beside an image is an archive of them more likely than not; tables and arrays beside larger images are about
+    /// them.
+    pub fn of_names(manifest: &Manifest) -> Result<Option<Self>> {
         // Chunks go by any name.
         if zarr::is_zarr(manifest) {
-            return Ok(Self::Zarr { arrays: Vec::new(), told: None });
+            return Ok(Some(Self::Zarr { arrays: Vec::new(), told: None }));
         }
-        let mds = Self::Mds { index: None };
         let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
-        let known = [Self::TfRecord {}, Self::Tar {}, mds, npy, Self::Npz {}, Self::Parquet {}, images];
-        let claimed =
-            |format: &Self| manifest.objects.iter().any(|entry| format.claims(entry.logical_name()) == Some(true));
-        if let Some(format) = known.into_iter().find(claimed) {
-            return Ok(format);
+        let claimed = |format: &Self| -> u64 {
+            let claimed = manifest.objects.iter().filter(|entry| format.claims(entry.logical_name()) == Some(true));
+            // An empty object's name counts too.
+            claimed.map(|entry| 1 + entry.size).sum()
+        };
+        let pictures = claimed(&images);
+        for format in [Self::TFRECORD, Self::Tar {}, Self::Mds { index: None }] {
+            if claimed(&format) > 0 {
+                return Ok(Some(format));
+            }
         }
-        if claimed(&Self::Hdf5 { datasets: Vec::new(), files: None }) {
-            let problem =
-                format!("{} holds HDF5 files: say which dataset, penstock.formats.hdf5(\"/name\")", manifest.url);
-            return Err(Error::config("format", problem));
+        for format in [npy, Self::Npz {}, Self::Parquet {}] {
+            if claimed(&format) > pictures {
+                return Ok(Some(format));
+            }
         }
-        Ok(Self::TfRecord {})
+        if claimed(&Self::Hdf5 { datasets: Vec::new(), files: None }) > pictures {
+            return Err(unnamed_hdf5(&manifest.url));
+        }
+        if pictures > 0 {
+            return Ok(Some(images));
+        }
+        Ok(is_streaming(manifest).then_some(Self::Mds { index: None }))
     }
 
     /// The key of an object that tells the rest of what the format must know; see [`FormatSpec::told`].
@@ -242,11 +263,19 @@ impl FormatSpec {
     }
 }
 
-/// True for the names that TFRecords go by: `a.tfrecord`, `a.tfrecords`, `a.tfrec`, `train.tfrecord-00001-of-00100`.
-fn is_tfrecord(name: &[u8]) -> bool {
-    let last = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_ascii_lowercase();
-    [&b".tfrecord"[..], b".tfrecords", b".tfrec"].iter().any(|suffix| last.ends_with(suffix))
-        || last.windows(10).any(|part| part == b".tfrecord-")
+/// The error of HDF5 files without the names of their datasets.
+fn unnamed_hdf5(place: &str) -> Error {
+    Error::config("format", format!("{place} holds HDF5 files: say which dataset, penstock.formats.hdf5(\"/name\")"))
+}
+
+/// True for shards of MosaicML Streaming's other formats, whose index is MDS's: each has a file of offsets beside it.
+fn is_streaming(manifest: &Manifest) -> bool {
+    let has = |ends: &[u8]| manifest.objects.iter().any(|entry| entry.key.as_bytes().ends_with(ends));
+    has(mds::INDEX.as_bytes()) && [&b".json.meta"[..], b".csv.meta", b".tsv.meta", b".xsv.meta"].into_iter().any(has)
+}
+
+fn is_none(codec: &Codec) -> bool {
+    *codec == Codec::None
 }
 
 /// Where a record lies in the inflated bytes of its object.
@@ -386,7 +415,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
 /// The format of `spec` over these objects.
 pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn Framing>> {
     Ok(match spec {
-        FormatSpec::TfRecord {} => Box::new(tfrecord::TfRecord),
+        FormatSpec::TfRecord { .. } => Box::new(tfrecord::TfRecord),
         FormatSpec::Fixed { header_bytes, columns } => Box::new(fixed::Fixed::new(*header_bytes, columns)?),
         FormatSpec::Tokens { header_bytes, dtype, length, stride } => {
             Box::new(fixed::Tokens::new(*header_bytes, dtype, *length, *stride)?)

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! TFRecords: a record is a frame, its parts are the features of its tf.Example.
 
+use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;
 use penstock_record::example::{Example, find_feature};
+use penstock_record::magic;
 use penstock_record::sequence::{feature_list_names, find_feature_list};
 use penstock_record::tfrecord::{FOOTER_LEN, Frames, HEADER_LEN, frame_len};
 use penstock_types::{Error, Result, grouped};
@@ -15,6 +17,9 @@ pub(super) struct TfRecord;
 
 impl Framing for TfRecord {
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        if !content.is_empty() {
+            compressed(content, place)?;
+        }
         for frame in Frames::new(content, place, false) {
             let frame = frame?;
             let len = frame_len(frame.payload.len() as u64);
@@ -60,6 +65,27 @@ impl Framing for TfRecord {
             ));
         }
         each(&Features { payload, place: id.place })
+    }
+}
+
+/// Errs if the content is compressed, which TensorFlow's writer does under any name.
+fn compressed(content: &[u8], place: &str) -> Result<()> {
+    let codec = Codec::sniff(content);
+    match magic::describe(content) {
+        Some(magic::TFRECORD) => Ok(()),
+        Some(magic::ZLIB) => Err(Error::Unsupported {
+            what: format!("zlib compression ({place}; TensorFlow's compression_type=\"ZLIB\")"),
+            by: "the TFRecord reader".to_owned(),
+        }),
+        _ if codec == Codec::None => Ok(()),
+        _ => {
+            let suffix = codec.suffix();
+            let problem = format!(
+                "{place} is compressed by {codec}, and its name does not end in `{suffix}`; say \
+                 format=penstock.formats.tfrecord(compression=\"{codec}\")"
+            );
+            Err(Error::config("format", problem))
+        }
     }
 }
 

@@ -97,7 +97,7 @@ impl Unindexed {
         turns: Turns,
         settings: FeedSettings,
     ) -> Result<Arc<Self>> {
-        if !matches!(source.format(), FormatSpec::TfRecord {} | FormatSpec::Tar {}) {
+        if !matches!(source.format(), FormatSpec::TfRecord { .. } | FormatSpec::Tar {}) {
             return Err(Error::Unsupported {
                 what: format!("unindexed {}, whose counts cost next to nothing,", source.format().name()),
                 by: "the unindexed mode, which is for TFRecord and tar".to_owned(),

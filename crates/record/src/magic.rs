@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Content sniffing: what an object's first bytes show it to be, by the magic numbers of common formats.
+//!
+//! A guess for choosing a format that no name states, and for messages. Nothing that is read depends on it.
+
+use crate::{tar, tfrecord};
+
+/// First bytes that are enough for every format here.
+pub const HEAD_LEN: usize = 512;
+
+/// What [`describe`] calls TFRecords.
+pub const TFRECORD: &str = "TFRecords";
+/// What [`describe`] calls tar archives.
+pub const TAR: &str = "a tar archive";
+/// What [`describe`] calls NumPy arrays.
+pub const NPY: &str = "a NumPy array";
+/// What [`describe`] calls NumPy archives.
+pub const NPZ: &str = "a NumPy archive";
+/// What [`describe`] calls Parquet files.
+pub const PARQUET: &str = "a Parquet file";
+/// What [`describe`] calls HDF5 files.
+pub const HDF5: &str = "an HDF5 file";
+/// What [`describe`] calls JPEG images.
+pub const JPEG: &str = "a JPEG image";
+/// What [`describe`] calls PNG images.
+pub const PNG: &str = "a PNG image";
+/// What [`describe`] calls zlib streams.
+pub const ZLIB: &str = "zlib-compressed data";
+
+/// Magic numbers, and where each begins.
+const MAGIC: &[(usize, &[u8], &str)] = &[
+    (0, b"\x93NUMPY", NPY),
+    (0, b"PAR1", PARQUET),
+    (0, b"\x89HDF\r\n\x1a\n", HDF5),
+    (0, b"\xff\xd8\xff", JPEG),
+    (0, b"\x89PNG\r\n\x1a\n", PNG),
+    (0, b"\x1f\x8b\x08", "gzip-compressed data"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd-compressed data"),
+    (0, b"\x04\x22\x4d\x18", "LZ4-compressed data"),
+    (0, b"BZh", "bzip2-compressed data"),
+    (0, b"\xfd7zXZ\0", "xz-compressed data"),
+    (0, b"\xff\x06\0\0sNaPpY", "Snappy-compressed data"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (0, b"ARROW1", "an Arrow IPC file"),
+    (0, b"Obj\x01", "an Avro file"),
+    (0, b"ORC", "an ORC file"),
+    (0, b"CDF\x01", "a NetCDF file"),
+    (0, b"CDF\x02", "a NetCDF file"),
+    (0, b"CDF\x05", "a NetCDF file"),
+    (0, b"MATLAB", "a MATLAB file"),
+    (0, b"GIF8", "a GIF image"),
+    (0, b"II*\0", "a TIFF image"),
+    (0, b"MM\0*", "a TIFF image"),
+    (8, b"WEBP", "a WebP image"),
+    (8, b"WAVE", "a WAV file"),
+    (8, b"AVI ", "an AVI video"),
+    (4, b"ftyp", "an MP4 video"),
+    (0, b"\x1a\x45\xdf\xa3", "a Matroska or WebM video"),
+    (0, b"OggS", "an Ogg file"),
+    (0, b"fLaC", "a FLAC file"),
+    (0, b"ID3", "an MP3 file"),
+    (0, b"SQLite format 3\0", "an SQLite database"),
+];
+
+/// What an object is that begins with these (decompressed) bytes, as [`HEAD_LEN`] of them show; `None` if they show
+/// nothing.
+pub fn describe(head: &[u8]) -> Option<&'static str> {
+    let head = &head[..head.len().min(HEAD_LEN)];
+    if head.first_chunk().is_some_and(tfrecord::header_is_sound) {
+        return Some(TFRECORD);
+    }
+    if tar::sniff(head) {
+        return Some(TAR);
+    }
+    let begins = |(at, magic, _): &&(usize, &[u8], &str)| head.get(*at..).is_some_and(|rest| rest.starts_with(magic));
+    if let Some((_, _, name)) = MAGIC.iter().find(begins) {
+        return Some(name);
+    }
+    if head.starts_with(b"PK\x03\x04") {
+        return Some(zip(head));
+    }
+    let number = head.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+    match head {
+        // The length of the header, then the header's JSON.
+        [_, _, _, _, _, _, _, _, b'{', ..] if number.is_some_and(|len| len < 100 << 20) => Some("a safetensors file"),
+        // A continuation marker, then the length of a schema message.
+        [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some("an Arrow IPC stream"),
+        [0x78, flags, ..] if (0x7800 + u16::from(*flags)).is_multiple_of(31) => Some(ZLIB),
+        [0x80, 2..=5, ..] => Some("a pickle"),
+        _ => text(head),
+    }
+}
+
+/// A zip archive by the name of its first member.
+fn zip(head: &[u8]) -> &'static str {
+    let len = head.get(26..).and_then(|rest| rest.first_chunk()).map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
+    match head.get(30..30 + len) {
+        Some(name) if name.ends_with(b".npy") => NPZ,
+        Some(name) if name.ends_with(b"/data.pkl") => "a PyTorch file",
+        _ => "a zip archive",
+    }
+}
+
+/// UTF-8 without control characters, which the end of `head` may cut.
+fn text(head: &[u8]) -> Option<&'static str> {
+    let text = match std::str::from_utf8(head) {
+        Ok(text) => text,
+        Err(error) if error.error_len().is_none() => std::str::from_utf8(&head[..error.valid_up_to()]).ok()?,
+        Err(_) => return None,
+    };
+    let printed = |c: char| !c.is_control() || matches!(c, '\t' | '\n' | '\r' | '\x0c');
+    if text.is_empty() || !text.chars().all(printed) {
+        return None;
+    }
+    Some(if text.trim_start().starts_with(['{', '[']) { "JSON text" } else { "text" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn describe_names_formats_by_their_first_bytes() {
+        let mut record = Vec::new();
+        tfrecord::write_frame(b"payload", &mut record);
+        let zip = |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes()].concat();
+        let text = "é".repeat(HEAD_LEN);
+        for (head, want) in [
+            (record.as_slice(), Some(TFRECORD)),
+            (&record[..12], Some(TFRECORD)),
+            (&record[..11], None),
+            (b"RIFF\x10\0\0\0WEBPVP8 ", Some("a WebP image")),
+            (&zip("x.npy"), Some(NPZ)),
+            (&zip("archive/data.pkl"), Some("a PyTorch file")),
+            (&zip("a.txt"), Some("a zip archive")),
+            (b"\x78\x9c\x63\0", Some(ZLIB)),
+            (b"x\0", None),
+            (b"\x40\0\0\0\0\0\0\0{\"a\":", Some("a safetensors file")),
+            (b" \n[1, 2]", Some("JSON text")),
+            (b"a,b\r\n1,2\r\n", Some("text")),
+            // Cut inside a character.
+            (&text.as_bytes()[..HEAD_LEN - 1], Some("text")),
+            (b"\x01\x02\x03", None),
+            (&[0; HEAD_LEN], None),
+            (b"", None),
+        ] {
+            assert_eq!(describe(head), want, "{head:?}");
+        }
+    }
+}

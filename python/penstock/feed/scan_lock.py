@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One scan of a dataset on a node: a lock file beside the record indexes, which the other ranks wait for.
+
+Owns the lock file alone. The kernel releases a lock whose holder was killed. A cache folder on a file system that nodes
+share makes it one scan for all of them, if that file system has locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["held"]
+
+_LOG = logging.getLogger("penstock.feed")
+
+_POLL_S = 0.1
+"""Pause between two tries: a wait in the kernel would not end at Ctrl-C."""
+
+
+@contextmanager
+def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
+    """Holds the lock `name` in `folder`; waits, with a warning that names `url`, while another process holds it.
+
+    Yields:
+        Whether the lock is held; False if there is no folder, or it cannot be written or locked.
+    """
+    lock = None if folder is None else _locked(Path(folder), f"{name}.lock", url)
+    if lock is None:
+        yield False
+        return
+    descriptor, path = lock
+    try:
+        yield True
+    finally:
+        # A process that waits for this file finds that its name is gone, and makes a new one.
+        path.unlink(missing_ok=True)
+        # Closing is not enough: a forked child may have the descriptor, too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _locked(folder: Path, name: str, url: str) -> tuple[int, Path] | None:
+    path, warned = folder / name, False
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                return descriptor, path
+            os.close(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            if not warned:
+                _LOG.warning("%s: another process reads all objects once and indexes them; waiting for its index", url)
+                warned = True
+            time.sleep(_POLL_S)
+        except OSError:  # a file system without locks
+            os.close(descriptor)
+            return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False

@@ -12,6 +12,7 @@
     │   └── Mismatch                      a whole record that does not hold what a field asks of it
     ├── Changed (OSError)                 the object is no longer the version that was pinned
     ├── PreconditionFailed (FileExistsError)  a conditional write found its condition untrue
+    ├── Busy (BlockingIOError)            another process holds it; the same call succeeds once that has ended
     ├── ConfigError (ValueError)          a setting, flag or argument that cannot be
     ├── Unsupported (NotImplementedError) the store or the build cannot do this
     ├── BudgetExceeded (MemoryError)      the memory budget is too small for what was asked
@@ -36,6 +37,7 @@ from typing import Any, ClassVar
 __all__ = [
     "BudgetExceeded",
     "Bug",
+    "Busy",
     "Changed",
     "ConfigError",
     "Corrupt",
@@ -191,6 +193,12 @@ class Changed(PenstockError, OSError):
 class PreconditionFailed(PenstockError, FileExistsError):
     code = "precondition"
     exit_code = 3
+
+
+class Busy(PenstockError, BlockingIOError):
+    code = "busy"
+    exit_code = 3
+    retryable = True
 
 
 class ConfigError(PenstockError, ValueError):

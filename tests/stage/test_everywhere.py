@@ -16,7 +16,7 @@ import pytest
 from stage_kit import await_true, fill, tree
 
 import penstock
-from penstock.errors import NotFound, RankFailed
+from penstock.errors import NotFound, RankFailed, Unsupported
 
 # What every rank runs: sets its library up, stages, and writes what came of it.
 SCRIPT = """
@@ -243,6 +243,23 @@ def test_stage_alone_returns_what_was_done_and_raises_what_was_not(source, tmp_p
     assert tree(staged.folder) == want
     with pytest.raises(NotFound, match="nothing-here"):
         penstock.stage(str(tmp_path / "nothing-here"), tmp_path / "dst2")
+
+
+# Issue 19: everything was uploaded, then Unsupported was raised.
+def test_stage_to_a_store_returns_its_urls(source, emulator, tmp_path, monkeypatch):
+    folder, want = source
+    served = emulator()
+    for name, value in {**served.env, "XDG_STATE_HOME": str(tmp_path / "state")}.items():
+        monkeypatch.setenv(name, value)
+    staged = penstock.stage(folder.as_posix(), f"{served.url}copy", inflate=True)
+    assert (staged.objects, staged.destination) == (40, f"{served.url}copy/")
+    assert staged.manifest == f"{served.url}copy/.penstock/manifest.json"
+    found = penstock.stage.verify(str(staged.destination))
+    assert (found["objects"], found["good"]) == (len(want), len(want))
+    with pytest.raises(Unsupported, match="s3"):
+        _ = staged.folder
+    with pytest.raises(Unsupported, match="https"):
+        penstock.stage(folder.as_posix(), "https://127.0.0.1:9/copy")
 
 
 def test_stage_with_objects_that_fail_raises_unless_told(tmp_path):

@@ -312,7 +312,7 @@ def test_stage_whose_journal_cannot_be_written_sends_nothing(emulator, run_cli, 
             try:
                 (full / "filler").write_bytes(bytes(12 << 10))
                 ran = run_cli("stage", outputs, served.url, "--journal", full, env=served.env)
-                assert (ran.code, "disk is full" in ran.err) == (3, True), ran.err
+                assert (ran.code, "error[no-space]" in ran.err) == (3, True), ran.err
             finally:
                 subprocess.run(["umount", full], check=True)
 

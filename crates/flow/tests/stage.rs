@@ -362,7 +362,7 @@ fn stage_into_a_locked_destination_is_refused() {
     // SAFETY: the struct outlives the call and the descriptor is open.
     assert_eq!(unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_OFD_SETLK, &lock) }, 0);
     let error = bench.stage(StageOptions::default()).unwrap_err();
-    assert_eq!(error.code(), "precondition");
+    assert_eq!(error.code(), "busy");
     assert!(error.to_string().contains("another penstock stage"), "{error}");
     drop(file);
     bench.stage(StageOptions::default()).unwrap();

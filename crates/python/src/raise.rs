@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 import_exception!(penstock.errors, BudgetExceeded);
 import_exception!(penstock.errors, Bug);
+import_exception!(penstock.errors, Busy);
 import_exception!(penstock.errors, Changed);
 import_exception!(penstock.errors, ConfigError);
 import_exception!(penstock.errors, Corrupt);
@@ -59,6 +60,7 @@ fn build(py: Python<'_>, error: Error, text: String, hint: Option<String>) -> Py
         Error::Mismatch { place, problem: _ } => made!(Mismatch, "where" = place),
         Error::Changed { place, want, have } => made!(Changed, "where" = place, "want" = want, "have" = have),
         Error::Precondition { place, reason: _ } => made!(PreconditionFailed, "where" = place),
+        Error::Busy { place, holder: _ } => made!(Busy, "where" = place),
         Error::Config { what, problem: _ } => made!(ConfigError, "where" = what),
         Error::Unsupported { what: _, by } => made!(Unsupported, "where" = by),
         Error::BudgetExceeded { what: _, need, budget } => made!(BudgetExceeded, "need" = need, "budget" = budget),

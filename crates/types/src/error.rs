@@ -104,6 +104,14 @@ pub enum Error {
         /// The condition and what was found.
         reason: String,
     },
+    /// Another process holds it.
+    #[error("{place} is in use: {holder}")]
+    Busy {
+        /// URL or path.
+        place: String,
+        /// The other process, and what it does there.
+        holder: String,
+    },
     /// A setting, flag or argument that cannot be.
     #[error("{what}: {problem}")]
     Config {
@@ -198,6 +206,7 @@ impl Error {
             Self::Mismatch { .. } => "mismatch",
             Self::Changed { .. } => "changed",
             Self::Precondition { .. } => "precondition",
+            Self::Busy { .. } => "busy",
             Self::Config { .. } => "config",
             Self::Unsupported { .. } => "unsupported",
             Self::BudgetExceeded { .. } => "budget",
@@ -257,6 +266,7 @@ impl Error {
                 "choose another folder, or say --overwrite to replace what stands there"
             }
             Self::Precondition { .. } => "another writer was there first; choose another name or remove the object",
+            Self::Busy { .. } => "wait until the other process ends, or stop it; then run the same command again",
             Self::BudgetExceeded { .. } => "raise the memory budget or make the batch smaller",
             Self::NoSpace { .. } => {
                 "free some space or choose another destination, then run the same command again: it resumes"

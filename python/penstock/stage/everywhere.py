@@ -42,10 +42,13 @@ _LAST_WORDS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """How the stage of this rank's node went. Bytes and seconds are in the names; `summary` is the CLI's JSON."""
+    """How the stage of this rank's node went. Bytes and seconds are in the names; `summary` is the CLI's JSON.
 
-    folder: Path
-    manifest: Path
+    `destination` and `manifest` are paths, or URLs where the destination is a store; `penstock.open` takes both kinds.
+    """
+
+    destination: Path | str
+    manifest: Path | str
     node: int
     nodes: int
     objects: int
@@ -54,6 +57,15 @@ class Staged:
     seconds: float
     by: str
     summary: dict[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The destination as a path.
+
+        Raises:
+            Unsupported: The destination is a store.
+        """
+        return Path(jobs.local_path(str(self.destination)))
 
 
 def everywhere(
@@ -70,7 +82,7 @@ def everywhere(
 
     Args:
         source: As for `penstock stage`.
-        destination: A folder on each node's own disk, the same on all ranks of a node.
+        destination: A folder on each node's own disk, the same on all ranks of a node; or a store's URL.
         progress: Called about once a second on the job's first rank, with one dict of all nodes' counters.
         arrive_s: How long ranks wait for one another to make this call.
         silence_s: A leader that gives no sign for this long is held to be dead.
@@ -96,11 +108,14 @@ def everywhere(
         except PenstockError as error:
             error.add_note("allow_partial=True goes on without them")
             raise
-    folder = Path(jobs.local_path(spec.destination))
-    name = "manifest.json" if rank.nodes == 1 else f"manifest-{rank.node}-of-{rank.nodes}.json"
+    where: Path | str = summary["destination"]
+    manifest: Path | str = summary["manifest"]
+    if jobs.is_local(spec.destination):
+        where = Path(jobs.local_path(spec.destination))
+        manifest = where / ".penstock" / Path(manifest).name
     return Staged(
-        folder,
-        folder / ".penstock" / name,
+        where,
+        manifest,
         rank.node,
         rank.nodes,
         summary["objects"],

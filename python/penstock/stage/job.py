@@ -168,9 +168,7 @@ def local_path(url: str) -> str:
     """
     if not is_local(url):
         scheme = url.partition("://")[0]
-        raise Unsupported(
-            f"{scheme}:// as a destination is not supported by this version, which stages to local folders"
-        )
+        raise Unsupported(f"{scheme}:// as a folder is not supported: `{url}` lies in a store")
     path = url.removeprefix("file://").removeprefix("localhost")
     if url.startswith("file://") and not path.startswith("/"):
         raise ConfigError(f"destination: `{url}` names another host", where="destination")

@@ -2,46 +2,49 @@
 //! The last step: synced temporary files get their final names, many at a time.
 //!
 //! Order of one batch: the journal's lines are on disk; then the renames; then one sync of each folder touched. A crash
-//! between the first two leaves a whole file under its temporary name, which the next run recognises and renames.
+//! between the first two leaves a whole file under its temporary name, which the next run recognises and renames. A
+//! file's lock is held from before its first byte until after its rename: no other process truncates it in between.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
+use penstock_store::OwnedFile;
 use penstock_types::{Error, Key, Result};
+use tokio::sync::mpsc::Receiver;
 
-use super::jail::{Jail, split, state_at};
+use super::jail::{Jail, split, state_of_file};
 use super::journal::{Journal, Line};
+use super::parts::PartFiles;
 use super::progress::Progress;
 
 /// Most files in a batch: bounds the wait of the first one.
-const BATCH: usize = 256;
+const MAX_BATCH: usize = 128;
+/// Finished files that wait for the committer, each with an open descriptor.
+pub(crate) const MAX_WAITING: usize = 128;
 
-/// A file that is whole, checked and synced, under its temporary name.
+/// A file that is whole, checked and synced, under its temporary name and locked.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub line: Line,
-    pub temporary: String,
-    /// Other files of ours that are of no use once this one has its name.
-    pub leftovers: Vec<String>,
+    pub temporary: Arc<OwnedFile>,
+    /// The parts that it was made of, if any.
+    pub parts: Option<PartFiles>,
 }
 
 /// The one writer of the journal.
 pub(crate) struct Committer {
     pub jail: Arc<Jail>,
-    pub parts: Arc<OwnedFd>,
     pub journal: Journal,
     pub progress: Arc<Progress>,
 }
 
 impl Committer {
     /// Commits what comes until the senders are gone. An error is of the journal or the disk, and ends the stage.
-    pub fn run(mut self, finished: &Receiver<Finished>) -> Result<Journal> {
-        while let Ok(first) = finished.recv() {
-            let mut batch = vec![first];
-            batch.extend(finished.try_iter().take(BATCH - 1));
-            self.commit(batch)?;
+    pub fn run(mut self, mut finished: Receiver<Finished>) -> Result<Journal> {
+        let mut batch = Vec::with_capacity(MAX_BATCH);
+        while finished.blocking_recv_many(&mut batch, MAX_BATCH) > 0 {
+            self.commit(std::mem::take(&mut batch))?;
         }
         Ok(self.journal)
     }
@@ -54,14 +57,18 @@ impl Committer {
         let mut named = Vec::with_capacity(batch.len());
         for (finished, place) in batch.into_iter().zip(places) {
             let target = finished.line.target.as_bytes();
-            match self.jail.adopt(&self.parts, &finished.temporary, target) {
+            // Before the rename, which frees the name of the parts: the journal vouches for the whole file now.
+            if let Some(parts) = &finished.parts {
+                parts.remove_all_but(&finished.temporary);
+            }
+            match self.jail.adopt(&finished.temporary, target) {
                 Ok(folder) => {
                     folders.insert(split(target).0.to_vec(), folder);
                     named.push((finished, place));
                 }
                 Err(error) if is_fatal(&error) => return Err(error),
                 Err(error) => {
-                    super::jail::remove_own(&self.parts, &finished.temporary);
+                    finished.temporary.remove();
                     self.progress.fail(&finished.line.origin.key, error);
                 }
             }
@@ -71,9 +78,6 @@ impl Committer {
         }
         for (finished, place) in &named {
             self.journal.remember(&finished.line.target, *place);
-            for leftover in &finished.leftovers {
-                super::jail::remove_own(&self.parts, leftover);
-            }
             self.progress.finish(&finished.line);
         }
         Ok(())
@@ -81,13 +85,13 @@ impl Committer {
 }
 
 /// Finishes what a crash left between journal and rename: true where the temporary file is what the line says, and now
-/// has its final name.
-pub(crate) fn adopt_left_behind(jail: &Jail, parts: &OwnedFd, temporary: &str, line: &Line) -> Result<bool> {
-    let state = state_at(parts, temporary.as_bytes()).map_err(|errno| jail.error(b"", errno))?;
-    if state != Some(line.state()) {
+/// has its final name. False where another process holds it.
+pub(crate) fn adopt_left_behind(jail: &Jail, parts: &Arc<OwnedFd>, temporary: &str, line: &Line) -> Result<bool> {
+    let Ok(file) = OwnedFile::lock_existing(parts, temporary) else { return Ok(false) };
+    if state_of_file(file.file()).ok() != Some(line.state()) {
         return Ok(false);
     }
-    let folder = jail.adopt(parts, temporary, line.target.as_bytes())?;
+    let folder = jail.adopt(&file, line.target.as_bytes())?;
     rustix::fs::fsync(&folder).map_err(|errno| jail.error(line.target.as_bytes(), errno))?;
     Ok(true)
 }
@@ -113,6 +117,7 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
         | Error::Mismatch { .. }
         | Error::Changed { .. }
         | Error::Precondition { .. }
+        | Error::Busy { .. }
         | Error::KeyRefused { .. } => false,
     }
 }
@@ -120,4 +125,61 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
 /// The temporary names of an object: hashed, because a key may be longer than a name can be.
 pub(crate) fn temporary_name(target: &Key, kind: &str) -> String {
     format!("{:032x}.{kind}", xxhash_rust::xxh3::xxh3_128(target.as_bytes()))
+}
+
+/// True for what [`temporary_name`] gives, of whatever object.
+pub(crate) fn is_temporary_name(name: &str) -> bool {
+    name.split_once('.').is_some_and(|(hash, kind)| {
+        let is_hex = hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        hash.len() == 32 && is_hex && matches!(kind, "tmp" | "part" | "done" | "up")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::manifest::{Entry, Origin};
+
+    #[test]
+    fn finished_file_stays_locked_until_after_its_rename() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Arc::new(Jail::open(inside.path()).unwrap());
+        let parts = Arc::new(jail.make_folder(b"parts").unwrap());
+        let journal = Journal::open(&parts, "journal-0-of-1.jsonl", "s", "j").unwrap();
+        let target = Key::from("a/b.bin");
+        let name = temporary_name(&target, "tmp");
+        let file = OwnedFile::lock(&parts, &name).unwrap();
+        file.file().write_all(b"whole").unwrap();
+        let state = state_of_file(file.file()).unwrap();
+        let line = Line {
+            target,
+            size: state.size,
+            mtime_ns: state.mtime_ns,
+            digests: Vec::new(),
+            origin: Origin::of(&Entry::new(Key::from("a/b.bin"), 5)),
+            modified_s: None,
+            inflate: false,
+            version: None,
+        };
+        let (send, inbox) = tokio::sync::mpsc::channel(1);
+        send.try_send(Finished { line, temporary: Arc::new(file), parts: None }).unwrap();
+        drop(send);
+        // Another stage of the same object, between the last byte and the rename: it gets neither the file nor its name.
+        assert_eq!(OwnedFile::lock(&parts, &name).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        Committer { jail, journal, progress: Arc::default() }.run(inbox).unwrap();
+        // And afterwards it gets a file of its own.
+        OwnedFile::lock(&parts, &name).unwrap().file().write_all(b"other bytes").unwrap();
+        assert_eq!(std::fs::read(inside.path().join("a/b.bin")).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn temporary_names_are_told_from_others() {
+        let ours = temporary_name(&Key::from("a"), "part");
+        assert!(is_temporary_name(&ours));
+        for other in ["notes.txt", "a.tmp", &ours[1..], &ours.to_uppercase(), &format!("{ours}.bak")] {
+            assert!(!is_temporary_name(other), "{other}");
+        }
+    }
 }

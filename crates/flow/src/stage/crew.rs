@@ -2,14 +2,14 @@
 //! The work itself: items of one source become files, as many at once as pace, memory and cores allow.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 
 use penstock_store::{Govern, Governor, Mirrors, Opened, Store, StoreSettings};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::abreast::{Abreast, Objects};
-use super::commit::{Committer, is_fatal};
+use super::commit::{Committer, MAX_WAITING, is_fatal};
 use super::inlet::Inlet;
 use super::jail::Jail;
 use super::journal::Journal;
@@ -87,7 +87,7 @@ impl Crew {
         let shop = Arc::new(Workshop {
             inlet: Inlet::new(source, options.memory, progress.clone(), deadline),
             jail: jail.clone(),
-            parts: parts.clone(),
+            parts,
             cores: Arc::new(Semaphore::new(cores)),
             threads: cores,
             whole_most,
@@ -97,9 +97,9 @@ impl Crew {
             is_direct: !memory::keeps(bytes),
             options,
         });
-        let (finished, inbox) = mpsc::channel();
-        let committer = Committer { jail, parts, journal, progress };
-        let committed = tokio::task::spawn_blocking(move || committer.run(&inbox));
+        let (finished, inbox) = mpsc::channel(MAX_WAITING);
+        let committer = Committer { jail, journal, progress };
+        let committed = tokio::task::spawn_blocking(move || committer.run(inbox));
 
         let objects = Objects {
             inlet: &shop.inlet,
@@ -111,9 +111,9 @@ impl Crew {
             let (shop, finished, manifest, item) =
                 (shop.clone(), finished.clone(), manifest.clone(), items[at].clone());
             async move {
-                let made = shop.make(&item, &manifest.objects[item.object]).await;
+                let made = shop.make(&item, &manifest.objects[item.object]).await?;
                 // A committer that is gone has an error of its own to tell.
-                made.and_then(|made| finished.send(made).map_err(|_| Error::Interrupted))
+                finished.send(made).await.map_err(|_| Error::Interrupted)
             }
         };
         let outcome = abreast.run(objects, make).await;

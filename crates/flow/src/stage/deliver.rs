@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
+use penstock_store::OwnedFile;
 use penstock_types::{Deadline, Error, Result};
 use tokio::sync::{Semaphore, watch};
 
@@ -19,6 +20,7 @@ use super::errand::{Errand, Site};
 use super::inlet::Inlet;
 use super::jail::Jail;
 use super::journal::{Journal, Line};
+use super::launch::Launch;
 use super::object::blocking;
 use super::plan::StageOptions;
 use super::progress::{Failure, Progress};
@@ -36,7 +38,8 @@ const BATCH: usize = 256;
 /// How long what is in flight may take to be taken back when the user interrupts.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 
-pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<()> {
+/// Returns the URL of the manifest.
+pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<String> {
     let Errand { request, from, manifest, plan, site, progress, deadline, cancelled } = errand;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
@@ -71,7 +74,7 @@ pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<()> {
     let items = missing.iter().map(|load| &load.item).chain(&done);
     let mut staged = staged_manifest(&to.url, &journal, &manifest, items);
     staged.source = Some(source_url);
-    record(&to, staged, &node, options.nodes, &recorded, deadline).await
+    record(&to, staged, share, &recorded, deadline).await
 }
 
 /// Sends the objects, as many at once as pace, memory and cores allow. The journal comes back with what was finished,
@@ -136,12 +139,17 @@ pub(crate) async fn again(
 ) -> Result<()> {
     let Again { from, to, state, options, cores, progress, deadline, node } = work_of;
     let source = from.url.clone();
-    let (jail, folder, journal) = blocking(move || {
+    let (jail, folder) = blocking(move || {
         let jail = Arc::new(Jail::open(&state)?);
-        let folder = jail.make_folder(FOLDER.as_bytes())?;
-        let place = jail.place(FOLDER.as_bytes());
-        let journal = Journal::open(&folder, "journal-repair.jsonl", &source, &place)?;
-        Ok((jail.clone(), Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?), journal))
+        let folder = Arc::new(jail.make_folder(FOLDER.as_bytes())?);
+        Ok((jail, folder))
+    })
+    .await?;
+    let _launch = Launch::repair(&jail, &folder).await?;
+    let (jail, folder, journal) = blocking(move || {
+        let journal = Journal::open(&folder, "journal-repair.jsonl", &source, &jail.place(FOLDER.as_bytes()))?;
+        let parts = jail.make_folder(format!("{FOLDER}/parts").as_bytes())?;
+        Ok((jail, Arc::new(parts), journal))
     })
     .await?;
     let yard = Arc::new(Yard::new(from, to.clone(), jail, folder, options, cores, progress, deadline));
@@ -159,15 +167,15 @@ pub(crate) async fn again(
             entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
         }
     }
-    let nodes = node.rsplit('-').next().and_then(|nodes| nodes.parse().ok()).unwrap_or(1);
+    let share = node.split_once("-of-").and_then(|(node, nodes)| Some((node.parse().ok()?, nodes.parse().ok()?)));
     recorded.truncate(at + 1);
-    record(&to, amended, &node, nodes, &recorded, deadline).await
+    record(&to, amended, share.unwrap_or((0, 1)), &recorded, deadline).await.map(|_| ())
 }
 
 /// A sent object, and the files of ours that are of no use once it is journaled.
 pub(crate) struct Sent {
     pub line: Line,
-    pub leftover: Option<(Arc<OwnedFd>, String)>,
+    pub leftover: Option<Arc<OwnedFile>>,
 }
 
 fn write_down(mut journal: Journal, inbox: &mpsc::Receiver<Sent>, progress: &Progress) -> Result<Journal> {
@@ -179,8 +187,8 @@ fn write_down(mut journal: Journal, inbox: &mpsc::Receiver<Sent>, progress: &Pro
             journal.remember(&line.target, place);
         }
         for Sent { line, leftover } in batch {
-            if let Some((folder, name)) = leftover {
-                super::jail::remove_own(&folder, &name);
+            if let Some(leftover) = leftover {
+                leftover.remove();
             }
             progress.finish(&line);
         }
@@ -228,8 +236,10 @@ impl Yard {
         let Some(door) = self.to.store.uploads() else { return };
         let deadline = Deadline::within(limit);
         let aborts = open.iter().map(|(name, (key, id))| async move {
-            if door.abort(key, id, deadline).await.is_ok() {
-                super::jail::remove_own(&self.state, name);
+            if door.abort(key, id, deadline).await.is_ok()
+                && let Ok(sent) = OwnedFile::lock_existing(&self.state, name)
+            {
+                sent.remove();
             }
         });
         futures::future::join_all(aborts).await;

@@ -13,12 +13,14 @@ use super::journal::Journal;
 use super::object::blocking;
 use super::plan::Item;
 use super::progress::Failure;
+use super::recorded::manifest_name;
 use super::request::StageRequest;
 use super::resume::{Resumed, resume, sweep};
 use super::status::replace_own_with;
 use crate::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 
-pub(crate) async fn transfer(errand: Errand<'_>) -> Result<()> {
+/// Returns the path of the manifest.
+pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
     let Errand { request, from: source, manifest, plan, site, progress, deadline, cancelled } = errand;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
@@ -41,7 +43,6 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<()> {
     };
     let source_url = crew.source.url.clone();
     let journal = crew.work(&manifest, &missing, cancelled).await?;
-    let stem = if options.nodes == 1 { "manifest".to_owned() } else { format!("manifest-{node}") };
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
     let share = (options.node, options.nodes);
     blocking(move || {
@@ -50,12 +51,12 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<()> {
         }
         site.write_residue(share, &source_url, &failures)?;
         let items: Vec<&Item> = missing.iter().chain(&done).collect();
-        record_staged(&site.jail, &journal, &manifest, items, &source_url, &stem)
+        record_staged(&site.jail, &journal, &manifest, items, &source_url, share)
     })
     .await
 }
 
-/// Writes the manifest of what now stands in the destination: digests of both sides of each file. Lines come from the
+/// Writes the manifest of what now stands in the destination, and returns its path: digests of both sides of each file. Lines come from the
 /// journal one by one: at no time are all of them in memory.
 fn record_staged(
     jail: &Jail,
@@ -63,8 +64,8 @@ fn record_staged(
     source: &Manifest,
     mut items: Vec<&Item>,
     source_url: &str,
-    stem: &str,
-) -> Result<()> {
+    share: (u32, u32),
+) -> Result<String> {
     items.sort_unstable_by(|a, b| {
         (strip_suffix(a.target.as_bytes()), &a.target).cmp(&(strip_suffix(b.target.as_bytes()), &b.target))
     });
@@ -87,15 +88,16 @@ fn record_staged(
             })
         })
     });
-    let own = jail.make_folder(b".penstock")?;
-    let name = format!("{stem}.{}", format.name());
+    let own = Arc::new(jail.make_folder(b".penstock")?);
+    let name = manifest_name(share, format);
+    let place = jail.place(format!(".penstock/{name}").as_bytes());
     let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
-    replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &jail.place(name.as_bytes())))?;
+    replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
     // An earlier stage of more or fewer objects left one of the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
-        remove_own(&own, &format!("{stem}.{}", other.name()));
+        remove_own(&own, &manifest_name(share, other));
     }
-    Ok(())
+    Ok(place)
 }
 
 /// Errs where a local destination lies inside its own source: each run would list what the last one wrote.

@@ -4,11 +4,12 @@
 //! Every path is walked from one descriptor, a component at a time, without following links.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use penstock_store::OwnedFile;
 use penstock_types::{Error, Key, Result};
-use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// What a file is recognised by on the next run.
@@ -164,13 +165,13 @@ impl Jail {
     }
 
     /// Gives a finished file its final name. Returns the folder that must be synced for the name to last.
-    pub fn adopt(&self, from: &OwnedFd, from_name: &str, relative: &[u8]) -> Result<OwnedFd> {
+    pub fn adopt(&self, file: &OwnedFile, relative: &[u8]) -> Result<OwnedFd> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
             return Err(self.refused(relative, "it ends in no name"));
         }
         let folder = self.walk(folder, true)?;
-        rustix::fs::renameat(from, from_name, &folder, name).map_err(|errno| match errno {
+        file.rename(&folder, name).map_err(|errno| match errno {
             Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::KeyRefused {
                 key: Key::new(relative.to_vec()).to_string(),
                 place: self.path.display().to_string(),
@@ -280,58 +281,15 @@ pub(crate) fn names_in(folder: &OwnedFd) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// As [`open_own`], held by this process alone until it is closed: a second stage of the same object sees `WouldBlock`.
-pub(crate) fn open_alone(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
-    let file = open_own(folder, name)?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(file)
-}
-
 /// Removes a file of ours, if it is there.
 pub(crate) fn remove_own(folder: &OwnedFd, name: &str) {
     let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
 }
 
-/// Takes the whole-file lock without waiting; false where another process holds it. An open-file-description lock: it
-/// dies with its process, works over NFS, and can be asked about without being taken.
-pub(crate) fn try_lock(file: &File) -> std::io::Result<bool> {
-    let mut lock = whole_file_lock();
-    // SAFETY: fcntl reads the struct, which outlives the call, and the descriptor is open.
-    let answer = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &mut lock) };
-    if answer == 0 {
-        return Ok(true);
-    }
-    let error = std::io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
-        _ => Err(error),
-    }
-}
-
-/// True where some process holds the lock.
-pub(crate) fn is_locked(file: &File) -> std::io::Result<bool> {
-    let mut lock = whole_file_lock();
-    // SAFETY: fcntl writes into the struct, which outlives the call, and the descriptor is open.
-    let answer = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-    if answer != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
-}
-
-fn whole_file_lock() -> libc::flock {
-    libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::sync::Arc;
 
     use super::*;
 
@@ -342,10 +300,10 @@ mod tests {
         std::fs::create_dir(inside.path().join("real")).unwrap();
         symlink(outside.path(), inside.path().join("real/link")).unwrap();
         let jail = Jail::open(inside.path()).unwrap();
-        let parts = jail.make_folder(b".penstock/stage/parts").unwrap();
+        let parts = Arc::new(jail.make_folder(b".penstock/stage/parts").unwrap());
         for key in [&b"g0/x"[..], b"real/link/x", b"g0/deep/x"] {
-            open_own(&parts, "t").unwrap();
-            let error = jail.adopt(&parts, "t", key).unwrap_err();
+            let file = OwnedFile::lock(&parts, "t").unwrap();
+            let error = jail.adopt(&file, key).unwrap_err();
             assert_eq!(error.code(), "key");
             assert!(error.to_string().contains("symbolic link"), "{error}");
         }
@@ -360,9 +318,9 @@ mod tests {
         std::fs::write(&victim, "kept").unwrap();
         symlink(&victim, inside.path().join("x")).unwrap();
         let jail = Jail::open(inside.path()).unwrap();
-        let parts = jail.make_folder(b"p").unwrap();
-        open_own(&parts, "t").unwrap();
-        jail.adopt(&parts, "t", b"x").unwrap();
+        let parts = Arc::new(jail.make_folder(b"p").unwrap());
+        let file = OwnedFile::lock(&parts, "t").unwrap();
+        jail.adopt(&file, b"x").unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
         assert_eq!(jail.state(b"x").unwrap().unwrap().size, 0);
     }
@@ -373,10 +331,10 @@ mod tests {
         std::fs::write(inside.path().join("file"), "").unwrap();
         std::fs::create_dir_all(inside.path().join("folder/x")).unwrap();
         let jail = Jail::open(inside.path()).unwrap();
-        let parts = jail.make_folder(b"p").unwrap();
-        open_own(&parts, "t").unwrap();
-        assert!(jail.adopt(&parts, "t", b"file/x").unwrap_err().to_string().contains("no folder"));
-        assert!(jail.adopt(&parts, "t", b"folder").unwrap_err().to_string().contains("a folder of that name"));
+        let parts = Arc::new(jail.make_folder(b"p").unwrap());
+        let file = OwnedFile::lock(&parts, "t").unwrap();
+        assert!(jail.adopt(&file, b"file/x").unwrap_err().to_string().contains("no folder"));
+        assert!(jail.adopt(&file, b"folder").unwrap_err().to_string().contains("a folder of that name"));
         assert_eq!(Jail::open(&inside.path().join("file")).unwrap_err().code(), "config");
     }
 
@@ -384,24 +342,11 @@ mod tests {
     fn jail_does_not_climb() {
         let inside = tempfile::tempdir().unwrap();
         let jail = Jail::open(&inside.path().join("dst")).unwrap();
-        let parts = jail.make_folder(b"p").unwrap();
-        open_own(&parts, "t").unwrap();
+        let parts = Arc::new(jail.make_folder(b"p").unwrap());
+        let file = OwnedFile::lock(&parts, "t").unwrap();
         for key in [&b"../t"[..], b"a/../../t", b"..", b".", b"a/..", b""] {
-            assert_eq!(jail.adopt(&parts, "t", key).unwrap_err().code(), "key");
+            assert_eq!(jail.adopt(&file, key).unwrap_err().code(), "key");
         }
         assert_eq!(std::fs::read_dir(inside.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn lock_is_seen_without_being_taken() {
-        let inside = tempfile::tempdir().unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
-        let folder = jail.make_folder(b"p").unwrap();
-        let (one, two) = (open_own(&folder, "lock").unwrap(), open_own(&folder, "lock").unwrap());
-        assert!(!is_locked(&two).unwrap());
-        assert!(try_lock(&one).unwrap());
-        assert!(is_locked(&two).unwrap() && !try_lock(&two).unwrap());
-        drop(one);
-        assert!(!is_locked(&two).unwrap() && try_lock(&two).unwrap());
     }
 }

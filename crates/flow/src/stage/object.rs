@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_codec::checksum::Xxh3;
 use penstock_codec::{Codec, Inflater, gzip_size_hint, inflate_into};
-use penstock_store::{Meta, cheapest};
+use penstock_store::{Meta, OwnedFile, cheapest};
 use penstock_types::{Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::apart::{Apart, Means};
 use super::commit::{Finished, temporary_name};
 use super::inlet::{Inlet, inflated_limit};
-use super::jail::{Jail, open_alone, remove_own, state_of_file};
+use super::jail::{Jail, state_of_file};
 use super::journal::Line;
 use super::pieces::Pieces;
 use super::plan::{Item, PART_BYTES, StageOptions};
@@ -125,8 +125,8 @@ impl Workshop {
                 shop.inflate_stored(&item, &entry, stored, &mut sink)?;
                 sink.finish()
             })?;
-            let line = shop.line(&item, &entry, &file, seen, seal)?;
-            Ok(Finished { line, temporary, leftovers: Vec::new() })
+            let line = shop.line(&item, &entry, file.file(), seen, seal)?;
+            Ok(Finished { line, temporary: Arc::new(file), parts: None })
         })
         .await
     }
@@ -204,39 +204,40 @@ impl Workshop {
         Ok(())
     }
 
-    /// Makes a temporary file, lets `fill` write it, drops `held`, and syncs it. Nothing of it is left after an error.
+    /// Makes a temporary file, lets `fill` write it, drops `held`, and syncs it. Nothing of it is left after an error. The
+    /// file stays locked until it is dropped.
     pub fn write_file<H>(
         &self,
         item: &Item,
         entry: &Entry,
         temporary: &str,
         held: H,
-        fill: impl FnOnce(&H, &mut File) -> Result<Seal>,
-    ) -> Result<(File, Seal)> {
+        fill: impl FnOnce(&H, &File) -> Result<Seal>,
+    ) -> Result<(OwnedFile, Seal)> {
         let io = |error: std::io::Error| self.jail.io_error(item.target.as_bytes(), &error, entry.size);
-        let mut file = open_alone(&self.parts, temporary).map_err(|error| match error.kind() {
-            std::io::ErrorKind::WouldBlock => Error::Precondition {
-                place: self.jail.place(item.target.as_bytes()),
-                reason: "another stage is writing it".to_owned(),
-            },
-            _ => io(error),
-        })?;
-        // Most are new; truncating costs a small file more than asking.
-        let clean = || match file.metadata()?.len() {
-            0 => Ok(()),
-            _ => file.set_len(0),
-        };
-        let done = clean().map_err(io).and_then(|()| fill(&held, &mut file)).and_then(|seal| {
+        let file = OwnedFile::lock(&self.parts, temporary).map_err(|error| self.not_locked(item, entry, &error))?;
+        let done = file.clear().map_err(io).and_then(|()| fill(&held, file.file())).and_then(|seal| {
             drop(held);
-            file.sync_all().map_err(io)?;
+            file.file().sync_all().map_err(io)?;
             Ok(seal)
         });
         match done {
             Ok(seal) => Ok((file, seal)),
             Err(error) => {
-                remove_own(&self.parts, temporary);
+                file.remove();
                 Err(error)
             }
+        }
+    }
+
+    /// Why a temporary file of an object could not be opened.
+    pub fn not_locked(&self, item: &Item, entry: &Entry, error: &std::io::Error) -> Error {
+        match error.kind() {
+            std::io::ErrorKind::WouldBlock => Error::Busy {
+                place: self.jail.place(item.target.as_bytes()),
+                holder: "another penstock process writes it".to_owned(),
+            },
+            _ => self.jail.io_error(item.target.as_bytes(), error, entry.size),
         }
     }
 

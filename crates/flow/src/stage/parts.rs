@@ -12,14 +12,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use penstock_codec::{Codec, checksum, gzip_size_hint};
-use penstock_store::{Meta, Version, cheapest};
+use penstock_store::{Meta, OwnedFile, Version, cheapest};
 use penstock_types::{Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::apart::Apart;
 use super::commit::{Finished, temporary_name};
-use super::jail::{open_alone, open_direct, open_own, remove_own, reserve};
+use super::jail::{open_direct, open_own, reserve};
 use super::object::{DAMAGED_MOST, Workshop, blocking};
 use super::pieces::{CACHED, Piece};
 use super::plan::{Item, PART_BYTES};
@@ -52,20 +52,48 @@ pub(crate) struct Part {
 
 /// The two files of a large object in progress.
 pub(crate) struct Partial {
-    data: File,
+    data: Arc<OwnedFile>,
     /// The same file, past the page cache.
     direct: Option<File>,
     state: File,
+    state_name: String,
+}
+
+/// The names of both, and the lock of the data, which covers both.
+#[derive(Debug, Clone)]
+pub(crate) struct PartFiles {
+    data: Arc<OwnedFile>,
+    state_name: String,
+}
+
+impl PartFiles {
+    /// Removes both; the state first: parts that nothing vouches for are none.
+    fn remove(&self) {
+        self.data.remove_companion(&self.state_name);
+        self.data.remove();
+    }
+
+    /// Removes both, the data only if they are another file than `kept`.
+    pub fn remove_all_but(&self, kept: &Arc<OwnedFile>) {
+        match Arc::ptr_eq(&self.data, kept) {
+            true => self.data.remove_companion(&self.state_name),
+            false => self.remove(),
+        }
+    }
 }
 
 impl Partial {
+    fn files(&self) -> PartFiles {
+        PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
+    }
+
     /// Writes a piece to its place, and notes the part that ends with it.
     pub fn write(&self, piece: &Piece, offset: u64, part: Option<Part>) -> std::io::Result<()> {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
             _ => {
                 for (at, bytes) in (offset..).step_by(CACHED).zip(piece.bytes().chunks(CACHED)) {
-                    self.data.write_all_at(bytes, at)?;
+                    self.data.file().write_all_at(bytes, at)?;
                 }
             }
         }
@@ -101,9 +129,9 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
         let core = shop.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         let finished = {
             let (shop, item, entry) = (shop.clone(), item.clone(), entry.clone());
-            let (partial, names) = (partial.clone(), names.clone());
+            let partial = partial.clone();
             blocking(move || {
-                let large = Large { shop: &shop, item, entry: &entry, partial: &partial, names: &names };
+                let large = Large { shop: &shop, item, entry: &entry, partial: &partial };
                 Ok(match arrived {
                     Some(arrived) => large.arrived(arrived, core),
                     None => large.in_parts(known, core),
@@ -113,9 +141,8 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
         };
         match finished {
             Err((error @ Error::Corrupt { .. }, seen)) => {
-                drop(partial);
                 shop.inlet.damaged(entry);
-                forget(shop, &names);
+                partial.files().remove();
                 if last_damage.as_ref() == Some(&seen) {
                     return Err(error);
                 }
@@ -127,12 +154,6 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
         }
     }
     Err(shop.always_damaged(entry))
-}
-
-/// Removes both files; the state first: parts that nothing vouches for are none.
-fn forget(shop: &Workshop, [data, state]: &[String; 2]) {
-    remove_own(&shop.parts, state);
-    remove_own(&shop.parts, data);
 }
 
 /// What is known of the whole beside its bytes.
@@ -164,13 +185,7 @@ async fn known_of(shop: &Workshop, item: &Item, entry: &Entry) -> Result<Known> 
 /// Opens the two files, keeps the parts that are still what they were, and says which are missing.
 fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Result<(Partial, Vec<u64>)> {
     let [data_name, state_name] = names;
-    let io = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::WouldBlock => Error::Precondition {
-            place: shop.jail.place(item.target.as_bytes()),
-            reason: "another stage is writing it".to_owned(),
-        },
-        _ => shop.jail.io_error(item.target.as_bytes(), &error, entry.size),
-    };
+    let io = |error: std::io::Error| shop.jail.io_error(item.target.as_bytes(), &error, entry.size);
     let head = Head {
         source: shop.inlet.place(entry),
         size: entry.size,
@@ -178,7 +193,8 @@ fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Res
         modified_ms: entry.modified_s.map(|seconds| (seconds * 1e3).round() as i64),
         part_bytes: PART_BYTES,
     };
-    let data = open_alone(&shop.parts, data_name).map_err(io)?;
+    let held = OwnedFile::lock(&shop.parts, data_name).map_err(|error| shop.not_locked(item, entry, &error))?;
+    let data = held.file();
     let mut state = open_own(&shop.parts, state_name).map_err(io)?;
     let parts = entry.size.div_ceil(PART_BYTES);
     let mut have = vec![false; usize::try_from(parts).map_err(|_| Error::bug("more parts than memory has addresses"))?];
@@ -217,10 +233,10 @@ fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Res
         state.write_all(b"\n").map_err(io)?;
     }
     data.set_len(entry.size).map_err(io)?;
-    reserve(&data, entry.size).map_err(io)?;
+    reserve(data, entry.size).map_err(io)?;
     let direct = if shop.is_direct { open_direct(&shop.parts, data_name).map_err(io)? } else { None };
     let missing = (0..parts).filter(|&at| !have[at as usize]).collect();
-    Ok((Partial { data, direct, state }, missing))
+    Ok((Partial { data: Arc::new(held), direct, state, state_name: state_name.clone() }, missing))
 }
 
 /// What a file became, or why not, with what the stored bytes were.
@@ -232,7 +248,6 @@ struct Large<'a> {
     item: Item,
     entry: &'a Entry,
     partial: &'a Partial,
-    names: &'a [String; 2],
 }
 
 impl Large<'_> {
@@ -253,7 +268,7 @@ impl Large<'_> {
     fn in_parts(mut self, known: Known, core: OwnedSemaphorePermit) -> Outcome {
         let mut head = [0; HEAD];
         let head = &mut head[..HEAD.min(self.entry.size as usize)];
-        self.partial.data.read_exact_at(head, 0).map_err(|error| (self.io(error), Vec::new()))?;
+        self.partial.data.file().read_exact_at(head, 0).map_err(|error| (self.io(error), Vec::new()))?;
         self.settle(known.encoding.as_deref(), head);
         if !self.is_copy() {
             return self.change(known, core);
@@ -283,7 +298,7 @@ impl Large<'_> {
 
     /// Gives all stored bytes to `take`, in order.
     fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let mut reader = &self.partial.data;
+        let mut reader = self.partial.data.file();
         reader.rewind().map_err(|error| self.io(error))?;
         let mut piece = vec![0; 1 << 20];
         let mut left = self.entry.size;
@@ -309,13 +324,12 @@ impl Large<'_> {
         drop(core);
         // What the disk refused stays in the page cache as if it were written, and the next sync of it succeeds: a later
         // run must not find it there and believe it.
-        self.partial.data.sync_all().map_err(|error| {
-            forget(self.shop, self.names);
+        self.partial.data.file().sync_all().map_err(|error| {
+            self.partial.files().remove();
             self.io(error)
         })?;
-        let line = self.shop.line(&self.item, self.entry, &self.partial.data, seen, seal)?;
-        let [data, state] = self.names.clone();
-        Ok(Finished { line, temporary: data, leftovers: vec![state] })
+        let line = self.shop.line(&self.item, self.entry, self.partial.data.file(), seen, seal)?;
+        Ok(Finished { line, temporary: self.partial.data.clone(), parts: Some(self.partial.files()) })
     }
 
     /// The file is made of the parts: inflated, compressed, or both.
@@ -334,7 +348,7 @@ impl Large<'_> {
                 seen = Some(self.seen(&stored, &known)?);
                 return sink.finish();
             }
-            let hint = inflated_hint(item.undo, &partial.data, entry.size).map_err(|error| self.io(error))?;
+            let hint = inflated_hint(item.undo, partial.data.file(), entry.size).map_err(|error| self.io(error))?;
             if entry.size.saturating_add(hint) <= shop.whole_most {
                 let mut bytes = Vec::with_capacity(entry.size as usize);
                 self.read(|piece| {
@@ -370,10 +384,10 @@ impl Large<'_> {
         });
         let line = result.and_then(|(file, seal)| {
             let seen = seen.ok_or_else(|| Error::bug("a file was made of bytes that nobody looked at"))?;
-            shop.line(item, entry, &file, seen, seal)
+            let line = shop.line(item, entry, file.file(), seen, seal)?;
+            Ok(Finished { line, temporary: Arc::new(file), parts: Some(partial.files()) })
         });
-        line.map(|line| Finished { line, temporary, leftovers: self.names.to_vec() })
-            .map_err(|error| (error, stored.digests()))
+        line.map_err(|error| (error, stored.digests()))
     }
 }
 
@@ -400,11 +414,13 @@ mod tests {
             // Not in /tmp, which may be a memory's file system that knows no O_DIRECT.
             let inside = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
             let folder = Jail::open(inside.path()).unwrap().make_folder(b"p").unwrap();
-            let data = open_own(&folder, "data").unwrap();
-            data.set_len(body.len() as u64).unwrap();
-            reserve(&data, body.len() as u64).unwrap();
+            let folder = Arc::new(folder);
+            let data = Arc::new(OwnedFile::lock(&folder, "data").unwrap());
+            data.file().set_len(body.len() as u64).unwrap();
+            reserve(data.file(), body.len() as u64).unwrap();
             let direct = if is_direct { open_direct(&folder, "data").unwrap() } else { None };
-            let partial = Partial { data, direct, state: open_own(&folder, "state").unwrap() };
+            let state = open_own(&folder, "state").unwrap();
+            let partial = Partial { data, direct, state, state_name: "state".to_owned() };
             let (pieces, mut at) = (Pieces::default(), 0);
             while at < body.len() {
                 let mut piece = pieces.take();
@@ -414,7 +430,7 @@ mod tests {
                 pieces.give(piece);
                 at += took;
             }
-            partial.data.sync_all().unwrap();
+            partial.data.file().sync_all().unwrap();
             assert!(std::fs::read(inside.path().join("p/data")).unwrap() == body);
             assert_eq!(std::fs::read_to_string(inside.path().join("p/state")).unwrap(), "{\"at\":0,\"crc\":5}\n");
         }

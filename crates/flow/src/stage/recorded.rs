@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use penstock_codec::Codec;
 use penstock_types::{Digest, Key, Result, Url};
@@ -70,6 +71,14 @@ impl<'a> Named<'a> {
     fn document(&self, name: &str, manifest: Manifest) -> Document {
         let launch = self.node.split_once('-').map_or("", |(_, nodes)| nodes).to_owned();
         Document { name: name.to_owned(), format: self.format, node: self.node.to_owned(), launch, manifest }
+    }
+}
+
+/// The name below `.penstock` of the manifest of one of `nodes` shares.
+pub(crate) fn manifest_name((node, nodes): (u32, u32), format: ManifestFormat) -> String {
+    match nodes {
+        1 => format!("manifest.{}", format.name()),
+        _ => format!("manifest-{node}-of-{nodes}.{}", format.name()),
     }
 }
 
@@ -148,7 +157,7 @@ pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
 
 /// Gives every manifest in which `change` changes something its new content.
 pub(crate) fn amend(jail: &Jail, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
-    let Some(own) = jail.folder(b".penstock")? else { return Ok(()) };
+    let Some(own) = jail.folder(b".penstock")?.map(Arc::new) else { return Ok(()) };
     for mut document in documents(jail)? {
         let changed = document.manifest.objects.iter_mut().map(&mut change).fold(false, |any, one| any | one);
         if changed {

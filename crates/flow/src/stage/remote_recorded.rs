@@ -10,7 +10,7 @@ use penstock_types::{Deadline, Error, Key, Result, unix_now};
 use super::journal::{Journal, Line};
 use super::object::blocking;
 use super::plan::Item;
-use super::recorded::{Document, is_manifest_name, latest};
+use super::recorded::{Document, is_manifest_name, latest, manifest_name};
 use super::remote::Target;
 use crate::manifest::{Entry, Manifest, ManifestFormat};
 
@@ -81,25 +81,26 @@ pub(crate) fn staged_manifest<'a>(
     Manifest::new(url.to_owned(), objects.collect())
 }
 
-/// Writes this node's manifest into the destination, unless the same stands there.
+/// Writes this node's manifest into the destination, unless the same stands there. Returns its URL.
 pub(crate) async fn record(
     to: &Target,
     staged: Manifest,
-    node: &str,
-    nodes: u32,
+    share: (u32, u32),
     recorded: &[Document],
     deadline: Deadline,
-) -> Result<()> {
+) -> Result<String> {
+    let node = format!("{}-of-{}", share.0, share.1);
     let same = |document: &&Document| document.node == node;
-    let is_same = recorded.iter().find(same).is_some_and(|document| {
-        document.manifest.objects == staged.objects && document.manifest.source == staged.source
-    });
-    if is_same {
-        return Ok(());
+    let name = |format: ManifestFormat| format!(".penstock/{}", manifest_name(share, format));
+    let is_same = recorded
+        .iter()
+        .find(same)
+        .filter(|document| document.manifest.objects == staged.objects && document.manifest.source == staged.source);
+    if let Some(document) = is_same {
+        return Ok(format!("{}{}", to.url, name(document.format)));
     }
     let format = ManifestFormat::for_objects(staged.objects.len());
-    let stem = if nodes == 1 { "manifest".to_owned() } else { format!("manifest-{node}") };
-    let key = |format: ManifestFormat| to.key(&Key::from(format!(".penstock/{stem}.{}", format.name()).as_str()));
+    let key = |format: ManifestFormat| to.key(&Key::from(name(format).as_str()));
     let written = blocking(move || match format {
         ManifestFormat::Json => staged.to_json(),
         ManifestFormat::Parquet => staged.to_parquet(),
@@ -109,10 +110,10 @@ pub(crate) async fn record(
     // An earlier stage of more or fewer objects left one of the other format.
     let others = recorded.iter().filter(|document| same(document) && document.format != format);
     let others: Vec<Key> = others.map(|document| key(document.format)).collect();
-    match others.is_empty() {
-        true => Ok(()),
-        false => to.store.delete(&others, deadline).await,
+    if !others.is_empty() {
+        to.store.delete(&others, deadline).await?;
     }
+    Ok(format!("{}{}", to.url, name(format)))
 }
 
 impl Line {

@@ -4,7 +4,6 @@
 //! The new bytes must be the old ones: a source that is gone or was replaced leaves the file as it is, and says so.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -13,8 +12,9 @@ use penstock_types::{Deadline, Error, Key, Metrics, Result};
 use tokio::sync::watch;
 
 use super::crew::{Crew, Source};
-use super::jail::{Jail, names_in, open_own, try_lock};
+use super::jail::Jail;
 use super::journal::Journal;
+use super::launch::Launch;
 use super::object::blocking;
 use super::plan::{Item, StageOptions};
 use super::progress::Progress;
@@ -48,15 +48,11 @@ pub(crate) async fn repair(
             }
         }
     }
-    let (folder, _locks) = {
+    let folder = {
         let jail = jail.clone();
-        blocking(move || {
-            let folder = jail.make_folder(FOLDER.as_bytes())?;
-            let locks = lock(&jail, &folder)?;
-            Ok((Arc::new(folder), locks))
-        })
-        .await?
+        Arc::new(blocking(move || jail.make_folder(FOLDER.as_bytes())).await?)
     };
+    let _launch = Launch::repair(jail, &folder).await?;
     for ((source, journal, inflate, asked), group) in groups {
         let own = Arc::new(Progress::default());
         let mut options = StageOptions {
@@ -164,24 +160,4 @@ impl Fetch<'_> {
         let crew = Crew { source, jail, parts, journal, options, cores, progress, deadline };
         crew.work(&Arc::new(manifest), &items, cancelled.clone()).await
     }
-}
-
-/// Every lock of every node that ever staged here: a repair and a stage do not write beside each other.
-fn lock(jail: &Jail, folder: &OwnedFd) -> Result<Vec<File>> {
-    let io = |error: std::io::Error| jail.io_error(FOLDER.as_bytes(), &error, 4096);
-    let mut names = names_in(folder).map_err(io)?;
-    names.retain(|name| name.starts_with("lock-") && name != "lock-0");
-    names.insert(0, "lock-0".to_owned());
-    let mut held = Vec::with_capacity(names.len());
-    for name in names {
-        let file = open_own(folder, &name).map_err(io)?;
-        if !try_lock(&file).map_err(io)? {
-            return Err(Error::Precondition {
-                place: jail.path().display().to_string(),
-                reason: "a penstock stage is writing there now".to_owned(),
-            });
-        }
-        held.push(file);
-    }
-    Ok(held)
 }

@@ -78,6 +78,9 @@ pub struct Summary {
     pub source: String,
     /// Where to.
     pub destination: String,
+    /// Path or URL of the manifest that this node wrote; empty in a dry run.
+    #[serde(default)]
+    pub manifest: String,
     /// Nothing was moved, only planned.
     pub dry_run: bool,
     /// Compressed objects were inflated.

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -10,10 +11,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_codec::{Codec, gzip_size_hint};
+use penstock_store::OwnedFile;
 use penstock_types::{Error, Result, Url};
 
-use super::commit::{adopt_left_behind, temporary_name};
-use super::jail::{Jail, allocated_at, open_alone, remove_own};
+use super::commit::{adopt_left_behind, is_temporary_name, temporary_name};
+use super::jail::{Jail, allocated_at, names_in};
 use super::journal::{Journal, Line};
 use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use super::progress::Progress;
@@ -135,17 +137,23 @@ pub(crate) fn resume(
     Ok(Resumed { journal, parts, missing, done, manifest })
 }
 
-/// Removes what killed runs left of objects that now stand; where no other node shares the folder, of any object.
-pub(crate) fn sweep<'a>(parts: &OwnedFd, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
-    let Ok(folder) = rustix::fs::Dir::read_from(parts) else { return };
-    let mut left: Vec<String> = folder
-        .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
-        .filter(|name| !name.starts_with('.'))
-        .collect();
+/// Removes what killed runs left of objects that now stand; where no other node shares the folder, of any object. What
+/// another process holds stays, and so does what has no name of ours.
+pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
+    let Ok(mut left) = names_in(parts) else { return };
+    left.retain(|name| is_temporary_name(name));
     if !is_alone && !left.is_empty() {
         let ours: HashSet<String> = items.map(|item| temporary_name(&item.target, "")).collect();
         left.retain(|name| name.rfind('.').is_some_and(|dot| ours.contains(&name[..=dot])));
     }
-    // A file that another stage holds is in use.
-    left.iter().filter(|name| open_alone(parts, name).is_ok()).for_each(|name| remove_own(parts, name));
+    for name in left {
+        // The lock of its data covers the list of an object's parts.
+        let data = name.strip_suffix(".done").map(|stem| format!("{stem}.part"));
+        let covering = data.map(|data| OwnedFile::lock_existing(parts, &data));
+        let is_held =
+            covering.as_ref().is_some_and(|lock| matches!(lock, Err(error) if error.kind() == ErrorKind::WouldBlock));
+        if let (false, Ok(file)) = (is_held, OwnedFile::lock_existing(parts, &name)) {
+            file.remove();
+        }
+    }
 }

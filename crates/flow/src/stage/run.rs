@@ -44,15 +44,11 @@ async fn run(
     if let Some(url) = &request.remote {
         remote::check_apart(&request.source, url)?;
     }
-    let open_leader = |request: &StageRequest| {
-        let (path, identity) = (request.destination.clone(), request.identity());
-        let handle = Handle::current();
-        blocking(move || {
-            let _entered = handle.enter(); // the heart is spawned from here
-            let jail = Arc::new(Jail::open(&path)?);
-            let leader = Leader::begin(&jail, identity)?;
-            Ok((jail, leader))
-        })
+    let open_leader = async |request: &StageRequest| {
+        let path = request.destination.clone();
+        let jail = Arc::new(blocking(move || Jail::open(&path)).await?);
+        let leader = Leader::begin(&jail, request.identity()).await?;
+        Ok::<_, Error>((jail, leader))
     };
     let mut leader = None;
     if request.is_awaited && !request.dry_run {
@@ -141,7 +137,8 @@ async fn run(
         }
         Err(error) => Err(error),
     };
-    let result = result.and_then(|()| {
+    let result = result.and_then(|manifest| {
+        summary.manifest = manifest;
         let snapshot = progress.snapshot();
         let failures = progress.failures();
         // Where the store refused everything, the refusal is the answer.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use penstock_codec::checksum::crc32c;
 use penstock_codec::{Codec, inflate_into};
-use penstock_store::{Meta, Precondition, PutOptions, UploadId, cheapest};
+use penstock_store::{Meta, OwnedFile, Precondition, PutOptions, UploadId, cheapest};
 use penstock_types::{Algorithm, Digest, Error, Key, Result, unix_now};
 use tokio::sync::Semaphore;
 
@@ -84,7 +84,8 @@ pub(crate) struct Written {
     pub size: u64,
     pub digests: Vec<Digest>,
     pub meta: Meta,
-    pub leftover: Option<String>,
+    /// The journal of its parts, of no use once this is journaled.
+    pub leftover: Option<Arc<OwnedFile>>,
 }
 
 impl Yard {
@@ -150,7 +151,7 @@ impl Yard {
             inflate: self.options.inflate,
             version: meta.version,
         };
-        Sent { line, leftover: leftover.map(|name| (self.state.clone(), name)) }
+        Sent { line, leftover }
     }
 
     /// What is done with content that begins with `head`, of an object that its store says is in `encoding`.

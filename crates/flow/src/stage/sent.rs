@@ -6,16 +6,15 @@
 //! one in the head begins anew.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use penstock_store::{Part, UploadId};
+use penstock_store::{OwnedFile, Part, UploadId};
 use penstock_types::{Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::jail::{Jail, open_alone, remove_own};
+use super::jail::Jail;
 
 /// A file beyond this is none of ours: 50,000 parts of some 200 bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -56,12 +55,10 @@ pub(crate) struct Left {
     pub whole: Option<(u64, Vec<Digest>)>,
 }
 
-/// The file, locked by this process.
+/// The file, locked by this process until it is dropped.
 #[derive(Debug)]
 pub(crate) struct SentParts {
-    pub name: String,
-    folder: Arc<OwnedFd>,
-    file: File,
+    pub file: Arc<OwnedFile>,
     place: String,
 }
 
@@ -71,15 +68,16 @@ impl SentParts {
         let place = jail.place(name.as_bytes());
         let io = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::WouldBlock => {
-                Error::Precondition { place: want.target.clone(), reason: "another stage is writing it".to_owned() }
+                Error::Busy { place: want.target.clone(), holder: "another penstock process writes it".to_owned() }
             }
             _ => Error::from_io(&place, &error),
         };
-        let file = open_alone(folder, &name).map_err(io)?;
-        let _ = rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600));
+        let owned = Arc::new(OwnedFile::lock(folder, &name).map_err(io)?);
+        let mut file = owned.file();
+        let _ = rustix::fs::fchmod(file, rustix::fs::Mode::from_raw_mode(0o600));
         let mut left: Option<Left> = None;
         if file.metadata().map_err(io)?.len() <= MAX_BYTES {
-            let lines = BufReader::new(&file).lines().map_while(std::result::Result::ok);
+            let lines = BufReader::new(file).lines().map_while(std::result::Result::ok);
             for line in lines.filter_map(|text| serde_json::from_str::<Line>(&text).ok()) {
                 match (line, &mut left) {
                     (Line::Head { head, id }, left) => {
@@ -93,18 +91,16 @@ impl SentParts {
                 }
             }
         }
-        let mut this = Self { name, folder: folder.clone(), file, place };
         if left.is_some() {
             // A torn last line must not swallow the next one.
-            this.file.seek(SeekFrom::End(0)).map_err(|error| Error::from_io(&this.place, &error))?;
-            this.write(b"\n")?;
+            file.seek(SeekFrom::End(0)).and_then(|_| file.write_all(b"\n")).map_err(io)?;
         }
-        Ok((this, left))
+        Ok((Self { file: owned, place }, left))
     }
 
     /// Begins anew.
     pub fn begin(&mut self, head: &Head, id: &UploadId) -> Result<()> {
-        let cleared = self.file.set_len(0).and_then(|()| self.file.rewind());
+        let cleared = self.file.clear().and_then(|()| self.file.file().rewind());
         cleared.map_err(|error| Error::from_io(&self.place, &error))?;
         self.line(&Line::Head { head: head.clone(), id: id.clone() })
     }
@@ -117,11 +113,6 @@ impl SentParts {
         self.line(&Line::Whole { size, digests: digests.to_vec() })
     }
 
-    /// Of no use any more.
-    pub fn remove(&self) {
-        remove_own(&self.folder, &self.name);
-    }
-
     fn line(&mut self, line: &Line) -> Result<()> {
         let mut text = serde_json::to_vec(line).map_err(|error| Error::bug(error.to_string()))?;
         text.push(b'\n');
@@ -129,7 +120,7 @@ impl SentParts {
     }
 
     fn write(&mut self, text: &[u8]) -> Result<()> {
-        (&self.file).write_all(text).map_err(|error| Error::from_io(&self.place, &error))
+        self.file.file().write_all(text).map_err(|error| Error::from_io(&self.place, &error))
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct Sink<'a> {
 struct Out<'a> {
     shop: &'a Workshop,
     item: &'a Item,
-    file: &'a mut File,
+    file: &'a File,
     seal: Seal,
 }
 
@@ -60,7 +60,7 @@ impl Out<'_> {
 }
 
 impl<'a> Sink<'a> {
-    pub fn new(shop: &'a Workshop, item: &'a Item, file: &'a mut File) -> Self {
+    pub fn new(shop: &'a Workshop, item: &'a Item, file: &'a File) -> Self {
         Self { out: Out { shop, item, file, seal: Seal::default() }, press: None, deflate: None }
     }
 

@@ -8,20 +8,25 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_store::OwnedFile;
 use penstock_types::{Error, Result, Stopwatch, unix_now};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
-use super::jail::{Jail, is_locked, open_own, try_lock};
+use super::jail::{Jail, open_own, open_to_read};
+use super::launch::{Launch, Process};
+use super::object::blocking;
+use super::ofd_lock::{Mode, is_locked, try_lock};
 use super::request::Summary;
 
 /// How often the leader says that it lives.
-const BEAT: Duration = Duration::from_secs(5);
+pub(super) const BEAT: Duration = Duration::from_secs(5);
 /// How often a waiting rank looks.
-const LOOK: Duration = Duration::from_millis(200);
+pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// A leader that was seen alive and whose lock is free for this long is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 /// A record beyond this is none of ours.
@@ -38,10 +43,13 @@ enum State {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Record {
+pub(super) struct Record {
     penstock_status: u32,
     state: State,
-    identity: Identity,
+    pub identity: Identity,
+    /// Who wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<Process>,
     beat: u64,
     /// When it was written, seconds since the Unix epoch.
     at_s: f64,
@@ -51,6 +59,22 @@ struct Record {
     failure: Option<Told>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     summary: Option<Summary>,
+}
+
+impl Record {
+    pub fn is_running(&self) -> bool {
+        self.state == State::Running
+    }
+
+    /// What a living process changes every [`BEAT`].
+    pub fn sign(&self) -> (u64, f64) {
+        (self.beat, self.at_s)
+    }
+
+    /// The process, for an error.
+    pub fn text(&self) -> String {
+        self.identity.text(self.process.as_ref())
+    }
 }
 
 /// The leader's error, for ranks that shall raise the same.
@@ -82,18 +106,32 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    fn status_name(&self) -> String {
+    pub fn status_name(&self) -> String {
         format!("status-{}-of-{}.json", self.node, self.nodes)
     }
 
-    fn lock_name(&self) -> String {
+    pub fn lock_name(&self) -> String {
         format!("lock-{}", self.node)
     }
 
-    /// The record speaks of this stage. A launch that one side cannot name says nothing.
+    /// The record speaks of this stage.
     fn is_of(&self, other: &Identity) -> bool {
-        let same_launch = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
-        self.request == other.request && self.node == other.node && self.nodes == other.nodes && same_launch
+        self.node == other.node && self.is_launch_of(other)
+    }
+
+    /// Both are of one launch, so that their shares do not overlap. A launch id that one side lacks is not compared.
+    pub fn is_launch_of(&self, other: &Identity) -> bool {
+        let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
+        self.request == other.request && self.nodes == other.nodes && same_id
+    }
+
+    /// The stage that `process` runs, for an error.
+    pub fn text(&self, process: Option<&Process>) -> String {
+        let Self { node, nodes, launch, .. } = self;
+        let launch = launch.iter().map(|launch| format!("launch {launch}"));
+        let known: Vec<String> = launch.chain(process.map(Process::text)).collect();
+        let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+        format!("another penstock stage of node {node} of {nodes} writes there{known}")
     }
 }
 
@@ -102,36 +140,55 @@ impl Identity {
 pub(crate) struct Leader {
     folder: Arc<OwnedFd>,
     identity: Identity,
+    process: Process,
     heart: tokio::task::JoinHandle<()>,
-    _lock: std::fs::File,
+    /// Dropped, it ends the heart between two beats.
+    stop: oneshot::Sender<()>,
+    _lock: File,
+    _launch: Launch,
 }
 
 impl Leader {
-    /// Takes the node's lock and says that the stage runs. `Precondition` where another process holds it.
-    pub fn begin(jail: &Jail, identity: Identity) -> Result<Self> {
-        let folder = Arc::new(jail.make_folder(FOLDER.as_bytes())?);
-        let io = |error: std::io::Error| jail.io_error(FOLDER.as_bytes(), &error, 4096);
-        let lock = open_own(&folder, &identity.lock_name()).map_err(io)?;
-        if !try_lock(&lock).map_err(io)? {
-            return Err(Error::Precondition {
-                place: jail.path().display().to_string(),
-                reason: format!("another penstock stage of node {} is writing there now", identity.node),
-            });
-        }
-        write_record(&folder, &identity, State::Running, 0, Ok(None)).map_err(io)?;
-        let (beating, of) = (folder.clone(), identity.clone());
+    /// Joins the launch, takes the node's lock and writes that the stage runs. `Busy` where another process holds either.
+    pub async fn begin(jail: &Arc<Jail>, identity: Identity) -> Result<Self> {
+        let folder = {
+            let jail = jail.clone();
+            Arc::new(blocking(move || jail.make_folder(FOLDER.as_bytes())).await?)
+        };
+        let launch = Launch::join(jail, &folder, &identity).await?;
+        let process = Process::current();
+        let lock = {
+            let (jail, folder, identity, process) = (jail.clone(), folder.clone(), identity.clone(), process.clone());
+            blocking(move || {
+                let io = |error: std::io::Error| jail.io_error(FOLDER.as_bytes(), &error, 4096);
+                let lock = open_own(&folder, &identity.lock_name()).map_err(io)?;
+                if !try_lock(&lock, 0, Mode::Exclusive).map_err(io)? {
+                    let record = read_record(&folder, &identity.status_name());
+                    let holder = record.map_or_else(|| identity.text(None), |record| record.text());
+                    return Err(Error::Busy { place: jail.path().display().to_string(), holder });
+                }
+                write_record(&folder, &identity, &process, State::Running, 0, Ok(None)).map_err(io)?;
+                Ok(lock)
+            })
+            .await?
+        };
+        let (stop, mut stopped) = oneshot::channel();
+        let (beating, of, by) = (folder.clone(), identity.clone(), process.clone());
         let heart = tokio::spawn(async move {
             for beat in 1u64.. {
-                tokio::time::sleep(BEAT).await;
-                let (folder, identity) = (beating.clone(), of.clone());
+                tokio::select! {
+                    () = tokio::time::sleep(BEAT) => {}
+                    _ = &mut stopped => return,
+                }
+                let (folder, identity, process) = (beating.clone(), of.clone(), by.clone());
                 // A beat that cannot be written is one that is missed.
                 let _ = tokio::task::spawn_blocking(move || {
-                    write_record(&folder, &identity, State::Running, beat, Ok(None))
+                    write_record(&folder, &identity, &process, State::Running, beat, Ok(None))
                 })
                 .await;
             }
         });
-        Ok(Self { folder, identity, heart, _lock: lock })
+        Ok(Self { folder, identity, process, heart, stop, _lock: lock, _launch: launch })
     }
 
     /// The stage's own folder.
@@ -139,21 +196,23 @@ impl Leader {
         &self.folder
     }
 
-    /// Says how it ended, then lets the lock go.
+    /// Says how it ended, then lets the locks go.
     pub async fn end(self, result: &Result<Summary>) {
-        self.heart.abort();
-        let Self { folder, identity, heart, _lock } = self;
+        let Self { folder, identity, process, heart, stop, _lock, _launch } = self;
+        drop(stop);
+        // Waited for, not aborted: a beat under way would be written over the end.
         let _ = heart.await;
         let _ = match result {
-            Ok(summary) => write_record(&folder, &identity, State::Done, u64::MAX, Ok(Some(summary.clone()))),
-            Err(error) => write_record(&folder, &identity, State::Failed, u64::MAX, Err(error)),
+            Ok(summary) => write_record(&folder, &identity, &process, State::Done, u64::MAX, Ok(Some(summary.clone()))),
+            Err(error) => write_record(&folder, &identity, &process, State::Failed, u64::MAX, Err(error)),
         };
     }
 }
 
 fn write_record(
-    folder: &OwnedFd,
+    folder: &Arc<OwnedFd>,
     identity: &Identity,
+    process: &Process,
     state: State,
     beat: u64,
     ended: std::result::Result<Option<Summary>, &Error>,
@@ -162,33 +221,40 @@ fn write_record(
     let (failure, error) =
         (ended.as_ref().err().map(|error| Told::of(error)), ended.as_ref().err().map(ToString::to_string));
     let summary = ended.ok().flatten();
-    let record = Record { penstock_status: 1, state, identity: identity.clone(), beat, at_s, error, failure, summary };
-    replace_own(folder, &identity.status_name(), &serde_json::to_vec(&record)?)
+    let (identity, process) = (identity.clone(), Some(process.clone()));
+    let record = Record { penstock_status: 1, state, identity, process, beat, at_s, error, failure, summary };
+    replace_own(folder, &record.identity.status_name(), &serde_json::to_vec(&record)?)
 }
 
 /// Writes a whole small file of ours in an open folder: readers see the old one or the new one.
-pub(crate) fn replace_own(folder: &OwnedFd, name: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let temporary = format!("{name}.tmp");
-    let mut file = open_own(folder, &temporary)?;
-    file.set_len(0)?;
-    file.write_all(bytes)?;
-    file.sync_data()?;
-    rustix::fs::renameat(folder, &temporary, folder, name)?;
-    Ok(())
+pub(crate) fn replace_own(folder: &Arc<OwnedFd>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let temporary = begin_replace(folder, name)?;
+    temporary.file().write_all(bytes)?;
+    end_replace(&temporary, folder, name)
 }
 
 /// The same for a file that `fill` writes; errors of the disk are told by `io`.
 pub(crate) fn replace_own_with(
-    folder: &OwnedFd,
+    folder: &Arc<OwnedFd>,
     name: &str,
     io: impl Fn(&std::io::Error) -> Error,
     fill: impl FnOnce(&mut File) -> Result<()>,
 ) -> Result<()> {
-    let temporary = format!("{name}.tmp");
-    let mut file = open_own(folder, &temporary).and_then(|file| file.set_len(0).map(|()| file)).map_err(|e| io(&e))?;
+    let temporary = begin_replace(folder, name).map_err(|error| io(&error))?;
+    let mut file = temporary.file().try_clone().map_err(|error| io(&error))?;
     fill(&mut file)?;
-    file.sync_data().map_err(|error| io(&error))?;
-    rustix::fs::renameat(folder, &temporary, folder, name).map_err(|errno| io(&errno.into()))
+    end_replace(&temporary, folder, name).map_err(|error| io(&error))
+}
+
+fn begin_replace(folder: &Arc<OwnedFd>, name: &str) -> std::io::Result<OwnedFile> {
+    let temporary = OwnedFile::lock_blocking(folder, &format!("{name}.tmp"))?;
+    temporary.clear()?;
+    Ok(temporary)
+}
+
+fn end_replace(temporary: &OwnedFile, folder: &OwnedFd, name: &str) -> std::io::Result<()> {
+    temporary.file().sync_data()?;
+    Ok(temporary.rename(folder, name.as_bytes())?)
 }
 
 /// How long a rank waits for its leader.
@@ -221,14 +287,15 @@ pub async fn leader_ends(
 ) -> Result<std::result::Result<Summary, Told>> {
     let identity = request.identity();
     let folder = request.destination.join(FOLDER);
-    let status: PathBuf = folder.join(identity.status_name());
-    let lock = folder.join(identity.lock_name());
+    let lock: PathBuf = folder.join(identity.lock_name());
     let failed = |reason: String| Error::RankFailed { rank: request.leader_rank, reason };
     let began_s = unix_now().as_secs_f64();
     let (mut since_sign, mut seen_alive, mut last) = (Stopwatch::start(), false, None::<(u64, f64)>);
     let mut unlocked_since: Option<Stopwatch> = None;
     loop {
-        let record = read_record(&status).filter(|record| identity.is_of(&record.identity));
+        // Opened anew each time: the destination may not be there yet.
+        let record = File::open(&folder).ok().and_then(|folder| read_record(&folder.into(), &identity.status_name()));
+        let record = record.filter(|record| identity.is_of(&record.identity));
         if let Some(record) = record {
             let launch_known = identity.launch.is_some() && identity.launch == record.identity.launch;
             match record.state {
@@ -241,8 +308,8 @@ pub async fn leader_ends(
                 }
                 State::Failed => {}
                 State::Running => {
-                    let sign = (record.beat, record.at_s);
-                    let locked = std::fs::File::open(&lock).and_then(|file| is_locked(&file)).unwrap_or(false);
+                    let sign = record.sign();
+                    let locked = File::open(&lock).and_then(|file| is_locked(&file, 0)).unwrap_or(false);
                     if locked || last.is_some_and(|last| last != sign) {
                         seen_alive = true;
                     }
@@ -272,9 +339,8 @@ pub async fn leader_ends(
     }
 }
 
-fn read_record(path: &Path) -> Option<Record> {
-    let file = std::fs::File::open(path).ok()?;
+pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
     let mut bytes = Vec::new();
-    file.take(MAX_RECORD).read_to_end(&mut bytes).ok()?;
+    open_to_read(folder, name).ok()?.take(MAX_RECORD).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok().filter(|record: &Record| record.penstock_status == 1)
 }

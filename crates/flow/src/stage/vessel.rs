@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use bytes::Bytes;
 use penstock_codec::Codec;
 use penstock_codec::checksum::Crc32c;
-use penstock_store::{Meta, Part, PartAt, Terms, UploadId, Uploads};
+use penstock_store::{Meta, OwnedFile, Part, PartAt, Terms, UploadId, Uploads};
 use penstock_types::{Algorithm, Digest, Error, Result};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
@@ -172,7 +172,7 @@ impl<'a> Vessel<'a> {
         let (jail, state, want) = (yard.jail.clone(), yard.state.clone(), head.clone());
         let (mut sent, left) = blocking(move || SentParts::open(&jail, &state, name, &want)).await?;
         self.left = left;
-        if let Some(written) = self.finished_before(&sent.name).await? {
+        if let Some(written) = self.finished_before(&sent.file).await? {
             self.finished = Some(written);
             return Ok(());
         }
@@ -200,13 +200,13 @@ impl<'a> Vessel<'a> {
                 id
             }
         };
-        yard.open.lock().unwrap_or_else(PoisonError::into_inner).insert(sent.name.clone(), (key, id.clone()));
+        yard.open.lock().unwrap_or_else(PoisonError::into_inner).insert(sent.file.name().to_owned(), (key, id.clone()));
         self.hold = Hold::Parts { id, sent, held };
         Ok(())
     }
 
     /// An earlier run may have been killed between the store's answer and its journal.
-    async fn finished_before(&self, name: &str) -> Result<Option<Written>> {
+    async fn finished_before(&self, sent: &Arc<OwnedFile>) -> Result<Option<Written>> {
         let Some((size, digests)) = self.left.as_ref().and_then(|left| left.whole.clone()) else { return Ok(None) };
         match self.yard.adopted(&self.change.item, size, &digests).await {
             Ok(meta) => {
@@ -215,7 +215,7 @@ impl<'a> Vessel<'a> {
                 let stored = if self.change.is_copy() { digests.clone() } else { Vec::new() };
                 let checked = self.yard.check(self.entry, &stored, self.promised)?;
                 let change = self.change.clone();
-                Ok(Some(Written { change, stored, checked, size, digests, meta, leftover: Some(name.to_owned()) }))
+                Ok(Some(Written { change, stored, checked, size, digests, meta, leftover: Some(sent.clone()) }))
             }
             Err(Error::NotFound { .. } | Error::Precondition { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -231,8 +231,8 @@ impl<'a> Vessel<'a> {
                 // Best effort: what stays is taken away by the store's own rules.
                 let _ = door.abort(&key, id, self.yard.inlet.deadline).await;
             }
-            self.yard.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&sent.name);
-            sent.remove();
+            self.yard.open.lock().unwrap_or_else(PoisonError::into_inner).remove(sent.file.name());
+            sent.file.remove();
         }
     }
 
@@ -370,15 +370,14 @@ impl<'a> Vessel<'a> {
                 let door = yard.to.store.uploads().ok_or_else(|| Error::bug("a store lost its uploads"))?;
                 sent.whole(size, &digests)?;
                 let made = door.finish(&key, id, &self.parts, &digests, &options, yard.inlet.deadline).await;
-                let name = sent.name.clone();
-                leftover = Some(name.clone());
+                leftover = Some(sent.file.clone());
                 let made = match made {
                     Err(Error::Precondition { .. }) if self.load.standing.is_none() => {
                         yard.adopted(&self.change.item, size, &digests).await?
                     }
                     other => other?,
                 };
-                yard.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+                yard.open.lock().unwrap_or_else(PoisonError::into_inner).remove(sent.file.name());
                 made
             }
         };

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Open-file-description locks of single bytes of a file: released by the kernel when their process dies, carried by NFS,
+//! and visible to a process that does not take them.
+
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Which other locks of the byte a lock excludes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Exclusive ones.
+    Shared,
+    /// All of them.
+    Exclusive,
+}
+
+/// Takes the lock of one byte without waiting; false where another process holds one that excludes it. A lock that this
+/// file holds already is converted in one step.
+pub(crate) fn try_lock(file: &File, byte: u8, mode: Mode) -> Result<bool> {
+    let kind = match mode {
+        Mode::Shared => libc::F_RDLCK,
+        Mode::Exclusive => libc::F_WRLCK,
+    };
+    let mut lock = lock_of(byte, kind);
+    // SAFETY: fcntl reads the struct, which outlives the call, and the descriptor is open.
+    let answer = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &mut lock) };
+    if answer == 0 {
+        return Ok(true);
+    }
+    let error = Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+/// Releases the lock of one byte.
+pub(crate) fn unlock(file: &File, byte: u8) -> Result<()> {
+    let mut lock = lock_of(byte, libc::F_UNLCK);
+    // SAFETY: fcntl reads the struct, which outlives the call, and the descriptor is open.
+    match unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &mut lock) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+/// True where another open file holds a lock of the byte.
+pub(crate) fn is_locked(file: &File, byte: u8) -> Result<bool> {
+    let mut lock = lock_of(byte, libc::F_WRLCK);
+    // SAFETY: fcntl writes into the struct, which outlives the call, and the descriptor is open.
+    let answer = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+    if answer != 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn lock_of(byte: u8, kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: libc::off_t::from(byte),
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_excludes_others_is_visible_and_ends_with_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+        let (one, two, three) = (open(), open(), open());
+        assert!(try_lock(&one, 0, Mode::Exclusive).unwrap());
+        assert!(!try_lock(&two, 0, Mode::Shared).unwrap());
+        assert!(is_locked(&two, 0).unwrap() && !is_locked(&two, 1).unwrap());
+        // Converted, it admits readers and no writer.
+        assert!(try_lock(&one, 0, Mode::Shared).unwrap() && try_lock(&two, 0, Mode::Shared).unwrap());
+        assert!(!try_lock(&three, 0, Mode::Exclusive).unwrap());
+        unlock(&two, 0).unwrap();
+        drop(one);
+        assert!(!is_locked(&two, 0).unwrap());
+        assert!(try_lock(&three, 0, Mode::Exclusive).unwrap());
+    }
+}

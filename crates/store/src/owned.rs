@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files that this process may truncate, rename or remove, each with the proof that it is ours.
+//!
+//! The proof is the exclusive lock (`flock`) of a name that only Penstock uses, taken on the inode that the name still
+//! refers to. The kernel releases it when its holder dies. A lock on the inode alone proves nothing: the last holder may
+//! have renamed the file to its final name since it was opened here.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// How often a name is opened again because another process moved its file between open and lock.
+const MAX_ATTEMPTS: u32 = 16;
+
+/// A file in an open folder that this process alone may change, until it is dropped.
+#[derive(Debug)]
+pub struct OwnedFile {
+    file: File,
+    folder: Arc<OwnedFd>,
+    name: String,
+}
+
+fn is_same(one: &Stat, other: &Stat) -> bool {
+    (one.st_ino, one.st_dev) == (other.st_ino, other.st_dev)
+}
+
+/// Refuses what cannot be a temporary file of ours: a pipe, a device, or a second name of somebody's file.
+fn check(stat: &Stat) -> Result<()> {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Error::new(ErrorKind::PermissionDenied, "it is not a regular file, so Penstock did not make it"));
+    }
+    if stat.st_nlink > 1 {
+        let links = stat.st_nlink;
+        let problem = format!("it has {links} hard links, so Penstock did not make it and does not write to it");
+        return Err(Error::new(ErrorKind::PermissionDenied, problem));
+    }
+    Ok(())
+}
+
+impl OwnedFile {
+    /// Opens or creates a file and takes its lock. `WouldBlock` while another process holds it.
+    ///
+    /// Never follows a link. `PermissionDenied` for anything but a regular file with one name.
+    pub fn lock(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        Self::open(folder, name, flags, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// As [`OwnedFile::lock`], but waits for the lock: for names that are held no longer than one small write takes.
+    pub fn lock_blocking(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
+        Self::open(folder, name, OFlags::RDWR | OFlags::CREATE, FlockOperation::LockExclusive)
+    }
+
+    /// As [`OwnedFile::lock`] for a file that must exist; `NotFound` where it does not.
+    pub fn lock_existing(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
+        Self::open(folder, name, OFlags::RDWR, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn open(folder: &Arc<OwnedFd>, name: &str, flags: OFlags, lock: FlockOperation) -> Result<Self> {
+        // NONBLOCK: a pipe planted there would wait for its other end.
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        for _ in 0..MAX_ATTEMPTS {
+            let file: File = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into();
+            rustix::fs::flock(&file, lock)?;
+            let stat = rustix::fs::fstat(&file)?;
+            let this = Self { file, folder: folder.clone(), name: name.to_owned() };
+            match this.named()? {
+                Some(named) if is_same(&stat, &named) => {
+                    check(&stat)?;
+                    return Ok(this);
+                }
+                // The last holder renamed or removed it between our open and our lock.
+                _ => {}
+            }
+        }
+        Err(ErrorKind::WouldBlock.into())
+    }
+
+    /// The file that has the name now.
+    fn named(&self) -> Result<Option<Stat>> {
+        match rustix::fs::statat(&*self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn is_named(&self) -> Result<bool> {
+        let stat = rustix::fs::fstat(&self.file)?;
+        Ok(self.named()?.is_some_and(|named| is_same(&stat, &named)))
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its name in the folder.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Removes all bytes.
+    pub fn clear(&self) -> Result<()> {
+        // Most files are new; truncating an empty one costs more than asking.
+        match self.file.metadata()?.len() {
+            0 => Ok(()),
+            _ => self.file.set_len(0),
+        }
+    }
+
+    /// Gives the file another name, and replaces what has that name. The lock stays with the file.
+    pub fn rename(&self, to: &OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
+        match self.is_named() {
+            Ok(true) => rustix::fs::renameat(&*self.folder, &*self.name, to, name),
+            Ok(false) => Err(Errno::STALE),
+            Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        }
+    }
+
+    /// Removes the file, unless it was renamed or removed before. Best effort: a later stage removes what stays.
+    pub fn remove(&self) {
+        if self.is_named().unwrap_or(false) {
+            let _ = rustix::fs::unlinkat(&*self.folder, &*self.name, AtFlags::empty());
+        }
+    }
+
+    /// Removes another name that only the holder of this file's lock uses.
+    pub fn remove_companion(&self, name: &str) {
+        let _ = rustix::fs::unlinkat(&*self.folder, name, AtFlags::empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::*;
+
+    fn folder(path: &Path) -> Arc<OwnedFd> {
+        Arc::new(File::open(path).unwrap().into())
+    }
+
+    #[test]
+    fn owned_file_stays_locked_until_after_its_rename() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = folder(dir.path());
+        let first = OwnedFile::lock(&at, "a.tmp").unwrap();
+        first.file().write_all(b"whole").unwrap();
+        assert_eq!(OwnedFile::lock(&at, "a.tmp").unwrap_err().kind(), ErrorKind::WouldBlock);
+        first.rename(&at, b"a").unwrap();
+        // The name is free for another file, and nothing of the second touches the first.
+        let second = OwnedFile::lock(&at, "a.tmp").unwrap();
+        second.clear().unwrap();
+        first.remove();
+        drop(first);
+        assert_eq!(std::fs::read(dir.path().join("a")).unwrap(), b"whole");
+        assert!(dir.path().join("a.tmp").exists());
+        second.remove();
+        assert!(!dir.path().join("a.tmp").exists());
+    }
+
+    #[test]
+    fn owned_file_whose_name_another_file_took_is_neither_renamed_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = folder(dir.path());
+        let ours = OwnedFile::lock(&at, "a.tmp").unwrap();
+        // Another machine, whose locks do not reach this one.
+        std::fs::rename(dir.path().join("a.tmp"), dir.path().join("elsewhere")).unwrap();
+        std::fs::write(dir.path().join("a.tmp"), "theirs").unwrap();
+        assert_eq!(ours.rename(&at, b"a"), Err(Errno::STALE));
+        ours.remove();
+        assert_eq!(std::fs::read(dir.path().join("a.tmp")).unwrap(), b"theirs");
+    }
+
+    #[test]
+    fn owned_file_is_never_a_link_or_a_second_name_of_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = folder(dir.path());
+        let theirs = dir.path().join("theirs");
+        std::fs::write(&theirs, "kept").unwrap();
+        symlink(&theirs, dir.path().join("soft.tmp")).unwrap();
+        std::fs::hard_link(&theirs, dir.path().join("hard.tmp")).unwrap();
+        rustix::fs::mkfifoat(&*at, "pipe.tmp", Mode::from_raw_mode(0o600)).unwrap();
+        for name in ["soft.tmp", "hard.tmp", "pipe.tmp"] {
+            assert!(OwnedFile::lock(&at, name).is_err(), "{name}");
+            assert!(OwnedFile::lock_existing(&at, name).is_err(), "{name}");
+        }
+        assert_eq!(OwnedFile::lock_existing(&at, "absent").unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(std::fs::read(&theirs).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn owned_files_of_many_threads_are_published_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = folder(dir.path());
+        let body = vec![7u8; 64 << 10];
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let Ok(file) = OwnedFile::lock(&at, "a.tmp") else { continue };
+                        file.clear().unwrap();
+                        file.file().write_all(&body).unwrap();
+                        file.rename(&at, b"a").unwrap();
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for _ in 0..400 {
+                    if let Ok(read) = std::fs::read(dir.path().join("a")) {
+                        assert_eq!(read.len(), body.len());
+                    }
+                }
+            });
+        });
+    }
+}

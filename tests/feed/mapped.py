@@ -87,3 +87,9 @@ def waits_for_file(path, sample):
 
 def parses(sample):
     return {"caption": json.loads(sample["json"])["caption"], "json": sample["json"], "seen": {sample["__key__"]: 1}}
+
+
+def draws_by_torch(sample):
+    import torch
+
+    return {"y": sample["y"][0], "draw": torch.rand(1)}

@@ -140,10 +140,16 @@ impl PyFeed {
         })
     }
 
-    /// The fields of these records (dataset, object, record), a row each.
-    fn gather<'py>(&self, py: Python<'py>, wanted: Vec<Wanted>) -> PyResult<Bound<'py, PyDict>> {
+    /// The fields of these records (dataset, object, record), a row each; random crops are those of `positions` in `epoch`.
+    fn gather<'py>(
+        &self,
+        py: Python<'py>,
+        wanted: Vec<Wanted>,
+        epoch: u64,
+        positions: Vec<u64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
         let feed = enter(py, || self.feed.get("dataset").cloned())?;
-        let tensors = enter_async(py, feed.clone().gather(wanted))?;
+        let tensors = enter_async(py, feed.clone().gather(wanted, epoch, positions.into()))?;
         let dict = PyDict::new(py);
         for (field, column) in feed.fields().iter().zip(tensors) {
             set_column(&dict, &field.name, column)?;

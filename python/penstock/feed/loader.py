@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.feed.report import Report
     from penstock.feed.shape import Shaped
 
-__all__ = ["BaseLoader", "Loader"]
+__all__ = ["BaseLoader", "Loader", "epoch_number"]
 
 STATE_VERSION = 1
 
@@ -47,7 +47,12 @@ def _whole(value: int | None) -> int | None:
     return None if value is None else operator.index(value)
 
 
-def _epoch_number(epoch: int) -> int:
+def epoch_number(epoch: int) -> int:
+    """A plain number of an epoch.
+
+    Raises:
+        ConfigError: It is negative, or does not fit 63 bits.
+    """
     epoch = operator.index(epoch)
     if not 0 <= epoch < 2**63:
         raise ConfigError(f"epoch: {epoch} is not within 0 to 2^63 - 1", where="epoch")
@@ -309,7 +314,7 @@ class BaseLoader(Generic[Batch]):
         Raises:
             ConfigError: A negative epoch.
         """
-        epoch = _epoch_number(epoch)
+        epoch = epoch_number(epoch)
         if epoch != self._epoch:
             self._supersede(f"set_epoch({epoch}) was called")
             self._epoch, self._cursor, self._resume = epoch, 0, 0

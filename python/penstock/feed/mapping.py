@@ -229,19 +229,28 @@ def _failed(failure: worker.Failure, dataset: Shaped, epoch: int, positions: Seq
     return error
 
 
-def run_here(dataset: Shaped, columns: dict[str, Any], epoch: int, positions: Sequence[int]) -> list[dict[str, Any]]:
-    """The dataset's functions over gathered samples, in this process; results as they are, a sample each."""
+def run_here(
+    dataset: Shaped, columns: dict[str, Any], epoch: int, positions: Sequence[int], *, watches_draws: bool = False
+) -> tuple[list[dict[str, Any]], bool]:
+    """The dataset's functions over gathered samples, in this process; results as they are, a sample each.
+
+    Returns:
+        The results; with `watches_draws`, whether the functions take a seed or drew from a global generator.
+    """
     from penstock.feed.numpy import array
 
     rows = worker.Rows({})
     for name, value in columns.items():
         _add(rows, name, value, array)
     functions = [(mapping.function, mapping.wants_seed) for mapping in dataset.mappings]
+    seeds = _seeds(dataset, epoch, positions)
     with _generators_kept():
         try:
-            return worker.each(functions, rows, _seeds(dataset, epoch, positions))
+            results = worker.each(functions, rows, seeds)
         except worker.Failure as failure:
             raise _failed(failure, dataset, epoch, positions) from failure.__cause__
+        drew = watches_draws and bool(seeds) and (any(wants for _, wants in functions) or worker.drew_since(seeds[-1]))
+    return results, drew
 
 
 class _generators_kept:  # noqa: N801 - read as `with`

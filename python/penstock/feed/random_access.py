@@ -9,6 +9,7 @@ than one that does not.
 
 from __future__ import annotations
 
+import logging
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ import torch
 
 from penstock import _native
 from penstock.feed.columns import adapt, rows
-from penstock.feed.loader import Loader
+from penstock.feed.fields import ImageSpec
+from penstock.feed.loader import Loader, epoch_number
 from penstock.feed.mapping import run_here
 
 if TYPE_CHECKING:
@@ -27,11 +29,61 @@ if TYPE_CHECKING:
 __all__ = ["MapDataset"]
 
 
-class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc]  # torch has no types here
-    """A map-style dataset of torch tensors: index i is the sample at position i.
+_LOG = logging.getLogger("penstock.feed")
 
-    Unshuffled, positions are as stored, and a sampler shuffles; of a shuffled dataset they are those of `epoch` (0, or what
-    `set_epoch` said before the workers were made). `__getitems__` reads a batch's objects at once.
+_WATCHED = 256
+"""Positions whose second reading is looked for."""
+
+_REPEATS = 16
+"""Positions that must come again before a second pass is assumed: a look at one sample reads fewer."""
+
+
+class _SharedEpoch:
+    """The epoch, in memory that a DataLoader's workers share however they are started: persistent ones see it change.
+
+    Until it is set, it also holds the first positions that any of the processes read, to notice a second pass.
+    """
+
+    def __init__(self) -> None:
+        # Epoch, whether the watch is over, positions read again, and the first positions.
+        self._words = torch.tensor([0, 0, 0] + [-1] * _WATCHED, dtype=torch.int64).share_memory_()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._words.share_memory_()  # a copy that plain pickle made is not shared yet
+
+    @property
+    def epoch(self) -> int:
+        return int(self._words[0])
+
+    def set(self, epoch: int) -> None:
+        self._words[0], self._words[1] = epoch, 1
+
+    @property
+    def is_watched(self) -> bool:
+        return not self._words[1]
+
+    def sees_second_pass(self, positions: Sequence[int], samples: int) -> bool:
+        """Notes positions; True once, when as many came again as only a second pass reads."""
+        watched = self._words[3:]
+        asked = torch.tensor(positions, dtype=torch.int64)
+        again = torch.isin(asked, watched)
+        free = (watched < 0).nonzero().flatten()
+        new = asked[~again][: len(free)]
+        watched[free[: len(new)]] = new
+        self._words[2] += again.sum()
+        if self._words[2] < min(_REPEATS, samples):
+            return False
+        self._words[1] = 1
+        return True
+
+
+class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc]  # torch has no types here
+    """A map-style dataset of torch tensors: index i is the sample at position i of an epoch, as a `Loader` gives it.
+
+    Unshuffled, positions are as stored, and a sampler shuffles; of a shuffled dataset they are in the epoch's order. Random
+    crops and the randomness of `map` differ from epoch to epoch in either case, so call `set_epoch` before each pass.
+    `__getitems__` reads a batch's objects at once. Raw fields are `bytes`.
     """
 
     def __init__(
@@ -39,7 +91,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
     ) -> None:
         """As a loader's bounds, of each process: a quarter of `memory_bytes` (1 GiB) keeps inflated objects."""
         self.dataset = dataset
-        self.epoch = 0
+        self._shared = _SharedEpoch()
         # A DataLoader's workers are the parallelism: no thread but theirs.
         self._loader = Loader(
             dataset,
@@ -52,9 +104,20 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
             threads=1,
         )
 
+    @property
+    def epoch(self) -> int:
+        """The epoch whose samples are given: 0 until `set_epoch` is called."""
+        return self._shared.epoch
+
     def set_epoch(self, epoch: int) -> None:
-        """Whose order the positions are; a DataLoader's workers learn it when they are made."""
-        self.epoch = operator.index(epoch)
+        """Makes `epoch` the one whose order, crops and seeds of `map` are given. Call it before each pass.
+
+        A DataLoader's workers see it at once, persistent ones too. A sampler's `set_epoch` does not reach the dataset.
+
+        Raises:
+            ConfigError: A negative epoch.
+        """
+        self._shared.set(epoch_number(epoch))
 
     def __len__(self) -> int:
         return self.dataset.samples
@@ -75,16 +138,33 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
             if not -samples <= index < samples:
                 raise IndexError(f"{index} is not within {samples:,} samples")
         positions = [index % samples for index in positions]
-        places = self.dataset.course().places(self.epoch, positions)
+        epoch = self.epoch
+        places = self.dataset.course().places(epoch, positions)
         feed = self._loader._native_feed()  # noqa: SLF001 - one unit, two classes
         assert isinstance(feed, _native.Feed)  # an unindexed dataset has no places
-        columns = feed.gather(places)
-        if self.dataset.mappings:
-            return [
-                {name: _tensor(value) for name, value in sample.items()}
-                for sample in run_here(self.dataset, columns, self.epoch, positions)
-            ]
-        return rows(adapt(columns, torch.from_dlpack), len(positions))
+        columns = feed.gather(places, epoch, positions)
+        is_watched = self._shared.is_watched
+        if not self.dataset.mappings:
+            self._watch(positions, is_watched and self._has_random_fields())
+            return rows(adapt(columns, torch.from_dlpack), len(positions))
+        made, drew = run_here(self.dataset, columns, epoch, positions, watches_draws=is_watched)
+        self._watch(positions, is_watched and (drew or self._has_random_fields()))
+        return [{name: _tensor(value) for name, value in sample.items()} for sample in made]
+
+    def _has_random_fields(self) -> bool:
+        specs = self.dataset.fields_said().values()
+        return any(isinstance(spec, ImageSpec) and (spec.crop == "random" or 0 < spec.flip < 1) for spec in specs)
+
+    def _watch(self, positions: Sequence[int], is_random: bool) -> None:  # noqa: FBT001 - the one caller's own fact
+        """Warns once if random samples are read a second time and the epoch was never set."""
+        if is_random and self._shared.sees_second_pass(positions, len(self)):
+            _LOG.warning(
+                "%r: a second pass reads epoch %d again, so every sample has the same random crops and the same "
+                "randomness in map() as before. Call set_epoch(n) of the MapDataset before each pass; a sampler's "
+                "set_epoch does not reach it.",
+                self.dataset,
+                self.epoch,
+            )
 
 
 def _tensor(value: Any) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-__all__ = ["Failure", "FieldAt", "Results", "Rows", "apply", "each", "layout", "new_memory", "work"]
+__all__ = ["Failure", "FieldAt", "Results", "Rows", "apply", "drew_since", "each", "layout", "new_memory", "work"]
 
 _ALIGN = 256
 """JAX copies what is aligned to less."""
@@ -113,6 +113,22 @@ def _seed_all(seed: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed & (2**63 - 1))
+
+
+def drew_since(seed: int) -> bool:
+    """True if a global generator moved since it was given this seed. Seeds them again."""
+    before = _states()
+    _seed_all(seed)
+    return before != _states()
+
+
+def _states() -> list[Any]:
+    import random
+
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    return [random.getstate(), repr(np.random.get_state()), None if torch is None else torch.get_rng_state().tolist()]
 
 
 @dataclass(slots=True)

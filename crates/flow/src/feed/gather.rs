@@ -62,8 +62,17 @@ impl Cache {
 pub type Wanted = (usize, u64, u64);
 
 impl Feed {
-    /// The fields of these records, a row each in the order given. Objects that several rows need are read once.
-    pub async fn gather(self: Arc<Self>, wanted: Vec<Wanted>) -> Result<Vec<Column>> {
+    /// The fields of these records, a row each in the order given. Objects that several rows need are read once. Each row
+    /// is at one of `positions` of `epoch`: random crops follow from that, as in a pass.
+    pub async fn gather(
+        self: Arc<Self>,
+        wanted: Vec<Wanted>,
+        epoch: u64,
+        positions: Arc<[u64]>,
+    ) -> Result<Vec<Column>> {
+        if positions.len() != wanted.len() {
+            return Err(Error::bug(format!("{} records have {} positions", wanted.len(), positions.len())));
+        }
         let layout = Arc::new(Layout::new(&self.fields, wanted.len())?);
         let rows = Arc::new(Rows::new(self.pool.take(&layout)?, &self.fields, wanted.len()));
         let mut tasks: BTreeMap<(usize, u64), Vec<Want>> = BTreeMap::new();
@@ -76,14 +85,25 @@ impl Feed {
             tasks.entry((leaf, object)).or_default().push(Want { record, batch: 0, row: row as u32 });
         }
         stream::iter(tasks)
-            .map(|((leaf, object), wants)| self.clone().gather_object(leaf, object, wants, rows.clone()))
+            .map(|((leaf, object), wants)| {
+                let (rows, positions) = (rows.clone(), positions.clone());
+                self.clone().gather_object(leaf, object, wants, rows, epoch, positions)
+            })
             .buffer_unordered(self.max_in_flight)
             .try_collect::<()>()
             .await?;
         rows.columns(&self.fields, wanted.len(), &self.loose)
     }
 
-    async fn gather_object(self: Arc<Self>, leaf: usize, object: u64, wants: Vec<Want>, rows: Arc<Rows>) -> Result<()> {
+    async fn gather_object(
+        self: Arc<Self>,
+        leaf: usize,
+        object: u64,
+        wants: Vec<Want>,
+        rows: Arc<Rows>,
+        epoch: u64,
+        positions: Arc<[u64]>,
+    ) -> Result<()> {
         let source = self.sources[leaf].clone();
         let deadline = Deadline::within(self.deadline);
         let (fetched, cached) = match self.gathered.get((leaf, object)) {
@@ -113,8 +133,7 @@ impl Feed {
                 stored: &content,
                 records: self.leaves[leaf].counts().records(object),
                 limit: self.limit,
-                // There is no epoch and no position here: the place stands for them.
-                key: &|want| order.key_of(object, want.record),
+                key: &|want| order.key_of(epoch, positions[want.row as usize]),
             };
             let decoded = decode(&described, &wants, self.record_fields(), &|_| Some(&*rows), &mut Vec::new())?;
             if let Some((_, error)) = decoded.bad.into_iter().min_by_key(|(at, _)| *at) {

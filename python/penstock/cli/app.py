@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.group import LazyGroup
-from penstock.cli.signals import listen, stopped
+from penstock.cli.signals import end, listening, stopped
 from penstock.env import overlaid, read
 from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault, redact
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-__all__ = ["VERBS", "main"]
+__all__ = ["VERBS", "main", "print_error"]
 
 # Verb -> what it is for. Kept here so that `penstock --help` imports no verb.
 VERBS = {
@@ -139,6 +139,12 @@ def _tell(error: PenstockError) -> None:
         click.echo(f"  hint: {error.hint}", err=True)
 
 
+def print_error(error: PenstockError) -> int:
+    """Prints the error and its hint on stderr; gives its exit code."""
+    _tell(error)
+    return error.exit_code
+
+
 def _foreseen(error: Exception) -> PenstockError:
     """What was raised by Python itself, in our words: the system refused, or we have a bug."""
     if isinstance(error, OSError):
@@ -166,10 +172,14 @@ def main(argv: list[str] | None = None) -> Any:
     if debug:  # allowed anywhere on the line, as people add it to the end of what failed
         arguments = [a for a in arguments if a != "--debug"]
         sys.excepthook = _print_redacted
-    listen()
+    with listening():
+        end(_run(arguments, debug=debug))
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    """The exit code, once what went wrong is printed."""
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
-        sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort as abort:
         # click makes one Abort of every interrupt; ours may carry advice (how to go on).
         what, code = stopped(abort.__cause__ or abort)
@@ -177,23 +187,19 @@ def main(argv: list[str] | None = None) -> Any:
             _tell(abort.__cause__)
         else:
             click.echo(what, err=True)
-        sys.exit(code)
     except click.ClickException as error:
         vars(error)["message"] = redact(error.message)  # which click declares final
         error.show()
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except PenstockError as error:
         if debug:
             raise
-        _tell(error)
-        sys.exit(error.exit_code)
+        code = print_error(error)
     except KeyboardInterrupt as stop:
         what, code = stopped(stop)
         click.echo(what, err=True)
-        sys.exit(code)
     except Exception as error:
         if debug:
             raise
-        told = _foreseen(error)
-        _tell(told)
-        sys.exit(told.exit_code)
+        code = print_error(_foreseen(error))
+    return code if isinstance(code, int) else 0

@@ -7,20 +7,25 @@ those it does not know and refuses a `schema_version` above its own. docs/refere
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
 import secrets
 import subprocess
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.bench.machine_card import MachineCard
 from penstock.bench.machine_card import read as read_machine_card
 from penstock.errors import ConfigError, Corrupt, Denied, NoSpace, NotFound, PenstockError, SystemFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -32,6 +37,7 @@ __all__ = [
     "provenance",
     "save",
     "spec_hash",
+    "whole_file",
 ]
 
 SCHEMA_VERSION = 1
@@ -194,28 +200,50 @@ def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
     plain = msgspec.to_builtins(record)
     finite(plain, "")
     text = msgspec.json.format(msgspec.json.encode(plain), indent=1)
-    folder = runs / record.id
-    final = folder / "result.json"
-    temporary = folder / ".penstock-result.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as out:
-            out.write(text)
-            out.write(b"\n")
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(final)
-    except OSError as error:
-        raise as_fault(error, str(folder)) from None
+    final = runs / record.id / "result.json"
+    with whole_file(final) as out:
+        out.write(text + b"\n")
     return final
 
 
-def as_fault(error: OSError, place: str) -> PenstockError:
-    """The operating system's refusal as the error that a caller can act on."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name once it is whole and on the disk; its folder is made.
+
+    Raises:
+        Denied, NoSpace, SystemFault: The system refused. What was written is removed, and a former file of the name stays.
+    """
+    temporary, written = path.with_name(f".penstock-{path.name}"), 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as out:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                written = temporary.stat().st_size
+                temporary.unlink()
+            raise
+    except OSError as error:
+        if isinstance(error, PenstockError):
+            raise
+        raise as_fault(error, str(path.parent), written=f"{written:,} bytes of {path.name}") from None
+
+
+def as_fault(error: OSError, place: str, *, written: str | None = None) -> PenstockError:
+    """The operating system's refusal as the error that a caller can act on; `written` is how far a write came."""
     if isinstance(error, PermissionError):
         return Denied(f"{place} cannot be written: {error.strerror}", where=place)
-    if error.errno == 28:
-        return NoSpace(f"{place}: no space left", where=place)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        had = f" (wrote {written})" if written else ""
+        return NoSpace(
+            f"{place}: no space left on its disk{had}",
+            where=place,
+            hint="free some space, or choose a folder on another disk",
+        )
     return SystemFault(f"{place} cannot be written: {error.strerror or error}", where=place)
 
 

@@ -9,7 +9,6 @@ Fields are only ever added; a reader ignores those that it does not know. docs/r
 from __future__ import annotations
 
 import json
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,10 @@ from penstock.bench.results import (
     SCHEMA_VERSION,
     CacheState,
     Provenance,
-    as_fault,
     finite,
     refuse_newer,
     spec_hash,
+    whole_file,
 )
 from penstock.errors import Corrupt, NotFound, SystemFault
 
@@ -266,17 +265,9 @@ def write_results(
     texts = {"spec.toml": _toml(spec).encode(), "rows.jsonl": b"".join(lines)}
     if provenance is not None:
         texts["machine.json"] = msgspec.json.format(msgspec.json.encode(provenance), indent=1) + b"\n"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            part = folder / f".penstock-{name}"
-            with part.open("wb") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            part.replace(folder / name)
-    except OSError as error:
-        raise as_fault(error, str(folder)) from None
+    for name, text in texts.items():
+        with whole_file(folder / name) as out:
+            out.write(text)
     return folder / "rows.jsonl"
 
 

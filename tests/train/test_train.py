@@ -292,7 +292,7 @@ def test_rank_that_dies_without_a_word_is_told(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[penstock.workloads]\nmortal = mortal:workload\n")
     (tmp_path / "mortal.py").write_text("def workload():\n    raise RuntimeError('worn out')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(RankFailed, match="code 1: RuntimeError: worn out"):
+    with pytest.raises(RankFailed, match=r"rank [01] failed: RuntimeError: worn out"):
         run(spec(workload="mortal", settings={}, ranks=2))
 
 

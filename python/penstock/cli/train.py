@@ -11,6 +11,7 @@ import click
 from penstock.cli.parameters import BYTES
 
 if TYPE_CHECKING:
+    from penstock.errors import PenstockError
     from penstock.train.progress import Progress
 
 __all__ = ["Talk", "command"]
@@ -138,8 +139,14 @@ def command(
         **rest,
     )
     talk = Talk(price_tier)
+    if here.world > 1:
+        from penstock.cli import signals
+        from penstock.train import peers
+
+        signals.end_at_once()
+        signals.before_end(peers.signalled)
     try:
-        result = run(spec, report=talk)
+        result = run(spec, report=talk, on_lost=_end)
     finally:
         talk.end()
     if here.rank == 0:
@@ -147,10 +154,16 @@ def command(
             click.echo(json.dumps(result if talk.money is None else {**result, "money": talk.money}))
         else:
             _tell(result, runs, saved=not no_save)
-    if here.world > 1:
-        from penstock.train.rank import leave
 
-        leave(0)
+
+def _end(cause: PenstockError) -> None:
+    """Ends a rank whose main thread still waits for one that has failed."""
+    from penstock.cli.app import print_error
+    from penstock.cli.signals import signal_exit_code
+    from penstock.train.rank import leave
+
+    code = signal_exit_code()
+    leave(print_error(cause) if code is None else code)
 
 
 class Talk:

@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import os
 import pickle
+import uuid
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from penstock.bench.results import as_fault
+from penstock.bench.results import whole_file
 from penstock.errors import ConfigError, Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["NAME", "read", "write"]
+__all__ = ["NAME", "described", "read", "write"]
 
 NAME = "last.pt"
 _VERSION = 1
@@ -29,17 +29,38 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
     """
     import torch
 
-    final, temporary = folder / NAME, folder / f".penstock-{NAME}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as out:
-            torch.save({"version": _VERSION, **state}, out)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(final)
-    except OSError as error:
-        raise as_fault(error, str(folder)) from None
-    return final
+    with whole_file(folder / NAME) as out:
+        kept = _Kept(out)
+        try:
+            torch.save({"version": _VERSION, "id": uuid.uuid4().hex, **state}, kept)
+        except RuntimeError as error:  # what torch makes of a write that failed; it names neither file nor reason
+            raise kept.refused or error from None
+    return folder / NAME
+
+
+class _Kept:
+    """A file that keeps the system's refusal of a write."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.refused: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.refused = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def described(state: Mapping[str, Any] | None) -> str:
+    """Which checkpoint it is, so that ranks can compare: the same text for the same file only."""
+    if state is None:
+        return "none"
+    return f"step {state['steps']:,} of epoch {state['epoch'] + 1} (written as {state.get('id', 'unnamed')})"
 
 
 def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, PenstockError, RankFailed
+from penstock.errors import Bug, ConfigError, PenstockError, of_code
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
 from penstock.train.door import load_workload
+from penstock.train.group import Group
 from penstock.train.progress import Progress
 from penstock.train.source import Request, close_quietly, facts, open_feed
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.protocols import Batch, Demand, Workload
     from penstock.ranks import Rank
+    from penstock.train.peers import OnLost
     from penstock.train.progress import Report
     from penstock.train.source import Feed, Source
     from penstock.train.spec import TrainSpec
@@ -93,9 +95,16 @@ class Driver:
     """Runs the spec as one rank. `losses` and `metrics` are the world's, the same on all ranks."""
 
     def __init__(
-        self, spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None
+        self,
+        spec: TrainSpec,
+        rank: Rank,
+        *,
+        source: Source | None = None,
+        report: Report | None = None,
+        on_lost: OnLost | None = None,
     ) -> None:
         self.spec, self.rank = spec, rank
+        self.group = Group(rank, on_lost=on_lost)
         self._source: Source = source or open_feed
         self._report = report
         self._reported_s = -math.inf
@@ -139,31 +148,11 @@ class Driver:
             import torch
 
             torch.set_num_threads(self.spec.threads)
-        if self.rank.world == 1:
-            return
-        from torch import distributed
-
-        if self.device.startswith("cuda"):
-            import torch
-
-            torch.cuda.set_device(self.device)
-        if not distributed.is_initialized():
-            backend = "nccl" if self.device.startswith("cuda") else "gloo"
-            distributed.init_process_group(backend, rank=self.rank.rank, world_size=self.rank.world)
-
-    def gather(self, mine: Any) -> list[Any]:
-        """One value from each rank, in their order, on every rank."""
-        if self.rank.world == 1:
-            return [mine]
-        from torch import distributed
-
-        everyone: list[Any] = [None] * self.rank.world
-        distributed.all_gather_object(everyone, mine)
-        return everyone
+        self.group.join(self.device)
 
     def _share_losses(self) -> None:
         """Turns this rank's losses into the world's: slices are equal, so the mean of means is the batch's own."""
-        everyone = self.gather(self._unshared)
+        everyone = self.group.gather(self._unshared)
         if self.rank.world == 1:
             self.losses += self._unshared
         else:
@@ -197,6 +186,11 @@ class Driver:
                 if spec.resume and spec.checkpoint
                 else None
             )
+            if spec.resume:
+                self.group.agree(
+                    {f"the checkpoint that they find in {spec.checkpoint}": checkpoint.described(kept)},
+                    hint="give --checkpoint a folder that all nodes share, or copy last.pt to each node",
+                )
             opened_s = time.perf_counter()
             feed = self._source(self._request(spec.data, tail="drop", shuffled=True))
             if len(feed) == 0:
@@ -211,6 +205,7 @@ class Driver:
                 self._resume(kept, workload, feed)
             if spec.validation is not None:
                 validation = self._source(self._request(spec.validation, tail="ragged", shuffled=False))
+            self._agree_on_steps(feed, validation)
             while self.epoch < spec.epochs and not self._done():
                 self._train_epoch(workload, feed, opened_s)
                 if validation is not None:
@@ -223,6 +218,19 @@ class Driver:
             for one in (feed, validation):
                 close_quietly(one)
             workload.cleanup()
+
+    def _agree_on_steps(self, feed: Feed, validation: Feed | None) -> None:
+        """Ranks that take other numbers of steps, or other samples, would wait for each other for ever."""
+        spec = self.spec
+        limits = {"epochs": spec.epochs, "steps": spec.steps, "checkpoint-steps": spec.checkpoint_steps}
+        self.group.agree(
+            {
+                "their settings": str(limits | spec.what_is_learnt()),
+                "the training data": f"{len(feed):,} steps, state {feed.state_dict()}",
+                "the validation data": "none" if validation is None else f"{len(validation):,} steps",
+            },
+            hint="start all ranks with the same command line, over the same data",
+        )
 
     def _done(self) -> bool:
         return self.spec.steps is not None and self.steps >= self.spec.steps
@@ -381,18 +389,20 @@ class Driver:
             "loader": dict(feed.state_dict()),
             "workload": workload.state_dict(),
         }
-        failed: str | None = None
+        failed: tuple[str, str, str | None] | None = None
         if self.rank.rank == 0:
             try:
                 checkpoint.write(Path(self.spec.checkpoint), state)
-            except PenstockError as error:
+            except Exception as error:
                 if self.rank.world == 1:
                     raise
-                failed = str(error)
-        # All ranks learn of it at once: none may wait for ever at the next collective call.
-        failed = self.gather(failed)[0]
+                fault = error if isinstance(error, PenstockError) else Bug(f"{type(error).__name__}: {error}")
+                failed = fault.code, str(fault), fault.hint
+        # All ranks learn of it at once, and raise the same: none may wait for ever at the next collective call.
+        failed = self.group.gather(failed)[0]
         if failed is not None:
-            raise RankFailed(f"rank 0 could not write the checkpoint: {failed}", rank=0)
+            code, message, hint = failed
+            raise of_code(code, f"rank 0: {message}", hint=hint, rank=0)
 
     def _resume(self, kept: dict[str, Any], workload: Workload, feed: Feed) -> None:
         workload.load_state_dict(kept["workload"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,13 @@ from penstock.train import rank as rank_files
 from penstock.train.archive import archive
 from penstock.train.driver import Driver
 from penstock.train.progress import Progress
+from penstock.train.rank import ALONE
 from penstock.train.record import assemble
+from penstock.train.torchrun import FirstFailure
 
 if TYPE_CHECKING:
     from penstock.ranks import Rank
+    from penstock.train.peers import OnLost
     from penstock.train.progress import Report
     from penstock.train.source import Source
     from penstock.train.spec import TrainSpec
@@ -31,21 +35,28 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_as_rank"]
 
 _POLL_S = 0.1
-_GRACE_S = 10.0
+# torchrun asks its ranks to end and kills them after this; then it has some seconds itself. Both are over within 10 s.
+_RANK_GRACE_S = 3
+_GRACE_S = 7.0
+_FIRST = "first-failure.json"
 # The last line of a traceback, with or without torchrun's `[rank1]:` before it.
 _RAISED = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .+)")
 
 
-def run(spec: TrainSpec, *, source: Source | None = None, report: Report | None = None) -> dict[str, Any]:
+def run(
+    spec: TrainSpec, *, source: Source | None = None, report: Report | None = None, on_lost: OnLost | None = None
+) -> dict[str, Any]:
     """Train as the spec says; the result as plain values, by the schema of `bench.results`.
 
     Args:
         source: Gives the feeds in place of `open_feed`; only for runs of one rank in this process.
         report: Called a few times a second, on the rank that leads.
+        on_lost: Called from another thread with the first cause, where a rank of this job has ended and this rank still
+            waits for it in gloo or NCCL after 4 s. It is expected to end the process. Only for ranks of a launcher.
 
     Raises:
-        ConfigError: The spec cannot be; nothing was started.
-        RankFailed: A rank died without a word of its own.
+        ConfigError: The spec cannot be, and nothing was started; or the ranks differ in it, in their data or checkpoint.
+        RankFailed: Another rank ended; the message names it and the first cause.
         PenstockError: Whatever the store, the data or the outputs raised.
     """
     spec.check()
@@ -62,7 +73,7 @@ def run(spec: TrainSpec, *, source: Source | None = None, report: Report | None 
                 f"{here.launcher} started {here.world} ranks, but MASTER_ADDR does not say where they meet",
                 hint='export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)" MASTER_PORT=29500',
             )
-        return run_as_rank(spec, here, report=report)
+        return run_as_rank(spec, here, report=report, on_lost=on_lost)
     if spec.ranks == 1:
         return run_as_rank(spec, here, source=source, report=report)
     if source is not None:
@@ -71,21 +82,31 @@ def run(spec: TrainSpec, *, source: Source | None = None, report: Report | None 
 
 
 def run_as_rank(
-    spec: TrainSpec, rank: Rank, *, source: Source | None = None, report: Report | None = None
+    spec: TrainSpec,
+    rank: Rank,
+    *,
+    source: Source | None = None,
+    report: Report | None = None,
+    on_lost: OnLost | None = None,
 ) -> dict[str, Any]:
     """One rank's part, in this process. All ranks return the same result; rank 0 has written it."""
     created_s, began = time.time(), time.perf_counter()
-    driver = Driver(spec, rank, source=source, report=report)
+    driver = Driver(spec, rank, source=source, report=report, on_lost=on_lost)
     try:
         driver.run()
-        shares = driver.gather(driver.share)
+        shares = driver.group.gather(driver.share)
         finished: list[dict[str, Any] | str] = []
         if rank.rank == 0:
             record = assemble(spec, driver, shares, created_s=created_s, wall_s=time.perf_counter() - began)
             finished = [_keep(spec, record)]
-        return driver.gather(finished[0] if finished else {})[0]  # type: ignore[no-any-return]
+        return driver.group.gather(finished[0] if finished else {})[0]  # type: ignore[no-any-return]
+    except BaseException as error:
+        cause = driver.group.cause_of(error)
+        if cause is error:
+            raise
+        raise cause from error
     finally:
-        _leave(rank)
+        driver.group.leave()
 
 
 def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
@@ -103,18 +124,6 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
     return plain
 
 
-def _leave(rank: Rank) -> None:
-    if rank.world > 1:
-        import gc
-
-        from torch import distributed
-
-        if distributed.is_initialized():
-            # DDP's hooks are cycles that hold the group's threads: freed after the interpreter, they abort the process.
-            gc.collect()
-            distributed.destroy_process_group()
-
-
 # ---------------------------------------------------------------- under torchrun
 
 
@@ -128,9 +137,14 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="penstock-train-") as name:
         folder = Path(name)
         (folder / rank_files.SPEC).write_bytes(msgspec.json.encode(spec))
-        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(spec.ranks)]
+        argv = [sys.executable, "-m", "penstock.train.torchrun", str(folder / _FIRST)]
+        argv += ["--standalone", "--nproc-per-node", str(spec.ranks)]
         argv += ["--module", "penstock.train.rank", str(folder)]
-        environment = {**env.read(), "OMP_NUM_THREADS": str(spec.threads or _threads(spec.ranks))}
+        environment = {
+            **env.read(),
+            "OMP_NUM_THREADS": str(spec.threads or _threads(spec.ranks)),
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_RANK_GRACE_S),
+        }
         # One node: gloo and the store meet on the loopback, whatever this host's name resolves to.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -181,17 +195,30 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:
-    """The first error that a rank told, else what its log ends with."""
-    told = [(msgspec.json.decode(f.read_bytes(), type=rank_files.Failure), f) for f in folder.glob("error-*.json")]
-    if told:
-        first, file = min(told, key=lambda pair: pair[0].seen_s)
-        kind = getattr(errors, first.kind, PenstockError)
-        error: PenstockError = kind(first.message, hint=first.hint)
-        error.add_note(f"told by rank {file.stem.removeprefix('error-')}")
-        return error
+    """The first cause: an error of a rank's own, else a signal that ended a rank, else what a rank reports of another."""
+    reported = [
+        (msgspec.json.decode(file.read_bytes(), type=rank_files.Failure), file.stem.removeprefix("error-"))
+        for file in folder.glob("error-*.json")
+    ]
+    reported.sort(key=lambda one: (one[0].kind == RankFailed.__name__, one[0].seen_s))
+    first = folder / _FIRST
+    ended = msgspec.json.decode(first.read_bytes(), type=FirstFailure) if first.exists() else None
+    is_effect = not reported or reported[0][0].kind == RankFailed.__name__
+    if ended is not None and ended.code < 0 and is_effect:
+        name = signal.Signals(-ended.code).name
+        return RankFailed(
+            f"rank {ended.rank} failed: ended by {name}",
+            rank=ended.rank,
+            hint="look for the kernel's out-of-memory message (dmesg)" if name == "SIGKILL" else None,
+        )
+    if reported:
+        failure, rank = reported[0]
+        kind: type[PenstockError] = getattr(errors, failure.kind, PenstockError)
+        message = failure.message
+        if not message.startswith(("rank ", "the ranks ")):
+            message = f"rank {rank}: {message}"
+        return kind(message, hint=failure.hint)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    raised = [found.group(1) for line in lines if (found := _RAISED.match(line)) and "ChildFailedError" not in line]
+    raised = [found.group(1) for line in lines if (found := _RAISED.match(line))]
     why = raised[0] if raised else next((line for line in reversed(lines) if line.strip("=-")), "no output")
-    return RankFailed(
-        f"the ranks ended with code {code}: {why[:300]}", hint="set --ranks 1 to see it happen in one process"
-    )
+    return RankFailed(f"the ranks ended with code {code}: {why[:300]}", hint=ALONE)

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from penstock import env, ranks
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RankFailed
 from penstock.parent import end_with_parent
 from penstock.train.spec import TrainSpec
 
 if TYPE_CHECKING:
     from penstock.train.progress import Progress
 
-__all__ = ["ERROR", "PROGRESS", "RESULT", "SPEC", "Failure", "leave", "main"]
+__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "Failure", "leave", "main"]
 
 SPEC, RESULT, PROGRESS, ERROR = "spec.json", "result.json", "progress.json", "error-{rank}.json"
+ALONE = "set --ranks 1 to see it happen in one process"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -44,7 +46,7 @@ def put(file: Path, value: object) -> None:
 
 
 def main(folder: Path) -> int:
-    """Runs the rank; gives the exit code."""
+    """Runs the rank; gives the exit code. What is no `PenstockError` goes to the log, with its traceback."""
     # torchrun puts each rank into a session of its own, and may be killed before it has ended them.
     end_with_parent()
     import time
@@ -57,11 +59,17 @@ def main(folder: Path) -> int:
     def report(progress: Progress) -> None:
         put(folder / PROGRESS, progress)
 
-    try:
-        record = run_as_rank(spec, rank, report=report)
-    except PenstockError as error:
+    def failed(error: PenstockError) -> int:
         put(folder / ERROR.format(rank=rank.rank), Failure(type(error).__name__, str(error), error.hint, time.time()))
         return error.exit_code
+
+    try:
+        record = run_as_rank(spec, rank, report=report, on_lost=lambda cause: leave(failed(cause)))
+    except PenstockError as error:
+        return failed(error)
+    except Exception as error:
+        traceback.print_exc()
+        return failed(RankFailed(f"rank {rank.rank} failed: {type(error).__name__}: {error}", hint=ALONE))
     if rank.rank == 0:
         put(folder / RESULT, record)
     return 0

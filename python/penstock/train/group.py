@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of one run as a torch process group: they meet, exchange values, agree, and leave. One rank alone needs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, RankFailed
+from penstock.train.peers import Peers, is_echo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.ranks import Rank
+    from penstock.train.peers import OnLost
+
+__all__ = ["Group", "named"]
+
+
+def named(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0, 2, 5, 6 and 60 more`."""
+    shown = ", ".join(map(str, ranks[:4]))
+    more = f" and {len(ranks) - 4:,} more" if len(ranks) > 4 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+class Group:
+    """The process group of a run, from `join` to `leave`."""
+
+    def __init__(self, rank: Rank, *, on_lost: OnLost | None = None) -> None:
+        self._rank, self._on_lost = rank, on_lost
+        self._peers: Peers | None = None
+
+    def join(self, device: str) -> None:
+        """Meets the other ranks, unless the caller has done so.
+
+        Raises:
+            RankFailed: They cannot be reached, or did not come within torch's limit.
+        """
+        if self._rank.world == 1:
+            return
+        from torch import distributed
+
+        if device.startswith("cuda"):
+            import torch
+
+            torch.cuda.set_device(device)
+        if not distributed.is_initialized():
+            backend = "nccl" if device.startswith("cuda") else "gloo"
+            try:
+                distributed.init_process_group(backend, rank=self._rank.rank, world_size=self._rank.world)
+            except RuntimeError as error:
+                if not is_echo(error):
+                    raise
+                raise RankFailed(
+                    f"rank {self._rank.rank} of {self._rank.world} did not meet the others: {_first_line(error)}",
+                    rank=self._rank.rank,
+                    hint="check MASTER_ADDR and MASTER_PORT, and that every rank starts",
+                ) from error
+        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
+        self._peers = Peers(store, self._rank.rank, self._rank.world, self._on_lost)
+        self._peers.start()
+
+    def gather(self, mine: Any) -> list[Any]:
+        """One value from each rank, in their order, on every rank."""
+        if self._rank.world == 1:
+            return [mine]
+        from torch import distributed
+
+        everyone: list[Any] = [None] * self._rank.world
+        distributed.all_gather_object(everyone, mine)
+        return everyone
+
+    def agree(self, facts: Mapping[str, str], *, hint: str) -> None:
+        """Returns where every rank has the same facts.
+
+        Raises:
+            ConfigError: They differ: the first fact that does, and which ranks have which value. The same on every rank.
+        """
+        everyone = self.gather(dict(facts))
+        for name in facts:
+            held: dict[str, list[int]] = {}
+            for rank, its in enumerate(everyone):
+                held.setdefault(its[name], []).append(rank)
+            if len(held) > 1:
+                values = "; ".join(f"{named(ranks)}: {value}" for value, ranks in held.items())
+                raise ConfigError(f"the ranks differ in {name}: {values}", hint=hint)
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Tells the other ranks why this one ends. Returns what to raise: `error`, or the first cause that it is an effect of."""
+        if self._peers is None:
+            return error
+        if not is_echo(error):
+            self._peers.post(error)
+            return error
+        return self._peers.first_cause() or RankFailed(
+            f"rank {self._rank.rank} lost the connection to another rank: {_first_line(error)}", rank=self._rank.rank
+        )
+
+    def leave(self) -> None:
+        """Ends the process group."""
+        if self._rank.world == 1:
+            return
+        import gc
+
+        from torch import distributed
+
+        try:
+            if distributed.is_initialized():
+                # DDP's hooks are cycles that hold the group's threads: freed after the interpreter, they abort the process.
+                gc.collect()
+                distributed.destroy_process_group()
+        finally:
+            if self._peers is not None:
+                self._peers.close()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200]

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the other ranks of a run: no rank waits for one that has ended, and all ranks report the same first cause.
+
+A thread counts up a key of this rank in the process group's store once a second, over a connection of its own. The first
+rank that fails writes the cause there, and the other ranks read it within a second. A rank that ends without a message is
+found by its count, which stops. The thread works while the main thread waits inside gloo or NCCL.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from penstock import env
+from penstock.errors import PenstockError, RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    OnLost = Callable[[PenstockError], object]
+
+__all__ = ["Peers", "is_echo", "signalled"]
+
+_BEAT_S = 1.0
+# Three beats that did not come, and one second for the store: after an error of the collective library, such a rank is dead.
+_DEAD_S = 4.0
+# Without any error a rank may be slow (a busy node, a file system that hangs): as long as `penstock.stage` gives a leader.
+_SILENCE_S = 60.0
+_SILENCE_LOOK_S = 10.0
+# What the main thread has to end by itself once a peer's end is known; what a rank waits for others to read its cause.
+_GRACE_S = 4.0
+_LINGER_S = 2.5
+
+# Runs of this process; ranks count alike, as they run alike.
+_RUNS = count()
+_current: Peers | None = None
+
+
+def is_echo(error: BaseException) -> bool:
+    """True for what torch raises on a rank whose peer has ended: an effect, and never the cause."""
+    if not isinstance(error, RuntimeError) or isinstance(error, PenstockError):
+        return False
+    from torch import distributed
+
+    # gloo's own exceptions reach Python as bare RuntimeErrors; each names the source file that raised it.
+    return isinstance(error, distributed.DistError) or "gloo/" in str(error)
+
+
+def signalled(signal_name: str) -> None:
+    """Reports to the other ranks that a signal ends this one. For a thread, while the main thread waits in native code."""
+    if _current is not None:
+        _current.post(RankFailed(f"ended by {signal_name}"))
+
+
+class Peers:
+    """The watch of one rank over the others, from `start` to `close`.
+
+    Args:
+        store: torch's key-value store of the process group, which all ranks reach.
+        on_lost: Called from the watch's thread where a rank has failed and the main thread still runs 4 s later. It is
+            expected to end the process.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, on_lost: OnLost | None) -> None:
+        from torch import distributed
+
+        # torch before 2.6 shares one connection, on which a wait of the main thread would hold up the watch.
+        own = store.clone() if hasattr(store, "clone") else store
+        self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
+        self._rank, self._world, self._on_lost = rank, world, on_lost
+        self._closed, self._known, self._asked = threading.Event(), threading.Event(), threading.Event()
+        self._mine: PenstockError | None = None
+        self._cause: PenstockError | None = None
+        self._thread = threading.Thread(target=self._watch, name="penstock-peers", daemon=True)
+
+    def start(self) -> None:
+        global _current
+        _current = self
+        self._thread.start()
+
+    def close(self) -> None:
+        global _current
+        _current = None
+        self._closed.set()
+        self._thread.join(_BEAT_S)
+
+    def post(self, error: BaseException) -> None:
+        """Writes why this rank ends, unless another rank has failed before it; returns once the others have read it."""
+        self._mine = error if isinstance(error, PenstockError) else None
+        if isinstance(error, KeyboardInterrupt):
+            text = f"ended by {getattr(error, 'signal_name', 'SIGINT')}"
+        else:
+            text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        with suppress(RuntimeError):
+            self._write(self._rank, text.partition("\n")[0], getattr(error, "hint", None))
+            until = time.monotonic() + _LINGER_S
+            # The store may live in the first rank's process.
+            while self._rank == 0 and self._store.add("read", 0) < self._world - 1 and time.monotonic() < until:
+                time.sleep(0.05)
+
+    def first_cause(self) -> PenstockError | None:
+        """The first cause after this rank's connection to a peer broke; None where all ranks still answer."""
+        self._asked.set()
+        self._known.wait(2 * _DEAD_S)
+        return self._cause
+
+    # ------------------------------------------------------------ the thread
+
+    def _watch(self) -> None:
+        try:
+            cause = self._wait()
+        except RuntimeError:  # the store's process has ended; at the end of a run it may do so before this rank
+            if not self._asked.is_set() and self._closed.wait(_DEAD_S):
+                return
+            host = "the launcher" if env.read().get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+            cause = RankFailed(f"{host} ended without a message: the process group's store does not answer", rank=0)
+        self._cause = cause
+        self._known.set()
+        if cause is not None and not self._closed.wait(_GRACE_S) and self._on_lost is not None:
+            self._on_lost(cause)
+
+    def _wait(self) -> PenstockError | None:
+        """The first cause; None where the run has ended, or this rank asked and all ranks answer."""
+        beats, asked_s = count(1), None
+        others = [rank for rank in range(self._world) if rank != self._rank]
+        watched = others if self._rank == 0 else [0]
+        ticked_s = looked_s = time.monotonic()
+        before: dict[int, str] = {}
+        seen: dict[int, tuple[str, float]] = {}
+        while True:
+            self._store.set(f"beat/{self._rank}", str(next(beats)))
+            if (cause := self._posted()) is not None:
+                self._store.add("read", 1)
+                return cause
+            now = time.monotonic()
+            if now - ticked_s > _DEAD_S:  # this process was stopped for a while, and so may its peers have been
+                seen, asked_s = {}, None
+            ticked_s = now
+            if self._asked.is_set() and asked_s is None:
+                before, asked_s = self._beats(others), now
+            elif asked_s is not None and now - asked_s >= _DEAD_S:
+                dead = self._still(others, before)
+                if not dead:
+                    return None
+                self._write(dead[0], "ended without a message", None)
+                continue
+            if now - looked_s > _SILENCE_LOOK_S:
+                looked_s = now
+                for rank, beat in self._beats(watched).items():
+                    if seen.get(rank, ("", 0.0))[0] != beat:
+                        seen[rank] = (beat, now)
+                    elif now - seen[rank][1] > _SILENCE_S:
+                        self._write(rank, f"gave no sign for {_SILENCE_S:.0f} s", None)
+            if self._closed.wait(_BEAT_S):
+                return None
+
+    def _beats(self, ranks: Iterable[int]) -> dict[int, str]:
+        return {rank: self._read(f"beat/{rank}") for rank in ranks}
+
+    def _still(self, ranks: Iterable[int], before: dict[int, str]) -> list[int]:
+        return [rank for rank, beat in self._beats(ranks).items() if beat == before[rank]]
+
+    def _read(self, key: str) -> str:
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _write(self, rank: int, message: str, hint: str | None) -> None:
+        # Only the first of all ranks' causes is kept.
+        self._store.compare_set("cause", "", json.dumps({"rank": rank, "message": message, "hint": hint}))
+
+    def _posted(self) -> PenstockError | None:
+        if not (text := self._read("cause")):
+            return None
+        cause = json.loads(text)
+        if cause["rank"] == self._rank and self._mine is not None:
+            return self._mine
+        return RankFailed(f"rank {cause['rank']} failed: {cause['message']}", rank=cause["rank"], hint=cause["hint"])

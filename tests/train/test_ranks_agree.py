@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks agree before the first step, and on a checkpoint that cannot be written: all go on, or all end with one error."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from rank_kit import FLAGS, START_S
+
+from penstock.errors import NoSpace
+from penstock.train import TrainSpec, checkpoint, run
+
+pytestmark = [pytest.mark.needs_torch, pytest.mark.timeout(300)]
+
+
+RESUME = ("--checkpoint", "kept", "--resume", "--epochs", "3")
+
+
+def train(folder) -> None:
+    """One epoch in this process, with its checkpoint in `folder`."""
+    settings = {"voxels": 32, "filters": 2, "base_batch": 8}
+    run(
+        TrainSpec(
+            workload="cosmoflow",
+            data="dummy://24",
+            global_batch=4,
+            settings=settings,
+            threads=1,
+            checkpoint=str(folder),
+        )
+    )
+
+
+# Issue 19, P5.
+def test_resume_from_a_checkpoint_that_one_rank_has_is_refused_by_all(ranks, tmp_path):
+    train(tmp_path / "node0/kept")
+    both = ranks(2, "cosmoflow", *FLAGS, *RESUME)
+    assert [one.wait(START_S) for one in both] == [2, 2], [one.text for one in both]
+    for one in both:
+        (line,) = one.errors()
+        assert line.startswith(
+            "error[config]: the ranks differ in the checkpoint that they find in kept: rank 0: step 6 "
+        )
+        assert line.endswith("; rank 1: none")
+
+
+def test_resume_from_checkpoints_of_two_trainings_is_refused_by_all(ranks, tmp_path):
+    for rank in range(2):
+        train(tmp_path / f"node{rank}/kept")
+    both = ranks(2, "cosmoflow", *FLAGS, *RESUME)
+    assert [one.wait(START_S) for one in both] == [2, 2], [one.text for one in both]
+    (line,) = both[0].errors()
+    assert line.count("step 6 of epoch 2 (written as ") == 2
+
+
+def test_ranks_with_other_data_are_refused(ranks, tmp_path):
+    from penstock.datasets import cosmoflow
+
+    for rank, samples in enumerate((13, 9)):
+        cosmoflow.generate(tmp_path / f"node{rank}/data", samples=samples, voxels=32, seed=3)
+    flags = ["data" if flag == "dummy://24" else flag for flag in FLAGS]
+    both = ranks(2, "cosmoflow", *flags)
+    assert [one.wait(START_S) for one in both] == [2, 2], [one.text for one in both]
+    assert [one.errors()[0].partition(": rank 0")[0] for one in both] == [
+        "error[config]: the ranks differ in the training data"
+    ] * 2
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A disk of 600 kB, of which a checkpoint does not fit."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+# Issue 19, P12.
+@pytest.mark.needs_root
+def test_checkpoint_on_a_full_disk_is_no_space_and_leaves_nothing(full_disk):
+    import torch
+
+    checkpoint.write(full_disk, {"epoch": 0, "steps": 1, "weights": torch.zeros(1000)})
+    former = (full_disk / "last.pt").read_bytes()
+    with pytest.raises(NoSpace, match=r"disk: no space left on its disk \(wrote [\d,]+ bytes of last\.pt\)"):
+        checkpoint.write(full_disk, {"epoch": 0, "steps": 1, "weights": torch.zeros(1_000_000)})
+    assert [path.name for path in full_disk.iterdir()] == ["last.pt"]
+    assert (full_disk / "last.pt").read_bytes() == former
+
+
+@pytest.mark.needs_root
+def test_full_disk_under_a_checkpoint_ends_all_ranks_with_one_error(ranks, job, full_disk):
+    flags = ["16" if flag == "2" else flag for flag in FLAGS]
+    both = ranks(2, "cosmoflow", *flags, "--checkpoint", full_disk)
+    assert [one.wait(START_S) for one in both] == [3, 3], [one.text for one in both]
+    one = job("cosmoflow", *flags, "--checkpoint", full_disk, "--ranks", "2")
+    assert one.wait(START_S) == 3, one.text
+    assert list(full_disk.iterdir()) == []
+    for text in (*both, one):
+        (line,) = text.errors()
+        assert line.startswith(f"error[no-space]: rank 0: {full_disk}: no space left on its disk (wrote ")

@@ -35,8 +35,8 @@ class Served:
         assert code is None or done.returncode == code, done.stderr
         return done
 
-    def client(self) -> Any:
-        """botocore's S3 client, as the AWS CLI brings it."""
+    def client(self, **config: Any) -> Any:
+        """botocore's S3 client, as the AWS CLI brings it; `config` are more of its settings."""
         from awscli.botocore.config import Config
         from awscli.botocore.session import Session
 
@@ -46,7 +46,7 @@ class Served:
             region_name=self.server.region,
             aws_access_key_id=self.server.access_key,
             aws_secret_access_key=self.server.secret_key,
-            config=Config(retries={"max_attempts": 1, "mode": "standard"}),
+            config=Config(retries={"max_attempts": 1, "mode": "standard"}, **config),
         )
 
 

@@ -118,6 +118,22 @@ fn asked(request: &HttpRequest<Incoming>) -> (Asked, bool) {
     (Asked { kind, prefix: key[..end].to_owned() }, is_list)
 }
 
+/// The first x-amz header of a signed request that its signature does not cover. S3 refuses such a request: whoever
+/// carries it could otherwise add a header (a copy's source, say).
+fn unsigned_header<B>(request: &HttpRequest<B>) -> Option<&str> {
+    let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let in_header = header.filter(|text| text.starts_with("AWS4-HMAC-SHA256")).and_then(|text| {
+        text.split([',', ' ']).find_map(|part| part.trim().strip_prefix("SignedHeaders=")).map(str::to_owned)
+    });
+    let in_query = || {
+        let query = request.uri().query().unwrap_or("");
+        query.split('&').find_map(|pair| pair.strip_prefix("X-Amz-SignedHeaders=")).map(decoded)
+    };
+    let signed = in_header.or_else(in_query)?.to_ascii_lowercase();
+    let names = request.headers().keys().map(http::HeaderName::as_str);
+    names.filter(|name| name.starts_with("x-amz-")).find(|name| !signed.split(';').any(|signed| signed == *name))
+}
+
 fn awaits_continue<B>(request: &HttpRequest<B>) -> bool {
     request.headers().contains_key(header::EXPECT)
 }
@@ -163,6 +179,14 @@ impl Front {
         let began = Instant::now();
         let (asked, is_list) = asked(&request);
         self.count(request.method(), is_list);
+        if let Some(name) = unsigned_header(&request) {
+            Self::add(&self.counters.denied);
+            let text = format!(
+                "<Code>AccessDenied</Code><Message>There were headers present in the request which were not signed</Message>\
+                 <HeadersNotSigned>{name}</HeadersNotSigned>"
+            );
+            return Ok(self.error(request, StatusCode::FORBIDDEN, &text).await);
+        }
         let what = Request { kind: asked.kind, prefix: &asked.prefix };
         if let Err(refusal) = self.limits.admit(what, began) {
             return Ok(self.refuse(request, refusal).await);
@@ -203,6 +227,18 @@ impl Front {
             Refusal::Requests => &self.counters.throttles_requests,
             Refusal::Bytes => &self.counters.throttles_bytes,
         });
+        let throttle = &self.limits.tier().throttle;
+        let message = throttle.message.replace('&', "&amp;").replace('<', "&lt;");
+        let text = format!("<Code>SlowDown</Code><Message>{message}</Message>");
+        let mut response = self.error(request, StatusCode::SERVICE_UNAVAILABLE, &text).await;
+        if let Some(seconds) = throttle.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+
+    /// An answer that the bucket is not asked for: `text` are the elements of its `<Error>`.
+    async fn error(&self, request: HttpRequest<Incoming>, status: StatusCode, text: &str) -> Response<Shaped<Body>> {
         let is_head = *request.method() == Method::HEAD;
         let awaits = awaits_continue(&request);
         // A client that waits for `100 Continue` has sent nothing and must not be told to.
@@ -216,20 +252,13 @@ impl Front {
                 }
             }
         }
-        let throttle = &self.limits.tier().throttle;
-        let text = format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>SlowDown</Code><Message>{}</Message></Error>",
-            throttle.message.replace('&', "&amp;").replace('<', "&lt;")
-        );
+        let text = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error>{text}</Error>");
         let body = if is_head { Body::empty() } else { Body::from(Bytes::from(text)) };
         let mut response = Response::new(Shaped::new(body, Route::default(), self.counters.bytes_out.clone()));
-        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
         if awaits {
             close(&mut response);
-        }
-        if let Some(seconds) = throttle.retry_after_s {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }

@@ -6,6 +6,7 @@
 
 mod bucket;
 mod condition;
+mod connections;
 mod facts;
 mod folder;
 mod front;

@@ -17,6 +17,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::bucket::{Bucket, REGION, Uploads};
+use crate::connections::Connections;
 use crate::facts::Stamp;
 use crate::folder::Folder;
 use crate::front::{Counters, Front, Stats};
@@ -213,13 +214,15 @@ impl Drop for Emulator {
 }
 
 async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: watch::Receiver<bool>) {
+    let connections = Arc::new(Connections::new());
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => return,
         };
         let Ok((stream, _)) = accepted else {
-            // Out of descriptors, say: wait for some to come back.
+            // Out of descriptors, say: take one back, and wait for it.
+            connections.evict();
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         };
@@ -228,9 +231,11 @@ async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: wat
         let front = front.clone();
         let mut stopped = stopped.clone();
         front.front.counters.connections.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let registered = connections.add();
         tokio::spawn(async move {
             let connection = Arc::new(front.front.limits.connection());
             let service = service_fn(|request| {
+                registered.asks();
                 let (front, connection) = (front.clone(), connection.clone());
                 async move { front.front.answer(request, &connection).await }
             });
@@ -238,10 +243,21 @@ async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: wat
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_LIMIT)
                 .serve_connection(TokioIo::new(stream), service);
-            tokio::select! {
-                // A connection that breaks is its client's business.
-                _ = served => {}
-                _ = stopped.changed() => {}
+            tokio::pin!(served);
+            let mut is_evicted = false;
+            loop {
+                tokio::select! {
+                    // A connection that breaks is its client's business.
+                    _ = &mut served => return,
+                    _ = stopped.changed() => return,
+                    never_asked = registered.peer.evicted(), if !is_evicted => {
+                        if never_asked {
+                            return;
+                        }
+                        is_evicted = true;
+                        served.as_mut().graceful_shutdown();
+                    }
+                }
             }
         });
     }

@@ -46,7 +46,7 @@ impl Connections {
     }
 
     fn with_max(max: usize) -> Self {
-        Self { began: Instant::now(), max, open: Mutex::default(), next: AtomicU64::new(0) }
+        Self { began: penstock_types::now(), max, open: Mutex::default(), next: AtomicU64::new(0) }
     }
 
     fn now_us(&self) -> u64 {

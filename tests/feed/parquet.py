@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes Parquet by hand: columns of required values in plain, uncompressed pages, which is all that tests need."""
+"""Writes Parquet by hand: columns of required values in plain, uncompressed pages; or one column of pages as they are given."""
 
 from __future__ import annotations
 
 import io
 import struct
 
-INT64, BYTES, FIXED = 2, 6, 7
+INT32, INT64, BYTES, FIXED = 1, 2, 6, 7
+GZIP = 2
+REQUIRED, OPTIONAL, REPEATED = 0, 1, 2
+PLAIN, DELTA_LENGTHS, DELTA_STRINGS, DICTIONARY = 0, 6, 7, 8
 
 
 def _varint(value):
@@ -85,3 +88,43 @@ def parquet_bytes(group=3, **columns):
     footer = _struct((1, "i32", 1), (2, "list", ("struct", schema)), (3, "i64", rows), (4, "list", ("struct", groups)))
     out.write(footer + struct.pack("<I", len(footer)) + b"PAR1")
     return out.getvalue()
+
+
+def page(body, values, *, size=None, encoding=PLAIN, levels=3, dictionary=False):
+    """A page, its header included: `size` is what the header says that `body` decompresses to."""
+    about = [(1, "i32", values), (2, "i32", encoding)]
+    header = _struct(
+        (1, "i32", 2 if dictionary else 0),
+        (2, "i32", len(body) if size is None else size),
+        (3, "i32", len(body)),
+        (7, "struct", _struct(*about))
+        if dictionary
+        else (5, "struct", _struct(*about, (3, "i32", levels), (4, "i32", levels))),
+    )
+    return header + body
+
+
+def one_column(pages, *, kind, rows, values=None, codec=0, repetition=REQUIRED, encodings=(PLAIN,), named="x"):
+    """A file of one column chunk of these pages, whose footer says what is given here."""
+    content = b"".join(pages)
+    metadata = _struct(
+        (1, "i32", kind),
+        (2, "list", ("i32", list(encodings))),
+        (3, "list", ("bytes", [named.encode()])),
+        (4, "i32", codec),
+        (5, "i64", rows if values is None else values),
+        (6, "i64", len(content)),
+        (7, "i64", len(content)),
+        (9, "i64", 4),
+    )
+    chunk = _struct((2, "i64", 4), (3, "struct", metadata))
+    group = _struct((1, "list", ("struct", [chunk])), (2, "i64", len(content)), (3, "i64", rows))
+    column = _struct((1, "i32", kind), (3, "i32", repetition), (4, "bytes", named.encode()))
+    schema = [_struct((4, "bytes", b"schema"), (5, "i32", 1)), column]
+    footer = _struct((1, "i32", 1), (2, "list", ("struct", schema)), (3, "i64", rows), (4, "list", ("struct", [group])))
+    return b"PAR1" + content + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+def run(count, value):
+    """One run of the RLE hybrid encoding, of values that fit a byte."""
+    return _varint(count << 1) + bytes([value])

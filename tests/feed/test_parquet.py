@@ -33,7 +33,7 @@ def loaded(url, size=64, **fields):
     return batch
 
 
-@pytest.mark.parametrize("kind", ["plain", "snappy", "zstd", "gzip", "lz4"])
+@pytest.mark.parametrize("kind", ["plain", "snappy", "zstd", "gzip", "lz4", "brotli"])
 def test_columns_of_pyarrow_become_every_kind_of_field(golden, kind):
     batch = loaded(
         golden / f"{kind}.parquet",
@@ -66,8 +66,46 @@ def test_schema_proposes_what_reads(golden):
     assert schema["tokens"] == penstock.ragged("int32")
     assert schema["blob"] == schema["image.bytes"] == penstock.raw()
     names = [name for name, _ in schema.specs]
-    assert not {"price", "nested", "u32", "image.path"} & set(names)
+    assert schema["u32"] == penstock.tensor("uint32", ())
+    assert not {"price", "nested", "image.path"} & set(names)
+    reasons = dict(schema.left_out)
+    assert reasons["price"].startswith("a decimal number (column `price` of file://")
+    assert reasons["nested"].startswith("a list of lists (column `nested` of file://")
     assert "a list of 3 float32" in str(schema)
+
+
+def test_unsigned_columns_become_unsigned_tensors(golden):
+    for name in ("odd1", "odd2"):
+        batch = loaded(golden / f"{name}.parquet", u32=penstock.tensor("uint32", ()), u64=penstock.tensor("uint64", ()))
+        assert batch["u32"].dtype == np.uint32
+        assert batch["u32"].tolist() == [2**32 - 1 - row for row in range(5)]
+        assert batch["u64"].tolist() == [2**64 - 1 - row for row in range(5)]
+
+
+def test_null_structs_inside_lists_are_mismatches(golden):
+    url, field = golden / "odd1.parquet", {"o.list.element.x": penstock.ragged("int64")}
+    with pytest.raises(Mismatch, match=r"record 0: column `o\.list\.element\.x` holds a null"):
+        loaded(url, **field)
+    loader = penstock.Loader(penstock.open(url).fields(**field), batch_size=5, on_error="skip")
+    values, offsets = next(iter(loader))["o.list.element.x"]
+    assert (values.tolist(), offsets.tolist()) == ([5], [0, 0, 0, 1])
+
+
+def test_columns_of_one_name_are_numbered(golden):
+    schema = penstock.open(golden / "odd1.parquet").schema()
+    assert {"s.a#1", "s.a#2"} < {name for name, _ in schema.specs}
+    number = penstock.tensor("int32", ())
+    batch = loaded(golden / "odd1.parquet", column=number.of("s.a#1"), struct=number.of("s.a#2"))
+    assert (batch["column"].tolist(), batch["struct"].tolist()) == ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4])
+    with pytest.raises(Mismatch, match=r"`s\.a#1` \(int32 \[\]\), `s\.a#2`"):
+        loaded(golden / "odd1.parquet", x=number.of("s.a"))
+
+
+def test_lists_of_lists_are_refused_as_such(golden):
+    with pytest.raises(
+        Unsupported, match=r"a list of lists \(column `deep` of file:.*odd1\.parquet\) is not supported"
+    ):
+        loaded(golden / "odd1.parquet", deep=penstock.ragged("float32"))
 
 
 def test_what_does_not_fit_is_named(golden):

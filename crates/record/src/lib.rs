@@ -17,7 +17,6 @@ pub mod mds;
 pub mod npy;
 pub mod npz;
 pub mod parquet;
-pub mod parquet_footer;
 pub mod sequence;
 mod swap;
 pub mod tar;

@@ -20,6 +20,9 @@ const HEAD: u64 = 16 << 20;
 /// What a compressed first object may inflate to while it is looked at.
 const LIMIT: u64 = 8 << 30;
 
+/// Bytes that a column of a table may take while its first row is looked at.
+const MAX_CELL: u64 = 256 << 20;
+
 /// A part of the first record.
 #[derive(Debug, Clone)]
 pub struct Seen {
@@ -40,7 +43,7 @@ pub struct Schema {
 
 /// Looks at the first record.
 ///
-/// Errs with `Unsupported` if no field reads any of its parts.
+/// Errs with `Unsupported`, or `BudgetExceeded`, if no field reads any of its parts.
 pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> {
     if let Some(blocks) = source.blocks() {
         let seen = |(name, spec): (&str, TensorSpec)| Seen {
@@ -83,7 +86,7 @@ fn look(source: &Source, object: u64, bytes: Bytes) -> Result<Option<Schema>> {
             let part = match record.part(&name) {
                 // What the first record has no value of says nothing of a field.
                 Err(Error::Mismatch { .. }) => None,
-                Err(error @ Error::Unsupported { .. }) => {
+                Err(error @ (Error::Unsupported { .. } | Error::BudgetExceeded { .. })) => {
                     schema.left_out.push((name, error.to_string()));
                     refused.get_or_insert(error);
                     continue;
@@ -106,7 +109,7 @@ fn look(source: &Source, object: u64, bytes: Bytes) -> Result<Option<Schema>> {
             return Ok(None);
         }
         let mut looked = Ok(());
-        table.each(&[0], &[], LIMIT, &mut |_, record| looked = record.and_then(&mut note));
+        table.each(&[0], &[], MAX_CELL, &mut |_, record| looked = record.and_then(&mut note));
         return looked.map(|()| Some(schema));
     }
     let mut spans = Vec::new();

@@ -9,7 +9,6 @@
 use std::borrow::Borrow;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ::parquet::basic::{Compression, LogicalType, Repetition, Type as Physical, ZstdLevel};
@@ -18,11 +17,13 @@ use ::parquet::data_type::{ByteArrayType, DataType, DoubleType, Int64Type};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::KeyValue;
 use ::parquet::file::properties::{EnabledStatistics, WriterProperties};
-use ::parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
+use ::parquet::file::reader::ChunkReader;
 use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::types::{ColumnPath, Type};
 use bytes::Bytes;
-use penstock_types::{Error, Key, Result};
+use penstock_record::parquet::column_reader;
+use penstock_record::parquet::footer::{TAIL, footer_len, metadata};
+use penstock_types::{Error, Key, Result, catch_panic};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Cell, Column, Kind, columns};
@@ -41,6 +42,8 @@ const SEALED_FROM: usize = MAGIC.len() + SEAL.len() + 16;
 const GROUP: usize = 1 << 16;
 /// Rows read at once.
 const BATCH: usize = 1 << 13;
+/// Bytes that a page may decompress to; writers make them of about 1 MiB.
+const MAX_PAGE: usize = 256 << 20;
 /// Keys of distinct objects do not compress to less than this.
 const ROWS_A_BYTE: u64 = 16;
 
@@ -233,19 +236,16 @@ fn check_seal(mut file: impl Read, place: &str) -> Result<()> {
     }
 }
 
-fn parse<R: ChunkReader + 'static>(file: R, size: u64, place: &str) -> Result<Manifest> {
+fn parse(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<Manifest> {
+    let no_manifest = |problem: String| Error::corrupt(place, format!("is no Penstock manifest: {problem}"));
     // The Parquet reader asserts what a hostile file may break.
-    match catch_unwind(AssertUnwindSafe(|| parse_trusting(file, size))) {
-        Ok(Ok((head, objects))) => {
-            let Parsed { url, source, created_s, version } = head;
-            if version != MANIFEST_VERSION {
-                return Err(other_version(version, place));
-            }
-            finished(Manifest { version, url, source, created_s, objects }, place)
-        }
-        Ok(Err(problem)) => Err(Error::corrupt(place, format!("is no Penstock manifest: {problem}"))),
-        Err(_) => Err(Error::corrupt(place, "is no Penstock manifest: its Parquet cannot be read")),
+    let parsed = catch_panic(|| parse_trusting(file, size, place));
+    let parsed = parsed.unwrap_or_else(|_| Err("its Parquet cannot be read".to_owned()));
+    let (Parsed { url, source, created_s, version }, objects) = parsed.map_err(no_manifest)?;
+    if version != MANIFEST_VERSION {
+        return Err(other_version(version, place));
     }
+    finished(Manifest { version, url, source, created_s, objects }, place)
 }
 
 struct Parsed {
@@ -255,10 +255,16 @@ struct Parsed {
     created_s: f64,
 }
 
-fn parse_trusting<R: ChunkReader + 'static>(file: R, size: u64) -> Result<(Parsed, Vec<Entry>), String> {
-    let told = |error: ParquetError| error.to_string();
-    let reader = SerializedFileReader::new(Bounded { inner: file, size }).map_err(told)?;
-    let facts = reader.metadata().file_metadata();
+fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<(Parsed, Vec<Entry>), String> {
+    let (told, ours) = (|error: ParquetError| error.to_string(), |error: Error| error.to_string());
+    let end = |len: u64| {
+        let len = len.min(size);
+        file.get_bytes(size - len, len as usize).map_err(told)
+    };
+    let end = end(footer_len(&end(TAIL as u64)?, size, place).map_err(ours)?)?;
+    let metadata = metadata(&end, size, place).map_err(ours)?;
+    let file = Arc::new(file);
+    let facts = metadata.file_metadata();
     let fact = |name: &str| {
         let pairs = facts.key_value_metadata()?;
         pairs.iter().find(|pair| pair.key == name)?.value.clone()
@@ -287,17 +293,15 @@ fn parse_trusting<R: ChunkReader + 'static>(file: R, size: u64) -> Result<(Parse
             None => {}
         }
     }
-    let rows: i64 =
-        reader.metadata().row_groups().iter().map(|group| group.num_rows().max(0)).fold(0, i64::saturating_add);
+    let rows: i64 = metadata.row_groups().iter().map(|group| group.num_rows().max(0)).fold(0, i64::saturating_add);
     if rows as u64 > size.saturating_mul(ROWS_A_BYTE) || u32::try_from(rows).is_err() {
         return Err(format!("it claims {rows} objects in {size} bytes"));
     }
     let mut objects: Vec<Entry> = Vec::new();
-    for at in 0..reader.num_row_groups() {
-        let group = reader.get_row_group(at).map_err(told)?;
+    for group in metadata.row_groups() {
         let begin = objects.len();
-        let rows = group.metadata().num_rows().max(0) as usize;
-        for (column, place) in &places {
+        let rows = group.num_rows().max(0) as usize;
+        for (column, at) in &places {
             let is_first = column.name == "key";
             let mut row = begin;
             let mut take = |cell: Cell| -> Result<(), String> {
@@ -308,7 +312,8 @@ fn parse_trusting<R: ChunkReader + 'static>(file: R, size: u64) -> Result<(Parse
                 row += 1;
                 column.set(entry, cell)
             };
-            let cells = match group.get_column_reader(*place).map_err(told)? {
+            let chunk = group.columns().get(*at).ok_or_else(|| format!("`{}` is not in every group", column.name))?;
+            let cells = match column_reader(file.clone(), chunk, MAX_PAGE, place).map_err(ours)? {
                 ColumnReader::ByteArrayColumnReader(cells) if matches!(column.kind, Kind::Bytes | Kind::Text) => {
                     drain(cells, rows, |value| Cell::Bytes(bytes_of(value.data())), &mut take)
                 }
@@ -338,36 +343,6 @@ fn parse_trusting<R: ChunkReader + 'static>(file: R, size: u64) -> Result<(Parse
 
 fn bytes_of(value: &[u8]) -> Bytes {
     Bytes::copy_from_slice(value)
-}
-
-/// A file whose bounds hold: what a footer claims to lie beyond them is refused before room is made for it.
-struct Bounded<R> {
-    inner: R,
-    size: u64,
-}
-
-impl<R: ChunkReader> Length for Bounded<R> {
-    fn len(&self) -> u64 {
-        self.size
-    }
-}
-
-impl<R: ChunkReader> ChunkReader for Bounded<R> {
-    type T = R::T;
-
-    fn get_read(&self, start: u64) -> Result<R::T, ParquetError> {
-        match start <= self.size {
-            true => self.inner.get_read(start),
-            false => Err(ParquetError::EOF(format!("{start} lies behind its end"))),
-        }
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        match start.checked_add(length as u64).is_some_and(|end| end <= self.size) {
-            true => self.inner.get_bytes(start, length),
-            false => Err(ParquetError::EOF(format!("{length} bytes at {start} end behind its end"))),
-        }
-    }
 }
 
 fn drain<T: DataType>(

@@ -47,6 +47,25 @@ for name, options in {
     pq.write_table(table, raw, **options)
     members[f"{name}.parquet"] = raw.getvalue()
 
+# Nulls at every depth of a list of structs, lists of lists, unsigned integers, two columns of one name, values that share prefixes.
+odd = {
+    "o": pa.array(
+        [[{"x": 1}, None, {"x": 3}], None, [], [{"x": None}], [{"x": 5}]], pa.list_(pa.struct([("x", pa.int64())]))
+    ),
+    "s.a": pa.array([1, 2, 3, 4, 5], pa.int32()),
+    "s": pa.array([{"a": i} for i in range(5)], pa.struct([("a", pa.int32())])),
+    "u32": pa.array([2**32 - 1 - i for i in range(5)], pa.uint32()),
+    "u64": pa.array([2**64 - 1 - i for i in range(5)], pa.uint64()),
+    "deep": pa.array([[[[i]]] for i in range(5)], pa.list_(pa.list_(pa.list_(pa.float32())))),
+    "prefixed": pa.array([f"the same beginning {i}" for i in range(5)]),
+    "binary": pa.array([b"12345678"] * 5),
+}
+for name, version in {"odd1": "1.0", "odd2": "2.0"}.items():
+    raw = io.BytesIO()
+    encoding = {"prefixed": "DELTA_BYTE_ARRAY", "binary": "DELTA_LENGTH_BYTE_ARRAY"}
+    pq.write_table(pa.table(odd), raw, use_dictionary=False, column_encoding=encoding, data_page_version=version)
+    members[f"{name}.parquet"] = raw.getvalue()
+
 raw = io.BytesIO()
 with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
     for name, content in members.items():

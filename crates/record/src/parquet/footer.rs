@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of a Parquet file: how long its footer is, and how many rows that says there are. Reads no page.
 
-use ::parquet::file::metadata::ParquetMetaDataReader;
+use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use penstock_types::{Error, Result, grouped};
 
-use crate::parquet::guarded;
+use super::guarded;
+use super::thrift::Input;
 
 /// The footer's length and the magic behind it.
 pub const TAIL: usize = 8;
@@ -39,12 +40,30 @@ pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
     Ok(footer)
 }
 
-/// Rows of the file that ends in `end`, which holds the footer.
-pub fn rows_of_end(end: &[u8], size: u64, place: &str) -> Result<u64> {
+/// What the footer states of the file that ends in `end`, which holds the footer.
+pub fn metadata(end: &[u8], size: u64, place: &str) -> Result<ParquetMetaData> {
     let from = usize::try_from(footer_len(end, size, place)?).ok().and_then(|len| end.len().checked_sub(len));
     let footer = from.and_then(|from| end.get(from..end.len() - TAIL));
     let footer = footer.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its footer is cut"))?;
-    let metadata = guarded(place, || ParquetMetaDataReader::decode_metadata(footer))?;
+    // Walked first: the crate makes room for as many parts as a list states.
+    let mut walked = Input::new(footer);
+    if let Err(problem) = walked.skip_struct() {
+        return Err(Error::corrupt(place, format!("is damaged Parquet: its footer {problem}")));
+    }
+    guarded(place, || ParquetMetaDataReader::decode_metadata(footer)).map_err(|error| match error {
+        // The bytes are whole, as far as they can be followed: it is the crate that does not know what they say.
+        Error::Corrupt { problem, .. } => {
+            let problem = problem.trim_start_matches("is damaged Parquet: ");
+            let what = format!("the footer of {place} ({problem})");
+            Error::Unsupported { what, by: "the Parquet reader".to_owned() }
+        }
+        other => other,
+    })
+}
+
+/// Rows of the file that ends in `end`, which holds the footer.
+pub fn rows_of_end(end: &[u8], size: u64, place: &str) -> Result<u64> {
+    let metadata = metadata(end, size, place)?;
     let sum = metadata.row_groups().iter().try_fold(0u64, |sum, group| {
         u64::try_from(group.num_rows()).ok().and_then(|rows| sum.checked_add(rows)).filter(|sum| *sum <= MOST_ROWS)
     });

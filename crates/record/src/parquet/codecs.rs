@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decompression of one page into exactly the size that its header states, and not a byte more.
+
+use std::io::Read;
+
+use ::parquet::basic::Compression;
+use penstock_codec::{Codec, GzipCheck, Packing, inflate_exact, inflate_into_checked};
+use penstock_types::{Error, Result, grouped};
+
+/// Bytes that Brotli's decoder buffers of its input.
+const BROTLI_INPUT: usize = 4096;
+
+/// `levels`, which no codec has compressed, and what `input` decompresses to: `want` bytes in all.
+pub(super) fn page(codec: Compression, levels: &[u8], input: &[u8], want: usize, place: &str) -> Result<Vec<u8>> {
+    let body = want.saturating_sub(levels.len());
+    let mut made = Vec::new();
+    // Inflated where it stays: the general way would hold a large page twice.
+    if matches!(codec, Compression::GZIP(_)) && body > 0 {
+        inflate_into_checked(Codec::Gzip, input, &mut made, body as u64, GzipCheck::Full, place)?;
+        if made.len() != body {
+            return Err(other_size(made.len() as u64, body, place));
+        }
+        made.splice(..0, levels.iter().copied());
+        return Ok(made);
+    }
+    if made.try_reserve_exact(want).is_err() {
+        // Memory that the machine does not have is an error, not an abort.
+        return Err(Error::BudgetExceeded { what: format!("a page of {place}"), need: want as u64, budget: 0 });
+    }
+    made.extend_from_slice(levels);
+    made.resize(want, 0);
+    // A page of no values but nulls may have nothing behind its levels, not even an empty stream.
+    if body > 0 {
+        decompress(codec, input, &mut made[levels.len()..], place)?;
+    }
+    Ok(made)
+}
+
+fn damaged(problem: String, place: &str) -> Error {
+    Error::corrupt(place, format!("is damaged Parquet: a page {problem}"))
+}
+
+fn other_size(made: u64, want: usize, place: &str) -> Error {
+    damaged(format!("has {} bytes, want {}", grouped(made), grouped(want as u64)), place)
+}
+
+/// Decompresses `input` into `out`, which it fills. `place` names the column in messages.
+fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    match codec {
+        Compression::UNCOMPRESSED if input.len() != out.len() => Err(other_size(input.len() as u64, out.len(), place)),
+        Compression::UNCOMPRESSED => {
+            out.copy_from_slice(input);
+            Ok(())
+        }
+        Compression::SNAPPY => match snap::raw::decompress_len(input) {
+            Ok(made) if made != out.len() => Err(other_size(made as u64, out.len(), place)),
+            _ => match snap::raw::Decoder::new().decompress(input, out) {
+                Ok(_) => Ok(()),
+                Err(problem) => Err(damaged(format!("is damaged Snappy: {problem}"), place)),
+            },
+        },
+        Compression::GZIP(_) => inflate_exact(Packing::Gzip, input, out, place),
+        Compression::ZSTD(_) => inflate_exact(Packing::Zstd, input, out, place),
+        Compression::LZ4_RAW => inflate_exact(Packing::Lz4Block, input, out, place),
+        Compression::LZ4 => lz4(input, out, place),
+        Compression::BROTLI(_) => {
+            let mut stream = brotli_decompressor::Decompressor::new(input, BROTLI_INPUT);
+            let end = stream.read_exact(out).and_then(|()| stream.read(&mut [0]));
+            match end {
+                Ok(0) => Ok(()),
+                Ok(_) => Err(damaged(format!("has more than {} bytes", grouped(out.len() as u64)), place)),
+                Err(problem) => Err(damaged(format!("is damaged Brotli: {problem}"), place)),
+            }
+        }
+        Compression::LZO => {
+            Err(Error::Unsupported { what: format!("the codec LZO ({place})"), by: "the Parquet reader".to_owned() })
+        }
+    }
+}
+
+/// The deprecated `LZ4`: Hadoop's framing, an LZ4 frame, or a bare block, by whoever wrote it.
+fn lz4(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+    if hadoop_lz4(input, out, place).is_some() {
+        return Ok(());
+    }
+    if Codec::sniff(input) == Codec::Lz4 {
+        let mut made = Vec::new();
+        inflate_into_checked(Codec::Lz4, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
+        return decompress(Compression::UNCOMPRESSED, &made, out, place);
+    }
+    inflate_exact(Packing::Lz4Block, input, out, place)
+}
+
+/// Blocks, each behind its size decompressed and its size, both big-endian; `None` for other bytes.
+fn hadoop_lz4(mut input: &[u8], mut out: &mut [u8], place: &str) -> Option<()> {
+    while !input.is_empty() {
+        let (made, rest) = input.split_first_chunk::<4>()?;
+        let (stored, rest) = rest.split_first_chunk::<4>()?;
+        let (block, rest) = rest.split_at_checked(u32::from_be_bytes(*stored) as usize)?;
+        let (slot, behind) = out.split_at_mut_checked(u32::from_be_bytes(*made) as usize)?;
+        inflate_exact(Packing::Lz4Block, block, slot, place).ok()?;
+        (input, out) = (rest, behind);
+    }
+    out.is_empty().then_some(())
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Columns of a file: their names, and what their values are or why they are refused.
+
+use std::collections::HashMap;
+
+use ::parquet::basic::{ConvertedType, LogicalType, Type as Physical};
+use ::parquet::schema::types::ColumnDescriptor;
+use penstock_types::DType;
+
+/// What a column's values are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// Numbers; booleans are uint8.
+    Scalar(DType),
+    /// Byte strings of any length.
+    Bytes,
+    /// Byte strings of this length.
+    Fixed(usize),
+}
+
+/// A column of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    /// Its path, with dots, without a list's own levels; of several alike, with their numbers (`s.a#2`).
+    pub name: String,
+    /// What a value is, or what is refused.
+    pub element: std::result::Result<Element, String>,
+    /// True when a row holds a list of values.
+    pub list: bool,
+}
+
+pub(super) fn describe(column: &ColumnDescriptor) -> Column {
+    let list = column.max_rep_level() > 0;
+    let mut path: Vec<&str> = column.path().parts().iter().map(String::as_str).collect();
+    // `x.list.element`, and what older writers call the two; of lists of lists, all of them.
+    for _ in 0..column.max_rep_level() {
+        if path.len() >= 3
+            && let [.., "list" | "bag" | "array", "element" | "item" | "array_element"] = path[..]
+        {
+            path.truncate(path.len() - 2);
+        }
+    }
+    let element = if column.max_rep_level() > 1 { Err("a list of lists".to_owned()) } else { element(column) };
+    Column { name: path.join("."), element, list }
+}
+
+/// Numbers columns of one name (`a`, or `s.a` beside a struct `s` of `a`) as `s.a#1`, `s.a#2`: none of them is read for another.
+pub(super) fn number_namesakes(columns: &mut [Column]) {
+    let mut times: HashMap<String, usize> = HashMap::new();
+    for column in columns.iter() {
+        *times.entry(column.name.clone()).or_default() += 1;
+    }
+    times.retain(|_, times| *times > 1);
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    for column in columns.iter_mut().filter(|column| times.contains_key(&column.name)) {
+        let number = seen.entry(column.name.clone()).or_default();
+        *number += 1;
+        column.name = format!("{}#{number}", column.name);
+    }
+}
+
+fn element(column: &ColumnDescriptor) -> std::result::Result<Element, String> {
+    let (logical, converted) = (column.logical_type_ref(), column.converted_type());
+    if matches!(logical, Some(LogicalType::Decimal { .. })) || converted == ConvertedType::DECIMAL {
+        return Err("a decimal number".to_owned());
+    }
+    let scalar = |dtype| Ok(Element::Scalar(dtype));
+    match column.physical_type() {
+        Physical::BOOLEAN => scalar(DType::U8),
+        Physical::INT32 => match converted {
+            ConvertedType::INT_8 => scalar(DType::I8),
+            ConvertedType::UINT_8 => scalar(DType::U8),
+            ConvertedType::INT_16 => scalar(DType::I16),
+            ConvertedType::UINT_16 => scalar(DType::U16),
+            ConvertedType::UINT_32 => scalar(DType::U32),
+            _ => scalar(DType::I32),
+        },
+        Physical::INT64 if converted == ConvertedType::UINT_64 => scalar(DType::U64),
+        Physical::INT64 => scalar(DType::I64),
+        Physical::INT96 => Err("a 96-bit time".to_owned()),
+        Physical::FLOAT => scalar(DType::F32),
+        Physical::DOUBLE => scalar(DType::F64),
+        Physical::BYTE_ARRAY => Ok(Element::Bytes),
+        Physical::FIXED_LEN_BYTE_ARRAY => match (logical, usize::try_from(column.type_length())) {
+            (Some(LogicalType::Float16), Ok(2)) => scalar(DType::F16),
+            (_, Ok(len)) if len > 0 => Ok(Element::Fixed(len)),
+            _ => Err("byte strings of no length".to_owned()),
+        },
+    }
+}

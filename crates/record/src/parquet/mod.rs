@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Parquet: rows of chosen columns of one file in memory.
+//!
+//! Read are scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings; a column in a struct is
+//! named by its path (`image.bytes`), a list by what precedes its own two levels. A null list or string is empty; a null
+//! scalar, and a null or a null struct inside a list, is an error that names its row. Refused: lists of lists, decimals and
+//! 96-bit times.
+//!
+//! The `parquet` crate decodes values, by columns and without Arrow; pages are taken apart here, within the caller's limit
+//! ([`pages`]). A file that makes the crate panic is answered as damaged.
+
+mod codecs;
+mod columns;
+pub mod footer;
+mod page_header;
+mod pages;
+mod thrift;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
+use ::parquet::data_type::DataType;
+use ::parquet::errors::ParquetError;
+use ::parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
+use ::parquet::file::reader::ChunkReader;
+use bytes::Bytes;
+use penstock_types::{Error, Result, catch_panic, grouped};
+
+pub use columns::{Column, Element};
+use columns::{describe, number_namesakes};
+use pages::Pages;
+
+/// Rows that the crate is asked for at once, at most: the limit is checked between such calls.
+const RUN: usize = 1024;
+
+/// Levels of lists that one such call shall decode, about; it decodes whole rows.
+const LIST_RUN: usize = 64 << 10;
+
+/// Values of some rows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Values {
+    /// All values, one behind another, little-endian.
+    pub data: Vec<u8>,
+    /// Of byte strings: where each begins, and the end.
+    pub strings: Vec<usize>,
+    /// Of lists: at which value each row begins, and the end.
+    pub rows: Vec<usize>,
+    /// Rows of the file, ascending, that are null or hold a null where none may be; zero stands in their place.
+    pub nulls: Vec<u64>,
+}
+
+impl Values {
+    /// Bytes that it takes.
+    pub fn size_bytes(&self) -> usize {
+        self.data.len() + size_of::<u64>() * (self.strings.len() + self.rows.len() + self.nulls.len())
+    }
+
+    /// Appends a byte string of a column, within `limit`.
+    fn push(&mut self, bytes: &[u8], run: &Run<'_>) -> Result<()> {
+        let need = self.data.len().saturating_add(bytes.len());
+        if need > run.limit {
+            return Err(run.over(need));
+        }
+        if need > self.data.capacity() {
+            // Doubling, but not beyond what may be used.
+            let room = self.data.capacity().saturating_mul(2).min(run.limit).max(need) - self.data.len();
+            self.data.try_reserve_exact(room).map_err(|_| run.over(need))?;
+        }
+        self.data.extend_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// A file.
+pub struct Table {
+    file: Arc<Bytes>,
+    metadata: ParquetMetaData,
+    columns: Vec<Column>,
+    /// Where each row group begins, and the end.
+    groups: Vec<u64>,
+    place: String,
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table").field("place", &self.place).field("columns", &self.columns).finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    /// Reads the footer of the file `bytes`; `place` names it in messages.
+    pub fn open(bytes: Bytes, place: &str) -> Result<Self> {
+        let metadata = footer::metadata(&bytes, bytes.len() as u64, place)?;
+        let described = metadata.file_metadata().schema_descr().columns();
+        let mut columns: Vec<Column> = described.iter().map(|column| describe(column)).collect();
+        number_namesakes(&mut columns);
+        let mut groups = vec![0u64];
+        for group in metadata.row_groups() {
+            let rows = u64::try_from(group.num_rows()).ok().and_then(|rows| rows.checked_add(*groups.last()?));
+            groups.push(rows.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its row groups have no sum"))?);
+        }
+        Ok(Self { file: Arc::new(bytes), metadata, columns, groups, place: place.to_owned() })
+    }
+
+    /// Its columns.
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// The number of the column of that name.
+    pub fn column(&self, name: &str) -> Option<usize> {
+        self.columns.iter().position(|column| column.name == name)
+    }
+
+    /// Rows in it.
+    pub fn rows(&self) -> u64 {
+        self.groups.last().copied().unwrap_or(0)
+    }
+
+    /// Where row groups begin, and the end: reading within one is cheapest.
+    pub fn groups(&self) -> &[u64] {
+        &self.groups
+    }
+
+    /// Values of `column` in `rows`, of at most `limit` bytes in all. Errs where one is null that may not be.
+    pub fn read(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
+        let values = self.read_nulls(column, rows, limit)?;
+        match values.nulls.first() {
+            None => Ok(values),
+            Some(row) => {
+                let name = self.columns.get(column).map_or("", |column| column.name.as_str());
+                let place = format!("column `{name}` of {}", self.place);
+                Err(Error::corrupt(place, format!("is null in row {}", grouped(*row))))
+            }
+        }
+    }
+
+    /// As [`Table::read`], but that nulls are named in the answer.
+    pub fn read_nulls(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
+        let Some(Column { name, element, list }) = self.columns.get(column) else {
+            return Err(Error::bug(format!("{} has no column {column}", self.place)));
+        };
+        let place = format!("column `{name}` of {}", self.place);
+        let element = match element {
+            Ok(element) => *element,
+            Err(what) => {
+                return Err(Error::Unsupported {
+                    what: format!("{what} ({place})"),
+                    by: "the Parquet reader".to_owned(),
+                });
+            }
+        };
+        if rows.start > rows.end || rows.end > self.rows() {
+            return Err(Error::bug(format!("rows {rows:?} of {place}, which has {}", self.rows())));
+        }
+        let mut values = Values::default();
+        for (group, bounds) in self.groups.windows(2).enumerate() {
+            let wanted = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
+            if wanted.start < wanted.end {
+                let within = wanted.start - bounds[0]..wanted.end - bounds[0];
+                let run = Run { element, list: *list, first: bounds[0], rows: within, limit, place: &place };
+                self.read_group(group, column, &run, &mut values)?;
+            }
+        }
+        // The ends; where nothing was read they are all there is.
+        if element == Element::Bytes {
+            values.strings.push(values.data.len());
+        }
+        if *list {
+            let count = match element {
+                Element::Bytes => values.strings.len() - 1,
+                Element::Scalar(dtype) => values.data.len() / dtype.size(),
+                Element::Fixed(len) => values.data.len() / len,
+            };
+            values.rows.push(count);
+        }
+        Ok(values)
+    }
+
+    fn read_group(&self, group: usize, column: usize, run: &Run<'_>, values: &mut Values) -> Result<()> {
+        let chunk = self.metadata.row_groups().get(group).and_then(|group| group.columns().get(column));
+        let chunk = chunk.ok_or_else(|| Error::corrupt(run.place, "is damaged Parquet: a row group lacks it"))?;
+        let (descriptor, decoded) = (chunk.column_descr_ptr(), Arc::new(AtomicUsize::new(0)));
+        let pages = Pages::new(self.file.clone(), chunk, run.limit, decoded.clone(), run.place)?;
+        let levels = Levels {
+            element: descriptor.repeated_ancestor_def_level(),
+            value: descriptor.max_def_level(),
+            one_by_one: pages::may_be_prefixed(chunk),
+            decoded,
+        };
+        let reader = guarded(run.place, || Ok(get_column_reader(descriptor, Box::new(pages))))?;
+        fn le<const N: usize>(out: &mut Vec<u8>, bytes: [u8; N], size: usize) -> Result<()> {
+            out.extend_from_slice(&bytes[..size]);
+            Ok(())
+        }
+        let size = match run.element {
+            Element::Scalar(dtype) => dtype.size(),
+            Element::Bytes | Element::Fixed(_) => 0,
+        };
+        match reader {
+            ColumnReader::BoolColumnReader(reader) => run.read(reader, &levels, values, |value, out| {
+                out.data.push(u8::from(*value));
+                Ok(())
+            }),
+            ColumnReader::Int32ColumnReader(reader) => {
+                run.read(reader, &levels, values, |value, out| le(&mut out.data, value.to_le_bytes(), size))
+            }
+            ColumnReader::Int64ColumnReader(reader) => {
+                run.read(reader, &levels, values, |value, out| le(&mut out.data, value.to_le_bytes(), size))
+            }
+            ColumnReader::FloatColumnReader(reader) => {
+                run.read(reader, &levels, values, |value, out| le(&mut out.data, value.to_le_bytes(), size))
+            }
+            ColumnReader::DoubleColumnReader(reader) => {
+                run.read(reader, &levels, values, |value, out| le(&mut out.data, value.to_le_bytes(), size))
+            }
+            ColumnReader::ByteArrayColumnReader(reader) => run.read(reader, &levels, values, |value, out| {
+                out.strings.push(out.data.len());
+                out.push(value.data(), run)
+            }),
+            ColumnReader::FixedLenByteArrayColumnReader(reader) => {
+                run.read(reader, &levels, values, |value, out| out.push(value.data(), run))
+            }
+            ColumnReader::Int96ColumnReader(_) => Err(Error::bug("96-bit times are refused before")),
+        }
+    }
+}
+
+/// What is read of one row group.
+struct Run<'a> {
+    element: Element,
+    list: bool,
+    /// The group's first row in the file.
+    first: u64,
+    rows: Range<u64>,
+    limit: usize,
+    place: &'a str,
+}
+
+/// What the definition levels of a column say, and how it is decoded.
+struct Levels {
+    /// From this level on a list has an element; 0 of a column that is no list.
+    element: i16,
+    /// At this level there is a value.
+    value: i16,
+    /// A run of values may take far more than its page.
+    one_by_one: bool,
+    /// What pages of lists came to since it was set to 0; see [`Pages::new`].
+    decoded: Arc<AtomicUsize>,
+}
+
+impl Run<'_> {
+    fn over(&self, need: usize) -> Error {
+        Error::BudgetExceeded { what: self.place.to_owned(), need: need as u64, budget: self.limit as u64 }
+    }
+
+    fn read<T: DataType>(
+        &self,
+        mut reader: ColumnReaderImpl<T>,
+        levels: &Levels,
+        values: &mut Values,
+        write: impl Fn(&T::T, &mut Values) -> Result<()>,
+    ) -> Result<()> {
+        let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        let ends = |have: u64| {
+            let (have, want) = (grouped(self.first + have), grouped(self.first + self.rows.end));
+            Error::corrupt(self.place, format!("is damaged Parquet: it ends at row {have}, want {want}"))
+        };
+        if self.rows.start > 0 {
+            let skipped = guarded(self.place, || reader.skip_records(count(self.rows.start)))? as u64;
+            if skipped < self.rows.start {
+                return Err(ends(skipped));
+            }
+        }
+        let (mut defined, mut repeated, mut decoded) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut at, mut row) = (self.rows.start, self.rows.start);
+        let mut run = if self.list || levels.one_by_one { 1 } else { RUN };
+        while at < self.rows.end {
+            defined.clear();
+            repeated.clear();
+            decoded.clear();
+            levels.decoded.store(0, Ordering::Relaxed);
+            let want = count(self.rows.end - at).min(run);
+            let (rows, found, level_count) = guarded(self.place, || {
+                reader.read_records(want, Some(&mut defined), Some(&mut repeated), &mut decoded)
+            })?;
+            if rows == 0 {
+                return Err(ends(at));
+            }
+            if self.list && !levels.one_by_one {
+                run = if level_count < LIST_RUN { (run * 2).min(RUN) } else { (run / 2).max(1) };
+            }
+            let mut decoded = decoded[..found.min(decoded.len())].iter();
+            let level_count = if levels.value > 0 || self.list { level_count } else { rows };
+            for level in 0..level_count {
+                let first_of_row = !self.list || repeated.get(level).is_none_or(|&level| level == 0);
+                if first_of_row {
+                    row += 1;
+                    if self.list {
+                        values.rows.push(self.made(values));
+                    }
+                } else if row == self.rows.start {
+                    return Err(Error::corrupt(self.place, "is damaged Parquet: a list goes on that never began"));
+                }
+                let defined = if levels.value > 0 { defined.get(level).copied().unwrap_or(0) } else { levels.value };
+                if defined == levels.value {
+                    let value = decoded.next();
+                    let lost = || Error::corrupt(self.place, "is damaged Parquet: a value is missing");
+                    write(value.ok_or_else(lost)?, values)?;
+                } else if !self.list || defined >= levels.element {
+                    self.null(row - 1, values);
+                }
+            }
+            at += rows as u64;
+            if values.size_bytes() > self.limit {
+                return Err(self.over(values.size_bytes()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a null in a row of the group; what stands in its place is empty, or zero.
+    fn null(&self, row: u64, values: &mut Values) {
+        if self.list || self.element != Element::Bytes {
+            let row = self.first + row;
+            if values.nulls.last() != Some(&row) {
+                values.nulls.push(row);
+            }
+        }
+        match self.element {
+            Element::Bytes => values.strings.push(values.data.len()),
+            Element::Scalar(dtype) => values.data.resize(values.data.len() + dtype.size(), 0),
+            Element::Fixed(len) => values.data.resize(values.data.len() + len, 0),
+        }
+    }
+
+    /// Values made so far.
+    fn made(&self, values: &Values) -> usize {
+        match self.element {
+            Element::Bytes => values.strings.len(),
+            Element::Scalar(dtype) => values.data.len() / dtype.size(),
+            Element::Fixed(len) => values.data.len() / len,
+        }
+    }
+}
+
+/// The reader of a column chunk of `file` that holds no list: no page of it takes more than `limit` bytes.
+pub fn column_reader(
+    file: Arc<impl ChunkReader + 'static>,
+    chunk: &ColumnChunkMetaData,
+    limit: usize,
+    place: &str,
+) -> Result<ColumnReader> {
+    let pages = Pages::new(file, chunk, limit, Arc::default(), place)?;
+    guarded(place, || Ok(get_column_reader(chunk.column_descr_ptr(), Box::new(pages))))
+}
+
+/// A call of the `parquet` crate: its errors, and its panics, are the file's damage.
+fn guarded<T>(place: &str, call: impl FnOnce() -> std::result::Result<T, ParquetError>) -> Result<T> {
+    let damaged = |problem: &dyn std::fmt::Display| Error::corrupt(place, format!("is damaged Parquet: {problem}"));
+    match catch_panic(call) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(ParquetError::NYI(what))) => {
+            Err(Error::Unsupported { what: format!("{what} ({place})"), by: "the Parquet reader".to_owned() })
+        }
+        Ok(Err(ParquetError::External(problem))) => Err(match problem.downcast::<Error>() {
+            Ok(ours) => *ours,
+            Err(theirs) => damaged(&theirs),
+        }),
+        Ok(Err(ParquetError::General(problem) | ParquetError::EOF(problem))) => Err(damaged(&problem)),
+        Ok(Err(problem)) => Err(damaged(&problem)),
+        Err(_) => Err(damaged(&"its pages contradict each other")),
+    }
+}

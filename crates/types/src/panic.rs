@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Panics of libraries that meet hostile input: caught, and not printed.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+thread_local! {
+    /// How many calls of [`catch_panic`] this thread is in.
+    static CAUGHT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A call panicked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Panicked;
+
+/// Runs `call`; a panic inside it on this thread becomes an error and prints nothing.
+///
+/// The first use wraps the process's panic hook: panics outside of such calls still go to the hook that was there.
+pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, Panicked> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            // A thread that is ending has no counter any more; its panics are not ours to hide.
+            if CAUGHT.try_with(Cell::get).unwrap_or(0) == 0 {
+                before(info);
+            }
+        }));
+    });
+    CAUGHT.set(CAUGHT.get() + 1);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    CAUGHT.set(CAUGHT.get() - 1);
+    result.map_err(|_| Panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn catch_panic_returns_the_value_or_the_panic() {
+        assert_eq!(catch_panic(|| 7), Ok(7));
+        assert_eq!(catch_panic(|| -> u8 { panic!("hostile") }), Err(Panicked));
+        let nested = catch_panic(|| catch_panic(|| -> u8 { panic!("hostile") }));
+        assert_eq!(nested, Ok(Err(Panicked)));
+        assert_eq!(CAUGHT.get(), 0);
+    }
+
+    /// The hook is the process's: a child runs the test by itself, and its output is read.
+    #[test]
+    fn catch_panic_prints_nothing_and_panics_elsewhere_still_print() {
+        const ROLE: &str = "catch_panic_prints_nothing_and_panics_elsewhere_still_print";
+        if std::env::args().any(|argument| argument == "--include-ignored") {
+            assert!(catch_panic(|| panic!("hidden panic")).is_err());
+            let _ = std::thread::spawn(|| panic!("visible panic")).join();
+            return;
+        }
+        let program = std::env::current_exe().unwrap();
+        let name = format!("panic::tests::{ROLE}");
+        let child = std::process::Command::new(program)
+            .args(["--exact", &name, "--nocapture", "--include-ignored"])
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&child.stderr).into_owned();
+        assert!(child.status.success(), "{printed}");
+        assert!(printed.contains("visible panic") && !printed.contains("hidden panic"), "{printed}");
+    }
+}

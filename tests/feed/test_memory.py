@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that would take gigabytes: each is refused within its limit, in a process whose memory is bounded."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .parquet import (
+    BYTES,
+    DELTA_LENGTHS,
+    DELTA_STRINGS,
+    DICTIONARY,
+    GZIP,
+    INT32,
+    OPTIONAL,
+    PLAIN,
+    REPEATED,
+    one_column,
+    page,
+    run,
+)
+
+GB = 10**9
+BLOCK = bytes(1 << 26)
+HEADROOM = 1 << 30
+"""Address space that a child may add to what it has after its imports: threads take some 400 MiB of it."""
+
+CHILD = """
+import resource, sys
+import numpy, penstock as ps
+from pathlib import Path
+from penstock import _native
+from penstock.errors import PenstockError
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[2]),) * 2)
+url, MEMORY = sys.argv[1], 256 << 20
+try:
+    for line in (lambda: {expression})():
+        print(line)
+except PenstockError as error:
+    print(error.code, error)
+"""
+
+
+def bounded(url: Path, expression: str) -> str:
+    """What `expression` (of `ps`, `url` and MEMORY) prints, line by line, in a process that cannot have gigabytes."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD.replace("{expression}", expression), str(url), str(HEADROOM)],
+        env={**os.environ, "MALLOC_ARENA_MAX": "2", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "panicked" not in done.stderr
+    return done.stdout
+
+
+def zeros_gzip(count: int, before: bytes = b"") -> bytes:
+    """`before` and `count` zero bytes as gzip members: one is made and repeated."""
+    whole, rest = divmod(count, len(BLOCK))
+    return gzip.compress(before, 1) + gzip.compress(BLOCK, 1) * whole + gzip.compress(bytes(rest), 1)
+
+
+SCHEMA = "[ps.open(url).schema()]"
+BATCHES = "ps.Loader(ps.open(url).fields(x=ps.{kind}), batch_size=1, memory_bytes=MEMORY)"
+RAW = BATCHES.replace("{kind}", "raw()")
+INTS = BATCHES.replace("{kind}", 'ragged("int32")')
+
+
+def test_parquet_page_of_one_long_string_is_refused_by_its_header(tmp_path):
+    length = 3 * GB // 2
+    body = zeros_gzip(length, struct.pack("<I", length))
+    (tmp_path / "a.parquet").write_bytes(one_column([page(body, 1, size=length + 4)], kind=BYTES, rows=1, codec=GZIP))
+    assert (tmp_path / "a.parquet").stat().st_size < 7_000_000
+    answer = bounded(tmp_path, RAW)
+    assert answer.startswith("budget a page of column `x` of file://"), answer
+    assert "a.parquet needs 1,500,000,004 bytes and the memory budget is 268,435,456 bytes" in answer
+    assert bounded(tmp_path, SCHEMA).startswith("budget a page of column `x` of file://")
+
+
+def test_parquet_page_that_inflates_beyond_its_header_stops_there(tmp_path):
+    body = zeros_gzip(3 * GB // 2, struct.pack("<I", 100))
+    (tmp_path / "a.parquet").write_bytes(one_column([page(body, 1, size=104)], kind=BYTES, rows=1, codec=GZIP))
+    answer = bounded(tmp_path, RAW)
+    assert answer.startswith("corrupt column `x` of file://"), answer
+    assert "inflates to more than the limit of 104 bytes" in answer
+
+
+def levels(count: int) -> bytes:
+    """Levels of one row of `count` values: where it begins and goes on, then all of them defined."""
+    return b"".join(struct.pack("<I", len(one)) + one for one in (run(1, 0) + run(count - 1, 1), run(count, 1)))
+
+
+def test_parquet_list_of_two_billion_equal_values_is_refused_by_its_header(tmp_path):
+    count = 2**31 - 1
+    pages = [
+        page(struct.pack("<i", 7), 1, dictionary=True),
+        page(levels(count) + b"\x01" + run(count, 0), count, encoding=DICTIONARY),
+    ]
+    content = one_column(pages, kind=INT32, rows=1, values=count, repetition=REPEATED, encodings=[PLAIN, DICTIONARY])
+    assert len(content) < 300
+    (tmp_path / "a.parquet").write_bytes(content)
+    answer = bounded(tmp_path, INTS)
+    assert answer.startswith("budget a list of column `x` of file://"), answer
+
+
+@pytest.mark.parametrize(
+    ("pages", "encodings", "problem"),
+    [
+        ([page(b"\0\0\0\0", 2**31 - 1, dictionary=True)], [PLAIN], "cannot hold a dictionary of 2,147,483,647 values"),
+        # A header of deltas (blocks of 128 in 4 parts) of 2^40 lengths, all 0.
+        ([page(b"\x80\x01\x04" + b"\x80\x80\x80\x80\x80\x20" + b"\0", 1, encoding=DELTA_LENGTHS)], [DELTA_LENGTHS], "deltas|value|lengths"),
+        ([page(b"\x80\x01\x04\x01\0" + b"\x80\x01\x04" + b"\x80\x80\x80\x80\x80\x20" + b"\0", 1, encoding=DELTA_STRINGS)], [DELTA_STRINGS], "deltas|value|lengths"),
+    ],
+)  # fmt: skip
+def test_parquet_counts_that_a_page_cannot_hold_are_damage(tmp_path, pages, encodings, problem):
+    (tmp_path / "a.parquet").write_bytes(one_column(pages, kind=BYTES, rows=1, encodings=encodings))
+    answer = bounded(tmp_path, RAW)
+    assert answer.startswith("corrupt "), answer
+    assert any(word in answer for word in problem.split("|")), answer
+
+
+def test_parquet_page_that_makes_the_library_panic_is_damage_and_prints_nothing(tmp_path):
+    # Bit-packed levels (encoding 4) of 1,000 values in a page of 4 bytes.
+    content = one_column([page(bytes(4), 1000, levels=4)], kind=BYTES, rows=1000, repetition=OPTIONAL)
+    (tmp_path / "a.parquet").write_bytes(content)
+    assert bounded(tmp_path, RAW).endswith("is damaged Parquet: its pages contradict each other\n")

@@ -22,13 +22,16 @@ _MOST_CHUNKS = 1 << 22
 # Tables lie together, mostly: what is read of a file at a time.
 _READ_AHEAD = 256 << 10
 
+# What h5py raises for a damaged file, by the call that meets the damage.
+_DAMAGE = (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, MemoryError)
+
 
 def read(source: _native.Source, said: Format) -> Format:
     """The format with the chunk tables of every file of `source`.
 
     Raises:
         ConfigError: h5py is not installed, or a dataset is not there.
-        Corrupt: A file is no HDF5.
+        Corrupt: A file is not HDF5, or is damaged where h5py looks; the message has h5py's own words.
         Unsupported: A layout or element type that is not plain numbers in chunks or in one piece.
     """
     try:
@@ -42,16 +45,7 @@ def read(source: _native.Source, said: Format) -> Format:
         if "key" not in entry:
             raise Unsupported("HDF5 files whose names are no UTF-8", where=source.url)
         place = source.url + entry["key"]
-        with io.BufferedReader(_Object(objects, entry), _READ_AHEAD) as stream:
-            try:
-                with h5py.File(stream, "r") as file:
-                    if file.userblock_size:
-                        raise Unsupported(f"{place}: a user block before the HDF5 file", where=place)
-                    arrays = [_array(h5py, file, name, place) for name in said.facts["datasets"]]
-            except PenstockError:
-                raise
-            except OSError as error:
-                raise Corrupt(f"{place} does not read as HDF5: {error}", where=place) from None
+        arrays = _described(h5py, _Object(objects, entry), said.facts["datasets"], place)
         left -= sum(len(array["chunks"]) for array in arrays)
         if left < 0:
             raise Unsupported(f"{place}: more than {_MOST_CHUNKS:,} chunks", where=place)
@@ -59,11 +53,35 @@ def read(source: _native.Source, said: Format) -> Format:
     return replace(said, facts={**said.facts, "files": files})
 
 
+def _described(h5py: Any, content: _Object, names: list[str], place: str) -> list[dict[str, Any]]:
+    failed: PenstockError | None = None
+    with io.BufferedReader(content, _READ_AHEAD) as stream:
+        try:
+            with h5py.File(stream, "r") as file:
+                if file.userblock_size:
+                    raise Unsupported(f"{place}: a user block before the HDF5 file", where=place)
+                return [_array(h5py, file, name, place) for name in names]
+        except PenstockError as error:
+            failed = error
+        except _DAMAGE as error:
+            # A store's refusal may come back in h5py's words.
+            failed = content.error or Corrupt(
+                f"{place} does not read as HDF5: {type(error).__name__}: {error}",
+                where=place,
+                hint="fetch the object again, or compare it with its source",
+            )
+    # Not raised above: h5py's frames hold handles that HDF5 frees at exit, when Python has ended, and crashes. An uncaught
+    # error keeps its frames, and its context's, until then.
+    failed.__context__ = None
+    raise failed.with_traceback(None)
+
+
 class _Object(io.RawIOBase):
     """An object of the listing, of the version that it pinned, for h5py to seek in."""
 
     def __init__(self, files: _native.Files, entry: dict[str, Any]) -> None:
         self._files, self._entry, self._at = files, entry, 0
+        self.error: PenstockError | None = None
 
     def readable(self) -> bool:
         return True
@@ -80,7 +98,11 @@ class _Object(io.RawIOBase):
         count: int = max(0, min(len(into), self._entry["size"] - self._at))
         if count:
             ranges = [(self._at, count)]
-            (found,) = self._files.read(self._entry["key"].encode(), ranges, version=self._entry.get("version"))
+            try:
+                (found,) = self._files.read(self._entry["key"].encode(), ranges, version=self._entry.get("version"))
+            except PenstockError as error:
+                self.error = error
+                raise
             into[:count] = found
             self._at += count
         return count
@@ -103,7 +125,7 @@ def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
         "dtype": dtype,
         "big_endian": kind.newbyteorder("=") != kind and kind.itemsize > 1,
         "shape": list(found.shape or ()),
-        "fill": list(found.fillvalue.astype(kind.newbyteorder("<")).tobytes()),
+        "fill": _fill(h5py, plist, found),
         "chunks": [],
     }
     layout = plist.get_layout()
@@ -129,3 +151,10 @@ def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
         "filters": [[number, list(values)] for number, _, values, _ in filters],
         "chunks": sorted(table),
     }
+
+
+def _fill(h5py: Any, plist: Any, found: Any) -> list[int]:
+    """The fill value's bytes, little-endian: zeros if the file leaves it undefined, as files of HDF5 1.4 do."""
+    if plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED:
+        return [0] * found.dtype.itemsize
+    return list(found.fillvalue.astype(found.dtype.newbyteorder("<")).tobytes())

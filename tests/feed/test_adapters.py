@@ -7,11 +7,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from .conftest import dataset, write
+from .test_formats import png
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,6 +61,42 @@ for bad in ("ragged",):
         Loader(ds, global_batch=8, sharding=NamedSharding(mesh, P("data")), tail=bad)
     except ps.errors.ConfigError:
         print("ok")
+"""
+
+JAX_VALUES = """
+import sys
+import jax
+import numpy as np
+import penstock as ps
+
+def of(name, **fields):
+    ds = ps.open(f"{sys.argv[1]}/{name}", **({"format": ps.formats.npy(rows=True)} if name.endswith("npy") else {}))
+    return next(iter(ps.jax.Loader(ds.fields(**fields) if fields else ds, batch_size=4, rank=0, world=1)))
+
+def refused(name, **fields):
+    try:
+        print(of(name, **fields))
+    except ps.errors.ConfigError as error:
+        return str(error), error.hint
+    raise SystemExit("not refused")
+
+wide = {"large.npy": "1099511627781", "negative.npy": "-2147483649", "unsigned.npy": "4294967296", "huge.npy": "1e+300"}
+if sys.argv[2] == "narrow":
+    assert of("small.npy")["array"].tolist() == [0, 1, -(2**31), 2**31 - 1]
+    assert np.isnan(of("odd.npy")["array"][0]) and np.isinf(np.asarray(of("odd.npy")["array"])[1:]).all()
+    for name, value in wide.items():
+        text, hint = refused(name)
+        assert f"fields: array holds {value}, which does not fit" in text, text
+        assert "JAX_ENABLE_X64=1" in hint
+    text, hint = refused("text.tar")
+    assert "fields: " in text and "is bytes" in text and "penstock.Loader" in hint, text
+    text, _ = refused("text.tar", txt=ps.ragged("uint8"))
+    assert "txt is ragged uint8" in text, text
+else:
+    for name in wide:
+        (array,) = of(name).values()
+        assert array.dtype.itemsize == 8 and np.asarray(array).tolist() == np.load(f"{sys.argv[1]}/{name}").tolist()
+print("ok")
 """
 
 LIGHTNING = """
@@ -151,6 +191,14 @@ print("ok")
 """
 
 
+def tar_of(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, BytesIO(content))
+
+
 def run(program: str, folder: Path, *arguments: object, **env: str) -> str:
     script = folder / "program.py"
     # Workers are forked from a process with threads here and there; that is torch's business and warns on newer Pythons.
@@ -172,6 +220,25 @@ def test_jax_loader_gives_sharded_global_arrays(tmp_path):
     folder = write(tmp_path / "data", [2] * 10)
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     assert run(JAX, tmp_path, folder, **flags) == "ok\n"
+
+
+@pytest.mark.needs_adapters
+@pytest.mark.parametrize("mode", ["narrow", "wide"])
+def test_jax_loader_cuts_no_value_and_names_fields_that_are_no_arrays(tmp_path, mode):
+    """64-bit values that do not fit are one error, unless x64 is on."""
+    arrays = {
+        "small.npy": np.array([0, 1, -(2**31), 2**31 - 1]),
+        "odd.npy": np.array([np.nan, np.inf, -np.inf, np.inf]),
+        "large.npy": np.array([1, 2**40 + 5, 2, 3]),
+        "negative.npy": np.array([1, 2, -(2**31) - 1, 3]),
+        "unsigned.npy": np.array([2**32, 1, 2, 3], dtype="u8"),
+        "huge.npy": np.array([1.0, 1e300, 0.0, 2.0]),
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / name, array)
+    tar_of(tmp_path / "text.tar", {"a.txt": b"cat", "b.txt": b"horse"})
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1" if mode == "wide" else "0"}
+    assert run(JAX_VALUES, tmp_path, tmp_path, mode, **environment) == "ok\n"
 
 
 @pytest.mark.needs_adapters
@@ -210,3 +277,39 @@ def test_tf_dataset_gives_the_order_with_its_element_spec(tmp_path):
     assert [batch.numpy()[:, 0].tolist() for batch in doubled] == [[2 * y for y in ys] for ys in want]
     with pytest.raises(penstock.errors.ConfigError, match="map"):
         of(ds.map(print), batch=8)
+
+
+@pytest.mark.needs_tf
+def test_tf_dataset_reads_default_fields_raw_ragged_and_pictures(tmp_path):
+    import tensorflow as tf
+
+    import penstock
+    from penstock.tf import dataset as of
+
+    np.save(tmp_path / "x.npy", np.arange(10.0))
+    rows = of(penstock.open(tmp_path / "x.npy", format=penstock.formats.npy(rows=True)), batch=4)
+    assert rows.element_spec == {"array": tf.TensorSpec((None,), tf.float64)}
+    assert np.concatenate([batch["array"].numpy() for batch in rows]).tolist() == list(range(10))
+
+    texts = [b"cat", b"horse\x00", b""]
+    members = {}
+    for key, text in zip("abc", texts, strict=True):
+        members |= {f"{key}.txt": text, f"{key}.png": png((9, 8, 7))}
+    tar_of(tmp_path / "t.tar", members)
+    ds = penstock.open(tmp_path / "t.tar")
+    (batch,) = of(ds.fields(txt=penstock.raw(), key=penstock.raw().of("__key__")), batch=3)
+    assert batch["txt"].dtype == tf.string
+    assert batch["txt"].numpy().tolist() == texts
+    assert [key[-1:] for key in batch["key"].numpy()] == [b"a", b"b", b"c"]
+
+    ragged = of(ds.fields(txt=penstock.ragged("uint8")), batch=2)
+    assert isinstance(ragged.element_spec["txt"], tf.RaggedTensorSpec)
+    assert [row for batch in ragged for row in batch["txt"].to_list()] == [list(text) for text in texts]
+    assert [len(batch["txt"].to_tensor()[0]) for batch in ragged.map(lambda batch: batch)] == [6, 0]
+
+    for layout, shape in (("HWC", (8, 6, 3)), ("CHW", (3, 8, 6))):
+        pictures = of(ds.fields(png=penstock.image(8, 6, layout=layout)), batch=3)
+        assert pictures.element_spec == {"png": tf.TensorSpec((None, *shape), tf.uint8)}
+        (batch,) = pictures
+        axis = 3 if layout == "HWC" else 1
+        assert (np.moveaxis(batch["png"].numpy(), axis, 3) == [9, 8, 7]).all()

@@ -120,6 +120,17 @@ class ImageSpec(FieldSpec):
         said = {name: getattr(self, name) for name in names}
         return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": said}
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a decoded sample."""
+        sides = (self.height, self.width)
+        return (3, *sides) if self.layout == "CHW" else (*sides, 3)
+
+    @property
+    def is_random(self) -> bool:
+        """True if the crop or the flip differs from epoch to epoch."""
+        return self.crop == "random" or 0 < self.flip < 1
+
     def __str__(self) -> str:
         return f"image {self.dtype} {self.height}x{self.width} {self.layout}"
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.feed.fields import RaggedSpec, RawSpec
 from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
 
@@ -23,8 +24,11 @@ __all__ = ["Loader"]
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Iterates dicts of `jax.Array`. Without a sharding they lie on the default device; with one, each is a global array
+    """Iterates dicts of `jax.Array`, of fields of one shape. Without a sharding they lie on the default device; with one, each is a global array
     of `global_batch` rows whose first axis is cut as the sharding says, and each process reads its part.
+
+    Unless JAX's x64 mode is on, 64-bit fields become 32-bit ones: float64 is rounded to float32, and a value that is
+    out of range is a `ConfigError`, never cut.
     """
 
     def __init__(self, dataset: Shaped, *, sharding: Any = None, **arguments: Any) -> None:
@@ -66,9 +70,19 @@ class Loader(BaseLoader[dict[str, Any]]):
                 hint="lay the mesh out so that the first axis runs over the processes in their order",
             )
 
+    def _prepare(self) -> None:
+        if self.dataset.mappings:  # what functions make of the fields is known batch by batch
+            return
+        for name, spec in self.dataset.fields_said().items():
+            if isinstance(spec, (RawSpec, RaggedSpec)):
+                raise _no_array(name, str(spec))
+
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
         began = time.perf_counter()
-        batch = {name: value if isinstance(value, list) else self._put(array(value)) for name, value in tensors.items()}
+        batch = {
+            name: value if isinstance(value, list) else self._put(_in_range(name, array(value)))
+            for name, value in tensors.items()
+        }
         return batch, time.perf_counter() - began
 
     def _put(self, rows: np.ndarray[Any, Any]) -> Any:
@@ -87,3 +101,33 @@ class Loader(BaseLoader[dict[str, Any]]):
         """The sharding for an array of so many sides: those it does not name are whole."""
         spec = tuple(self.sharding.spec)[:sides]
         return jax.sharding.NamedSharding(self.sharding.mesh, jax.sharding.PartitionSpec(*spec))
+
+
+def _no_array(name: str, kind: str) -> ConfigError:
+    return ConfigError(
+        f"fields: {name} is {kind}, and JAX has arrays of numbers of one shape only",
+        where="fields",
+        hint=f"leave {name} out of .fields(...), make it a tensor or an image, or use penstock.Loader",
+    )
+
+
+def _in_range(name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The rows, if every value fits the type that JAX makes of theirs.
+
+    Raises:
+        ConfigError: A value does not fit; the message has it.
+    """
+    kept = np.dtype(jax.dtypes.canonicalize_dtype(rows.dtype))
+    if kept == rows.dtype or rows.size == 0:
+        return rows
+    limits: Any = np.finfo(kept) if rows.dtype.kind == "f" else np.iinfo(kept)
+    # NaN compares false, and infinities stay what they are.
+    bad = ((rows < limits.min) | (rows > limits.max)) & np.isfinite(rows)
+    if bad.any():
+        raise ConfigError(
+            f"fields: {name} holds {rows[bad][0]}, which does not fit {kept}; JAX makes {kept} of {rows.dtype} while x64 "
+            "is off",
+            where="fields",
+            hint="set JAX_ENABLE_X64=1, or jax.config.update('jax_enable_x64', True) before the first array",
+        )
+    return rows

@@ -153,7 +153,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
 
     def _has_random_fields(self) -> bool:
         specs = self.dataset.fields_said().values()
-        return any(isinstance(spec, ImageSpec) and (spec.crop == "random" or 0 < spec.flip < 1) for spec in specs)
+        return any(isinstance(spec, ImageSpec) and spec.is_random for spec in specs)
 
     def _watch(self, positions: Sequence[int], is_random: bool) -> None:  # noqa: FBT001 - the one caller's own fact
         """Warns once if random samples are read a second time and the epoch was never set."""

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from penstock.errors import ConfigError
+from penstock.feed.columns import Ragged
+from penstock.feed.fields import ImageSpec, RaggedSpec, TensorSpec
 from penstock.feed.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.feed.fields import FieldSpec
     from penstock.feed.shape import Shaped
 
 __all__ = ["dataset"]
@@ -24,14 +27,16 @@ __all__ = ["dataset"]
 def dataset(ds: Shaped, *, batch: int | None = None, epoch: int = 0, **arguments: Any) -> Any:
     """A `tf.data.Dataset` of dicts of tensors, batched: `penstock.tf.dataset(ds, batch=32)`.
 
+    Tensors and pictures are `tf.Tensor`s, `ragged` fields `tf.RaggedTensor`s of one ragged side, raw fields strings.
+
     Each pass over it is the next epoch, from `epoch` on. For a state that outlives the process, iterate a
     `penstock.Loader` instead: `tf.data` asks ahead, and cannot say what was consumed.
 
     Args:
-        ds: From `penstock.open(url).fields(...)`.
+        ds: From `penstock.open(url)`, with or without `.fields(...)`.
         batch: Samples in a batch of this rank; or `global_batch=`, over all ranks. More arguments are `penstock.Loader`'s.
     Raises:
-        ConfigError: A dataset with `map` (chain `tf.data`'s own), or fields that are not of one shape.
+        ConfigError: A dataset with `map`: chain `tf.data`'s own.
     """
     if ds.mappings:
         raise ConfigError("map: in tf.data it is tf.data's own", where="map", hint="dataset(ds, batch=...).map(fn)")
@@ -39,17 +44,27 @@ def dataset(ds: Shaped, *, batch: int | None = None, epoch: int = 0, **arguments
         arguments["batch_size"] = batch
     loader = Loader(ds, **arguments)
     loader.set_epoch(epoch)
-    signature = {}
-    for name, spec in ds.specs:
-        if not hasattr(spec, "shape") or not hasattr(spec, "dtype"):
-            raise ConfigError(f"fields: {name} is of no one shape, which tf.data asks for", where="fields")
-        signature[name] = tf.TensorSpec((None, *spec.shape), tf.as_dtype(spec.dtype))
+    signature = {name: _type_spec(spec) for name, spec in ds.fields_said().items()}
     if loader.tail == "pad":
         signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
     def batches() -> Iterator[dict[str, Any]]:
         # Empty slices of a ragged tail have no rows, and are batches still: ranks make equal steps.
-        yield from loader
+        for made in loader:
+            yield {name: _ragged(column) if isinstance(column, Ragged) else column for name, column in made.items()}
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))
+
+
+def _type_spec(spec: FieldSpec) -> Any:
+    """What a batch of the field is to `tf.data`."""
+    if isinstance(spec, RaggedSpec):
+        return tf.RaggedTensorSpec((None, None, *spec.shape), tf.as_dtype(spec.dtype), ragged_rank=1)
+    if isinstance(spec, (TensorSpec, ImageSpec)):
+        return tf.TensorSpec((None, *spec.shape), tf.as_dtype(spec.dtype))
+    return tf.TensorSpec((None,), tf.string)
+
+
+def _ragged(column: Ragged) -> Any:
+    return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)

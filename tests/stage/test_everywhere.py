@@ -234,6 +234,18 @@ def test_stage_whose_leader_is_killed_ends_on_the_others(slow_bucket, tmp_path):
     assert _told(tmp_path, 1)["error"] == "RankFailed"
 
 
+def test_stage_whose_leader_is_interrupted_ends_on_the_others(slow_bucket, tmp_path):
+    leader = _start(tmp_path, slow_bucket.url, 0, 2, env=slow_bucket.env)
+    await_true(lambda: leader.poll() is not None or len(tree(tmp_path / "dst")) > 2)
+    waiter = _start(tmp_path, slow_bucket.url, 1, 2, env=slow_bucket.env)
+    time.sleep(1)
+    leader.send_signal(signal.SIGINT)
+    assert waiter.wait(40) == 0
+    assert leader.wait(40) == -signal.SIGINT
+    assert _told(tmp_path, 1)["error"] == "RankFailed"
+    assert _told(tmp_path, 1)["text"].startswith("rank 0 failed: it left penstock.stage by Interrupted")
+
+
 def test_stage_alone_returns_what_was_done_and_raises_what_was_not(source, tmp_path):
     folder, want = source
     shown = []

@@ -38,6 +38,8 @@ _SILENCE_S = 60.0
 # Ranks come to the call one after the other; a training script's imports may take minutes on a busy file system.
 _ARRIVE_S = 600.0
 _LAST_WORDS_S = 10.0
+# The same of a rank that fails: whoever sent it a signal waits for its end.
+_FAIL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def _by_files(
         return jobs.wait(jobs.start(spec), look=look)
     told = json.loads(spec.request().leader_ends(start_s=arrive_s, silence_s=max(silence_s, 2.0)))
     if "failed" in told:
-        raise unpacked(told["failed"])
+        raise _cause(unpacked(told["failed"]), spec.rank.rank - spec.rank.local_rank)
     summary: dict[str, Any] = told["summary"]
     return summary
 
@@ -191,26 +193,41 @@ def _together(
     arrive_s: float,
     silence_s: float,
 ) -> tuple[dict[str, Any], Rank]:
-    seats = _agree(hub, arrive_s)
-    node, nodes, local_rank = seats[hub.rank]
-    # The launch is named by nobody here: other ranks hear of the end through the hub and read no record.
-    rank = Rank(node, nodes, local_rank, hub.rank, hub.world, None, hub.name)
-    leaders = {seat[0]: at for at, seat in enumerate(seats) if seat[2] == 0}
-    watch = _Watch(hub, leaders, silence_s, spec.deadline_s, progress)
+    limit_s = _FAIL_S
     try:
+        seats = _agree(hub, arrive_s)
+        node, nodes, local_rank = seats[hub.rank]
+        # The launch is named by nobody here: other ranks hear of the end through the hub and read no record.
+        rank = Rank(node, nodes, local_rank, hub.rank, hub.world, None, hub.name)
+        leaders = {seat[0]: at for at, seat in enumerate(seats) if seat[2] == 0}
+        watch = _Watch(hub, leaders, silence_s, spec.deadline_s, progress)
         if local_rank == 0:
             _lead(hub, replace(spec, rank=Rank(node, nodes)), watch)
         ended = watch.end()
+        limit_s = _LAST_WORDS_S
+    except BaseException as error:
+        with suppress(PenstockError):
+            hub.fail(packed(_cause(error, hub.rank)))
+        raise
     finally:
-        hub.close(_LAST_WORDS_S)
+        hub.close(limit_s)
     if "failed" in ended:
         raise unpacked(ended["failed"])
     summary: dict[str, Any] = ended["summaries"][str(node)]
     return summary, rank
 
 
+def _cause(error: BaseException, rank: int) -> BaseException:
+    """What the other ranks raise for it: an error of the stage as it is; a signal that ends this rank is not theirs."""
+    if isinstance(error, PenstockError) and not isinstance(error, KeyboardInterrupt):
+        return error
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return RankFailed(f"rank {rank} failed: it left penstock.stage by {text}", rank=rank)
+
+
 def _agree(hub: Hub, arrive_s: float) -> list[list[int]]:
     until = time.monotonic() + arrive_s
+    hub.meet(arrive_s)
     hub.up("who", _who())
     if hub.rank == 0:
         who: list[Any] = [None] * hub.world
@@ -219,25 +236,24 @@ def _agree(hub: Hub, arrive_s: float) -> list[list[int]]:
                 who[at] = hub.heard(at, "who")
             if None in who:
                 if time.monotonic() > until:
-                    late = RankFailed(
+                    raise RankFailed(
                         f"rank {missing[0]} failed: it did not come to penstock.stage within {arrive_s:.0f} s"
                         f" ({len(missing):,} of {hub.world:,} ranks did not)",
                         rank=missing[0],
                         hint="all ranks have to call penstock.stage, and as often",
                     )
-                    hub.down("seats", {"failed": packed(late)})
-                    hub.close(_LAST_WORDS_S)
-                    raise late
+                if (left := hub.failed()) is not None:
+                    raise unpacked(left)
                 time.sleep(_LOOK_S / 4)
-        hub.down("seats", {"seats": _seats(who)})
-    while (told := hub.told("seats")) is None:
+        hub.down("seats", _seats(who))
+    while (seats := hub.told("seats")) is None:
+        if (end := hub.told("end")) is not None:
+            raise unpacked(end["failed"])
         if time.monotonic() > until + _LAST_WORDS_S:
             raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {arrive_s:.0f} s", rank=0)
         time.sleep(_LOOK_S)
-    if "failed" in told:
-        raise unpacked(told["failed"])
-    seats: list[list[int]] = told["seats"]
-    return seats
+    found: list[list[int]] = seats
+    return found
 
 
 def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
@@ -261,11 +277,10 @@ def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
         job.cancel()
         with suppress(PenstockError):
             job.wait(1.0)
-    except BaseException as error:
-        hub.up("ended", {"failed": packed(error)})
-        if not isinstance(error, PenstockError) or isinstance(error, KeyboardInterrupt):
-            watch.look()  # the first rank passes its own end on
+    except PenstockError as error:
+        if isinstance(error, KeyboardInterrupt):
             raise
+        hub.up("ended", {"failed": packed(error)})
 
 
 class _Ended(Exception):
@@ -313,6 +328,9 @@ class _Watch:
     def _gather(self) -> None:
         hub = self._hub
         if hub.told("end") is not None:
+            return
+        if (left := hub.failed()) is not None:
+            hub.down("end", {"failed": left})
             return
         moment = time.monotonic()
         for node, leader in self._leaders.items():

@@ -3,27 +3,33 @@
 
 A star: ranks tell the first one (`up`), the first tells all (`down`); whoever reads finds the newest word of a kind, or
 None. Nothing here waits inside a collective: those have limits of their own (torch's end a job after some minutes), which a
-stage of hours would meet. Both libraries are used where the script has loaded them, and never imported from here.
+stage of hours would meet. No call leaves the main thread in native code, where it would run no signal handler. Both libraries
+are used where the script has loaded them, and never imported from here.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import RankFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 __all__ = ["Hub", "find"]
 
 # Calls of a process; ranks count alike, as they call alike.
 _CALLS = count()
+# A store that gives no answer for this long is held to be dead; a rank that fails has less time to say so.
+_ANSWER_S = 60.0
+_FAIL_S = 2.0
 
 
 class Hub(Protocol):
@@ -33,21 +39,53 @@ class Hub(Protocol):
     rank: int
     world: int
 
+    def meet(self, limit_s: float) -> None:
+        """Waits for the other ranks, where the library needs all of them first."""
+
     def up(self, kind: str, value: Any) -> None: ...
     def heard(self, rank: int, kind: str) -> Any: ...
     def down(self, kind: str, value: Any) -> None: ...
     def told(self, kind: str) -> Any: ...
+
+    def fail(self, value: Any) -> None:
+        """Ends the stage on all ranks, unless it has ended before: this rank leaves, by the error `value`. Takes 6 s at most."""
+
+    def failed(self) -> Any:
+        """On the first rank: why another one has left; None where none has."""
+
     def close(self, limit_s: float) -> None: ...
 
 
-@contextmanager
-def _store_answers() -> Iterator[None]:
-    """The store lives in the first rank's process, or in its launcher's; without it nobody can be asked."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        told = (str(error).strip().splitlines() or ["no word"])[0][:200]
-        raise RankFailed(f"rank 0 failed: the process group's store answers no more ({told})", rank=0) from error
+def _end(hub: Hub, failed: Any) -> None:
+    if hub.told("end") is None:
+        hub.down("end", {"failed": failed})
+
+
+class _Worker:
+    """Runs calls on a thread of its own. The caller waits for the answer in Python, where signal handlers run."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="penstock-hub", daemon=True).start()
+
+    def _run(self) -> None:
+        while (one := self._work.get()) is not None:
+            call, answer = one
+            try:
+                answer.put((call(), None))
+            except Exception as error:
+                answer.put((None, error))
+
+    def call(self, call: Callable[[], Any], limit_s: float) -> Any:
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self._work.put((call, answer))
+        value, error = answer.get(timeout=limit_s)
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        self._work.put(None)
 
 
 class _Torch:
@@ -57,17 +95,31 @@ class _Torch:
 
     def __init__(self, distributed: Any) -> None:
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        self._store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
-        self._place = f"penstock/stage/{next(_CALLS)}"
+        store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
+        # torch before 2.6 shares one connection with the script's collectives.
+        own = store.clone() if hasattr(store, "clone") else store
+        self._store = distributed.PrefixStore(f"penstock/stage/{next(_CALLS)}", own)
+        self._worker, self._answer_s = _Worker(), _ANSWER_S
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """The store lives in the first rank's process, or in its launcher's; without it nothing can be asked."""
+        try:
+            return self._worker.call(call, self._answer_s)
+        except Empty:
+            why = f"gave no answer for {self._answer_s:.0f} s"
+        except (RuntimeError, OSError) as error:
+            why = f"does not answer ({(str(error).strip().splitlines() or ['no message'])[0][:200]})"
+        raise RankFailed(f"rank 0 failed: the process group's store {why}", rank=0)
 
     def _read(self, key: str) -> Any:
-        key = f"{self._place}/{key}"
-        with _store_answers():
-            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        text = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if text is None else json.loads(text)
 
     def _write(self, key: str, value: Any) -> None:
-        with _store_answers():
-            self._store.set(f"{self._place}/{key}", json.dumps(value))
+        self._ask(lambda: self._store.set(key, json.dumps(value)))
+
+    def meet(self, limit_s: float) -> None:
+        """Nothing: the store knows no calls of all ranks."""
 
     def up(self, kind: str, value: Any) -> None:
         self._write(f"{self.rank}/{kind}", value)
@@ -81,14 +133,25 @@ class _Torch:
     def told(self, kind: str) -> Any:
         return self._read(f"all/{kind}")
 
+    def fail(self, value: Any) -> None:
+        self._answer_s = _FAIL_S
+        if self.rank == 0:
+            _end(self, value)
+        else:  # only the first of all ranks' reasons is kept
+            self._ask(lambda: self._store.compare_set("failed", "", json.dumps(value)))
+
+    def failed(self) -> Any:
+        return self._read("failed")
+
     def close(self, limit_s: float) -> None:
         """The store may live in the first rank's process: that one stays until the others have read the end."""
         until = time.monotonic() + limit_s
-        with suppress(RankFailed), _store_answers():
-            read = self._store.add(f"{self._place}/read", 1)
+        with suppress(RankFailed):
+            read = self._ask(lambda: self._store.add("read", 1))
             while self.rank == 0 and read < self.world and time.monotonic() < until:
                 time.sleep(0.02)
-                read = self._store.add(f"{self._place}/read", 0)
+                read = self._ask(lambda: self._store.add("read", 0))
+        self._worker.close()
 
 
 class _Mpi:
@@ -97,11 +160,25 @@ class _Mpi:
     name = "mpi4py"
 
     def __init__(self, mpi: Any) -> None:
-        next(_CALLS)
-        self._mpi, self._comm = mpi, mpi.COMM_WORLD.Dup()
-        self.rank, self.world = self._comm.Get_rank(), self._comm.Get_size()
+        self._mpi = mpi
+        self._comm: Any = None
+        self.rank, self.world = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
         self._heard: dict[tuple[int, str], Any] = {}
         self._sent: list[Any] = []
+        self._incoming: list[tuple[int, Any]] = []
+
+    def meet(self, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        comm, request = self._mpi.COMM_WORLD.Idup()
+        while not request.Test():
+            if time.monotonic() > until:
+                raise RankFailed(
+                    f"rank {self.rank} failed: not all of {self.world:,} ranks came to penstock.stage within {limit_s:.0f} s",
+                    rank=self.rank,
+                    hint="all ranks have to call penstock.stage, and as often",
+                )
+            time.sleep(0.005)
+        self._comm = comm
 
     def _send(self, to: int, kind: str, value: Any) -> None:
         if to == self.rank:
@@ -112,9 +189,18 @@ class _Mpi:
 
     def _pump(self) -> None:
         status = self._mpi.Status()
-        while self._comm.Iprobe(status=status):
-            kind, value = self._comm.recv(source=status.Get_source())
-            self._heard[status.Get_source(), kind] = value
+        while (message := self._comm.improbe(status=status)) is not None:
+            self._incoming.append((status.Get_source(), message.irecv()))
+        waiting: list[tuple[int, Any]] = []
+        for source, request in self._incoming:
+            # What a rank sent first is read first: the newest value of a kind holds.
+            is_behind = any(source == other for other, _ in waiting)
+            is_here, received = (False, ("", None)) if is_behind else request.test()
+            if is_here:
+                self._heard[source, received[0]] = received[1]
+            else:
+                waiting.append((source, request))
+        self._incoming = waiting
 
     def up(self, kind: str, value: Any) -> None:
         self._send(0, kind, value)
@@ -130,6 +216,18 @@ class _Mpi:
     def told(self, kind: str) -> Any:
         self._pump()
         return self._heard.get((0, f"all/{kind}"))
+
+    def fail(self, value: Any) -> None:
+        if self._comm is None:
+            return
+        if self.rank == 0:
+            _end(self, value)
+        else:
+            self._send(0, "failed", value)
+
+    def failed(self) -> Any:
+        self._pump()
+        return next((value for (_, kind), value in self._heard.items() if kind == "failed"), None)
 
     def close(self, limit_s: float) -> None:
         """Lets the last words leave; a rank that is gone takes none."""

@@ -7,6 +7,7 @@ does, and are built in the process that iterates: a loader may be made before a 
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 import sys
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.feed.shape import Shaped
 
 __all__ = ["BaseLoader", "Loader", "epoch_number"]
+
+_LOG = logging.getLogger("penstock.feed")
 
 STATE_VERSION = 1
 
@@ -179,6 +182,8 @@ class BaseLoader(Generic[Batch]):
         self._cursor = 0
         # Where the next iterator begins: 0, or once what load_state_dict said.
         self._resume = 0
+        # Whether the caller has chosen the next iterator's epoch, and whether a repeated one was warned about.
+        self._is_chosen = self._has_warned = False
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
         self._crew: Crew | None = None
         self._live: weakref.ref[Epoch[Batch]] | None = None
@@ -283,7 +288,7 @@ class BaseLoader(Generic[Batch]):
         """The batches of this epoch, from its start or, once after `load_state_dict`, from the state on.
 
         The epoch advances when its last batch was taken. After a `break` or an error, a new iterator starts the same
-        epoch again. A loader has one iterator at a time: a new one ends the older.
+        epoch again, with one warning if the caller did not choose that by `set_epoch` or `load_state_dict`. A loader has one iterator at a time: a new one ends the older.
         """
         if _in_data_worker():
             raise Unsupported(
@@ -295,11 +300,30 @@ class BaseLoader(Generic[Batch]):
         if start == 0 and self._is_spent(self._cursor):
             # Whoever knows len() (Lightning does) takes the last batch and asks for no more: that epoch is over too.
             self._epoch, self._cursor = self._epoch + 1, 0
+        elif not self._is_chosen:
+            self._warn_of_repeat()
+        self._is_chosen = False
         self._cursor = start
         self._prepare()
         made = Epoch(self, self._native_feed(), self._epoch, start)
         self._live = weakref.ref(made)
         return made
+
+    def _warn_of_repeat(self) -> None:
+        """Warns once if an epoch that was broken off begins again; a look at one batch does not count."""
+        before = self._measured
+        if (before.epoch, before.complete) != (self._epoch, False) or before.batches < 2 or self._has_warned:
+            return
+        if self.dataset.differs_by_epoch:
+            self._has_warned = True
+            _LOG.warning(
+                "%r: epoch %d begins again with the same batches: its last pass ended after %d batches. Call set_epoch(%d) "
+                "before the next pass to train on others, or load_state_dict(state_dict()) to go on.",
+                self.dataset,
+                self._epoch,
+                before.batches,
+                self._epoch + 1,
+            )
 
     def _is_spent(self, cursor: int) -> bool:
         """True when a pass that stands there has delivered every batch of the epoch."""
@@ -315,6 +339,7 @@ class BaseLoader(Generic[Batch]):
             ConfigError: A negative epoch.
         """
         epoch = epoch_number(epoch)
+        self._is_chosen = True
         if epoch != self._epoch:
             self._supersede(f"set_epoch({epoch}) was called")
             self._epoch, self._cursor, self._resume = epoch, 0, 0
@@ -367,6 +392,7 @@ class BaseLoader(Generic[Batch]):
 
     def _go_on(self, epoch: int, cursor: int) -> None:
         self._supersede("load_state_dict was called")
+        self._is_chosen = True
         self._epoch, self._cursor, self._resume = epoch, cursor, cursor
 
     def _is_live(self, one: Epoch[Batch]) -> bool:

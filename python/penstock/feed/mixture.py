@@ -60,6 +60,11 @@ class Mixture(Shaped):
         return None
 
     @property
+    def differs_by_epoch(self) -> bool:
+        """True: an epoch goes on where the parts stood."""
+        return True
+
+    @property
     def window(self) -> int:
         """The largest of the parts' windows, in objects."""
         return max(part.window for part, _ in self.parts)

@@ -17,7 +17,6 @@ import torch
 
 from penstock import _native
 from penstock.feed.columns import adapt, rows
-from penstock.feed.fields import ImageSpec
 from penstock.feed.loader import Loader, epoch_number
 from penstock.feed.mapping import run_here
 
@@ -145,15 +144,11 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         columns = feed.gather(places, epoch, positions)
         is_watched = self._shared.is_watched
         if not self.dataset.mappings:
-            self._watch(positions, is_watched and self._has_random_fields())
+            self._watch(positions, is_watched and self.dataset.has_random_fields)
             return rows(adapt(columns, torch.from_dlpack), len(positions))
         made, drew = run_here(self.dataset, columns, epoch, positions, watches_draws=is_watched)
-        self._watch(positions, is_watched and (drew or self._has_random_fields()))
+        self._watch(positions, is_watched and (drew or self.dataset.has_random_fields))
         return [{name: _tensor(value) for name, value in sample.items()} for sample in made]
-
-    def _has_random_fields(self) -> bool:
-        specs = self.dataset.fields_said().values()
-        return any(isinstance(spec, ImageSpec) and spec.is_random for spec in specs)
 
     def _watch(self, positions: Sequence[int], is_random: bool) -> None:  # noqa: FBT001 - the one caller's own fact
         """Warns once if random samples are read a second time and the epoch was never set."""

@@ -145,6 +145,16 @@ class Shaped:
         """The fields of a batch: those that were said, or those that hold where none were."""
         return dict(self.specs)
 
+    @property
+    def has_random_fields(self) -> bool:
+        """True if the crop or the flip of a field differs from epoch to epoch."""
+        return any(getattr(spec, "is_random", False) for _, spec in self.specs)
+
+    @property
+    def differs_by_epoch(self) -> bool:
+        """True if two epochs differ: in their order, their crops or the seeds of `map`."""
+        return self.seed is not None or self.has_random_fields or any(each.wants_seed for each in self.mappings)
+
     def caches(self) -> list[NodeCache | None]:
         """Where each dataset of it is kept on this node."""
         raise NotImplementedError

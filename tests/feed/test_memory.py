@@ -8,9 +8,12 @@ import os
 import struct
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+
+from penstock import _native
 
 from .parquet import (
     BYTES,
@@ -49,10 +52,10 @@ except PenstockError as error:
 """
 
 
-def bounded(url: Path, expression: str) -> str:
+def bounded(url: Path, expression: str, headroom: int = HEADROOM) -> str:
     """What `expression` (of `ps`, `url` and MEMORY) prints, line by line, in a process that cannot have gigabytes."""
     done = subprocess.run(
-        [sys.executable, "-c", CHILD.replace("{expression}", expression), str(url), str(HEADROOM)],
+        [sys.executable, "-c", CHILD.replace("{expression}", expression), str(url), str(headroom)],
         env={**os.environ, "MALLOC_ARENA_MAX": "2", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -70,7 +73,20 @@ def zeros_gzip(count: int, before: bytes = b"") -> bytes:
     return gzip.compress(before, 1) + gzip.compress(BLOCK, 1) * whole + gzip.compress(bytes(rest), 1)
 
 
+def header(length: int) -> bytes:
+    """What stands before a TFRecord's payload of that length."""
+    size = struct.pack("<Q", length)
+    crc = _native.crc32c(size)
+    return size + struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def frame(payload: bytes) -> bytes:
+    """A TFRecord whose payload's checksum is not looked at."""
+    return header(len(payload)) + payload + bytes(4)
+
+
 SCHEMA = "[ps.open(url).schema()]"
+SAMPLES = "[ps.open(url).samples]"
 BATCHES = "ps.Loader(ps.open(url).fields(x=ps.{kind}), batch_size=1, memory_bytes=MEMORY)"
 RAW = BATCHES.replace("{kind}", "raw()")
 INTS = BATCHES.replace("{kind}", 'ragged("int32")')
@@ -134,3 +150,33 @@ def test_parquet_page_that_makes_the_library_panic_is_damage_and_prints_nothing(
     content = one_column([page(bytes(4), 1000, levels=4)], kind=BYTES, rows=1000, repetition=OPTIONAL)
     (tmp_path / "a.parquet").write_bytes(content)
     assert bounded(tmp_path, RAW).endswith("is damaged Parquet: its pages contradict each other\n")
+
+
+@pytest.mark.parametrize("expression", [SCHEMA, SAMPLES])
+def test_scan_of_zeros_under_the_name_of_a_tfrecord_ends_at_its_first_bytes(tmp_path, expression):
+    (tmp_path / "a.tfrecord.gz").write_bytes(zeros_gzip(6 * GB))
+    answer = bounded(tmp_path, expression)
+    assert "a.tfrecord.gz is not a TFRecord: length checksum of record 0 is 0x" in answer, answer
+
+
+def test_scan_of_a_tfrecord_that_inflates_beyond_memory_holds_none_of_it(tmp_path):
+    one = frame(BLOCK)
+    count = 3 * GB // len(one)
+    (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(one, 1) * count)
+    (tmp_path / "b.tfrecord.gz").write_bytes(gzip.compress(frame(b"short"), 1))
+    assert bounded(tmp_path, SAMPLES) == f"{count + 1}\n"
+
+
+def test_schema_of_a_record_beyond_its_limit_is_refused(tmp_path):
+    (tmp_path / "a.tfrecord.gz").write_bytes(zeros_gzip(3 * GB, header(2 * GB)))
+    answer = bounded(tmp_path, SCHEMA)
+    assert answer.startswith("budget the first record of file://"), answer
+    assert "the memory budget is 1,073,741,824 bytes" in answer
+
+
+def test_scan_of_a_compressed_tar_holds_no_more_than_a_window(tmp_path):
+    member = tarfile.TarInfo("a.bin")
+    member.size = 5 * GB
+    (tmp_path / "a.tar.gz").write_bytes(zeros_gzip(5 * GB, member.tobuf()))
+    answer = bounded(tmp_path, SAMPLES, headroom=3 << 30)
+    assert answer.startswith("corrupt file://"), answer

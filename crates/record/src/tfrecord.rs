@@ -63,6 +63,31 @@ pub(crate) fn header_is_sound(header: &[u8; HEADER_LEN]) -> bool {
     want == is
 }
 
+fn short_header(record: u64, have: usize) -> String {
+    let what = if record == 0 { "is not a TFRecord, or ends inside" } else { "ends inside" };
+    format!("{what} record {record} (want {HEADER_LEN} bytes of header, have {have})")
+}
+
+fn short_frame(record: u64, len: u64, have: u64) -> String {
+    format!("ends inside record {record} (want {} bytes, have {})", grouped(frame_len(len)), grouped(have))
+}
+
+/// The length that a header states, or what is wrong with it. `rest` is the header and what is there behind it.
+fn checked_length(header: &[u8; HEADER_LEN], record: u64, offset: u64, rest: &[u8]) -> Result<u64, String> {
+    let (want, is) = header_sums(header);
+    if is == want {
+        return Ok(header_length(header));
+    }
+    Err(match (record, magic::describe(rest)) {
+        (0, Some(kind)) => format!("is not a TFRecord: it looks like {kind}"),
+        (0, None) => format!("is not a TFRecord: length checksum of record 0 is {is:#010x}, want {want:#010x}"),
+        _ => format!(
+            "has a damaged length at record {record} (byte {}: checksum is {is:#010x}, want {want:#010x})",
+            grouped(offset)
+        ),
+    })
+}
+
 /// The records of one object's inflated bytes, in order. Ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Frames<'a> {
@@ -84,32 +109,14 @@ impl<'a> Frames<'a> {
         let corrupt = |problem| Err(Error::corrupt(self.place, problem));
         let rest = &self.bytes[self.at..];
         let Some(header) = rest.first_chunk::<HEADER_LEN>() else {
-            return corrupt(format!(
-                "{} record {record} (want {HEADER_LEN} bytes of header, have {})",
-                if record == 0 { "is not a TFRecord, or ends inside" } else { "ends inside" },
-                rest.len()
-            ));
+            return corrupt(short_header(record, rest.len()));
         };
-        let (want, is) = header_sums(header);
-        if is != want {
-            return corrupt(match (record, magic::describe(rest)) {
-                (0, Some(kind)) => format!("is not a TFRecord: it looks like {kind}"),
-                (0, None) => format!("is not a TFRecord: length checksum of record 0 is {is:#010x}, want {want:#010x}"),
-                _ => format!(
-                    "has a damaged length at record {record} (byte {}: checksum is {is:#010x}, want {want:#010x})",
-                    grouped(offset)
-                ),
-            });
-        }
-        let len = header_length(header);
+        let len =
+            checked_length(header, record, offset, rest).map_err(|problem| Error::corrupt(self.place, problem))?;
         let whole = usize::try_from(frame_len(len)).ok().and_then(|whole| rest.get(..whole));
         let Some((payload, footer)) = whole.and_then(|whole| whole[HEADER_LEN..].split_last_chunk::<FOOTER_LEN>())
         else {
-            return corrupt(format!(
-                "ends inside record {record} (want {} bytes, have {})",
-                grouped(frame_len(len)),
-                grouped(rest.len() as u64)
-            ));
+            return corrupt(short_frame(record, len, rest.len() as u64));
         };
         if self.verify_crc {
             let (is, want) = (mask(crc32c(payload)), u32::from_le_bytes(*footer));
@@ -145,6 +152,79 @@ impl<'a> Iterator for Frames<'a> {
 }
 
 impl std::iter::FusedIterator for Frames<'_> {}
+
+/// The frames of one object as its inflated bytes arrive, in pieces cut anywhere. Holds a header and a footer, never a
+/// payload. After an error it is spent.
+#[derive(Debug, Clone)]
+pub struct FrameStream {
+    place: String,
+    /// Where the frame begins that has begun, or is next.
+    offset: u64,
+    record: u64,
+    header: [u8; HEADER_LEN],
+    /// Bytes of the header that are there.
+    have: usize,
+    /// Bytes of payload and footer that are missing.
+    left: u64,
+    footer: [u8; FOOTER_LEN],
+}
+
+impl FrameStream {
+    /// The frames of the object that messages call `place`.
+    pub fn new(place: &str) -> Self {
+        let (header, footer) = ([0; HEADER_LEN], [0; FOOTER_LEN]);
+        Self { place: place.to_owned(), offset: 0, record: 0, header, have: 0, left: 0, footer }
+    }
+
+    /// Takes the next piece, and gives `frame` where each record lies that ends in it and its stated checksum.
+    pub fn push(&mut self, mut bytes: &[u8], frame: &mut dyn FnMut(RecordSpan, u32)) -> Result<()> {
+        while !bytes.is_empty() {
+            if self.have < HEADER_LEN {
+                let (taken, rest) = bytes.split_at(bytes.len().min(HEADER_LEN - self.have));
+                let begins = if self.have == 0 { bytes } else { &[] };
+                self.header[self.have..][..taken.len()].copy_from_slice(taken);
+                (self.have, bytes) = (self.have + taken.len(), rest);
+                if self.have == HEADER_LEN {
+                    let begins = if begins.is_empty() { &self.header } else { begins };
+                    let len = checked_length(&self.header, self.record, self.offset, begins)
+                        .map_err(|problem| Error::corrupt(&*self.place, problem))?;
+                    self.left = len.saturating_add(FOOTER_LEN as u64);
+                }
+                continue;
+            }
+            let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+            let (taken, rest) = bytes.split_at(len);
+            // The last four bytes before the next frame: some of them may have come before.
+            for (at, byte) in taken.iter().enumerate().skip(len.saturating_sub(FOOTER_LEN)) {
+                let from_end = self.left - at as u64;
+                if from_end <= FOOTER_LEN as u64 {
+                    self.footer[FOOTER_LEN - from_end as usize] = *byte;
+                }
+            }
+            (self.left, bytes) = (self.left - len as u64, rest);
+            if self.left == 0 {
+                let len = header_length(&self.header);
+                frame(RecordSpan { offset: self.offset, len }, u32::from_le_bytes(self.footer));
+                (self.offset, self.record, self.have) = (self.offset + frame_len(len), self.record + 1, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the object; errs inside a frame.
+    pub fn finish(&self) -> Result<()> {
+        let problem = match self.have {
+            0 => return Ok(()),
+            HEADER_LEN => {
+                let len = header_length(&self.header);
+                let came = len.saturating_add(FOOTER_LEN as u64) - self.left;
+                short_frame(self.record, len, HEADER_LEN as u64 + came)
+            }
+            have => short_header(self.record, have),
+        };
+        Err(Error::corrupt(&*self.place, problem))
+    }
+}
 
 /// Where every record lies; touches the headers alone.
 pub fn scan(bytes: &[u8], place: &str) -> Result<Vec<RecordSpan>> {
@@ -239,6 +319,37 @@ mod tests {
                 let start = span.offset as usize + HEADER_LEN;
                 prop_assert_eq!(&bytes[start..start + span.len as usize], payload.as_slice());
             }
+        }
+
+        #[test]
+        fn prop_frame_stream_agrees_with_frames_however_it_is_cut(
+            payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6),
+            cut: prop::sample::Index, flip in prop::option::of((any::<prop::sample::Index>(), 0..8u8)), piece in 1..50usize,
+        ) {
+            let mut bytes = framed(&payloads);
+            bytes.truncate(cut.index(bytes.len() + 1));
+            if let Some((at, bit)) = flip.filter(|_| !bytes.is_empty()) {
+                let at = at.index(bytes.len());
+                bytes[at] ^= 1 << bit;
+            }
+            let (mut stream, mut passed) = (FrameStream::new("p"), Vec::new());
+            let mut pieces = bytes.chunks(piece);
+            let pushed = pieces.try_for_each(|piece| stream.push(piece, &mut |span, crc| passed.push((span, crc))));
+            let streamed = pushed.and_then(|()| stream.finish());
+            let (mut want, mut walked) = (Vec::new(), Ok(()));
+            for frame in Frames::new(&bytes, "p", false) {
+                match frame {
+                    Ok(Frame { offset, payload }) => {
+                        let len = payload.len() as u64;
+                        let end = (offset + frame_len(len)) as usize;
+                        let crc = u32::from_le_bytes(bytes[end - FOOTER_LEN..end].try_into().unwrap());
+                        want.push((RecordSpan { offset, len }, crc));
+                    }
+                    Err(error) => walked = Err(error),
+                }
+            }
+            prop_assert_eq!(passed, want);
+            prop_assert_eq!(streamed.map_err(|error| error.to_string()), walked.map_err(|error| error.to_string()));
         }
 
         #[test]

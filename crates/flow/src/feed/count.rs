@@ -8,19 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_codec::{Codec, gzip_size_hint, inflate_into};
+use penstock_codec::{Codec, Inflater, gzip_size_hint};
 use penstock_types::{Deadline, Error, Result, grouped};
 
 use super::beside::{Beside, Imported};
-use super::format::{EndTells, FormatSpec, Span};
+use super::format::{EndTells, FormatSpec};
 use super::index::{IndexWriter, RecordIndex, stamp};
+use super::scan::{Scanned, scan_object};
 use super::source::Source;
 use super::staged::Staged;
 use crate::manifest::Entry;
 use crate::order::Counts;
-
-/// No object may inflate to more than this while its records are counted.
-const LIMIT: u64 = 8 << 30;
 
 /// Requests under way at a time while trailers are read.
 const TRAILERS_IN_FLIGHT: usize = 64;
@@ -28,14 +26,8 @@ const TRAILERS_IN_FLIGHT: usize = 64;
 /// Of a table this much is read at first to see how many rows it has: footers of a few hundred column chunks fit.
 const END: u64 = 64 << 10;
 
-/// Objects under way at a time in a scan, each held whole.
+/// Objects under way at a time in a scan.
 const SCANS_IN_FLIGHT: usize = 4;
-
-/// An object above this is scanned in stretches of this size.
-const STRETCH: u64 = 256 << 20;
-
-/// A record (a tar's sample, with the next one's beginning) must lie within so much.
-const MOST_STRETCH: u64 = 4 << 30;
 
 /// How the counts were found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,10 +203,7 @@ pub async fn count(
     if plain.any(|size| Some(size) != plain_size) {
         return Ok(None);
     }
-    let found = source.fetch(0, deadline).await?.bytes;
-    let first = source.clone();
-    let walked = tokio::task::spawn_blocking(move || walk(&first, 0, &found)).await;
-    let (size, spans) = walked.map_err(joined)??;
+    let Scanned { size, spans, .. } = scan_object(source, 0, deadline).await?;
     // With records of several lengths, equal sizes would not mean equal counts.
     if spans.windows(2).any(|pair| pair[0].len != pair[1].len) || plain_size.is_some_and(|plain| plain != size) {
         return Ok(None);
@@ -242,17 +231,7 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     let count = |object: u64| async move {
         let (place, size) = (source.place(object), source.entry(object).size);
         if source.codec(object) != Codec::None {
-            let bytes = source.fetch(object, deadline).await?.bytes;
-            let source = source.clone();
-            let inflated = tokio::task::spawn_blocking(move || {
-                let mut inflated = Vec::new();
-                inflate_into(source.codec(object), &bytes, &mut inflated, LIMIT, &place)?;
-                source.framing().count_of_end(&inflated, inflated.len() as u64, &place)
-            });
-            return match inflated.await.map_err(joined)?? {
-                EndTells::Count(count) => Ok(count),
-                EndTells::Wants(_) => Err(Error::bug("the whole of a table is not enough of it")),
-            };
+            return rows_of_compressed(source, object, deadline).await;
         }
         let mut most = END;
         // Once more, with as much as the first says.
@@ -267,6 +246,35 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     };
     let in_flight = if codecs_none(source) { TRAILERS_IN_FLIGHT } else { SCANS_IN_FLIGHT };
     stream::iter(0..source.manifest().objects.len() as u64).map(count).buffered(in_flight).try_collect().await
+}
+
+/// The count that a compressed table states at its end: all of it passes by, and so much of its end is held.
+async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<u64> {
+    let (bytes, place) = (source.fetch(object, deadline).await?.bytes, source.place(object));
+    let source = source.clone();
+    let counted = tokio::task::spawn_blocking(move || {
+        let (mut most, codec) = (END as usize, source.codec(object));
+        loop {
+            let (mut end, mut size) = (Vec::new(), 0);
+            let mut inflater = Inflater::new(codec, u64::MAX, &place);
+            inflater.push(&bytes, &mut |inflated| {
+                size += inflated.len() as u64;
+                end.extend_from_slice(inflated);
+                // Not at each piece: what is dropped moves the rest.
+                if end.len() > 2 * most {
+                    end.drain(..end.len() - most);
+                }
+                Ok(())
+            })?;
+            inflater.finish()?;
+            match source.framing().count_of_end(&end, size, &place)? {
+                EndTells::Count(count) => return Ok(count),
+                EndTells::Wants(more) if more > most as u64 => most = usize::try_from(more).unwrap_or(usize::MAX),
+                EndTells::Wants(_) => return Err(Error::bug("the end of a table is not enough of it")),
+            }
+        }
+    });
+    counted.await.map_err(|error| Error::bug(format!("counting rows: {error}")))?
 }
 
 /// The index of a dataset that a cache has, if any.
@@ -334,16 +342,16 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
             let (source, known) = (source.clone(), known(object));
             async move {
                 match known {
-                    Some(spans) => Ok(spans),
-                    None => spans_of(&source, object, deadline).await,
+                    Some(spans) => Ok(Scanned { size: 0, records: spans.len() as u64, spans }),
+                    None => scan_object(&source, object, deadline).await,
                 }
             }
         })
         .buffered(SCANS_IN_FLIGHT);
     let mut records = Vec::with_capacity(objects.len());
-    while let Some(spans) = found.next().await {
-        let spans = match spans {
-            Ok(spans) => spans,
+    while let Some(scanned) = found.next().await {
+        let scanned = match scanned {
+            Ok(scanned) => scanned,
             Err(error) => {
                 drop(found);
                 if let Some(writer) = writer {
@@ -353,8 +361,8 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
             }
         };
         let stamp = stamp(&objects[records.len()]);
-        records.push(spans.len() as u64);
-        if writer.as_mut().is_some_and(|writer| writer.push(stamp, spans).is_err()) {
+        records.push(scanned.records);
+        if writer.as_mut().is_some_and(|writer| writer.push(stamp, scanned.each(source.framing())).is_err()) {
             writer = None;
         }
     }
@@ -373,85 +381,4 @@ fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Op
         }
     }
     let _ = writer.finish(objects); // what is not kept costs another scan
-}
-
-fn joined(error: tokio::task::JoinError) -> Error {
-    Error::bug(format!("counting records: {error}"))
-}
-
-/// Where the records of one object lie. Large objects that are stored as they are pass by in stretches.
-async fn spans_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Vec<Span>> {
-    let size = source.entry(object).size;
-    let place = source.place(object);
-    if source.codec(object) != Codec::None || size <= STRETCH {
-        let found = source.fetch(object, deadline).await?.bytes;
-        let source = source.clone();
-        return Ok(tokio::task::spawn_blocking(move || walk(&source, object, &found)).await.map_err(joined)??.1);
-    }
-    let (mut at, mut stretch, mut spans) = (0, STRETCH, Vec::new());
-    while at < size {
-        let len = stretch.min(size - at);
-        let bytes = source.stretch(object, at, len, deadline).await?;
-        let is_last = at + len == size;
-        let (framed, place) = (source.clone(), place.clone());
-        let walked = tokio::task::spawn_blocking(move || {
-            let mut spans = Vec::new();
-            let walked = framed.framing().spans(&bytes, &place, &mut spans);
-            (walked, spans)
-        });
-        let (walked, mut found) = walked.await.map_err(joined)?;
-        if is_last {
-            walked.map_err(|error| behind(error, at))?;
-        } else {
-            // What the stretch ends in may go on behind it: the last record is looked at again.
-            let next = found.pop().map_or(0, |last| last.offset);
-            if next == 0 {
-                if stretch >= MOST_STRETCH {
-                    let error = walked.err().unwrap_or_else(|| too_long(&source.place(object), at));
-                    return Err(behind(error, at));
-                }
-                stretch *= 2;
-                continue;
-            }
-            found.iter_mut().for_each(|span| span.offset += at);
-            spans.append(&mut found);
-            (at, stretch) = (at + next, STRETCH);
-            continue;
-        }
-        found.iter_mut().for_each(|span| span.offset += at);
-        spans.append(&mut found);
-        at = size;
-    }
-    Ok(spans)
-}
-
-fn too_long(place: &str, at: u64) -> Error {
-    Error::corrupt(place, format!("holds no whole record in {} bytes from byte {}", grouped(MOST_STRETCH), grouped(at)))
-}
-
-/// Says that the offsets of a message count from byte `at`.
-pub(super) fn behind(error: Error, at: u64) -> Error {
-    match error {
-        Error::Corrupt { place, problem } if at > 0 => {
-            Error::Corrupt { place, problem: format!("{problem}, counted from byte {}", grouped(at)) }
-        }
-        other => other,
-    }
-}
-
-/// Inflated size and where every record lies. An object of 0 bytes is empty, whatever its codec.
-fn walk(source: &Source, object: u64, bytes: &[u8]) -> Result<(u64, Vec<Span>)> {
-    let place = source.place(object);
-    let mut inflated = Vec::new();
-    let content = match source.codec(object) {
-        _ if bytes.is_empty() => bytes,
-        Codec::None => bytes,
-        codec => {
-            inflate_into(codec, bytes, &mut inflated, LIMIT, &place)?;
-            inflated.as_slice()
-        }
-    };
-    let mut spans = Vec::new();
-    source.framing().spans(content, &place, &mut spans)?;
-    Ok((content.len() as u64, spans))
 }

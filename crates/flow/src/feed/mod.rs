@@ -24,6 +24,7 @@ mod portions;
 mod reads;
 mod rows;
 mod run;
+mod scan;
 mod schedule;
 mod schema;
 mod slot;

@@ -22,6 +22,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use penstock_codec::Codec;
+use penstock_record::tfrecord::FrameStream;
 use penstock_types::{Error, Key, Result, grouped};
 use serde::{Deserialize, Serialize};
 
@@ -347,6 +348,12 @@ pub(crate) trait Table {
 pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// Appends where the records of an object lie. On an error, those before it stand.
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
+
+    /// Of a format that frames its records: the reader of an object's inflated bytes as they pass by, given the first of
+    /// them. Errs where those are not of this format.
+    fn frames(&self, _first: &[u8], _place: &str) -> Option<Result<FrameStream>> {
+        None
+    }
 
     /// How many records an object of that many bytes holds, where that alone tells.
     fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {

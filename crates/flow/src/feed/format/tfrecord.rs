@@ -6,7 +6,7 @@ use penstock_codec::checksum::crc32c_masked;
 use penstock_record::example::{Example, find_feature};
 use penstock_record::magic;
 use penstock_record::sequence::{feature_list_names, find_feature_list};
-use penstock_record::tfrecord::{FOOTER_LEN, Frames, HEADER_LEN, frame_len};
+use penstock_record::tfrecord::{FOOTER_LEN, FrameStream, Frames, HEADER_LEN, frame_len};
 use penstock_types::{Error, Result, grouped};
 
 use super::{Each, Framing, Record, RecordId, Span};
@@ -27,6 +27,10 @@ impl Framing for TfRecord {
             spans.push(Span { offset: frame.offset, len, crc: self.crc(&content[frame.offset as usize..end]) });
         }
         Ok(())
+    }
+
+    fn frames(&self, first: &[u8], place: &str) -> Option<Result<FrameStream>> {
+        Some(if first.is_empty() { Ok(()) } else { compressed(first, place) }.map(|()| FrameStream::new(place)))
     }
 
     /// The checksum that the frame itself states, which costs nothing to know.

@@ -14,8 +14,8 @@ use penstock_codec::{Codec, Inflater, inflate_into};
 use penstock_types::{Deadline, Error, Result, grouped, now};
 use tokio::sync::mpsc;
 
-use super::super::count::behind;
 use super::super::format::Span;
+use super::super::scan::behind;
 use super::super::source::Source;
 
 /// Inflated bytes in which a window's records begin; it enters the order, so it is no setting.

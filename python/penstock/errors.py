@@ -15,6 +15,7 @@
     ├── Busy (BlockingIOError)            another process holds it; the same call succeeds once that has ended
     ├── ConfigError (ValueError)          a setting, flag or argument that cannot be
     ├── Unsupported (NotImplementedError) the store or the build cannot do this
+    │   └── MissingPackage (ModuleNotFoundError)  an optional package is not installed
     ├── BudgetExceeded (MemoryError)      the memory budget is too small for what was asked
     ├── NoSpace (OSError)                 the disk is full
     ├── KeyRefused (ValueError)           a key that cannot be a file under the destination
@@ -47,6 +48,7 @@ __all__ = [
     "KeyRefused",
     "MapFailed",
     "Mismatch",
+    "MissingPackage",
     "NoSpace",
     "NotFound",
     "PenstockError",
@@ -209,6 +211,13 @@ class ConfigError(PenstockError, ValueError):
 class Unsupported(PenstockError, NotImplementedError):
     code = "unsupported"
     exit_code = 3
+
+
+class MissingPackage(Unsupported, ModuleNotFoundError):
+    """`name` is the module; the hint has the command that installs it."""
+
+    code = "missing-package"
+    name: str = ""
 
 
 class BudgetExceeded(PenstockError, MemoryError):

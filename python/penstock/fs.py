@@ -13,11 +13,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from fsspec import AbstractFileSystem
-from fsspec.spec import AbstractBufferedFile
-
 from penstock import _native, env
 from penstock.errors import ConfigError, NotFound
+from penstock.extras import require
+
+require("penstock.fs", "fsspec")
+
+from fsspec import AbstractFileSystem  # noqa: E402 - fsspec is there now
+from fsspec.spec import AbstractBufferedFile  # noqa: E402
 
 __all__ = ["FileSystem"]
 

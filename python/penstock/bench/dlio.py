@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,12 +66,9 @@ def read(path: Path) -> DlioWorkload:
     Raises:
         ConfigError: It is no YAML of that kind, or asks for what would change the figures and is not to be had here.
     """
-    try:
-        import yaml
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "DLIO's files are YAML, whose reader is not installed", hint="pip install 'penstock[dlio]'"
-        ) from None
+    require("reading DLIO's files", "dlio")
+    import yaml
+
     try:
         said = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -78,6 +78,9 @@ def cosmoflow(
     """
     from dataclasses import asdict
 
+    from penstock.extras import require
+
+    require("penstock dataset cosmoflow", "numpy")
     from penstock.datasets.cosmoflow import generate
     from penstock.units import format_bytes
 
@@ -132,6 +135,9 @@ def emulated(
     from dataclasses import asdict, replace
 
     from penstock.bench.dlio import model_settings
+    from penstock.extras import require
+
+    require("penstock dataset emulated", "numpy")
     from penstock.datasets.emulated import generate
     from penstock.units import format_bytes
     from penstock.workloads.emulated import model_of

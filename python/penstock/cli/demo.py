@@ -57,6 +57,9 @@ def command(out: Path, size: str, seed: int, keep: bool, as_json: bool) -> int:
 
     Exits 1 when the paths' losses differ or the model did not learn.
     """
+    from penstock.extras import require
+
+    require("penstock demo", "demo")
     from penstock.demo.run import REPORT, DemoSpec, run
     from penstock.demo.sizes import SIZES
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Corrupt, PenstockError, Unsupported
+from penstock.extras import require
 
 if TYPE_CHECKING:
     from penstock.feed.formats import Format
@@ -30,14 +31,14 @@ def read(source: _native.Source, said: Format) -> Format:
     """The format with the chunk tables of every file of `source`.
 
     Raises:
-        ConfigError: h5py is not installed, or a dataset is not there.
+        MissingPackage: h5py is not installed.
+        ConfigError: A dataset is not there.
         Corrupt: A file is not HDF5, or is damaged where h5py looks; the message has h5py's own words.
         Unsupported: A layout or element type that is not plain numbers in chunks or in one piece.
     """
-    try:
-        import h5py  # type: ignore[import-untyped]
-    except ImportError:
-        raise ConfigError("format: HDF5 needs h5py", where="format", hint="pip install 'penstock[hdf5]'") from None
+    require("format hdf5", "hdf5")
+    import h5py  # type: ignore[import-untyped]
+
     objects = _native.Files(source.url, dict(env.read()))
     files = []
     left = _MOST_CHUNKS

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock import _native, env, ranks
 from penstock.errors import ConfigError, Unsupported
+from penstock.extras import require
 from penstock.feed import columns, fields
 from penstock.feed import report as reporting
 from penstock.feed.epoch import Delivery, Epoch
@@ -442,14 +443,9 @@ class Loader(BaseLoader[dict[str, Any]]):
     """Iterates dicts of NumPy arrays that share the feed's memory: writable, and valid for as long as they are kept."""
 
     def _prepare(self) -> None:
-        try:
-            from penstock.feed.numpy import array
-        except ModuleNotFoundError as error:
-            if error.name != "numpy":
-                raise
-            raise Unsupported(
-                "penstock.Loader gives NumPy arrays, and numpy is not installed", hint="pip install 'penstock[numpy]'"
-            ) from None
+        require("penstock.Loader", "numpy")
+        from penstock.feed.numpy import array
+
         self._array = array
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:

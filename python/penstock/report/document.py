@@ -11,7 +11,7 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from penstock.errors import Unsupported
+from penstock.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,12 +83,8 @@ def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
 
 
 def refuse_without_charts() -> None:
-    """Raises Unsupported where altair or vl-convert is not installed; called before a chart is made."""
-    try:
-        import altair  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise Unsupported("reports and pictures need altair and vl-convert", hint="install penstock[report]") from error
+    """Raises MissingPackage where altair or vl-convert is not installed; called before a chart is made."""
+    require("a report with pictures", "report")
 
 
 def write_whole(text: str, file: Path) -> None:

@@ -147,8 +147,8 @@ def test_records_by_their_places_are_the_same_in_planes(volumes, tmp_path):
     cached = penstock.Loader(ds.cache(tmp_path / "nvme", transcode="always"), batch_size=4)
     plain = penstock.Loader(ds.cache(False), batch_size=4)
     wanted = [(0, 3, 1), (0, 0, 0), (0, 3, 0)]
-    want = np.asarray(plain._native_feed().gather(wanted)["x"])
-    assert (np.asarray(cached._native_feed().gather(wanted)["x"]) == want).all()
+    want = np.asarray(plain._native_feed().gather(wanted, 0, range(len(wanted)))["x"])
+    assert (np.asarray(cached._native_feed().gather(wanted, 0, range(len(wanted)))["x"]) == want).all()
 
 
 @pytest.mark.parametrize(("folder", "transcode"), [("nvme", "lz4"), (False, "auto")])

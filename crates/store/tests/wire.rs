@@ -99,7 +99,7 @@ fn impatient() -> RetryPolicy {
         never_reached_after: Duration::from_millis(200),
         first_wait: Duration::from_millis(1),
         longest_wait: Duration::from_millis(5),
-        stall_after: Duration::from_millis(100),
+        stall_after: Duration::from_secs(1),
     }
 }
 

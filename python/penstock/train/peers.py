@@ -73,6 +73,7 @@ class Peers:
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
         self._closed, self._known, self._asked = threading.Event(), threading.Event(), threading.Event()
+        self._unread = threading.Lock()  # held for good once this rank has counted itself in
         self._mine: PenstockError | None = None
         self._cause: PenstockError | None = None
         self._thread = threading.Thread(target=self._watch, name="penstock-peers", daemon=True)
@@ -97,9 +98,10 @@ class Peers:
             text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         with suppress(RuntimeError):
             self._write(self._rank, text.partition("\n")[0], getattr(error, "hint", None))
+            self._acknowledge()
             until = time.monotonic() + _LINGER_S
             # The store may live in the first rank's process.
-            while self._rank == 0 and self._store.add("read", 0) < self._world - 1 and time.monotonic() < until:
+            while self._rank == 0 and self._store.add("read", 0) < self._world and time.monotonic() < until:
                 time.sleep(0.05)
 
     def first_cause(self) -> PenstockError | None:
@@ -134,7 +136,7 @@ class Peers:
         while True:
             self._store.set(f"beat/{self._rank}", str(next(beats)))
             if (cause := self._posted()) is not None:
-                self._store.add("read", 1)
+                self._acknowledge()
                 return cause
             now = time.monotonic()
             if now - ticked_s > _DEAD_S:  # this process was stopped for a while, and so may its peers have been
@@ -151,12 +153,16 @@ class Peers:
             if now - looked_s > _SILENCE_LOOK_S:
                 looked_s = now
                 for rank, beat in self._beats(watched).items():
-                    if seen.get(rank, ("", 0.0))[0] != beat:
+                    if rank not in seen or seen[rank][0] != beat:
                         seen[rank] = (beat, now)
                     elif now - seen[rank][1] > _SILENCE_S:
                         self._write(rank, f"gave no sign for {_SILENCE_S:.0f} s", None)
             if self._closed.wait(_BEAT_S):
                 return None
+
+    def _acknowledge(self) -> None:
+        if self._unread.acquire(blocking=False):
+            self._store.add("read", 1)
 
     def _beats(self, ranks: Iterable[int]) -> dict[int, str]:
         return {rank: self._read(f"beat/{rank}") for rank in ranks}

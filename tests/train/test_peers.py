@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch of a rank over the others, on a real store: which cause is the first, and who is dead."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+from torch import distributed
+
+from penstock.errors import Corrupt, RankFailed
+from penstock.train import peers
+
+pytestmark = pytest.mark.needs_torch
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """`watch(world)`: the watches of all ranks, not yet started, and the queue of what `on_lost` was called with."""
+    for name, seconds in {
+        "_BEAT_S": 0.1,
+        "_SILENCE_S": 3.0,
+        "_SILENCE_LOOK_S": 0.2,
+        "_GRACE_S": 0.2,
+        "_DEAD_S": 2.0,
+    }.items():
+        monkeypatch.setattr(peers, name, seconds)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made = []
+
+    def start(world: int):
+        lost = queue.SimpleQueue()
+        monkeypatch.setattr(peers, "_RUNS", iter([7] * world))
+        made.extend(peers.Peers(store, rank, world, lost.put) for rank in range(world))
+        return made, lost
+
+    yield start
+    for one in made:
+        if one._thread.ident is not None:
+            one.close()
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_peer_that_gives_no_sign_is_dead(watch, silent):
+    both, lost = watch(2)
+    both[1 - silent].start()
+    cause = lost.get(timeout=30)
+    assert str(cause) == f"rank {silent} failed: gave no sign for 3 s"
+    assert (type(cause), cause.rank) == (RankFailed, silent)
+
+
+def test_first_cause_is_the_same_on_all_ranks(watch):
+    three, lost = watch(3)
+    for one in three:
+        one.start()
+    three[1].post(Corrupt("shard 7 is damaged", hint="fetch it again"))
+    three[2].post(KeyboardInterrupt())
+    found = {str(lost.get(timeout=30)) for _ in range(3)}
+    assert found == {"shard 7 is damaged", "rank 1 failed: shard 7 is damaged"}
+
+
+def test_echo_without_a_cause_names_the_rank_that_stopped_counting(watch):
+    three, _ = watch(3)
+    for one in three[:2]:
+        one.start()
+    assert str(three[0].first_cause()) == "rank 2 failed: ended without a message"
+    assert str(three[1].first_cause()) == "rank 2 failed: ended without a message"
+
+
+def test_echo_where_all_ranks_answer_has_no_cause(watch):
+    both, lost = watch(2)
+    for one in both:
+        one.start()
+    assert both[0].first_cause() is None
+    assert lost.empty()
+
+
+def test_run_that_ends_well_calls_nothing(watch):
+    both, lost = watch(2)
+    for one in both:
+        one.start()
+    for one in both:
+        one.close()
+        one._thread.join(10)
+        assert not one._thread.is_alive()
+    assert lost.empty()

@@ -55,6 +55,13 @@ def test_page_names_every_path_figure_and_caveat(made, facts):
     assert "older than 12 months" in made
 
 
+def test_page_gives_the_reason_where_the_rehearsal_missed_the_model(made, facts):
+    assert 'class="missed"' not in made
+    slow = msgspec.structs.replace(facts.paths[1], model_samples_per_s=600.0, missed="<slow> steps")
+    text = page(msgspec.structs.replace(facts, paths=[facts.paths[0], slow]))
+    assert f"{slow.label}: 289 samples/s, predicted 600 (&lt;slow&gt; steps)." in text
+
+
 def test_page_hostile_text_stays_text(facts):
     evil = '</script><script>alert(1)</script><img src=x onerror="alert(1)">'
     bad = msgspec.structs.replace(

@@ -43,3 +43,13 @@ def test_table_says_scale_and_age_of_prices(facts):
 def test_table_differing_curves_are_called_so(facts):
     worse = msgspec.structs.replace(facts, learning=msgspec.structs.replace(facts.learning, identical=False))
     assert "DIFFER" in printed(worse, 100)
+
+
+def test_table_names_the_reason_where_the_rehearsal_missed_the_model(facts):
+    assert "more than 20 %" not in printed(facts, 80)
+    slow = msgspec.structs.replace(
+        facts.paths[1], samples_per_s=147.0, model_samples_per_s=294.0, missed="emulated steps of 435 ms took 870 ms"
+    )
+    text = " ".join(printed(msgspec.structs.replace(facts, paths=[facts.paths[0], slow]), 80).split())
+    assert "more than 20 % away from the model" in text
+    assert f"{slow.label}: 147 samples/s, predicted 294 (emulated steps of 435 ms took 870 ms)." in text

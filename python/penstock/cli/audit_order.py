@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.fields import field, field_option
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,9 +48,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--window", type=int, help="Objects whose samples mix.")
 @click.option("--epoch", type=int, default=0, show_default=True, help="Which epoch.")
 @click.option("--steps", type=int, help="Only the first steps.")
-@click.option(
-    "--field", "fields", multiple=True, metavar="NAME=DTYPE:SHAPE", help="A field (x=int16:32,32,4); repeatable."
-)
+@field_option
 @click.option("--manifest", type=click.Path(path_type=Path), help="A manifest of `penstock index`.")
 @click.option("--records-per-object", type=int, metavar="N", help="Records in every object, where known.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the audit to a file.")
@@ -80,7 +79,6 @@ def command(
     Exit code 0: all the same. 1: they differ; the first differing step is named.
     """
     import penstock
-    from penstock.cli.fields import field
     from penstock.feed.audit import SCHEMA_VERSION, audit, first_difference, guess_fields
 
     saved = _saved(against) if against is not None else None

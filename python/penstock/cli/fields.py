@@ -5,9 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from penstock.errors import ConfigError
 
-__all__ = ["field"]
+__all__ = ["field", "field_option"]
+
+field_option = click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="NAME=KIND:SHAPE",
+    help="A field (x=int16:32,32,4, jpg=image:224, text=raw); repeatable.  [default: as the first record says]",
+)
 
 
 def field(text: str, *, crop: str = "center") -> tuple[str, Any]:

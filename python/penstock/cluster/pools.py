@@ -301,7 +301,7 @@ def _take_back(cluster: Cluster, record: Record, error: BaseException, deadline_
 
 
 def status(cluster: Cluster, record: Record, *, deadline_s: float) -> dict[str, str]:
-    """Each node's state; all `lost` where the pool never came up."""
+    """Each node's state; all `degraded` where the pool never came up."""
     if record.pool is None:
         return dict.fromkeys(record.nodes, "degraded")
     return load_engine(record.engine, record.engine_settings).status(record.pool, cluster, deadline_s=deadline_s)

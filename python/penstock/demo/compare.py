@@ -26,7 +26,7 @@ from penstock.report.facts import (
     ScalePoint,
     TierRow,
 )
-from penstock.units import format_bytes, format_rate
+from penstock.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -49,6 +49,7 @@ _WAITS = {
 }
 _OF_THE_STORE = {"first_byte_s", "transfer_s", "overhead_s"}
 _LIMITED = 0.05  # of waiting; below, the accelerators set the pace
+_MISSED = 0.20  # of the model's rate; beyond, the report gives the reason beside its headline
 SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
 
 
@@ -89,9 +90,32 @@ def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:
     return rate, wait_s / wall_s, parts
 
 
-def _limit(record: RunRecord, share: float, *, mount: bool) -> str:
+def _slow_steps(parts: dict[str, float]) -> str:
+    """What emulated steps took where they took longer than they should; empty otherwise."""
+    step_s = parts["accelerators"]
+    if step_s <= (1 + _MISSED) * JOB.compute_step_s:
+        return ""
+    return (
+        f"emulated steps of {format_seconds(JOB.compute_step_s)} took {format_seconds(step_s)}, so its cores were busy"
+    )
+
+
+def missed(rate: float, foretold: float, parts: dict[str, float]) -> str:
+    """Why a rehearsal was more than 20 % away from the model; empty where it was not."""
+    if abs(rate / foretold - 1) <= _MISSED:
+        return ""
+    waits = {what: seconds for what, seconds in parts.items() if what != "accelerators"}
+    longest = max(waits, key=waits.__getitem__, default="")
+    reasons = [_slow_steps(parts)]
+    if waits and waits[longest] > _LIMITED * sum(parts.values()):
+        reasons.append(f"a step waited {format_seconds(sum(waits.values()))}, most of it for “{longest}”")
+    return "; ".join(filter(None, reasons)) or "the loop spent the time outside of steps and waits"
+
+
+def _limit(record: RunRecord, share: float, parts: dict[str, float], *, mount: bool) -> str:
     if share < _LIMITED:
-        return "the (emulated) accelerators"
+        slow = _slow_steps(parts)
+        return f"this machine: {slow}" if slow else "the (emulated) accelerators"
     classes = _seconds(record)
     worst = max(_WAITS, key=lambda name: classes[name])
     if mount and worst in _OF_THE_STORE:
@@ -214,11 +238,12 @@ def compare(
                 bytes=timed.bytes + one.stage_bytes,
                 throttles=timed.throttles + one.learnt.throttles,
                 stage_s=one.stage_s,
-                limited_by=_limit(timed, share, mount=path.mount),
+                limited_by=_limit(timed, share, parts, mount=path.mount),
                 predicted=_predicted(said, mount=path.mount),
                 requests=timed.requests,
                 step_parts_s=parts,
                 model_samples_per_s=one.foretold.samples_per_s,
+                missed=missed(rate, one.foretold.samples_per_s, parts),
                 published=_published(path.published),
                 run=timed.id,
             )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import ConfigError, NotFound
+from penstock.report.words import rate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +67,8 @@ class PathFacts(msgspec.Struct, frozen=True):
     Attributes:
         step_parts_s: Mean seconds of a step by what they went to; sums to the mean step.
         limited_by: In words, from the rehearsal.
-        model_samples_per_s: What the step model said of the rehearsal before it ran.
+        model_samples_per_s: The step model's prediction of the rehearsal, made before it ran.
+        missed: Why the rehearsal was more than 20 % away from that prediction; empty where it was not.
     """
 
     name: str
@@ -84,6 +86,7 @@ class PathFacts(msgspec.Struct, frozen=True):
     requests: int = 0
     step_parts_s: dict[str, float] = {}
     model_samples_per_s: float = 0.0
+    missed: str = ""
     published: PublishedFacts | None = None
     run: str = ""
 
@@ -170,6 +173,14 @@ class Comparison(msgspec.Struct, frozen=True):
     def best(self) -> PathFacts:
         """The path of the lowest predicted cost."""
         return min(self.paths, key=lambda p: p.predicted.usd)
+
+    def misses(self) -> list[str]:
+        """A sentence for each path whose rehearsal was more than 20 % away from the model."""
+        return [
+            f"{p.label}: {rate(p.samples_per_s)} samples/s, predicted {rate(p.model_samples_per_s)} ({p.missed})."
+            for p in self.paths
+            if p.missed
+        ]
 
 
 def read(file: Path) -> Comparison:

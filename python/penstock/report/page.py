@@ -175,11 +175,13 @@ def page(facts: Comparison) -> str:
     refuse_without_charts()
     specs = charts(facts)
     r = facts.rehearsal
+    misses = facts.misses()
     passes = "each read once" if r.epochs == 1 else f"{r.epochs} epochs"
     parts = [
         f'<p class="kicker"><b>Penstock</b><span>first water</span><span>{escape(facts.created)}</span><span>scale F = {facts.scale:g}</span></p>',
         f"<h1>{escape(facts.headline[0])} <span>{escape(' '.join(facts.headline[1:]))}</span></h1>",
         f'<p class="invalid">INVALID as a measurement: {escape(facts.invalid)}.</p>' if facts.invalid else "",
+        f'<p class="missed">{escape(words.MISSED)} {escape(" ".join(misses))}</p>' if misses else "",
         f'<p class="lead">{escape(facts.lead)}</p>',
         f'<ul class="cards">{"".join(_card(i, p) for i, p in enumerate(facts.paths))}</ul>',
         (

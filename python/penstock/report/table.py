@@ -82,6 +82,12 @@ def _wrapped(text: str, width: int, *, strong: bool = False, faint: bool = False
     return [Line(part, strong, faint) for part in textwrap.wrap(text, width)]
 
 
+def _missed(facts: Comparison, width: int) -> list[Line]:
+    misses = facts.misses()
+    text = f"{words.MISSED} {' '.join(misses)}"
+    return _wrapped(text, width) if misses else []
+
+
 def lines(facts: Comparison, width: int) -> list[Line]:
     """The whole comparison for a terminal of `width` columns: one wide table, or two that fit 80."""
     learnt = facts.learning
@@ -105,6 +111,7 @@ def lines(facts: Comparison, width: int) -> list[Line]:
         ]
     return [
         *_wrapped(" ".join(facts.headline), min(width, 110), strong=True),
+        *_missed(facts, min(width, 110)),
         Line(""),
         *tables,
         Line(""),

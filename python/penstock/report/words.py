@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["count", "hours", "rate", "share", "usd"]
+__all__ = ["MISSED", "count", "hours", "rate", "share", "usd"]
+
+MISSED = "The rehearsal on this machine was more than 20 % away from the model, so the model is not confirmed here."
 
 
 def hours(amount: float) -> str:

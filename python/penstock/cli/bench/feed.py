@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock.cli.fields import field, field_option
 from penstock.cli.parameters import SECONDS
 from penstock.errors import ConfigError
 
@@ -39,13 +40,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where DIR/NAME/bin/python has each peer.  [default: this Python]",
 )
-@click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    metavar="NAME=KIND:SHAPE",
-    help="A field (x=int16:32,32,4, jpg=image:224, text=raw); repeatable.  [default: as the first record says]",
-)
+@field_option
 @click.option("--format", "kind", metavar="NAME", help="Of the objects; `fixed` takes its columns from --field.")
 @click.option("--records-per-object", type=click.IntRange(1), metavar="N", help="Records in every object, where known.")
 @click.option("--random-crops", is_flag=True, help="Crop and mirror pictures at random, as in training.")
@@ -114,7 +109,6 @@ def command(
     from penstock import _native
     from penstock.bench import feed, results
     from penstock.cli.epoch_price import priced, readable
-    from penstock.cli.fields import field
 
     if not no_save:
         results.refuse_debug(_native.__profile__, allow_debug=allow_debug)

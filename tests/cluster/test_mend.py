@@ -81,5 +81,8 @@ def test_pool_that_is_lost_with_its_first_node_is_brought_up_anew_and_says_why(e
     shutil.rmtree(tmp_path / "disk-n0")
     execution.job = msgspec.structs.replace(execution.job, stage=None)  # which would need what is broken here
     execution._mend()
-    assert execution._pool.lease != lease
+    # What a lost node still holds is taken down by the same lease when it comes back.
+    assert execution._pool.lease == lease
+    assert list(tmp_path.glob("disk-n0/*/data"))
+    assert not list(tmp_path.rglob("disk-*/**/a.bin"))
     assert "exit code 9" in (execution._remade or "")

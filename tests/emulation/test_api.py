@@ -206,6 +206,69 @@ def test_copy_object_and_delete_objects(s3, served):
     assert not (served.folder / "d").exists()
 
 
+def test_delete_object_conditions_hold_for_one_and_for_many(s3):
+    def put():
+        s3("put_object", Key="k", Body=b"abc")
+        head = s3("head_object", Key="k")
+        return head["ETag"], head["LastModified"]
+
+    past = dt.datetime(2001, 1, 1, tzinfo=dt.UTC)
+    tag, modified = put()
+    for wrong in ({"IfMatch": '"other"'}, {"IfMatchLastModifiedTime": past}, {"IfMatchSize": 4}):
+        assert s3("delete_object", Key="k", **wrong) == "PreconditionFailed"
+    for wrong in ({"ETag": '"other"'}, {"LastModifiedTime": past}, {"Size": 4}):
+        answer = s3("delete_objects", Delete={"Objects": [{"Key": "k", **wrong}, {"Key": "absent", **wrong}]})
+        assert [(one["Key"], one["Code"]) for one in answer["Errors"]] == [("k", "PreconditionFailed")]
+        assert [one["Key"] for one in answer["Deleted"]] == ["absent"]
+    assert s3("head_object", Key="k")["ETag"] == tag
+    s3("delete_object", Key="k", IfMatch=tag, IfMatchLastModifiedTime=modified, IfMatchSize=3)
+    assert s3("head_object", Key="k") == "404"
+    tag, modified = put()
+    right = {"Key": "k", "ETag": tag, "LastModifiedTime": modified, "Size": 3}
+    assert [one["Key"] for one in s3("delete_objects", Delete={"Objects": [right]})["Deleted"]] == ["k"]
+    put()
+    s3("delete_object", Key="k", IfMatch="*")
+    assert s3("list_objects_v2")["KeyCount"] == 0
+
+
+def test_object_tags_are_kept_counted_copied_and_removed(s3, served, emulator):
+    def tags(key, client=None):
+        answer = (
+            client.get_object_tagging(Bucket=served.bucket, Key=key) if client else s3("get_object_tagging", Key=key)
+        )
+        return {one["Key"]: one["Value"] for one in answer["TagSet"]}
+
+    (served.folder / "found").write_bytes(b"1")
+    s3("put_object", Key="k", Body=b"1", Tagging="a=1&b=2%20%C3%BC")
+    s3("put_object_tagging", Key="found", Tagging={"TagSet": [{"Key": "x", "Value": "y"}]})
+    assert (tags("k"), tags("found")) == ({"a": "1", "b": "2 ü"}, {"x": "y"})
+    assert s3("head_object", Key="k")["TagCount"] == s3("get_object", Key="k")["TagCount"] == 2
+    again = type(served)(served.folder, emulator(served.folder)).client()
+    assert (tags("k", again), tags("found", again)) == (tags("k"), tags("found"))
+    source = f"{served.bucket}/k"
+    s3("copy_object", Key="same", CopySource=source)
+    s3("copy_object", Key="new", CopySource=source, Tagging="c=3", TaggingDirective="REPLACE")
+    assert (tags("same"), tags("new")) == (tags("k"), {"c": "3"})
+    s3("delete_object_tagging", Key="k")
+    assert tags("k") == {}
+    assert s3("put_object_tagging", Key="absent", Tagging={"TagSet": []}) == "NoSuchKey"
+    twice = {"TagSet": [{"Key": "a", "Value": "1"}] * 2}
+    assert s3("put_object_tagging", Key="new", Tagging=twice) == s3("put_object", Key="k", Tagging="=v") == "InvalidTag"
+    assert tags("new") == {"c": "3"}
+
+
+def test_copy_object_to_itself_must_change_something(s3, served):
+    s3("put_object", Key="k", Body=b"abc", Metadata={"a": "1"}, Expires=dt.datetime(2199, 1, 1, tzinfo=dt.UTC))
+    assert s3("head_object", Key="k")["ExpiresString"] == "Tue, 01 Jan 2199 00:00:00 GMT"
+    source = f"{served.bucket}/k"
+    assert s3("copy_object", Key="k", CopySource=source) == "InvalidRequest"
+    s3("copy_object", Key="k", CopySource=source, Metadata={"a": "2"}, MetadataDirective="REPLACE")
+    got = s3("get_object", Key="k")
+    assert (got["Body"].read(), got["Metadata"]) == (b"abc", {"a": "2"})
+    past = dt.datetime(2001, 1, 1, tzinfo=dt.UTC)
+    assert s3("copy_object", Key="b", CopySource=source, CopySourceIfUnmodifiedSince=past) == "PreconditionFailed"
+
+
 def test_link_out_of_the_folder_is_no_object(s3, served, tmp_path):
     (tmp_path / "secret").write_text("secret")
     (served.folder / "out").symlink_to(tmp_path / "secret")

@@ -76,6 +76,24 @@ impl Reading {
     }
 }
 
+/// The conditions of a delete. As on S3, the delete of an absent object succeeds whatever its conditions.
+pub(crate) struct Deleting {
+    pub if_match: Option<ETagCondition>,
+    pub last_modified: Option<Timestamp>,
+    pub size: Option<i64>,
+}
+
+impl Deleting {
+    /// Returns 412 if a condition does not hold.
+    pub(crate) fn check(&self, found: &Found) -> S3Result<()> {
+        let at = seconds(&modified(found.stamp));
+        let holds = self.if_match.as_ref().is_none_or(|condition| matches(condition, &found.etag))
+            && self.last_modified.as_ref().is_none_or(|time| seconds(time) == at)
+            && self.size.is_none_or(|size| u64::try_from(size) == Ok(found.stamp.size));
+        if holds { Ok(()) } else { Err(precondition_failed()) }
+    }
+}
+
 /// What a write asks to hold of what is there now.
 pub(crate) fn check_write(
     if_match: Option<&ETagCondition>,

@@ -57,6 +57,9 @@ pub(crate) struct Fact {
     /// `x-amz-meta-*`, without the prefix.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
+    /// Object tags by key.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tags: BTreeMap<String, String>,
     /// The object lies in the side store.
     #[serde(default)]
     pub side: bool,

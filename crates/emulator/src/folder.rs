@@ -68,12 +68,22 @@ pub(crate) fn found_etag(stamp: Stamp) -> String {
     format!("{}-1", hex(&Md5::digest(text.as_bytes())))
 }
 
-/// Shows all bytes of a file, wherever it is positioned; how many there were.
-pub(crate) fn read_all(file: &File, mut see: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<u64> {
-    let (mut buffer, mut at) = (vec![0; CHUNK], 0);
+/// Shows all bytes of a file, wherever it is positioned; returns their number.
+pub(crate) fn read_all(file: &File, see: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<u64> {
+    read_range(file, 0..u64::MAX, see)
+}
+
+/// As [`read_all`], of one range; fewer bytes than the range has where the file ends before it.
+pub(crate) fn read_range(
+    file: &File,
+    range: std::ops::Range<u64>,
+    mut see: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<u64> {
+    let (mut buffer, mut at) = (vec![0; CHUNK], range.start);
     loop {
-        match file.read_at(&mut buffer, at) {
-            Ok(0) => return Ok(at),
+        let want = (range.end - at).min(CHUNK as u64) as usize;
+        match file.read_at(&mut buffer[..want], at) {
+            Ok(0) => return Ok(at - range.start),
             Ok(got) => {
                 see(&buffer[..got])?;
                 at += got as u64;
@@ -224,9 +234,17 @@ impl Folder {
         }
     }
 
-    /// Removes the object of that key, and the folders that this leaves empty. One that is not there is no error.
-    pub(crate) fn remove(&self, key: &str) -> io::Result<()> {
+    /// Removes the object of that key, and the folders that this leaves empty. An absent object is not an error.
+    /// `allow` sees an object that exists and may refuse; other writers wait between the check and the removal.
+    pub(crate) fn remove<E: From<io::Error>>(
+        &self,
+        key: &str,
+        allow: impl FnOnce(&Found) -> Result<(), E>,
+    ) -> Result<(), E> {
         let _names = self.names();
+        if let Some(found) = self.find(key)? {
+            allow(&found)?;
+        }
         if let Some(path) = plain_path(key) {
             self.unlink_plain(path)?;
         }
@@ -235,11 +253,23 @@ impl Folder {
                 && let Err(error) = std::fs::remove_file(self.side(key))
                 && error.kind() != io::ErrorKind::NotFound
             {
-                return Err(error);
+                return Err(error.into());
             }
             self.facts.put(key, None, false)?;
         }
         Ok(())
+    }
+
+    /// Changes what is kept with an object besides its bytes; returns false if the object does not exist.
+    pub(crate) fn amend(&self, key: &str, change: impl FnOnce(&mut Fact)) -> io::Result<bool> {
+        let _names = self.names();
+        let Some(found) = self.find(key)? else { return Ok(false) };
+        let mut fact = found.fact.as_deref().cloned().unwrap_or_default();
+        fact.stamp = found.stamp;
+        change(&mut fact);
+        std::fs::create_dir_all(&self.state)?;
+        self.facts.put(key, Some(fact), true)?;
+        Ok(true)
     }
 
     fn unlink_plain(&self, path: &str) -> io::Result<()> {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Listings against a plain model: sort all keys, filter, roll up, cut.
 
-use std::collections::BTreeMap;
-
 use proptest::prelude::*;
 
 use super::*;
@@ -19,9 +17,7 @@ fn filled(keys: &[String]) -> (tempfile::TempDir, Folder) {
 
 fn put(folder: &Folder, key: &str) {
     let stamp = Stamp { inode: 0, modified_ns: 0, size: 0 };
-    let (headers, metadata) = (BTreeMap::new(), BTreeMap::new());
-    let fact =
-        Fact { stamp, etag: Some("e".into()), checksum: None, parts: Vec::new(), headers, metadata, side: false };
+    let fact = Fact { stamp, etag: Some("e".into()), ..Fact::default() };
     folder.commit::<io::Error>(key, folder.temp().unwrap(), fact, |_| Ok(())).unwrap();
 }
 
@@ -96,12 +92,12 @@ fn page_link_out_of_the_folder_is_not_listed_and_one_within_is() {
 #[test]
 fn remove_last_object_of_a_folder_frees_its_name() {
     let (dir, folder) = filled(&["fd/x/y".into()]);
-    folder.remove("fd/x/y").unwrap();
+    folder.remove::<io::Error>("fd/x/y", |_| Ok(())).unwrap();
     assert!(!dir.path().join("fd").exists());
     put(&folder, "fd");
     put(&folder, "fd/x");
     assert_eq!(all_pages(&folder, "", None, 10), ["fd", "fd/x"]);
     assert!(dir.path().join("fd").is_file());
-    folder.remove("fd").unwrap();
+    folder.remove::<io::Error>("fd", |_| Ok(())).unwrap();
     assert_eq!(all_pages(&folder, "", None, 10), ["fd/x"]);
 }

@@ -4,35 +4,42 @@
 use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use s3s::S3Result;
 use s3s::dto::Metadata;
 
+use super::tags::{Tags, parse_tags};
 use crate::facts::{Checksum, Fact};
 
-/// Headers and metadata that are kept with an object.
+/// Headers, metadata and tags that are kept with an object.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Kept {
     pub headers: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
+    pub tags: Tags,
 }
 
 impl Kept {
-    pub(super) fn of(headers: &HeaderMap, metadata: Option<Metadata>) -> Self {
-        Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect() }
+    /// What the headers of a write ask to keep; `tagging` is its `x-amz-tagging`.
+    pub(super) fn of(headers: &HeaderMap, metadata: Option<Metadata>, tagging: Option<&str>) -> S3Result<Self> {
+        let tags = tagging.map(parse_tags).transpose()?.unwrap_or_default();
+        Ok(Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect(), tags })
     }
 
     pub(super) fn of_fact(fact: &Fact) -> Self {
-        Self { headers: fact.headers.clone(), metadata: fact.metadata.clone() }
+        Self { headers: fact.headers.clone(), metadata: fact.metadata.clone(), tags: fact.tags.clone() }
     }
 
     /// The fact of an object that is being written; its stamp is set when it gets its name.
     pub(super) fn fact(self, etag: String, checksum: Option<Checksum>) -> Fact {
-        Fact { etag: Some(etag), checksum, headers: self.headers, metadata: self.metadata, ..Fact::default() }
+        let Self { headers, metadata, tags } = self;
+        Fact { etag: Some(etag), checksum, headers, metadata, tags, ..Fact::default() }
     }
 }
 
 /// The headers that S3 stores with an object and gives back, of those sent.
 fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
-    let names = ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control"];
+    let names =
+        ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"];
     let mut kept = BTreeMap::new();
     for name in names {
         let Some(value) = headers.get(name).and_then(|value| value.to_str().ok()) else { continue };
@@ -56,12 +63,15 @@ pub(super) fn put_header(headers: &mut HeaderMap, name: &str, value: &str) {
     }
 }
 
-/// Headers that stand with an object: those sent with it, and its checksum where it was asked for.
+/// Headers of an object's answer: those sent with it, its number of tags, and its checksum if the client asked for it.
 pub(super) fn object_headers(fact: Option<&Fact>, checksum: Option<&Checksum>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     put_header(&mut headers, "content-type", "binary/octet-stream");
     for (name, value) in fact.into_iter().flat_map(|fact| &fact.headers) {
         put_header(&mut headers, name, value);
+    }
+    if let Some(count) = fact.map(|fact| fact.tags.len()).filter(|count| *count > 0) {
+        headers.insert("x-amz-tagging-count", HeaderValue::from(count));
     }
     put_checksum(&mut headers, checksum);
     headers

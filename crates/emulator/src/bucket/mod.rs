@@ -2,12 +2,13 @@
 //! The one bucket: what S3 asks of it, over the folder.
 //!
 //! Owns the answers about the bucket itself, and hands on all others: reads of an object (`read`), writes and deletes
-//! (`write`), listings (`pages`), multipart uploads (`uploads`). What stands with an object besides its bytes is in
-//! `headers`.
+//! (`write`), listings (`pages`), multipart uploads (`uploads`), tags (`tags`). What is kept with an object besides
+//! its bytes is in `headers`.
 
 mod headers;
 mod pages;
 mod read;
+mod tags;
 mod uploads;
 mod write;
 
@@ -86,7 +87,9 @@ impl S3 for Bucket {
 
     async fn create_bucket(&self, req: S3Request<CreateBucketInput>) -> S3Result<S3Response<CreateBucketOutput>> {
         if *req.input.bucket == *self.name {
-            return Err(s3_error!(BucketAlreadyOwnedByYou, "Your previous request to create the bucket succeeded"));
+            // In us-east-1 S3 returns 200 to the owner of the bucket; other regions return BucketAlreadyOwnedByYou.
+            let location = Some(format!("/{}", self.name));
+            return Ok(S3Response::new(CreateBucketOutput { location }));
         }
         Err(s3_error!(AccessDenied, "This endpoint serves one folder as one bucket"))
     }
@@ -130,6 +133,27 @@ impl S3 for Bucket {
 
     async fn delete_objects(&self, req: S3Request<DeleteObjectsInput>) -> S3Result<S3Response<DeleteObjectsOutput>> {
         self.delete_many(req).await
+    }
+
+    async fn put_object_tagging(
+        &self,
+        req: S3Request<PutObjectTaggingInput>,
+    ) -> S3Result<S3Response<PutObjectTaggingOutput>> {
+        self.put_tags(req).await
+    }
+
+    async fn get_object_tagging(
+        &self,
+        req: S3Request<GetObjectTaggingInput>,
+    ) -> S3Result<S3Response<GetObjectTaggingOutput>> {
+        self.get_tags(req).await
+    }
+
+    async fn delete_object_tagging(
+        &self,
+        req: S3Request<DeleteObjectTaggingInput>,
+    ) -> S3Result<S3Response<DeleteObjectTaggingOutput>> {
+        self.delete_tags(req).await
     }
 
     async fn list_objects_v2(&self, req: S3Request<ListObjectsV2Input>) -> S3Result<S3Response<ListObjectsV2Output>> {

@@ -168,7 +168,7 @@ impl Bucket {
         let id = hex(&rand::random::<[u8; 16]>());
         let upload = Upload {
             key: input.key.clone(),
-            kept: Kept::of(&req.headers, input.metadata),
+            kept: Kept::of(&req.headers, input.metadata, input.tagging.as_deref())?,
             algorithm,
             is_full,
             parts: BTreeMap::new(),

@@ -5,13 +5,13 @@ use std::io::{self, Write as _};
 
 use md5::{Digest as _, Md5};
 use s3s::dto::*;
-use s3s::{S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::headers::{Kept, put_checksum};
 use super::{Bucket, Failure, blocking};
-use crate::condition::{Reading, check_write, modified, no_such_key};
+use crate::condition::{Deleting, Reading, check_write, modified, no_such_key};
 use crate::facts::Stamp;
-use crate::folder::read_all;
+use crate::folder::{Folder, read_all};
 use crate::incoming::{Promise, receive};
 use crate::seat::hex;
 
@@ -19,7 +19,7 @@ impl Bucket {
     pub(super) async fn put(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         self.check_name(&req.input.bucket)?;
         let promise = Promise::of(&req.headers);
-        let kept = Kept::of(&req.headers, req.input.metadata);
+        let kept = Kept::of(&req.headers, req.input.metadata, req.input.tagging.as_deref())?;
         let received = receive(self.folder.clone(), req.input.body, promise, req.trailing_headers).await?;
         let fact = kept.fact(received.etag.clone(), received.checksum.clone());
         let (folder, key, temp) = (self.folder.clone(), req.input.key, received.temp);
@@ -44,11 +44,17 @@ impl Bucket {
         };
         self.check_name(&bucket)?;
         let replaces = input.metadata_directive.is_some_and(|how| how.as_str() == MetadataDirective::REPLACE);
-        let kept = replaces.then(|| Kept::of(&req.headers, input.metadata));
+        let retags = input.tagging_directive.is_some_and(|how| how.as_str() == TaggingDirective::REPLACE);
+        if source.as_ref() == input.key && !replaces && !retags && input.storage_class.is_none() {
+            let text = "This copy request is illegal because it copies an object to itself without changing it.";
+            return Err(s3_error!(InvalidRequest, "{}", text));
+        }
+        let sent = Kept::of(&req.headers, input.metadata, input.tagging.as_deref())?;
         let reading = Reading {
             if_match: input.copy_source_if_match,
             if_none_match: input.copy_source_if_none_match,
-            ..Reading::default()
+            if_modified_since: input.copy_source_if_modified_since,
+            if_unmodified_since: input.copy_source_if_unmodified_since,
         };
         let (folder, key) = (self.folder.clone(), input.key);
         let etag = blocking(move || {
@@ -62,7 +68,13 @@ impl Bucket {
             })?;
             let etag = hex(&md5.finalize());
             let old = found.fact.as_deref();
-            let kept = kept.or_else(|| old.map(Kept::of_fact)).unwrap_or_default();
+            let mut kept = old.map(Kept::of_fact).unwrap_or_default();
+            if replaces {
+                (kept.headers, kept.metadata) = (sent.headers, sent.metadata);
+            }
+            if retags {
+                kept.tags = sent.tags;
+            }
             let checksum = old.and_then(|fact| fact.checksum.clone()).filter(|checksum| !checksum.composite);
             folder.commit::<Failure>(&key, temp, kept.fact(etag.clone(), checksum), |_| Ok(()))?;
             Ok(etag)
@@ -78,8 +90,14 @@ impl Bucket {
 
     pub(super) async fn delete(&self, req: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
         self.check_name(&req.input.bucket)?;
-        let (folder, key) = (self.folder.clone(), req.input.key);
-        blocking(move || folder.remove(&key)).await?;
+        let input = req.input;
+        let deleting = Deleting {
+            if_match: input.if_match,
+            last_modified: input.if_match_last_modified_time,
+            size: input.if_match_size,
+        };
+        let folder = self.folder.clone();
+        blocking(move || remove(&folder, &input.key, &deleting)).await?;
         Ok(S3Response::new(DeleteObjectOutput::default()))
     }
 
@@ -97,12 +115,17 @@ impl Bucket {
         let output = blocking(move || {
             let (mut deleted, mut errors) = (Vec::new(), Vec::new());
             for object in delete.objects {
-                match folder.remove(&object.key) {
+                let deleting = Deleting {
+                    if_match: object.e_tag.map(ETagCondition::ETag),
+                    last_modified: object.last_modified_time,
+                    size: object.size,
+                };
+                match remove(&folder, &object.key, &deleting) {
                     Ok(()) if quiet => {}
                     Ok(()) => deleted.push(DeletedObject { key: Some(object.key), ..Default::default() }),
-                    Err(error) => errors.push(Error {
-                        code: Some(S3ErrorCode::InternalError.as_str().to_owned()),
-                        message: Some(error.to_string()),
+                    Err(Failure(error)) => errors.push(Error {
+                        code: Some(error.code().as_str().to_owned()),
+                        message: error.message().map(str::to_owned),
                         key: Some(object.key),
                         ..Default::default()
                     }),
@@ -117,4 +140,8 @@ impl Bucket {
         .await?;
         Ok(S3Response::new(output))
     }
+}
+
+fn remove(folder: &Folder, key: &str, deleting: &Deleting) -> Result<(), Failure> {
+    folder.remove(key, |found| deleting.check(found).map_err(Failure))
 }

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import struct
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock import _native
@@ -180,3 +183,48 @@ def test_scan_of_a_compressed_tar_holds_no_more_than_a_window(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(zeros_gzip(5 * GB, member.tobuf()))
     answer = bounded(tmp_path, SAMPLES, headroom=3 << 30)
     assert answer.startswith("corrupt file://"), answer
+
+
+def write_npz(path, length):
+    """One deflated member `x` of `length` zero bytes, which takes a thousandth of that."""
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as out,
+    ):
+        np.lib.format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": False, "shape": (length,)})
+        for at in range(0, length, len(BLOCK)):
+            out.write(BLOCK[: length - at])
+
+
+def test_npz_member_beyond_the_budget_is_refused_before_it_is_decompressed(tmp_path):
+    write_npz(tmp_path / "a.npz", 3 * GB)
+    answer = bounded(tmp_path, RAW)
+    assert answer.startswith("budget member `x.npy` of file://"), answer
+    assert "a.npz needs 3,000,000,128 bytes and the memory budget is 268,435,456 bytes" in answer
+    assert bounded(tmp_path, SCHEMA).startswith("budget member `x.npy` of file://")
+
+
+def test_raw_values_of_a_batch_beyond_the_budget_are_refused(tmp_path):
+    for name in "abcd":
+        write_npz(tmp_path / f"{name}.npz", 100_000_000)
+    batches = RAW.replace("batch_size=1", "batch_size=4")
+    answer = bounded(tmp_path, batches)
+    assert answer.startswith(
+        "budget field `x` (with all values of its batch whose lengths differ) needs 300,000,000 bytes"
+    ), answer
+
+
+def item_sizes(kind):
+    """An expression: the bytes of `x` in every batch of one sample. The feed has time to run ahead of the first."""
+    values = "x.values if isinstance(x, ps.Ragged) else np.frombuffer(x[0], 'u1') if isinstance(x, list) else x"
+    batches = BATCHES.replace("{kind}", kind).replace("MEMORY", "MEMORY, read_ahead=16")
+    each = f"for number, batch in enumerate({batches}) for x in [batch['x']]"
+    return f"(({values}).nbytes for np in [numpy] {each} if number or not __import__('time').sleep(3))"
+
+
+@pytest.mark.parametrize("kind", ["raw()", 'ragged("uint8")'])
+def test_members_that_decompress_to_a_thousand_times_their_size_stay_near_the_budget(tmp_path, kind):
+    write_npz(tmp_path / "00.npz", 80_000_000)
+    for number in range(1, 16):
+        shutil.copyfile(tmp_path / "00.npz", tmp_path / f"{number:02}.npz")
+    assert bounded(tmp_path, item_sizes(kind)).split() == ["80000000"] * 16

@@ -4,6 +4,8 @@
 //! Stored and deflated members, zip64, and archives behind other bytes. The CRC-32 of every member that is read is
 //! checked. Refused: encryption, other methods, archives in several files.
 
+use std::borrow::Cow;
+
 use penstock_codec::{Packing, crc32, inflate_exact};
 use penstock_types::{Error, Result, grouped};
 
@@ -129,25 +131,25 @@ impl<'a> Directory<'a> {
         self.entries.iter().rev().find(wanted)
     }
 
-    /// The content of a member: where it lies if it is stored, or inflated into `room`. Its checksum is checked.
-    pub fn read<'b>(&self, entry: &Entry<'a>, room: &'b mut Vec<u8>) -> Result<&'b [u8]>
-    where
-        'a: 'b,
-    {
+    /// The content of a member: where it lies if it is stored, or inflated, which takes `entry.size` bytes. Its checksum is
+    /// checked.
+    pub fn read(&self, entry: &Entry<'a>) -> Result<Cow<'a, [u8]>> {
         let stored = usize::try_from(entry.offset).ok().zip(usize::try_from(entry.stored).ok());
         let stored = stored.and_then(|(offset, len)| self.bytes.get(offset..)?.get(..len));
         let stored =
             stored.ok_or_else(|| member_error(self.place, entry.name, Problem::Corrupt("lies outside".to_owned())))?;
-        let content: &'b [u8] = if entry.deflated {
-            let place = self.member(entry);
-            room.clear();
-            room.resize(entry.size as usize, 0);
-            inflate_exact(Packing::Deflate, stored, room, &place)?;
-            room
+        let content = if entry.deflated {
+            let (place, mut inflated) = (self.member(entry), Vec::new());
+            if inflated.try_reserve_exact(entry.size as usize).is_err() {
+                return Err(Error::BudgetExceeded { what: place, need: entry.size, budget: 0 });
+            }
+            inflated.resize(entry.size as usize, 0);
+            inflate_exact(Packing::Deflate, stored, &mut inflated, &place)?;
+            Cow::Owned(inflated)
         } else {
-            stored
+            Cow::Borrowed(stored)
         };
-        let is = crc32(content);
+        let is = crc32(&content);
         if is != entry.crc32 {
             let text = format!("is damaged: CRC-32 is {is:#010x}, want {:#010x}", entry.crc32);
             return Err(Error::corrupt(self.member(entry), text));

@@ -9,6 +9,7 @@ use penstock_types::{Error, Result, grouped, now};
 
 use super::field::Field;
 use super::format::{Record, RecordId, Span};
+use super::memory::PartHold;
 use super::plan::Want;
 use super::reads::{Content, known_span};
 use super::rows::{Row, Rows};
@@ -26,6 +27,8 @@ pub(crate) struct Object<'a> {
     pub records: u64,
     /// Bytes that it may inflate to.
     pub limit: u64,
+    /// What is asked for before a part of a record is decompressed.
+    pub memory: &'a PartHold<'a>,
     /// What random crops of a row follow from.
     pub key: &'a dyn Fn(&Want) -> u64,
 }
@@ -125,7 +128,7 @@ fn decode_table(
     let mut bad = Vec::new();
     table.each(&records, &parts, object.limit, &mut |at, record| {
         let want = &wants[sorted[at]];
-        let id = RecordId { place, object: object.number, record: want.record, offset: 0 };
+        let id = RecordId { place, object: object.number, record: want.record, offset: 0, memory: object.memory };
         let written = record.and_then(|record| {
             let rows = rows(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no rows", want.batch)))?;
             fill(record, &id, want.row, (object.key)(want), fields, rows)
@@ -210,7 +213,8 @@ impl Cut<'_> {
             );
             return Err(Error::corrupt(place, problem));
         }
-        let id = RecordId { place, object: object.number, record: want.record, offset: span.offset };
+        let (number, record, memory) = (object.number, want.record, object.memory);
+        let id = RecordId { place, object: number, record, offset: span.offset, memory };
         let key = (object.key)(want);
         framing.read(bytes, head, id, &mut |record| fill(record, &id, want.row, key, fields, rows))
     }

@@ -14,6 +14,7 @@ use penstock_types::{Deadline, Error, Result};
 
 use super::Feed;
 use super::decode::{Object, decode};
+use super::memory::Values;
 use super::plan::Want;
 use super::reads::{Content, Reads};
 use super::rows::{Column, Rows};
@@ -74,7 +75,8 @@ impl Feed {
             return Err(Error::bug(format!("{} records have {} positions", wanted.len(), positions.len())));
         }
         let layout = Arc::new(Layout::new(&self.fields, wanted.len())?);
-        let rows = Arc::new(Rows::new(self.pool.take(&layout)?, &self.fields, wanted.len()));
+        let values = Values::limited(self.limit);
+        let rows = Arc::new(Rows::new(self.pool.take(&layout)?, &self.fields, wanted.len(), values));
         let mut tasks: BTreeMap<(usize, u64), Vec<Want>> = BTreeMap::new();
         for (row, &(leaf, object, record)) in wanted.iter().enumerate() {
             let known = self.leaves.get(leaf).filter(|leaf| object < leaf.counts().objects());
@@ -133,6 +135,7 @@ impl Feed {
                 stored: &content,
                 records: self.leaves[leaf].counts().records(object),
                 limit: self.limit,
+                memory: &self.part_memory.hold(),
                 key: &|want| order.key_of(epoch, positions[want.row as usize]),
             };
             let decoded = decode(&described, &wants, self.record_fields(), &|_| Some(&*rows), &mut Vec::new())?;

@@ -16,6 +16,7 @@ mod gather;
 mod glob;
 mod index;
 mod learned;
+mod memory;
 mod mend;
 mod part;
 mod pass;
@@ -34,6 +35,7 @@ mod tell;
 mod timing;
 mod unindexed;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -65,6 +67,7 @@ pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 
 use crate::budget::Budget;
 use crate::course::{Course, Leaf, Walk};
+use memory::PartMemory;
 use portions::{Grain, reach};
 use slot::{Layout, Pool};
 
@@ -117,8 +120,12 @@ pub struct Feed {
     pool: Arc<Pool>,
     /// Memory for fields whose samples differ in length.
     loose: Arc<Pool>,
-    /// What a batch takes of the budget: its slot, and what such fields are likely to add.
-    batch_bytes: u64,
+    /// Bytes of the budget that a batch takes at most: as many as one of a shuffle window may have.
+    max_batch_bytes: u64,
+    /// Bytes a row of such fields: what the batches so far held, at first what a sample has stored.
+    value_bytes: AtomicU64,
+    /// True where such fields may hold many times the bytes that are stored of them.
+    inflates_values: bool,
     /// Of an object whose single records can be read, at most so much is read at a time: a quarter of the budget.
     part: u64,
     /// Of each source, what its requests are like.
@@ -138,6 +145,10 @@ pub struct Feed {
     ahead_bytes: u64,
     ahead: Mutex<Option<ahead::Ahead>>,
     gathered: gather::Cache,
+    /// Memory for parts that are decompressed one by one.
+    part_memory: PartMemory,
+    /// Held by the one thread that decompresses an object into more than its share.
+    large_object: Mutex<()>,
 }
 
 impl Feed {
@@ -185,7 +196,7 @@ impl Feed {
         let slot = layout.bytes as u64 + if has_loose { rows as u64 * loose_bytes.unwrap_or(0) } else { 0 };
         let part = settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4;
         let grains: Vec<Grain> = sources.iter().zip(&leaves).map(|(source, leaf)| Grain::of(source, leaf)).collect();
-        let (mut stored, mut scratch) = (0, 0);
+        let (mut stored, mut scratch, mut inflates) = (0, 0, false);
         for ((source, leaf), grain) in sources.iter().zip(&leaves).zip(&grains) {
             let objects = &source.manifest().objects;
             let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
@@ -194,6 +205,7 @@ impl Feed {
                 continue;
             }
             let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
+            inflates |= compressed || source.framing().is_table() || source.framing().inflates_parts();
             // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
             let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
             let inflated = if has_loose { inflated.max(largest.saturating_mul(LIKELY_RATIO)) } else { inflated };
@@ -214,7 +226,8 @@ impl Feed {
         let pages = 4096 * (spanned + 2); // reservations are whole pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
         let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(need.saturating_mul(2)));
-        let rest = memory_bytes.checked_sub(need).ok_or_else(|| Error::BudgetExceeded {
+        let parts = if sources.iter().any(|source| source.framing().inflates_parts()) { memory_bytes / 4 } else { 0 };
+        let rest = memory_bytes.checked_sub(need).map(|rest| rest.saturating_sub(parts)).ok_or_else(|| Error::BudgetExceeded {
             what: format!(
                 "{spanned} batches of {rows} samples of {sample_bytes} bytes (as many as a shuffle window of {} objects \
                  spans), with one object of {stored} bytes and {scratch} bytes to inflate it into,",
@@ -232,7 +245,8 @@ impl Feed {
         let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
         // As many as are under way, so that a delivered batch's memory is the next one's.
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
-        let budget = Budget::new(memory_bytes - (1 + more_threads) * scratch - spare * slot);
+        let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts);
+        let budget = Budget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
         let held = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(pages);
         let ahead_bytes = budget.bytes().saturating_sub(held).min(budget.bytes() / 4);
         Ok(Arc::new(Self {
@@ -246,7 +260,9 @@ impl Feed {
             layout,
             pool: Pool::new(spare as usize, true),
             loose: Pool::new(if has_loose { SPARE_SLOTS } else { 0 }, false),
-            batch_bytes: slot,
+            max_batch_bytes: (budget.bytes().saturating_sub(stored + pages) / spanned).max(slot),
+            value_bytes: AtomicU64::new(if has_loose { loose_bytes.unwrap_or(0) } else { 0 }),
+            inflates_values: has_loose && inflates,
             part,
             grains,
             on_error: settings.on_error,
@@ -262,6 +278,8 @@ impl Feed {
             ahead_bytes,
             ahead: Mutex::default(),
             gathered: gather::Cache::default(),
+            part_memory: PartMemory::new(parts, memory_bytes),
+            large_object: Mutex::default(),
         }))
     }
 
@@ -293,6 +311,18 @@ impl Feed {
     /// Decoding threads of a run.
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// Bytes of the budget that a batch of `rows` takes. The batches that a window spans, one object and what it inflates
+    /// into fit the budget at the same time, whatever this returns.
+    fn batch_bytes(&self, rows: usize) -> u64 {
+        let values = self.value_bytes.load(Ordering::Relaxed).saturating_mul(rows as u64);
+        (self.layout.bytes as u64).saturating_add(values).min(self.max_batch_bytes)
+    }
+
+    /// Batches that may be under way besides `next`. They begin few where the size of a batch shows only once it is decoded.
+    fn ahead_of(&self, next: u64) -> u64 {
+        if self.inflates_values { self.read_ahead.min(1 << next.min(32)) } else { self.read_ahead }
     }
 
     /// Begins a pass over an epoch from `steps.cursor` on.

@@ -104,6 +104,22 @@ impl Part<'_> {
         }
     }
 
+    /// Bytes that [`Part::gather`] makes of it, before they are made.
+    pub fn gathered_len(&self, item: &TensorSpec) -> usize {
+        let size = item.dtype.size();
+        let of_feature = |feature: &Feature<'_>| match feature {
+            Feature::Bytes(values) => values.iter().map(|value| value.len()).sum(),
+            feature => feature.len().saturating_mul(size),
+        };
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Feature(feature) => of_feature(feature),
+            Self::Steps(steps) => steps.steps().iter().flatten().map(of_feature).sum(),
+            Self::Array(array) | Self::List(array) => array.elements().saturating_mul(size),
+            Self::Digits(_) | Self::Int(_) => size,
+        }
+    }
+
     /// All its elements as whole items of `item` (element type and shape of one), however many there are.
     pub fn gather(&self, item: &TensorSpec) -> Result<Vec<u8>, String> {
         let size = item.dtype.size();

@@ -8,6 +8,7 @@ use penstock_record::image::decode_into;
 use penstock_types::{DType, Error, Result, TensorSpec};
 
 use super::field::{Field, Kind};
+use super::memory::Values;
 use super::part::Part;
 use super::slot::{Layout, Pool, Slot, Tensor};
 
@@ -19,6 +20,8 @@ pub(crate) struct Rows {
     slot: Arc<Slot>,
     /// One for each field whose samples differ in length.
     loose: Vec<Option<Loose>>,
+    /// The memory of those.
+    values: Values,
 }
 
 /// The row that a record goes to.
@@ -67,10 +70,15 @@ impl Column {
 }
 
 impl Rows {
-    /// Memory for `rows` rows of these fields, in `slot`.
-    pub fn new(slot: Slot, fields: &[Field], rows: usize) -> Self {
+    /// Memory for `rows` rows of these fields: in `slot`, and as much as `values` allow where samples differ in length.
+    pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
         let loose = fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![Vec::new(); rows]))).collect();
-        Self { slot: Arc::new(slot), loose }
+        Self { slot: Arc::new(slot), loose, values }
+    }
+
+    /// The memory of values whose samples differ in length.
+    pub fn values(&self) -> &Values {
+        &self.values
     }
 
     /// Writes what `part` holds into row `to` of a field.
@@ -80,16 +88,28 @@ impl Rows {
     pub unsafe fn write(&self, seat: usize, to: Row<'_>, field: &Field, part: &Part<'_>) -> Result<()> {
         let row = to.number as usize;
         let mismatch = |problem: String| Error::mismatch(to.place, format!("field `{}` {problem}", field.name));
+        let loose = || {
+            let loose = self.loose[seat].as_ref().ok_or_else(|| Error::bug(format!("{} has no rows", field.name)))?;
+            Ok::<_, Error>(loose.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        // Asked for before it is made.
+        let admit = |bytes: usize| self.values.admit(loose()?[row].len(), bytes, &field.name);
         let put = |bytes: Vec<u8>| {
-            if let Some(loose) = &self.loose[seat] {
-                loose.lock().unwrap_or_else(PoisonError::into_inner)[row] = bytes;
-            }
+            loose()?[row] = bytes;
+            Ok(())
         };
         match &field.kind {
             // SAFETY: the caller's promise.
             Kind::Tensor(spec) => part.write(spec, unsafe { self.slot.row(seat, row) }).map_err(mismatch),
-            Kind::Ragged(item) => part.gather(item).map(put).map_err(mismatch),
-            Kind::Bytes => part.bytes().map(|bytes| put(bytes.into_owned())).map_err(mismatch),
+            Kind::Ragged(item) => {
+                admit(part.gathered_len(item))?;
+                put(part.gather(item).map_err(mismatch)?)
+            }
+            Kind::Bytes => {
+                let bytes = part.bytes().map_err(mismatch)?;
+                admit(bytes.len())?;
+                put(bytes.into_owned())
+            }
             Kind::Image(spec) => {
                 let bytes = part.bytes().map_err(mismatch)?;
                 // SAFETY: as above.
@@ -161,7 +181,7 @@ impl Rows {
         spare: &Arc<Pool>,
     ) -> Result<Column> {
         let Some(loose) = &self.loose[seat] else { return Err(Error::bug("a loose field has no rows")) };
-        let loose = std::mem::take(&mut *loose.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut loose = std::mem::take(&mut *loose.lock().unwrap_or_else(PoisonError::into_inner));
         let size = item.size_bytes()?.max(1);
         let total: usize = loose.iter().take(rows).map(Vec::len).sum();
         let count = TensorSpec { dtype: DType::I64, shape: Vec::new() };
@@ -171,9 +191,9 @@ impl Rows {
         for row in 0..=rows {
             // SAFETY: the slot is not shared yet.
             unsafe { slot.row(1, row) }.copy_from_slice(&((bytes / size) as i64).to_le_bytes());
-            if let Some(value) = loose.get(row).filter(|_| row < rows) {
+            if let Some(value) = loose.get_mut(row).filter(|_| row < rows).map(std::mem::take) {
                 // SAFETY: the slot is not shared yet, and the layout has room for all values.
-                unsafe { slot.bytes(0, at, value.len()) }.copy_from_slice(value);
+                unsafe { slot.bytes(0, at, value.len()) }.copy_from_slice(&value);
                 at += value.len();
                 bytes += value.len();
             }

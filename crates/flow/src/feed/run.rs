@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
+use penstock_codec::Codec;
 use penstock_types::{Error, Result, now};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -19,6 +20,7 @@ use tokio::task::JoinSet;
 
 use super::ahead::Ahead;
 use super::decode::{Decoded, Object, decode};
+use super::memory::Values;
 use super::mend::{MOST_TRIES, Mending, OnError, Tries, is_about_data, substitute};
 use super::pass::{Delivered, Next, Pass, Underway};
 use super::plan::{Steps, Tail, Task, Tasks, Want};
@@ -119,6 +121,7 @@ impl Shared {
     /// Makes the columns of a batch whose last row has come.
     fn finish(&self, batch: &Batch) {
         let mut outcome = locked(&batch.outcome);
+        self.feed.value_bytes.fetch_max(batch.rows.values().per_row(batch.count), Ordering::Relaxed);
         if outcome.error.is_none() {
             let mut rows = batch.count;
             outcome.dead.sort_unstable();
@@ -232,7 +235,7 @@ impl Underway for Shared {
         }
         let (rows, columns, trace) = if steps.slice(number).is_empty() {
             // Other ranks have the samples; all ranks make the same steps.
-            let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0);
+            let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0, Values::limited(0));
             (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
         } else {
             let Some(batch) = self.wait(number, patience)? else { return Ok((Next::Waiting, None)) };
@@ -303,7 +306,7 @@ async fn run_ahead(
         let position = (steps.slice(first).start + u64::from(task.wants[0].row)) % steps.samples;
         let (leaf, epoch, position) = feed.course.locate(shared.epoch, position);
         feed.sources[leaf].reached(epoch, position);
-        if consumed.wait_for(|&next| first <= next + feed.read_ahead).await.is_err() {
+        if consumed.wait_for(|&next| first <= next + feed.ahead_of(next)).await.is_err() {
             return Ok(()); // the consumer has gone
         }
         open.retain(|&number, _| number >= first);
@@ -366,10 +369,10 @@ fn joined(done: std::result::Result<(), tokio::task::JoinError>) -> Result<()> {
 
 async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
     let (feed, steps) = (&shared.feed, &shared.steps);
-    let reserved = feed.budget.reserve("a batch", feed.batch_bytes).await?;
-    let slot = feed.pool.take(&feed.layout)?;
     let slice = steps.slice(number);
     let rows = (slice.end - slice.start) as usize;
+    let reserved = feed.budget.reserve("a batch", feed.batch_bytes(rows)).await?;
+    let slot = feed.pool.take(&feed.layout)?;
     if let Some(seat) = feed.fields.iter().position(|field| field.name == WEIGHT && feed.weighted) {
         for row in 0..rows {
             let weight = if slice.start + (row as u64) < steps.samples { 1.0f32 } else { 0.0 };
@@ -378,7 +381,7 @@ async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
         }
     }
     Ok(Arc::new(Batch {
-        rows: Rows::new(slot, &feed.fields, rows),
+        rows: Rows::new(slot, &feed.fields, rows, Values::limited(feed.limit)),
         count: rows,
         is_ready: AtomicBool::new(false),
         left: AtomicUsize::new(rows),
@@ -430,19 +433,37 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
     let place = source.place(number);
     let position = |want: &Want| shared.steps.slice(want.batch).start + u64::from(want.row);
-    let object = Object {
-        source,
-        codec: source.codec(number),
-        number,
-        place: &place,
-        stored: content,
-        records: leaf.counts().records(number),
-        limit: feed.limit,
-        // Of the position, so that it is the same on any world size and the repeats of a padded tail differ.
-        key: &|want| leaf.order().key_of(shared.epoch, position(want)),
-    };
+    // Of the position, so that it is the same on any world size and the repeats of a padded tail differ.
+    let key = |want: &Want| leaf.order().key_of(shared.epoch, position(want));
     let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
-    decode(&object, &job.task.wants, feed.record_fields(), &rows, scratch)
+    let codec = source.codec(number);
+    let decode_within = |limit: u64, scratch: &mut Vec<u8>| {
+        let object = Object {
+            source,
+            codec,
+            number,
+            place: &place,
+            stored: content,
+            records: leaf.counts().records(number),
+            limit,
+            memory: &feed.part_memory.hold(),
+            key: &key,
+        };
+        decode(&object, &job.task.wants, feed.record_fields(), &rows, scratch)
+    };
+    // An object that inflates to more than a thread's share is decoded alone, so that threads together hold no more
+    // than twice the budget.
+    let share = (feed.scratch_bytes as u64).max(feed.limit / feed.threads as u64).min(feed.limit);
+    let share = if codec == Codec::None { feed.limit } else { share };
+    match decode_within(share, scratch) {
+        Err(Error::Corrupt { .. } | Error::BudgetExceeded { .. }) if share < feed.limit => {
+            let _alone = locked(&feed.large_object);
+            let decoded = decode_within(feed.limit, scratch);
+            *scratch = Vec::new();
+            decoded
+        }
+        decoded => decoded,
+    }
 }
 
 /// Fetches the samples that take the place of those of `retried`, and settles the rest of the task.

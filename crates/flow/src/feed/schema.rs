@@ -12,6 +12,7 @@ use penstock_types::{DType, Deadline, Error, Result, TensorSpec};
 use super::count::no_record;
 use super::field::{Field, Kind};
 use super::format::{Framing, Record, RecordId, Span};
+use super::memory::PartMemory;
 use super::part::Part;
 use super::source::Source;
 
@@ -204,7 +205,8 @@ fn look(source: &Source, object: u64, content: &[u8], first: Span) -> Result<Opt
             .ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))
     };
     let (head, record) = (slice(0..first.offset)?, slice(first.range())?);
-    let id = RecordId { place: &place, object, record: 0, offset: first.offset };
+    let memory = PartMemory::new(0, MAX_HEAD as u64);
+    let id = RecordId { place: &place, object, record: 0, offset: first.offset, memory: &memory.hold() };
     let (framing, mut schema) = (source.framing(), Schema::default());
     framing.read(record, head, id, &mut |record| note(record, framing, &mut schema))?;
     Ok(Some(schema))

@@ -33,6 +33,7 @@ pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
 pub use zarr::Told as ZarrTold;
 
 use super::arrays::Blocks;
+use super::memory::PartHold;
 use super::part::Part;
 use crate::manifest::{Manifest, RecordFormat, codec_text};
 
@@ -308,6 +309,8 @@ pub(crate) struct RecordId<'a> {
     pub record: u64,
     /// Where the record begins.
     pub offset: u64,
+    /// What is asked for before a part is decompressed.
+    pub memory: &'a PartHold<'a>,
 }
 
 /// A record, its parts not read yet.
@@ -392,6 +395,11 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
 
     /// Reads a record, given the bytes of its span, and the object's bytes before its first record.
     fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()>;
+
+    /// True where parts of a record are decompressed one by one, within [`RecordId::memory`].
+    fn inflates_parts(&self) -> bool {
+        false
+    }
 
     /// True where records cannot be read without the object's bytes before the first.
     fn needs_head(&self) -> bool {

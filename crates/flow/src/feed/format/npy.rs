@@ -8,6 +8,7 @@ use penstock_record::npz::Directory;
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
 use super::{Each, Framing, Record, RecordId, Span};
+use crate::feed::memory::PartHold;
 use crate::feed::part::{Array, Part};
 
 /// The part that a `.npy` holds.
@@ -18,14 +19,20 @@ pub(super) const HEAD: u64 = 4096;
 
 /// The elements behind a header, little-endian and in C order.
 pub(super) fn elements<'a>(header: &Header, data: &'a [u8], place: &str) -> Result<Array<'a>> {
+    let spec = sized(header, data, place)?;
+    Ok(Array { dtype: spec.dtype, bytes: swapped(header, data), shape: spec.shape })
+}
+
+/// Type and shape of the elements, which `data` must be.
+fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
     let spec = typed(header, place)?;
     let want = spec.size_bytes()?;
-    let Some(bytes) = data.get(..want).filter(|_| data.len() == want) else {
+    if data.len() != want {
         let (want, have) = (grouped(want as u64), grouped(data.len() as u64));
         let problem = format!("has {have} bytes of elements where its header says {want}");
         return Err(Error::corrupt(place, problem));
-    };
-    Ok(Array { dtype: spec.dtype, bytes: swapped(header, bytes), shape: spec.shape })
+    }
+    Ok(spec)
 }
 
 fn typed(header: &Header, place: &str) -> Result<TensorSpec> {
@@ -44,6 +51,18 @@ fn swapped<'a>(header: &Header, bytes: &'a [u8]) -> Cow<'a, [u8]> {
     let mut bytes = bytes.to_vec();
     bytes.chunks_exact_mut(header.spec.dtype.size()).for_each(<[u8]>::reverse);
     Cow::Owned(bytes)
+}
+
+/// The array of a whole `.npy` file, in the file's own memory.
+fn inflated_array(mut file: Vec<u8>, place: &str) -> Result<Array<'static>> {
+    let header = npy::parse(&file, place)?;
+    let data = file.get(header.data_offset..).unwrap_or_default();
+    let spec = sized(&header, data, place)?;
+    file.drain(..header.data_offset);
+    if header.big_endian {
+        file.chunks_exact_mut(spec.dtype.size()).for_each(<[u8]>::reverse);
+    }
+    Ok(Array { dtype: spec.dtype, shape: spec.shape, bytes: Cow::Owned(file) })
 }
 
 /// `.npy` files.
@@ -148,23 +167,33 @@ impl Framing for Npz {
     }
 
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
-        each(&Arrays(Directory::parse(bytes, id.place)?))
+        each(&Arrays { directory: Directory::parse(bytes, id.place)?, memory: id.memory })
+    }
+
+    fn inflates_parts(&self) -> bool {
+        true
     }
 }
 
-struct Arrays<'a>(Directory<'a>);
+struct Arrays<'a> {
+    directory: Directory<'a>,
+    memory: &'a PartHold<'a>,
+}
 
 impl Record for Arrays<'_> {
     fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
-        let Some(entry) = self.0.get(name) else { return Ok(None) };
-        let (place, mut room) = (self.0.member(entry), Vec::new());
-        let array = super::tar::array(self.0.read(entry, &mut room)?, &place)?;
-        let bytes = Cow::Owned(array.bytes.into_owned());
-        Ok(Some(Part::Array(Array { dtype: array.dtype, shape: array.shape, bytes })))
+        let Some(entry) = self.directory.get(name) else { return Ok(None) };
+        let place = self.directory.member(entry);
+        self.memory.take(&place, if entry.deflated { entry.size } else { 0 })?;
+        let array = match self.directory.read(entry)? {
+            Cow::Borrowed(file) => super::tar::array(file, &place)?,
+            Cow::Owned(file) => inflated_array(file, &place)?,
+        };
+        Ok(Some(Part::Array(array)))
     }
 
     fn names(&self) -> Vec<String> {
         let stem = |name: &[u8]| String::from_utf8_lossy(name.strip_suffix(b".npy").unwrap_or(name)).into_owned();
-        self.0.entries().iter().map(|entry| stem(entry.name)).collect()
+        self.directory.entries().iter().map(|entry| stem(entry.name)).collect()
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::decode::fill;
 use super::super::format::RecordId;
+use super::super::memory::PartMemory;
 use super::super::rows::Rows;
 use super::super::timing::Trace;
 use super::pass::Shared;
@@ -61,13 +62,16 @@ pub(super) fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
 fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
     let feed = &shared.feed;
     let Held { window, object, place, .. } = &*job.window;
+    // Nothing here is decompressed part by part.
+    let memory = PartMemory::new(0, feed.memory_bytes);
+    let memory = memory.hold();
     let read = |&(index, row): &(u64, u32)| -> Result<()> {
         let span = window.spans.get(index as usize).ok_or_else(|| Error::bug("a window has no such record"))?;
         let bytes = usize::try_from(span.range().end).ok();
         let bytes = bytes.and_then(|end| window.content.get(span.offset as usize..end));
         let bytes = bytes.ok_or_else(|| Error::bug("a record is outside its window"))?;
         let (record, offset) = (window.first + index, window.base + span.offset);
-        let id = RecordId { place, object: *object, record, offset };
+        let id = RecordId { place, object: *object, record, offset, memory: &memory };
         // Of the sample's place alone: the same on any number of ranks.
         let key = feed.keys.key_of(shared.epoch, (object << 40) ^ record);
         let framing = feed.source.framing();

@@ -4,12 +4,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Sender;
 use penstock_types::{Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::super::memory::Values;
 use super::super::mend::{OnError, is_about_data};
 use super::super::rows::Rows;
 use super::super::timing::Trace;
@@ -143,11 +145,16 @@ impl Feeder {
             return Ok(Some(open.rows.clone()));
         }
         let feed = &self.shared.feed;
-        if self.consumed.wait_for(|&next| batch <= next + feed.read_ahead).await.is_err() {
+        // Fewer where values whose samples differ in length turn out to be large.
+        let values = feed.value_bytes.load(Ordering::Relaxed).saturating_mul(feed.turns.batch);
+        let fit = (feed.memory_bytes / 2) / (feed.layout.bytes as u64).saturating_add(values).max(1);
+        let ahead = feed.read_ahead.min(fit);
+        if self.consumed.wait_for(|&next| batch <= next + ahead).await.is_err() {
             return Ok(None);
         }
         let count = feed.turns.batch as usize;
-        let rows = Arc::new(Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, count));
+        let values = Values::limited(feed.memory_bytes);
+        let rows = Arc::new(Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, count, values));
         let (dead, end) = (Vec::new(), Position::default());
         let open = Open { rows: rows.clone(), left: count, count, dead, error: None, last: None, end };
         self.shared.locked().open.insert(batch, open);

@@ -11,6 +11,7 @@ mod pass;
 mod windows;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use penstock_codec::Codec;
 use penstock_types::{Error, Result};
@@ -83,6 +84,8 @@ pub struct Unindexed {
     memory_bytes: u64,
     /// Crops' keys; of no counts.
     keys: Order,
+    /// Bytes a row of values whose samples differ in length, as the batches so far held them.
+    value_bytes: AtomicU64,
 }
 
 impl Unindexed {
@@ -149,6 +152,7 @@ impl Unindexed {
             read_ahead,
             budget: Budget::new(stream + rest),
             memory_bytes,
+            value_bytes: AtomicU64::new(0),
         }))
     }
 

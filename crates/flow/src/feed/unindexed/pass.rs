@@ -6,6 +6,7 @@
 //! are and the consumer is near, so what is open is bounded and the first of it can always be filled.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -133,6 +134,7 @@ impl Underway for Shared {
         if let Some((_, error)) = open.error.take() {
             return Err(error);
         }
+        feed.value_bytes.fetch_max(open.rows.values().per_row(open.count), Ordering::Relaxed);
         open.dead.sort_unstable();
         // SAFETY: the last row is in, and the batch is out of the open ones.
         let rows = unsafe { open.rows.remove(&open.dead, open.count) };

@@ -13,6 +13,7 @@ use penstock_types::{DType, Deadline, Key, Metrics};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
+use super::super::memory::Values;
 use super::super::pass::Underway;
 use super::super::rows::Rows;
 use super::super::{Next, OnError};
@@ -215,7 +216,7 @@ fn error_is_ready_when_the_batches_before_it_are_out() {
     let case = Case::new(&objects(&[3]), Codec::None);
     let feed = case.feed(None, turns(2, 0, 1), OnError::Raise).unwrap();
     let shared = Shared::new(feed.clone(), 0);
-    let rows = Arc::new(Rows::new(feed.pool.take(&feed.layout).unwrap(), &feed.fields, 2));
+    let rows = Arc::new(Rows::new(feed.pool.take(&feed.layout).unwrap(), &feed.fields, 2, Values::limited(1 << 20)));
     let end = Position::default();
     let open = Open { rows, left: 1, count: 2, dead: Vec::new(), error: None, last: None, end };
     shared.locked().open.insert(0, open);

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Memory whose size shows only while a record is decoded: values whose samples differ in length, and parts that are
+//! decompressed one by one. Each is asked for here before it is allocated.
+
+use std::cell::Cell;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use penstock_types::{Error, Result};
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of those values of one batch whose samples differ in length.
+#[derive(Debug)]
+pub(crate) struct Values {
+    limit: u64,
+    used: Mutex<u64>,
+}
+
+impl Values {
+    /// Values of at most `limit` bytes.
+    pub fn limited(limit: u64) -> Self {
+        Self { limit, used: Mutex::default() }
+    }
+
+    /// Counts `new` bytes of a row in place of the `old` ones. Errs with `BudgetExceeded` beyond the limit.
+    pub fn admit(&self, old: usize, new: usize, field: &str) -> Result<()> {
+        let mut used = locked(&self.used);
+        let need = used.saturating_sub(old as u64).saturating_add(new as u64);
+        if need > self.limit {
+            let what = format!("field `{field}` (with all values of its batch whose lengths differ)");
+            return Err(Error::BudgetExceeded { what, need, budget: self.limit });
+        }
+        *used = need;
+        Ok(())
+    }
+
+    /// Bytes that each of `rows` rows has on average.
+    pub fn per_row(&self, rows: usize) -> u64 {
+        *locked(&self.used) / rows.max(1) as u64
+    }
+}
+
+/// Memory for parts that are decompressed one by one, shared by decoding threads.
+#[derive(Debug)]
+pub(crate) struct PartMemory {
+    total: u64,
+    limit: u64,
+    free: Mutex<u64>,
+    freed: Condvar,
+}
+
+impl PartMemory {
+    /// `total` bytes at a time; one part may have up to `limit`, and then has all of them.
+    pub fn new(total: u64, limit: u64) -> Self {
+        Self { total, limit, free: Mutex::new(total), freed: Condvar::new() }
+    }
+
+    /// A thread's hold on some of it, nothing at first.
+    pub fn hold(&self) -> PartHold<'_> {
+        PartHold { memory: self, bytes: Cell::new(0) }
+    }
+}
+
+/// What one thread holds for the part that it works on. Dropping it gives it back.
+#[derive(Debug)]
+pub(crate) struct PartHold<'a> {
+    memory: &'a PartMemory,
+    bytes: Cell<u64>,
+}
+
+impl PartHold<'_> {
+    /// Room for a part of `bytes`, in place of the part before. Waits for other threads, which hold nothing while they
+    /// wait themselves.
+    pub fn take(&self, what: &str, bytes: u64) -> Result<()> {
+        self.give_back();
+        if bytes > self.memory.limit {
+            return Err(Error::BudgetExceeded { what: what.to_owned(), need: bytes, budget: self.memory.limit });
+        }
+        let bytes = bytes.min(self.memory.total);
+        let mut free = locked(&self.memory.free);
+        while *free < bytes {
+            free = self.memory.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+        *free -= bytes;
+        self.bytes.set(bytes);
+        Ok(())
+    }
+
+    fn give_back(&self) {
+        *locked(&self.memory.free) += self.bytes.take();
+        self.memory.freed.notify_all();
+    }
+}
+
+impl Drop for PartHold<'_> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_batch_are_counted_up_to_its_limit() {
+        let values = Values::limited(100);
+        values.admit(0, 60, "x").unwrap();
+        let error = values.admit(0, 41, "x").unwrap_err();
+        assert!(matches!(error, Error::BudgetExceeded { need: 101, budget: 100, .. }), "{error}");
+        // A row that is written again is counted once.
+        values.admit(60, 90, "x").unwrap();
+        values.admit(0, 10, "x").unwrap();
+        assert_eq!(values.per_row(3), 33);
+    }
+
+    #[test]
+    fn parts_are_held_one_at_a_time_and_waited_for() {
+        let memory = PartMemory::new(100, 1000);
+        let first = memory.hold();
+        first.take("a part", 60).unwrap();
+        first.take("a part", 80).unwrap();
+        assert!(matches!(first.take("a part", 1001), Err(Error::BudgetExceeded { need: 1001, budget: 1000, .. })));
+        first.take("a part", 80).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let hold = memory.hold();
+                hold.take("a part", 900).map(|()| *locked(&memory.free))
+            });
+            drop(first);
+            assert_eq!(second.join().unwrap().unwrap(), 0, "a large part has all of it");
+        });
+        assert_eq!(*locked(&memory.free), 100);
+    }
+}

@@ -55,3 +55,17 @@ def served(emulator, tmp_path):
     folder = tmp_path / "bucket"
     folder.mkdir()
     return Served(folder, emulator(folder))
+
+
+@pytest.fixture
+def s3(served):
+    """`s3("get_object", Key=...)`: the answer, or the code of the error."""
+    client = served.client()
+
+    def ask(verb, **arguments):
+        try:
+            return getattr(client, verb)(Bucket=served.bucket, **arguments)
+        except client.exceptions.ClientError as error:
+            return error.response["Error"]["Code"]
+
+    return ask

@@ -6,23 +6,8 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import hashlib
-import zlib
 
 import pytest
-
-
-@pytest.fixture
-def s3(served):
-    """`s3("get_object", Key=...)`: the answer, or the code of the error."""
-    client = served.client()
-
-    def ask(verb, **arguments):
-        try:
-            return getattr(client, verb)(Bucket=served.bucket, **arguments)
-        except client.exceptions.ClientError as error:
-            return error.response["Error"]["Code"]
-
-    return ask
 
 
 def _b64(data: bytes) -> str:
@@ -135,52 +120,6 @@ def test_put_object_conditions_are_held(s3):
     assert s3("put_object", Key="k", Body=b"2", IfMatch='"other"') == "PreconditionFailed"
     assert "ETag" in s3("put_object", Key="k", Body=b"2", IfMatch=tag)
     assert s3("get_object", Key="k")["Body"].read() == b"2"
-
-
-def test_multipart_rules_are_those_of_s3(s3, served):
-    name = {"Key": "m", "UploadId": s3("create_multipart_upload", Key="m")["UploadId"]}
-    tags = [s3("upload_part", **name, PartNumber=n, Body=b"x" * 1000)["ETag"] for n in (1, 2)]
-    assert [part["Size"] for part in s3("list_parts", **name)["Parts"]] == [1000, 1000]
-    assert [one["Key"] for one in s3("list_multipart_uploads")["Uploads"]] == ["m"]
-
-    def complete(*parts):
-        wanted = [{"PartNumber": number, "ETag": tag} for number, tag in parts]
-        return s3("complete_multipart_upload", **name, MultipartUpload={"Parts": wanted})
-
-    assert complete((1, tags[0]), (2, tags[1])) == "EntityTooSmall"
-    assert complete((2, tags[1]), (1, tags[0])) == "InvalidPartOrder"
-    assert complete((1, '"0123"')) == "InvalidPart"
-    assert complete((2, tags[1]))["ETag"].endswith('-1"')
-    assert (served.folder / "m").read_bytes() == b"x" * 1000
-    assert complete((2, tags[1])) == "NoSuchUpload"
-    other = {"Key": "n", "UploadId": s3("create_multipart_upload", Key="n")["UploadId"]}
-    s3("upload_part", **other, PartNumber=1, Body=b"x")
-    s3("abort_multipart_upload", **other)
-    assert s3("upload_part", **other, PartNumber=2, Body=b"x") == "NoSuchUpload"
-    assert list((served.folder / ".penstock-emulator" / "tmp").iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["FULL_OBJECT", "COMPOSITE"])
-def test_multipart_checksum_is_of_the_kind_that_was_asked(s3, kind):
-    bodies = [b"a" * (5 << 20), b"tail"]
-    made = s3("create_multipart_upload", Key="m", ChecksumAlgorithm="CRC32", ChecksumType=kind)
-    name = {"Key": "m", "UploadId": made["UploadId"]}
-    sums = [zlib.crc32(body).to_bytes(4, "big") for body in bodies]
-    parts = []
-    for number, (body, crc) in enumerate(zip(bodies, sums, strict=True), 1):
-        part = s3("upload_part", **name, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32")
-        assert part["ChecksumCRC32"] == _b64(crc)
-        parts.append({"PartNumber": number, "ETag": part["ETag"], "ChecksumCRC32": part["ChecksumCRC32"]})
-    whole = zlib.crc32(b"".join(bodies)).to_bytes(4, "big")
-    want = _b64(whole) if kind == "FULL_OBJECT" else _b64(zlib.crc32(b"".join(sums)).to_bytes(4, "big")) + "-2"
-    wrong = s3("complete_multipart_upload", **name, MultipartUpload={"Parts": parts}, ChecksumCRC32=_b64(bytes(4)))
-    assert wrong == "BadDigest"
-    done = s3("complete_multipart_upload", **name, MultipartUpload={"Parts": parts}, ChecksumCRC32=want)
-    assert done["ChecksumCRC32"] == want
-    head = s3("head_object", Key="m", ChecksumMode="ENABLED")
-    assert (head["ChecksumCRC32"], head["ChecksumType"]) == (want, kind)
-    hashes = b"".join(hashlib.md5(body).digest() for body in bodies)
-    assert head["ETag"] == f'"{hashlib.md5(hashes).hexdigest()}-2"'
 
 
 def test_etag_is_the_same_in_list_head_and_get_and_survives_a_restart(s3, served, emulator):

@@ -51,6 +51,9 @@ pub(crate) struct Fact {
     /// Bytes of each part of a multipart upload; empty for an object that came at once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
+    /// The checksum of each part, in base64, by the object's algorithm; empty unless every part has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub part_checksums: Vec<String>,
     /// `content-type`, `content-encoding` and their like, as they were sent.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,

@@ -134,6 +134,19 @@ fn unsigned_header<B>(request: &HttpRequest<B>) -> Option<&str> {
     names.filter(|name| name.starts_with("x-amz-")).find(|name| !signed.split(';').any(|signed| signed == *name))
 }
 
+fn is_attributes<B>(request: &HttpRequest<B>) -> bool {
+    request.uri().query().is_some_and(|query| query.split('&').any(|name| matches!(name, "attributes" | "attributes=")))
+}
+
+/// S3 writes the ETag in the answer to GetObjectAttributes without quotes; `s3s` writes it with quotes.
+async fn without_etag_quotes(response: Response<Body>) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
+    let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes).replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>");
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, Body::from(text))
+}
+
 fn awaits_continue<B>(request: &HttpRequest<B>) -> bool {
     request.headers().contains_key(header::EXPECT)
 }
@@ -204,7 +217,11 @@ impl Front {
         };
         let awaits = awaits_continue(&request);
         let is_empty = request.headers().get(header::CONTENT_LENGTH).is_some_and(|length| length == "0");
+        let is_attributes = is_attributes(&request);
         let mut response = self.service.call(request).await?;
+        if is_attributes && response.status().is_success() {
+            response = without_etag_quotes(response).await;
+        }
         if awaits && (is_empty || !response.status().is_success()) {
             close(&mut response);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use s3s::S3Result;
-use s3s::dto::Metadata;
+use s3s::dto::{ChecksumType, Metadata};
 
 use super::tags::{Tags, parse_tags};
 use crate::facts::{Checksum, Fact};
@@ -80,10 +80,46 @@ pub(super) fn object_headers(fact: Option<&Fact>, checksum: Option<&Checksum>) -
 pub(super) fn put_checksum(headers: &mut HeaderMap, checksum: Option<&Checksum>) {
     let Some(checksum) = checksum else { return };
     put_header(headers, &format!("x-amz-checksum-{}", checksum.algorithm.to_lowercase()), &checksum.value);
-    put_header(headers, "x-amz-checksum-type", if checksum.composite { "COMPOSITE" } else { "FULL_OBJECT" });
+    put_header(headers, "x-amz-checksum-type", checksum_type(checksum.composite).as_str());
+}
+
+pub(super) fn checksum_type(is_composite: bool) -> ChecksumType {
+    ChecksumType::from_static(if is_composite { ChecksumType::COMPOSITE } else { ChecksumType::FULL_OBJECT })
 }
 
 pub(super) fn metadata_of(fact: Option<&Fact>) -> Option<Metadata> {
     let pairs = &fact?.metadata;
     (!pairs.is_empty()).then(|| pairs.iter().map(|(name, value)| (name.clone(), value.clone())).collect())
 }
+
+/// The checksum that a request gives for an object or part, by algorithm.
+macro_rules! stated {
+    ($input:expr, $algorithm:expr) => {
+        match $algorithm {
+            "CRC32C" => $input.checksum_crc32c.clone(),
+            "CRC32" => $input.checksum_crc32.clone(),
+            "CRC64NVME" => $input.checksum_crc64nvme.clone(),
+            "SHA1" => $input.checksum_sha1.clone(),
+            "SHA256" => $input.checksum_sha256.clone(),
+            _ => None,
+        }
+    };
+}
+
+/// Sets the checksum field of the algorithm.
+macro_rules! state {
+    ($output:expr, $checksum:expr) => {
+        if let Some(checksum) = $checksum {
+            let value = Some(checksum.value.clone());
+            match checksum.algorithm.as_str() {
+                "CRC32C" => $output.checksum_crc32c = value,
+                "CRC32" => $output.checksum_crc32 = value,
+                "CRC64NVME" => $output.checksum_crc64nvme = value,
+                "SHA1" => $output.checksum_sha1 = value,
+                "SHA256" => $output.checksum_sha256 = value,
+                _ => {}
+            }
+        }
+    };
+}
+pub(super) use {state, stated};

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The one bucket: what S3 asks of it, over the folder.
 //!
-//! Owns the answers about the bucket itself, and hands on all others: reads of an object (`read`), writes and deletes
-//! (`write`), listings (`pages`), multipart uploads (`uploads`), tags (`tags`). What is kept with an object besides
+//! Owns the answers about the bucket itself, and hands on all others: reads of an object (`read`,
+//! `attributes`), writes and deletes (`write`, `copy`), listings (`pages`), multipart uploads (`uploads`), tags (`tags`). What is kept with an object besides
 //! its bytes is in `headers`.
 
+mod attributes;
+mod copy;
 mod headers;
 mod pages;
+mod parts;
 mod read;
 mod tags;
 mod uploads;
@@ -119,6 +122,13 @@ impl S3 for Bucket {
         self.head(req).await
     }
 
+    async fn get_object_attributes(
+        &self,
+        req: S3Request<GetObjectAttributesInput>,
+    ) -> S3Result<S3Response<GetObjectAttributesOutput>> {
+        self.attributes(req).await
+    }
+
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         self.put(req).await
     }
@@ -173,6 +183,13 @@ impl S3 for Bucket {
 
     async fn upload_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
         self.take_part(req).await
+    }
+
+    async fn upload_part_copy(
+        &self,
+        req: S3Request<UploadPartCopyInput>,
+    ) -> S3Result<S3Response<UploadPartCopyOutput>> {
+        self.copy_part(req).await
     }
 
     async fn complete_multipart_upload(

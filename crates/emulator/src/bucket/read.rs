@@ -4,7 +4,7 @@
 use std::io;
 
 use s3s::dto::*;
-use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::headers::{metadata_of, object_headers, put_header};
 use super::{Bucket, Failure, blocking};
@@ -66,25 +66,33 @@ impl Described {
     }
 }
 
-/// The bytes of a part by its number, and how many parts there are; an object that came at once is its own first part.
-fn part_of(found: &Found, number: i32) -> S3Result<(std::ops::Range<u64>, Option<i32>)> {
-    let parts = found.fact.as_ref().map(|fact| fact.parts.as_slice()).unwrap_or_default();
+/// A part of an object: its bytes and its checksum.
+struct PartOf {
+    range: std::ops::Range<u64>,
+    checksum: Option<StoredChecksum>,
+}
+
+/// The part of that number, and the number of parts; an object that came at once is its own first part.
+fn part_of(found: &Found, number: i32) -> S3Result<(PartOf, Option<i32>)> {
+    let fact = found.fact.as_deref();
+    let parts = fact.map(|fact| fact.parts.as_slice()).unwrap_or_default();
     let at = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
     let part = match (parts, at) {
-        ([], Some(0)) => Some(0..found.stamp.size),
+        ([], Some(0)) => Some(PartOf { range: 0..found.stamp.size, checksum: None }),
         (parts, Some(at)) if at < parts.len() => {
             let start = parts[..at].iter().sum();
-            Some(start..start + parts[at])
+            let checksum = fact.and_then(|fact| {
+                let value = fact.part_checksums.get(at)?.clone();
+                Some(StoredChecksum { value, ..fact.checksum.clone()? })
+            });
+            Some(PartOf { range: start..start + parts[at], checksum })
         }
         _ => None,
     };
     let count = (!parts.is_empty()).then_some(parts.len() as i32);
-    part.map(|part| (part, count)).ok_or_else(|| {
-        let code = S3ErrorCode::Custom("InvalidPartNumber".into());
-        let mut error = S3Error::with_message(code, "The requested partnumber is not satisfiable");
-        error.set_status_code(http::StatusCode::RANGE_NOT_SATISFIABLE);
-        error
-    })
+    // As Ceph answers; MinIO and SeaweedFS answer 416 InvalidPartNumber.
+    part.map(|part| (part, count))
+        .ok_or_else(|| s3_error!(InvalidPart, "The object does not have a part of that number"))
 }
 
 impl Bucket {
@@ -98,17 +106,23 @@ impl Bucket {
             let Some(found) = folder.find(&key)? else { return Err(Failure(no_such_key())) };
             reading.check(&found)?;
             let size = found.stamp.size;
-            let (range, parts_count) = match (range, part_number) {
-                (None, None) => (0..size, None),
+            let whole = PartOf { range: 0..size, checksum: None };
+            let (PartOf { range, checksum }, parts_count) = match (range, part_number) {
+                (None, None) => (whole, None),
                 (None, Some(number)) => part_of(&found, number)?,
                 (Some(range), _) => {
                     let refused = |_| Failure(s3_error!(InvalidRange, "The requested range is not satisfiable"));
-                    (range.check(size).map_err(refused)?, None)
+                    (PartOf { range: range.check(size).map_err(refused)?, ..whole }, None)
                 }
             };
             let is_partial = is_ranged || (part_number.is_some() && size > 0);
-            // S3 gives an object's checksum with the whole object only.
-            let checksum = if wants_sum && !is_partial { Some(checksum_of(&folder, &key, &found)?) } else { None };
+            // S3 gives the checksum of a whole object or part, not of a range.
+            let is_whole = !is_ranged && parts_count.is_none();
+            let checksum = match wants_sum {
+                true if is_whole => Some(checksum_of(&folder, &key, &found)?),
+                true => checksum,
+                false => None,
+            };
             Ok::<_, Failure>(Described { found, checksum, range, is_partial, parts_count })
         })
         .await

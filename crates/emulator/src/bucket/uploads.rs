@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads: parts as temp files, joined into one object. An upload that is open when the endpoint stops is
+//! Multipart uploads: parts as temp files (`parts`), joined into one object. An upload that is open when the endpoint stops is
 //! aborted with it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,48 +12,83 @@ use md5::{Digest as _, Md5};
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::headers::Kept;
+use super::headers::{Kept, checksum_type, state, stated};
+use super::parts::{PartHeld, check_parts};
 use super::{Bucket, Failure, blocking};
 use crate::condition::{check_write, modified};
 use crate::facts::{Checksum as StoredChecksum, Fact, Stamp};
 use crate::folder::{Temp, read_all};
-use crate::incoming::{Promise, hasher, receive, value_of};
+use crate::incoming::{Received, hasher, value_of};
 use crate::seat::hex;
 
-/// S3 refuses to join shorter parts, the last apart.
-const SHORTEST_PART: u64 = 5 << 20;
-const MOST_PARTS: i32 = 10_000;
-
-struct PartHeld {
-    temp: Temp,
-    size: u64,
-    etag: String,
-    checksum: Option<StoredChecksum>,
-    at: Stamp,
-}
-
-struct Upload {
+pub(super) struct Upload {
     key: String,
     kept: Kept,
     algorithm: Option<String>,
     /// The checksum is of the whole object rather than of the parts' checksums.
     is_full: bool,
     /// Shared with the thread that joins them: an upload whose completion is refused stays open, as on S3.
-    parts: BTreeMap<i32, Arc<PartHeld>>,
+    pub parts: BTreeMap<i32, Arc<PartHeld>>,
     at: Stamp,
 }
 
-/// Uploads that are open.
+/// What a completed upload became. S3 answers a repeated completion as the first one, so that a client whose connection
+/// broke can try again.
+#[derive(Clone)]
+struct Completed {
+    key: String,
+    etag: String,
+    checksum: Option<StoredChecksum>,
+}
+
+/// Completed uploads that are remembered; the oldest is forgotten first.
+const MAX_COMPLETED: usize = 1000;
+
+/// Uploads that are open, and the last ones that were completed.
 #[derive(Default)]
-pub(crate) struct Uploads(Mutex<HashMap<String, Upload>>);
+pub(crate) struct Uploads {
+    open: Mutex<HashMap<String, Upload>>,
+    completed: Mutex<VecDeque<(String, Completed)>>,
+}
 
 fn no_such_upload() -> S3Error {
     s3_error!(NoSuchUpload, "The specified upload does not exist. It may have been aborted or completed.")
 }
 
+/// The open upload of that id and key.
+pub(super) fn open_upload<'a>(all: &'a HashMap<String, Upload>, id: &str, key: &str) -> S3Result<&'a Upload> {
+    all.get(id).filter(|upload| upload.key == key).ok_or_else(no_such_upload)
+}
+
 impl Uploads {
-    fn all(&self) -> MutexGuard<'_, HashMap<String, Upload>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn all(&self) -> MutexGuard<'_, HashMap<String, Upload>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The checksum algorithm of an open upload.
+    pub(super) fn algorithm(&self, id: &str, key: &str) -> S3Result<Option<String>> {
+        Ok(open_upload(&self.all(), id, key)?.algorithm.clone())
+    }
+
+    /// Adds a part, or replaces the one of that number.
+    pub(super) fn add_part(&self, id: &str, number: i32, received: Received) -> S3Result<()> {
+        let part = Arc::new(PartHeld { received, at: Stamp::now() });
+        // The map is unlocked before the replaced part's file is removed.
+        let replaced = self.all().get_mut(id).map(|upload| upload.parts.insert(number, part));
+        replaced.map(drop).ok_or_else(no_such_upload)
+    }
+
+    fn complete(&self, id: String, completed: Completed) {
+        let upload = self.all().remove(&id);
+        drop(upload);
+        let mut all = self.completed.lock().unwrap_or_else(PoisonError::into_inner);
+        all.truncate(MAX_COMPLETED - 1);
+        all.push_front((id, completed));
+    }
+
+    fn completed(&self, id: &str, key: &str) -> Option<Completed> {
+        let all = self.completed.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().find(|(known, done)| known == id && done.key == key).map(|(_, done)| done.clone())
     }
 
     fn abort(&self, id: &str) -> S3Result<()> {
@@ -95,6 +130,7 @@ fn join(parts: &[Arc<PartHeld>], algorithm: Option<&str>, is_full: bool, mut tem
     let mut composite = algorithm.filter(|_| !is_full).map(hasher);
     let count = parts.len();
     for part in parts {
+        let part = &part.received;
         md5.update(unhex(&part.etag));
         if let (Some(sums), Some(checksum)) = (&mut composite, &part.checksum) {
             sums.update(&STANDARD.decode(&checksum.value).map_err(io::Error::other)?);
@@ -122,35 +158,19 @@ fn unhex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
-/// The checksum of an object or part that a request states, of that algorithm.
-macro_rules! stated {
-    ($input:expr, $algorithm:expr) => {
-        match $algorithm {
-            "CRC32C" => $input.checksum_crc32c.clone(),
-            "CRC32" => $input.checksum_crc32.clone(),
-            "CRC64NVME" => $input.checksum_crc64nvme.clone(),
-            "SHA1" => $input.checksum_sha1.clone(),
-            "SHA256" => $input.checksum_sha256.clone(),
-            _ => None,
-        }
+/// The answer to a completion.
+fn completion(bucket: String, done: Completed) -> S3Response<CompleteMultipartUploadOutput> {
+    let Completed { key, etag, checksum } = done;
+    let mut output = CompleteMultipartUploadOutput {
+        location: Some(format!("/{bucket}/{key}")),
+        bucket: Some(bucket),
+        key: Some(key),
+        e_tag: Some(ETag::Strong(etag)),
+        checksum_type: checksum.as_ref().map(|checksum| checksum_type(checksum.composite)),
+        ..Default::default()
     };
-}
-
-/// Sets the field of that algorithm.
-macro_rules! state {
-    ($output:expr, $checksum:expr) => {
-        if let Some(checksum) = $checksum {
-            let value = Some(checksum.value.clone());
-            match checksum.algorithm.as_str() {
-                "CRC32C" => $output.checksum_crc32c = value,
-                "CRC32" => $output.checksum_crc32 = value,
-                "CRC64NVME" => $output.checksum_crc64nvme = value,
-                "SHA1" => $output.checksum_sha1 = value,
-                "SHA256" => $output.checksum_sha256 = value,
-                _ => {}
-            }
-        }
-    };
+    state!(output, &checksum);
+    S3Response::new(output)
 }
 
 impl Bucket {
@@ -174,46 +194,16 @@ impl Bucket {
             parts: BTreeMap::new(),
             at: Stamp::now(),
         };
+        let kind = upload.algorithm.as_ref().map(|_| checksum_type(!is_full));
         self.uploads.all().insert(id.clone(), upload);
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(input.bucket),
             key: Some(input.key),
             upload_id: Some(id),
             checksum_algorithm: input.checksum_algorithm,
-            checksum_type: input.checksum_type,
+            checksum_type: kind,
             ..Default::default()
         }))
-    }
-
-    pub(super) async fn take_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
-        let input = req.input;
-        self.check_name(&input.bucket)?;
-        if !(1..=MOST_PARTS).contains(&input.part_number) {
-            return Err(s3_error!(InvalidArgument, "Part number must be an integer between 1 and 10000, inclusive"));
-        }
-        let algorithm = match self.uploads.all().get(&input.upload_id) {
-            Some(upload) if upload.key == input.key => upload.algorithm.clone(),
-            _ => return Err(no_such_upload()),
-        };
-        let mut promise = Promise::of(&req.headers);
-        if promise.checksum.is_none() {
-            promise.checksum = algorithm.map(|name| (name, None));
-        }
-        let received = receive(self.folder.clone(), input.body, promise, req.trailing_headers).await?;
-        let mut output = UploadPartOutput { e_tag: Some(ETag::Strong(received.etag.clone())), ..Default::default() };
-        state!(output, &received.checksum);
-        let part = PartHeld {
-            temp: received.temp,
-            size: received.size,
-            etag: received.etag,
-            checksum: received.checksum,
-            at: Stamp::now(),
-        };
-        match self.uploads.all().get_mut(&input.upload_id) {
-            Some(upload) => upload.parts.insert(input.part_number, Arc::new(part)),
-            None => return Err(no_such_upload()),
-        };
-        Ok(S3Response::new(output))
     }
 
     pub(super) async fn complete_upload(
@@ -222,20 +212,29 @@ impl Bucket {
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = req.input;
         self.check_name(&input.bucket)?;
+        let (folder, key) = (self.folder.clone(), input.key.clone());
+        if let Some(done) = self.uploads.completed(&input.upload_id, &key) {
+            let found = blocking(move || folder.find(&key)).await?;
+            found.filter(|found| found.etag == done.etag).ok_or_else(no_such_upload)?;
+            return Ok(completion(input.bucket, done));
+        }
         let wanted = input.multipart_upload.clone().and_then(|list| list.parts).unwrap_or_default();
         let (chosen, algorithm, is_full, kept) = {
             let all = self.uploads.all();
-            let upload =
-                all.get(&input.upload_id).filter(|upload| upload.key == input.key).ok_or_else(no_such_upload)?;
+            let upload = open_upload(&all, &input.upload_id, &input.key)?;
             check_parts(upload, &wanted)?;
             let chosen: Vec<_> =
                 wanted.iter().filter_map(|part| upload.parts.get(&part.part_number?).cloned()).collect();
             (chosen, upload.algorithm.clone(), upload.is_full, upload.kept.clone())
         };
         let stated = algorithm.as_deref().and_then(|name| stated!(input, name));
-        let (folder, key) = (self.folder.clone(), input.key.clone());
         let (if_match, if_none_match) = (input.if_match, input.if_none_match);
-        let sizes = chosen.iter().map(|part| part.size).collect();
+        let parts = chosen.iter().map(|part| part.received.size).collect();
+        let part_checksums = chosen.iter().map(|part| {
+            let checksum = part.received.checksum.as_ref().filter(|sum| Some(&sum.algorithm) == algorithm.as_ref())?;
+            Some(checksum.value.clone())
+        });
+        let part_checksums = part_checksums.collect::<Option<_>>().unwrap_or_default();
         let (etag, checksum) = blocking(move || {
             let Joined { temp, etag, checksum } = join(&chosen, algorithm.as_deref(), is_full, folder.temp()?)?;
             let differs = match (&stated, &checksum) {
@@ -247,23 +246,16 @@ impl Bucket {
                 let text = "The checksum of the object did not match the one you specified.";
                 return Err(Failure(S3Error::with_message(S3ErrorCode::BadDigest, text)));
             }
-            let fact = Fact { parts: sizes, ..kept.fact(etag.clone(), checksum.clone()) };
+            let fact = Fact { parts, part_checksums, ..kept.fact(etag.clone(), checksum.clone()) };
             folder.commit::<Failure>(&key, temp, fact, |there| {
                 Ok(check_write(if_match.as_ref(), if_none_match.as_ref(), there)?)
             })?;
             Ok((etag, checksum))
         })
         .await?;
-        self.uploads.all().remove(&input.upload_id);
-        let mut output = CompleteMultipartUploadOutput {
-            location: Some(format!("/{}/{}", input.bucket, input.key)),
-            bucket: Some(input.bucket),
-            key: Some(input.key),
-            e_tag: Some(ETag::Strong(etag)),
-            ..Default::default()
-        };
-        state!(output, &checksum);
-        Ok(S3Response::new(output))
+        let done = Completed { key: input.key, etag, checksum };
+        self.uploads.complete(input.upload_id, done.clone());
+        Ok(completion(input.bucket, done))
     }
 
     pub(super) fn abort_upload(
@@ -290,68 +282,4 @@ impl Bucket {
             ..Default::default()
         }))
     }
-
-    pub(super) fn parts(&self, req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
-        let input = req.input;
-        self.check_name(&input.bucket)?;
-        let all = self.uploads.all();
-        let upload = all.get(&input.upload_id).filter(|upload| upload.key == input.key).ok_or_else(no_such_upload)?;
-        let most = input.max_parts.unwrap_or(1000).clamp(1, 1000) as usize;
-        let after: i32 = input.part_number_marker.unwrap_or(0);
-        let mut rest = upload.parts.range(after.saturating_add(1)..);
-        let parts: Vec<Part> = rest
-            .by_ref()
-            .take(most)
-            .map(|(number, held)| {
-                let mut part = Part {
-                    part_number: Some(*number),
-                    size: Some(held.size as i64),
-                    e_tag: Some(ETag::Strong(held.etag.clone())),
-                    last_modified: Some(modified(held.at)),
-                    ..Default::default()
-                };
-                state!(part, &held.checksum);
-                part
-            })
-            .collect();
-        let more = rest.next().is_some();
-        Ok(S3Response::new(ListPartsOutput {
-            bucket: Some(input.bucket),
-            key: Some(input.key),
-            upload_id: Some(input.upload_id),
-            is_truncated: Some(more),
-            max_parts: Some(most as i32),
-            next_part_number_marker: parts.last().filter(|_| more).and_then(|part| part.part_number),
-            parts: Some(parts),
-            ..Default::default()
-        }))
-    }
-}
-
-/// S3's rules for the list of parts that completes an upload.
-fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
-    if wanted.is_empty() {
-        return Err(s3_error!(MalformedXML, "You must specify at least one part"));
-    }
-    if !wanted.is_sorted_by(|a, b| a.part_number < b.part_number) {
-        return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order."));
-    }
-    for (place, part) in wanted.iter().enumerate() {
-        let held = part.part_number.and_then(|number| upload.parts.get(&number));
-        let fits = |held: &&Arc<PartHeld>| {
-            let same_tag = part.e_tag.as_ref().is_none_or(|tag| tag.value() == held.etag);
-            let same_sum = held
-                .checksum
-                .as_ref()
-                .is_none_or(|sum| stated!(part, sum.algorithm.as_str()).is_none_or(|stated| stated == sum.value));
-            same_tag && same_sum
-        };
-        let Some(held) = held.filter(fits) else {
-            return Err(s3_error!(InvalidPart, "One or more of the specified parts could not be found."));
-        };
-        if place + 1 < wanted.len() && held.size < SHORTEST_PART {
-            return Err(s3_error!(EntityTooSmall, "Your proposed upload is smaller than the minimum allowed size"));
-        }
-    }
-    Ok(())
 }

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Parts of multipart uploads: receive one, list them, check the list that completes an upload.
+
+use std::sync::Arc;
+
+use s3s::dto::*;
+use s3s::{S3Request, S3Response, S3Result, s3_error};
+
+use super::Bucket;
+use super::headers::{state, stated};
+use super::uploads::{Upload, open_upload};
+use crate::condition::modified;
+use crate::facts::Stamp;
+use crate::incoming::{Promise, Received, receive};
+
+/// S3 refuses to join shorter parts, the last apart.
+const SHORTEST_PART: u64 = 5 << 20;
+const MOST_PARTS: i32 = 10_000;
+
+/// A part on disk.
+pub(super) struct PartHeld {
+    pub received: Received,
+    pub at: Stamp,
+}
+
+impl Bucket {
+    pub(super) async fn take_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        check_part_number(input.part_number)?;
+        let algorithm = self.uploads.algorithm(&input.upload_id, &input.key)?;
+        let mut promise = Promise::of(&req.headers);
+        if promise.checksum.is_none() {
+            promise.checksum = algorithm.map(|name| (name, None));
+        }
+        let received = receive(self.folder.clone(), input.body, promise, req.trailing_headers).await?;
+        let mut output = UploadPartOutput { e_tag: Some(ETag::Strong(received.etag.clone())), ..Default::default() };
+        state!(output, &received.checksum);
+        self.uploads.add_part(&input.upload_id, input.part_number, received)?;
+        Ok(S3Response::new(output))
+    }
+
+    pub(super) fn parts(&self, req: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
+        let input = req.input;
+        self.check_name(&input.bucket)?;
+        let all = self.uploads.all();
+        let upload = open_upload(&all, &input.upload_id, &input.key)?;
+        let most = input.max_parts.unwrap_or(1000).clamp(1, 1000) as usize;
+        let after: i32 = input.part_number_marker.unwrap_or(0);
+        let mut rest = upload.parts.range(after.saturating_add(1)..);
+        let parts: Vec<Part> = rest
+            .by_ref()
+            .take(most)
+            .map(|(number, held)| {
+                let mut part = Part {
+                    part_number: Some(*number),
+                    size: Some(held.received.size as i64),
+                    e_tag: Some(ETag::Strong(held.received.etag.clone())),
+                    last_modified: Some(modified(held.at)),
+                    ..Default::default()
+                };
+                state!(part, &held.received.checksum);
+                part
+            })
+            .collect();
+        let more = rest.next().is_some();
+        Ok(S3Response::new(ListPartsOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            upload_id: Some(input.upload_id),
+            is_truncated: Some(more),
+            max_parts: Some(most as i32),
+            next_part_number_marker: parts.last().filter(|_| more).and_then(|part| part.part_number),
+            parts: Some(parts),
+            ..Default::default()
+        }))
+    }
+}
+
+pub(super) fn check_part_number(number: i32) -> S3Result<()> {
+    if (1..=MOST_PARTS).contains(&number) {
+        return Ok(());
+    }
+    Err(s3_error!(InvalidArgument, "Part number must be an integer between 1 and 10000, inclusive"))
+}
+
+/// S3's rules for the list of parts that completes an upload.
+pub(super) fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
+    if wanted.is_empty() {
+        return Err(s3_error!(MalformedXML, "You must specify at least one part"));
+    }
+    if !wanted.is_sorted_by(|a, b| a.part_number < b.part_number) {
+        return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order."));
+    }
+    for (place, part) in wanted.iter().enumerate() {
+        let held = part.part_number.and_then(|number| upload.parts.get(&number));
+        let fits = |held: &&Arc<PartHeld>| {
+            let same_tag = part.e_tag.as_ref().is_none_or(|tag| tag.value() == held.received.etag);
+            let same_sum = held
+                .received
+                .checksum
+                .as_ref()
+                .is_none_or(|sum| stated!(part, sum.algorithm.as_str()).is_none_or(|stated| stated == sum.value));
+            same_tag && same_sum
+        };
+        let Some(held) = held.filter(fits) else {
+            return Err(s3_error!(InvalidPart, "One or more of the specified parts could not be found."));
+        };
+        if place + 1 < wanted.len() && held.received.size < SHORTEST_PART {
+            return Err(s3_error!(EntityTooSmall, "Your proposed upload is smaller than the minimum allowed size"));
+        }
+    }
+    Ok(())
+}

@@ -31,7 +31,7 @@ _NEVER_INDEXED = ("parquet", "zarr", "hdf5")
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the first record holds, and the fields that follow from it. Printed, a table.
+    """What the first records hold, and the fields that follow from it. Printed, a table.
 
     `left_out` has the parts that no field reads, each with the reason.
     """
@@ -203,9 +203,10 @@ class Dataset(Shaped):
         return str(json.loads(self.source.format)["name"])
 
     def schema(self) -> Schema:
-        """What the first record holds, and the fields that hold when none are said. Reads one object, or its start.
+        """What the first records hold, and the fields that hold when none are said. Reads one object, or its start.
 
-        Lengths are the first record's: where others differ, say `ragged` or `raw` fields.
+        Of TFRecords, tars and MDS up to 100 records are looked at: parts whose lengths differ are `ragged`, and so are numbers
+        that some records lack; bytes that some lack have the default `b""`. Where later records differ, say the fields.
         """
         if self._counts.schema is None:
             text, holds, left_out = self.source.schema(dict(env.read()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import operator
+import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
@@ -29,6 +30,22 @@ __all__ = [
 
 MOST_PIXELS = 100_000_000
 """Pixels that an image may have unless more are said: Pillow warns a little below it."""
+
+_FORMATS = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float16": "e",
+    "float32": "f",
+    "float64": "d",
+}
+"""An element of each dtype, as `struct` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +74,14 @@ class TensorSpec(FieldSpec):
     dtype: str
     shape: tuple[int, ...]
     parts: tuple[str, ...] = ()
+    default: float | None = None
 
     def said(self) -> dict[str, Any]:
-        return {"kind": "tensor", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+        said = {"kind": "tensor", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+        return said if self.default is None else {**said, "default": _packed(self.dtype, self.default).hex()}
 
     def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
+        return f"{self.dtype} {list(self.shape)}{_or(self.default)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +104,14 @@ class RawSpec(FieldSpec):
     """The bytes as they are stored."""
 
     parts: tuple[str, ...] = ()
+    default: bytes | None = None
 
     def said(self) -> dict[str, Any]:
-        return {"kind": "bytes", "of": list(self.parts)}
+        said: dict[str, Any] = {"kind": "bytes", "of": list(self.parts)}
+        return said if self.default is None else {**said, "default": self.default.hex()}
 
     def __str__(self) -> str:
-        return "bytes"
+        return f"bytes{_or(self.default)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +171,39 @@ def _shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     return sides
 
 
-def tensor(dtype: object, shape: Sequence[SupportsIndex]) -> TensorSpec:
+def _or(default: object) -> str:
+    return "" if default is None else f", default {default!r}"
+
+
+def _packed(dtype: str, value: float) -> bytes:
+    """One element, little-endian."""
+    try:
+        if dtype != "bool" or value in (0, 1):
+            return struct.pack(f"<{_FORMATS[dtype]}", value)
+    except (KeyError, struct.error, OverflowError, TypeError):
+        pass
+    raise ConfigError(f"default: {value!r} is not a value of dtype {dtype}", where="fields")
+
+
+def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | None = None) -> TensorSpec:
     """A field: `tensor("int16", (128, 128, 128, 4))`. NumPy's and torch's own dtypes are taken too.
 
+    Args:
+        default: Every element of a sample without a value: a feature that a tf.Example lacks or has empty, as
+            `FixedLenFeature(default_value=)` has it, a member that a tar's sample lacks, or a null.
     Raises:
-        ConfigError: A side that is no whole number of at least 0. An unknown dtype is refused by the loader.
+        ConfigError: A side that is no whole number of at least 0, or a default that is not a value of dtype. An unknown
+            dtype is refused by the loader.
     """
-    return TensorSpec(_dtype(dtype), _shape(shape))
+    spec = TensorSpec(_dtype(dtype), _shape(shape), default=default)
+    spec.said()
+    return spec
 
 
 def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
     """A field of any number of items a sample, each of this type and shape; in batches a `Ragged(values, offsets)`.
+
+    A sample without a value has no items: a feature that a tf.Example lacks, a member that a tar's sample lacks, a null.
 
     Raises:
         ConfigError: A side that is no whole number of at least 1.
@@ -171,9 +214,17 @@ def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
     return RaggedSpec(_dtype(dtype), sides)
 
 
-def raw() -> RawSpec:
-    """A field of bytes as they are stored: one `bytes` a sample, in batches a list of them."""
-    return RawSpec()
+def raw(*, default: bytes | None = None) -> RawSpec:
+    """A field of bytes as they are stored: one `bytes` a sample, in batches a list of them.
+
+    Args:
+        default: Of a sample without a value, as in `tensor`.
+    Raises:
+        ConfigError: A default that is not `bytes`.
+    """
+    if not isinstance(default, bytes | None):
+        raise ConfigError(f"default: {default!r} is not bytes", where="fields")
+    return RawSpec(default=default)
 
 
 def image(
@@ -252,6 +303,7 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
             case "ragged":
                 return RaggedSpec(said["dtype"], tuple(said["shape"]), parts)
             case _:
-                return RawSpec(parts)
+                default = said.get("default")
+                return RawSpec(parts, None if default is None else bytes.fromhex(default))
 
     return tuple((said["name"], spec(said)) for said in json.loads(text))

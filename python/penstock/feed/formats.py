@@ -83,6 +83,8 @@ def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
     for name, spec in columns.items():
         if not isinstance(spec, TensorSpec):
             raise ConfigError(f"format: {name} is no penstock.tensor(dtype, shape)", where="format")
+        if spec.default is not None:
+            raise ConfigError(f"format: {name} has a default; each fixed record has every column", where="format")
     said = [{"name": name, "dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in columns.items()]
     return Format("fixed", {"header_bytes": _bytes(header_bytes), "columns": said})
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, inflate_into_checked};
 use penstock_types::{Error, Result, grouped, now};
 
-use super::field::Field;
+use super::field::{Field, Kind};
 use super::format::{Record, RecordId, Span};
 use super::memory::PartHold;
 use super::plan::Want;
@@ -231,14 +231,29 @@ pub(crate) fn fill(
 ) -> Result<()> {
     let place = || format!("{} record {}", id.place, id.record);
     for (seat, field) in fields.iter().enumerate() {
-        let mut found = None;
+        let (mut found, mut absent) = (None, None);
         for name in field.parts() {
-            found = record.part(name).map_err(|error| in_record(error, id))?;
+            match record.part(name).map_err(|error| in_record(error, id))? {
+                Some(part) if part.is_absent() => absent = absent.or(Some(part)),
+                part => found = part,
+            }
             if found.is_some() {
                 break;
             }
         }
-        let Some(part) = found else {
+        let takes_nothing = match (&field.default, &absent) {
+            // Of a column that no record has, a default would hide the mistake.
+            (Some(_), absent) => absent.is_some() || record.may_lack_parts(),
+            // An empty list of another kind is still a mismatch.
+            (None, None) => matches!(field.kind, Kind::Ragged(_)) && record.may_lack_parts(),
+            (None, Some(_)) => false,
+        };
+        if found.is_none() && takes_nothing {
+            // SAFETY: as below.
+            unsafe { rows.write_absent(seat, number, field) };
+            continue;
+        }
+        let Some(part) = found.or(absent) else {
             return Err(Error::mismatch(place(), missing(field, record)));
         };
         let written = {

@@ -16,6 +16,9 @@ pub struct Field {
     pub of: Vec<String>,
     /// What becomes of it.
     pub kind: Kind,
+    /// What a record without a value of it has: one element of a tensor, little-endian, for all of them; the content of
+    /// bytes. Other kinds have none.
+    pub default: Option<Box<[u8]>>,
 }
 
 /// What becomes of a part.
@@ -45,6 +48,9 @@ struct Said {
     shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image: Option<SaidImage>,
+    /// In hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    default: Option<String>,
 }
 
 /// A picture's specification as Python says it.
@@ -120,8 +126,12 @@ impl SaidImage {
 impl Field {
     /// A field of fixed tensors, read from the part of its own name.
     pub fn tensor(name: &str, dtype: DType, shape: &[usize]) -> Self {
-        let kind = Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
-        Self { name: name.to_owned(), of: Vec::new(), kind }
+        Self::of_kind(name, Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() }))
+    }
+
+    /// A field of this kind without a default, read from the part of its own name.
+    pub fn of_kind(name: &str, kind: Kind) -> Self {
+        Self { name: name.to_owned(), of: Vec::new(), kind, default: None }
     }
 
     /// Type and shape, where they are the same in every sample.
@@ -173,7 +183,8 @@ impl Field {
             }
             other => return Err(Error::config("fields", format!("{} is of no kind `{other}`", said.name))),
         };
-        Ok(Self { name: said.name, of: said.of, kind })
+        let default = said.default.as_deref().map(|text| default_of(&said.name, &kind, text)).transpose()?;
+        Ok(Self { name: said.name, of: said.of, kind, default })
     }
 
     /// Fields as the JSON that [`Field::from_json`] reads.
@@ -196,8 +207,23 @@ impl Field {
             dtype: spec.as_ref().map(|spec| spec.dtype.name().to_owned()),
             shape: spec.map(|spec| spec.shape).unwrap_or_default(),
             image,
+            default: self.default.as_ref().map(|bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
         }
     }
+}
+
+/// The default that `text` says in hex: an element of a tensor, or any bytes.
+fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
+    let digits = text.as_bytes().as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Box<[u8]>> = digits.0.iter().map(byte).collect();
+    let fits = |bytes: &[u8]| match kind {
+        Kind::Tensor(spec) => bytes.len() == spec.dtype.size(),
+        Kind::Bytes => true,
+        Kind::Ragged(_) | Kind::Image(_) => false,
+    };
+    let bytes = bytes.filter(|bytes| digits.1.is_empty() && fits(bytes));
+    bytes.ok_or_else(|| Error::config("fields", format!("{name} has a default that is not one of its values")))
 }
 
 #[cfg(test)]
@@ -208,21 +234,33 @@ mod tests {
     fn fields_round_trip_and_refuse_what_they_do_not_know() {
         let fields = vec![
             Field::tensor("x", DType::I16, &[3, 2]),
+            Field { default: Some([0xff, 1].into()), ..Field::tensor("missing", DType::I16, &[]) },
             Field {
-                name: "tokens".into(),
                 of: vec!["ids".into(), "input_ids".into()],
-                kind: Kind::Ragged(TensorSpec { dtype: DType::I64, shape: vec![] }),
+                ..Field::of_kind("tokens", Kind::Ragged(TensorSpec { dtype: DType::I64, shape: vec![] }))
             },
-            Field { name: "raw".into(), of: vec![], kind: Kind::Bytes },
+            Field { default: Some([].into()), ..Field::of_kind("raw", Kind::Bytes) },
             Field {
-                name: "image".into(),
                 of: vec!["jpg".into()],
-                kind: Kind::Image(ImageSpec { crop: Crop::RANDOM, flip: 0.5, ..ImageSpec::new(224, 224) }),
+                ..Field::of_kind(
+                    "image",
+                    Kind::Image(ImageSpec { crop: Crop::RANDOM, flip: 0.5, ..ImageSpec::new(224, 224) }),
+                )
             },
         ];
         assert_eq!(Field::from_json(&Field::to_json(&fields).unwrap()).unwrap(), fields);
-        assert_eq!((fields[0].parts(), fields[1].parts().len()), (&["x".to_owned()][..], 2));
-        for bad in ["[{\"name\":\"x\",\"kind\":\"tensor\"}]", "[{\"name\":\"x\",\"kind\":\"sound\"}]", "{}"] {
+        assert_eq!((fields[0].parts(), fields[2].parts().len()), (&["x".to_owned()][..], 2));
+        let int16 =
+            |default: &str| format!(r#"[{{"name":"x","kind":"tensor","dtype":"int16","default":"{default}"}}]"#);
+        for bad in [
+            r#"[{"name":"x","kind":"tensor"}]"#,
+            r#"[{"name":"x","kind":"sound"}]"#,
+            r#"[{"name":"x","kind":"ragged","dtype":"int16","default":"0000"}]"#,
+            "{}",
+            &int16("00"),
+            &int16("00000"),
+            &int16("+1zz"),
+        ] {
             assert_eq!(Field::from_json(bad).unwrap_err().code(), "config");
         }
     }

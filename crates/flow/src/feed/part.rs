@@ -27,6 +27,8 @@ pub enum Part<'a> {
     List(Array<'a>),
     /// An integer that the format or the name gives: a label.
     Int(i64),
+    /// A null: the record has a place for a value, and none in it.
+    Null,
 }
 
 /// Elements of a known type and shape.
@@ -68,6 +70,17 @@ impl Part<'_> {
             Self::Array(array) => format!("{} {}", array.dtype, shown(&array.shape)),
             Self::List(array) => format!("a list of {} {}", grouped(array.elements() as u64), array.dtype),
             Self::Int(value) => format!("the integer {value}"),
+            Self::Null => "a null".to_owned(),
+        }
+    }
+
+    /// True where there is no value: a null, or an empty list of a tf.Example.
+    pub fn is_absent(&self) -> bool {
+        match self {
+            Self::Null => true,
+            Self::Feature(feature) => feature.is_empty(),
+            Self::Steps(steps) => steps.is_empty(),
+            _ => false,
         }
     }
 
@@ -116,6 +129,7 @@ impl Part<'_> {
             Self::Feature(feature) => of_feature(feature),
             Self::Steps(steps) => steps.steps().iter().flatten().map(of_feature).sum(),
             Self::Array(array) | Self::List(array) => array.elements().saturating_mul(size),
+            Self::Null => 0,
             Self::Digits(_) | Self::Int(_) => size,
         }
     }
@@ -146,6 +160,7 @@ impl Part<'_> {
                     .map_err(|why| self.unlike_why(&want(), &why))?;
                 out
             }
+            Self::Null => Vec::new(),
             Self::Digits(_) | Self::Int(_) => {
                 let mut out = vec![0; size];
                 self.scalar(item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;

@@ -118,6 +118,22 @@ impl Rows {
         }
     }
 
+    /// Writes what a record without a value of `field` has into row `row`: its default, or no items.
+    ///
+    /// # Safety
+    /// As [`Slot::row`]: nothing else touches that row meanwhile.
+    pub unsafe fn write_absent(&self, seat: usize, row: u32, field: &Field) {
+        let default = field.default.as_deref().unwrap_or_default();
+        match &self.loose[seat] {
+            Some(loose) => loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = default.to_vec(),
+            None => {
+                // SAFETY: the caller's promise.
+                let slot = unsafe { self.slot.row(seat, row as usize) };
+                slot.chunks_exact_mut(default.len().max(1)).for_each(|element| element.copy_from_slice(default));
+            }
+        }
+    }
+
     /// Takes the rows `dead` (ascending) out of `rows`, closing the gaps; the number that is left.
     ///
     /// # Safety

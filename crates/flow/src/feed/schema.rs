@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the first record of a dataset (of its first object that is not empty) holds, and the fields that follow from it when none are said.
+//! What the first records of a dataset (those of its first object that is not empty) hold, and the fields that follow from it when none are said.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,16 +20,20 @@ use super::source::Source;
 /// Stored bytes that are read at a time to see an object's first record.
 const STEP: u64 = 16 << 20;
 
-/// Decompressed bytes that are searched for it at first; four times as many where they do not hold it.
+/// Decompressed bytes that are searched for it at first; four times as many where they do not hold it. Of the records
+/// behind it, those are looked at that lie in these bytes.
 const HEAD: usize = 1 << 20;
 
 /// Decompressed bytes that are held of an object while it is looked at: the memory budget of a loader that has none of its own.
 const MAX_HEAD: usize = 1 << 30;
 
+/// Records that are looked at, of the first bytes of an object alone.
+const MAX_RECORDS: usize = 100;
+
 /// Bytes that a column of a table may take while its first row is looked at.
 const MAX_CELL: u64 = 256 << 20;
 
-/// A part of the first record.
+/// A part of the first records.
 #[derive(Debug, Clone)]
 pub struct Seen {
     /// What it holds, in words with numbers.
@@ -37,7 +42,7 @@ pub struct Seen {
     pub field: Field,
 }
 
-/// The parts of the first record.
+/// The parts of the first records.
 #[derive(Debug, Clone, Default)]
 pub struct Schema {
     /// Parts with a default field.
@@ -46,14 +51,14 @@ pub struct Schema {
     pub left_out: Vec<(String, String)>,
 }
 
-/// Looks at the first record.
+/// Looks at the first records of the first object that holds any.
 ///
 /// Errs with `Unsupported`, or `BudgetExceeded`, if no field reads any of its parts.
 pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> {
     if let Some(blocks) = source.blocks() {
         let seen = |(name, spec): (&str, TensorSpec)| Seen {
             holds: format!("{} {:?}", spec.dtype, spec.shape),
-            field: Field { name: name.to_owned(), of: Vec::new(), kind: Kind::Tensor(spec) },
+            field: Field::of_kind(name, Kind::Tensor(spec)),
         };
         return Ok(Schema { seen: blocks.parts().into_iter().map(seen).collect(), left_out: Vec::new() });
     }
@@ -62,11 +67,11 @@ pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> 
             let (source, bytes) = (source.clone(), source.fetch(object, deadline).await?.bytes);
             spawn(move || look_at_table(&source, object, bytes)).await?
         } else {
-            match first_record(source, object, deadline).await? {
+            match start_of(source, object, deadline).await? {
                 None => None,
-                Some((content, span)) => {
+                Some(start) => {
                     let source = source.clone();
-                    spawn(move || look(&source, object, &content, span)).await?
+                    Some(spawn(move || look(&source, object, &start)).await?)
                 }
             }
         };
@@ -82,19 +87,28 @@ async fn spawn<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
     done.map_err(|error| Error::bug(format!("looking at a record: {error}")))?
 }
 
-/// An object's first bytes, and where its first record lies in them; `None` if it holds no record. Reads no more of it than
-/// it must, and ends at the first bytes of what is no record.
-async fn first_record(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Option<(Vec<u8>, Span)>> {
+/// An object's first decompressed bytes.
+struct Start {
+    content: Vec<u8>,
+    /// They are all that it has.
+    is_whole: bool,
+    /// Where its first record lies in them.
+    first: Span,
+}
+
+/// An object's first bytes with its first record; `None` if it holds no record. Reads no more of it than it must, and ends
+/// at the first bytes of what is no record.
+async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Option<Start>> {
     let size = source.entry(object).size;
     let place = source.place(object);
     let inflater = Inflater::new(source.codec(object), u64::MAX, &place);
-    let mut head = Head { inflater, content: Vec::new(), target: HEAD, first: None, place };
+    let mut head = Head { inflater, content: Vec::new(), target: HEAD, first: None, is_whole: false, place };
     for at in (0..size).step_by(STEP as usize) {
         let stored = source.stretch(object, at, STEP.min(size - at), deadline).await?;
         let (framed, is_last) = (source.clone(), at + STEP >= size);
         head = spawn(move || head.push(&stored, is_last, framed.framing())).await?;
         if let Some(first) = head.first {
-            return Ok(Some((head.content, first)));
+            return Ok(Some(Start { content: head.content, is_whole: head.is_whole, first }));
         }
     }
     Ok(None)
@@ -107,12 +121,14 @@ struct Head {
     /// How many are searched next.
     target: usize,
     first: Option<Span>,
+    /// `content` is all that the object has.
+    is_whole: bool,
     place: String,
 }
 
 impl Head {
     fn push(mut self, stored: &[u8], is_last: bool, framing: &dyn Framing) -> Result<Self> {
-        let Self { mut inflater, mut content, mut target, mut first, place } = self;
+        let Self { mut inflater, mut content, mut target, mut first, mut is_whole, place } = self;
         let mut failed = None;
         let pushed = inflater.push(stored, &mut |bytes| {
             let need = content.len() + bytes.len();
@@ -138,10 +154,11 @@ impl Head {
         if first.is_none() {
             pushed?;
             if is_last {
+                is_whole = true;
                 first = found(&content, true, framing, &place)?;
             }
         }
-        self = Self { inflater, content, target, first, place };
+        self = Self { inflater, content, target, first, is_whole, place };
         Ok(self)
     }
 }
@@ -189,64 +206,165 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
     if table.records() == 0 {
         return Ok(None);
     }
-    let (mut schema, mut looked) = (Schema::default(), Ok(()));
+    let (framing, mut survey, mut looked) = (source.framing(), Survey::default(), Ok(()));
     table.each(&[0], &[], MAX_CELL, &mut |_, record| {
-        looked = record.and_then(|record| note(record, source.framing(), &mut schema));
+        looked = record.and_then(|record| survey.add(framing, record));
     });
-    looked.map(|()| Some(schema))
+    looked?;
+    survey.schema(&place).map(Some)
 }
 
-/// The parts of an object's first record, which lies at `first` of its first bytes.
-fn look(source: &Source, object: u64, content: &[u8], first: Span) -> Result<Option<Schema>> {
-    let place = source.place(object);
-    let slice = |range: std::ops::Range<u64>| {
-        content
-            .get(range.start as usize..range.end as usize)
-            .ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))
-    };
-    let (head, record) = (slice(0..first.offset)?, slice(first.range())?);
-    let memory = PartMemory::new(0, MAX_HEAD as u64);
-    let id = RecordId { place: &place, object, record: 0, offset: first.offset, memory: &memory.hold() };
-    let (framing, mut schema) = (source.framing(), Schema::default());
-    framing.read(record, head, id, &mut |record| note(record, framing, &mut schema))?;
-    Ok(Some(schema))
-}
-
-/// Notes the parts of a record. Errs if no field reads any of them.
-fn note(record: &dyn Record, framing: &dyn Framing, schema: &mut Schema) -> Result<()> {
-    let mut refused = None;
-    for name in record.names() {
-        let part = match record.part(&name) {
-            // What the first record has no value of says nothing of a field.
-            Err(Error::Mismatch { .. }) => None,
-            Err(error @ (Error::Unsupported { .. } | Error::BudgetExceeded { .. })) => {
-                schema.left_out.push((name, error.to_string()));
-                refused.get_or_insert(error);
-                continue;
-            }
-            found => found?,
-        };
-        if let Some(part) = part {
-            let kind = framing.proposes(&name, &part).unwrap_or_else(|| proposed(&part));
-            schema.seen.push(Seen { holds: part.describe(), field: Field { name, of: Vec::new(), kind } });
+/// The parts of an object's first records, of which the first lies at `first` of its first bytes.
+fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
+    let (place, framing) = (source.place(object), source.framing());
+    let first = start.first;
+    let end = start.content.len().min(HEAD.max(first.range().end as usize));
+    let content = &start.content[..end];
+    let slice = |range: std::ops::Range<u64>| content.get(range.start as usize..range.end as usize);
+    let head = slice(0..first.offset).ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))?;
+    let mut spans = Vec::new();
+    // Records of one size have one layout.
+    if framing.span_of(0).is_none() {
+        // Damage behind the first record is for whoever reads that record.
+        let _ = framing.spans(content, &place, &mut spans);
+        if !start.is_whole || end < start.content.len() {
+            // The last one may go on behind these bytes.
+            spans.pop();
         }
     }
-    match refused {
-        Some(error) if schema.seen.is_empty() => Err(error),
-        _ => Ok(()),
+    let others = spans.into_iter().filter(|span| span.offset > first.offset).take(MAX_RECORDS - 1);
+    let (mut survey, memory) = (Survey::default(), PartMemory::new(0, MAX_HEAD as u64));
+    for (number, span) in std::iter::once(first).chain(others).enumerate() {
+        let memory = &memory.hold();
+        let id = RecordId { place: &place, object, record: number as u64, offset: span.offset, memory };
+        let read = slice(span.range())
+            .ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))
+            .and_then(|bytes| framing.read(bytes, head, id, &mut |record| survey.add(framing, record)));
+        match read {
+            Err(error) if number == 0 => return Err(error),
+            Err(_) => break,
+            Ok(()) => {}
+        }
+    }
+    survey.schema(&place)
+}
+
+/// What some records hold under a name.
+struct Found {
+    name: String,
+    /// The first value, in words with numbers.
+    holds: String,
+    kind: Option<Kind>,
+    /// Records with a value.
+    count: usize,
+}
+
+/// What some records hold.
+#[derive(Default)]
+struct Survey {
+    records: usize,
+    found: Vec<Found>,
+    left_out: Vec<(String, Error)>,
+    /// Where a name stands in `found`; `None` for one that is left out.
+    known: HashMap<String, Option<usize>>,
+}
+
+impl Survey {
+    fn add(&mut self, framing: &dyn Framing, record: &dyn Record) -> Result<()> {
+        self.records += 1;
+        for name in record.names() {
+            let part = match record.part(&name) {
+                Err(error @ (Error::Unsupported { .. } | Error::Mismatch { .. } | Error::BudgetExceeded { .. })) => {
+                    self.known.entry(name.clone()).or_insert_with(|| {
+                        self.left_out.push((name, error));
+                        None
+                    });
+                    continue;
+                }
+                part => part?,
+            };
+            let Some(part) = part else { continue };
+            let at = self.known.entry(name.clone()).or_insert_with(|| {
+                self.found.push(Found { name: name.clone(), holds: part.describe(), kind: None, count: 0 });
+                Some(self.found.len() - 1)
+            });
+            let Some(found) = at.map(|at| &mut self.found[at]) else { continue };
+            if part == Part::Null {
+                continue;
+            }
+            let kind = framing.proposes(&name, &part).unwrap_or_else(|| proposed(&part));
+            if found.kind.is_none() {
+                found.holds = part.describe();
+            }
+            found.count += usize::from(!part.is_absent());
+            found.kind = Some(found.kind.take().map_or_else(|| kind.clone(), |known| joined(known, &kind)));
+        }
+        Ok(())
+    }
+
+    fn schema(self, place: &str) -> Result<Schema> {
+        let mut schema = Schema::default();
+        for Found { name, mut holds, kind, count } in self.found {
+            let Some(kind) = kind else {
+                schema.left_out.push((name, format!("it is null in {} of {0} records", self.records)));
+                continue;
+            };
+            let mut field = Field::of_kind(&name, kind);
+            if count < self.records {
+                holds = format!("{holds}; a value in {count} of {} records", self.records);
+                field = optional(field);
+            }
+            schema.seen.push(Seen { holds, field });
+        }
+        let refused = self.left_out.first().map(|(_, error)| error.clone());
+        schema.left_out.extend(self.left_out.into_iter().map(|(name, error)| (name, error.to_string())));
+        match refused {
+            _ if !schema.seen.is_empty() => Ok(schema),
+            Some(error) => Err(error),
+            None => Err(Error::Unsupported {
+                what: format!(
+                    "{place}, whose records have no part with a name and a value (TFRecords: no tf.Example),"
+                ),
+                by: "the feed".to_owned(),
+            }),
+        }
     }
 }
 
-/// What a part becomes when nobody says: the first record's lengths are taken for all records'.
+/// The kind of parts that are of both kinds: numbers whose lengths differ are ragged.
+fn joined(known: Kind, other: &Kind) -> Kind {
+    match (&known, other) {
+        (Kind::Tensor(a) | Kind::Ragged(a), Kind::Tensor(b) | Kind::Ragged(b))
+            if known != *other && a.dtype == b.dtype && a.shape.len() <= 1 && b.shape.len() <= 1 =>
+        {
+            Kind::Ragged(TensorSpec { dtype: a.dtype, shape: Vec::new() })
+        }
+        _ => known,
+    }
+}
+
+/// The field of a part that some records lack: no numbers, or no bytes.
+fn optional(field: Field) -> Field {
+    match &field.kind {
+        Kind::Tensor(spec) if spec.shape.len() <= 1 => {
+            let kind = Kind::Ragged(TensorSpec { dtype: spec.dtype, shape: Vec::new() });
+            Field { kind, ..field }
+        }
+        Kind::Bytes => Field { default: Some([].into()), ..field },
+        _ => field,
+    }
+}
+
+/// What a part becomes when nobody says: its length is taken for all records'.
 fn proposed(part: &Part<'_>) -> Kind {
     let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
     let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };
     match part {
-        Part::Bytes(_) => Kind::Bytes,
+        Part::Bytes(_) | Part::Null => Kind::Bytes,
         Part::Digits(_) | Part::Int(_) => spec(DType::I64, &[]),
         Part::Array(array) => spec(array.dtype, &array.shape),
         Part::List(array) => Kind::Ragged(TensorSpec { dtype: array.dtype, shape: Vec::new() }),
-        Part::Feature(Feature::Bytes(values)) if values.len() == 1 => Kind::Bytes,
+        Part::Feature(Feature::Bytes(values)) if values.len() <= 1 => Kind::Bytes,
         Part::Feature(Feature::Bytes(_)) => Kind::Ragged(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
         Part::Feature(Feature::Floats(values)) => row(DType::F32, values.len()),
         Part::Feature(Feature::Ints(values)) => row(DType::I64, values.len()),

@@ -319,6 +319,10 @@ pub(crate) trait Record {
     fn part(&self, name: &str) -> Result<Option<Part<'_>>>;
     /// The names of its parts.
     fn names(&self) -> Vec<String>;
+    /// True where other records of the dataset may have parts that this one lacks.
+    fn may_lack_parts(&self) -> bool {
+        false
+    }
 }
 
 /// What is done with a record.

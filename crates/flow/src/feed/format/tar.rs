@@ -47,6 +47,10 @@ struct Files<'a> {
 }
 
 impl Record for Files<'_> {
+    fn may_lack_parts(&self) -> bool {
+        true
+    }
+
     fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
         if name == KEY {
             return Ok(Some(Part::Bytes(Cow::Borrowed(&self.sample.key))));

@@ -100,6 +100,10 @@ struct Features<'a> {
 }
 
 impl Record for Features<'_> {
+    fn may_lack_parts(&self) -> bool {
+        true
+    }
+
     fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
         if let Some(feature) = find_feature(self.payload, name)? {
             return Ok(Some(Part::Feature(feature)));

@@ -14,6 +14,7 @@ fuzz_target!(|data: &[u8]| {
         crop,
         flip: 0.5,
         orient: choice & 16 != 0,
+        exact: choice & 128 != 0,
         dtype: if choice & 32 != 0 { DType::F32 } else { DType::U8 },
         layout: if choice & 64 != 0 { Layout::Chw } else { Layout::Hwc },
         most_pixels: 1 << 18,

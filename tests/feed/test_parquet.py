@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_named(golden):
         loaded(url, f32=number)
     with pytest.raises(Mismatch, match=r"record 1: .*wants int32 \[0\]|record 1: .*a list of 1 int32"):
         loaded(url, tokens=penstock.tensor("int32", (0,)))
-    with pytest.raises(Mismatch, match=r"record 7: column `holes` is null"):
+    with pytest.raises(Mismatch, match=r"record 7: field `holes` wants .* and the record holds a null"):
         loaded(url, holes=number)
     with pytest.raises(Unsupported, match=r"decimal"):
         loaded(url, price=number)
@@ -200,3 +200,18 @@ def test_any_byte_may_be_anything(tmp_path):
         with contextlib.suppress(Corrupt, Unsupported, BudgetExceeded):
             dataset = penstock.open(tmp_path).fields(x=penstock.tensor("int64", ()), blob=penstock.raw())
             next(iter(penstock.Loader(dataset, batch_size=4)))
+
+
+def test_null_numbers_have_defaults_or_no_items(golden):
+    url = golden / "zstd.parquet"
+    batch = loaded(url, holes=penstock.tensor("int64", (), default=-1), i8=penstock.tensor("int8", ()))
+    assert batch["holes"][7] == -1
+    assert -1 not in np.delete(batch["holes"], 7)
+    values, offsets = loaded(url, holes=penstock.ragged("int64"))["holes"]
+    assert (len(values), np.flatnonzero(np.diff(offsets) == 0).tolist()) == (9, [7])
+    schema = penstock.open(url).schema()
+    assert isinstance(schema["holes"], type(penstock.ragged("int64")))
+    assert "a value in 9 of 10 records" in str(schema)
+    # A column that no row has is a mistake, which a default must not hide.
+    with pytest.raises(Mismatch, match=r"is read from `hole`"):
+        loaded(url, hole=penstock.tensor("int64", (), default=0))

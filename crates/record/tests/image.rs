@@ -70,6 +70,9 @@ fn images_resized_are_pillow_s_within_the_tolerance() {
             let (mean, most) = apart(&have, &files()[&format!("{name}.{suffix}")]);
             let (mean_limit, most_limit) = if name.starts_with("large") { (2.5, 60) } else { (0.5, 1) };
             assert!(mean <= mean_limit && most <= most_limit, "{name}.{suffix}: mean {mean:.3}, most {most}");
+            let exact = decode(bytes, &ImageSpec { exact: true, ..spec.clone() }, key, name);
+            let (mean, most) = apart(&exact, &files()[&format!("{name}.{suffix}")]);
+            assert!(mean <= 0.5 && most <= 1, "{name}.{suffix}, exact: mean {mean:.3}, most {most}");
         }
     }
 }
@@ -177,6 +180,20 @@ fn cut_images_are_refused_wherever_the_crop_lies() {
     let text = problem(&bytes[..bytes.len() - 20], &ImageSpec::new(24, 32));
     let len = penstock_types::grouped(bytes.len() as u64 - 20);
     assert_eq!(text, format!("a.jpg ends before its JPEG does (no end marker in its {len} bytes)"));
+}
+
+/// libjpeg passes over what stands between markers, and so do Pillow and torchvision.
+#[test]
+fn stray_bytes_between_markers_are_passed_over() {
+    let bytes = &files()["420.jpg"];
+    let spec = ImageSpec { crop: Crop::Center { resize: 40 }, ..ImageSpec::new(24, 32) };
+    let want = decode(bytes, &spec, 1, "420.jpg");
+    let table = bytes.windows(2).position(|pair| pair == [0xff, 0xdb]).unwrap();
+    for stray in [&b"junk"[..], &[0], &[0xff], &[0xff, 0], &[1, 0xff, 0, 0xff, 0xff], &[0xff, 0xd0, 9], &[0; 5000]] {
+        let odd = [&bytes[..table], stray, &bytes[table..]].concat();
+        assert!(decode(&odd, &spec, 1, "odd.jpg") == want, "{stray:?}");
+    }
+    assert!(problem(&[&[0xff, 0xd8][..], &[7; 90]].concat(), &spec).contains("ends inside its JPEG headers"));
 }
 
 #[test]

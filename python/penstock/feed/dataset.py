@@ -205,8 +205,8 @@ class Dataset(Shaped):
     def schema(self) -> Schema:
         """What the first records hold, and the fields that hold when none are said. Reads one object, or its start.
 
-        Of TFRecords, tars and MDS up to 100 records are looked at: parts whose lengths differ are `ragged`, and so are numbers
-        that some records lack; bytes that some lack have the default `b""`. Where later records differ, say the fields.
+        Up to 100 records are looked at: parts whose lengths differ are `ragged`, and so are numbers that some records lack;
+        bytes that some lack have the default `b""`. Where later records differ, say the fields.
         """
         if self._counts.schema is None:
             text, holds, left_out = self.source.schema(dict(env.read()))

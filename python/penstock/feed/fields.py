@@ -131,12 +131,13 @@ class ImageSpec(FieldSpec):
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     orient: bool = False
     most_pixels: int = MOST_PIXELS
+    exact: bool = False
     parts: tuple[str, ...] = ()
 
     def said(self) -> dict[str, Any]:
         names = (
             *("height", "width", "crop", "resize", "area", "ratio", "flip"),
-            *("layout", "mean", "std", "orient", "most_pixels"),
+            *("layout", "mean", "std", "orient", "most_pixels", "exact"),
         )
         said = {name: getattr(self, name) for name in names}
         return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": said}
@@ -242,6 +243,7 @@ def image(
     std: Sequence[float] | None = None,
     orient: bool = False,
     most_pixels: int = MOST_PIXELS,
+    exact: bool = False,
 ) -> ImageSpec:
     """A field of pictures (JPEG, PNG), decoded in the feed's threads straight into the batch.
 
@@ -257,6 +259,8 @@ def image(
         mean, std: Of the three channels; for float32.
         orient: Turn images as their EXIF orientation says (torchvision and Pillow do not unless told).
         most_pixels: Larger images are refused as `Corrupt`.
+        exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU. Otherwise a
+            JPEG that is at least twice the sample's size is decoded at 1/2, 1/4 or 1/8 first, which differs more.
     Raises:
         ConfigError: No size, or no three channels in mean or std. What else cannot be is refused by the loader.
     """
@@ -284,6 +288,7 @@ def image(
         std=found["std"],
         orient=orient,
         most_pixels=most_pixels,
+        exact=bool(exact),
     )
 
 

@@ -86,7 +86,7 @@ def _parquet(place: str, asked: LabelFile) -> tuple[list[str], dict[str, Any]]:
     specs = dict(table.schema().specs)
     key, label = (_column(name, list(specs), place) for name in (asked.key, asked.label))
     spec, kind = specs[label], "text"
-    if isinstance(spec, fields.TensorSpec):
+    if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged: some are null, which reading them says
         kind = "float" if spec.dtype.startswith("float") else "int"
     said = fields.raw() if kind == "text" else fields.tensor(f"{kind}64", ())
     files: list[str] = []

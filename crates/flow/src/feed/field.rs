@@ -69,6 +69,8 @@ struct SaidImage {
     std: [f32; 3],
     orient: bool,
     most_pixels: u64,
+    #[serde(default)]
+    exact: bool,
 }
 
 impl SaidImage {
@@ -95,6 +97,7 @@ impl SaidImage {
             std: self.std,
             orient: self.orient,
             most_pixels: self.most_pixels,
+            exact: self.exact,
         };
         spec.check()?;
         Ok(spec)
@@ -119,6 +122,7 @@ impl SaidImage {
             std: spec.std,
             orient: spec.orient,
             most_pixels: spec.most_pixels,
+            exact: spec.exact,
         }
     }
 }

@@ -30,7 +30,7 @@ const MAX_HEAD: usize = 1 << 30;
 /// Records that are looked at, of the first bytes of an object alone.
 const MAX_RECORDS: usize = 100;
 
-/// Bytes that a column of a table may take while its first row is looked at.
+/// Bytes that a column of a table may take in the first row, and all of them together in the others.
 const MAX_CELL: u64 = 256 << 20;
 
 /// A part of the first records.
@@ -211,6 +211,16 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
         looked = record.and_then(|record| survey.add(framing, record));
     });
     looked?;
+    // Of the others, the columns that the first row shows to be readable.
+    let columns: Vec<String> = survey.found.iter().map(|found| found.name.clone()).collect();
+    let parts: Vec<&[String]> = columns.iter().map(std::slice::from_ref).collect();
+    let rows: Vec<u64> = (1..table.records().min(MAX_RECORDS as u64)).collect();
+    let mut reads = !columns.is_empty();
+    if reads {
+        table.each(&rows, &parts, MAX_CELL, &mut |_, record| {
+            reads = reads && record.is_ok_and(|record| survey.add(framing, record).is_ok());
+        });
+    }
     survey.schema(&place).map(Some)
 }
 
@@ -273,6 +283,9 @@ impl Survey {
     fn add(&mut self, framing: &dyn Framing, record: &dyn Record) -> Result<()> {
         self.records += 1;
         for name in record.names() {
+            if self.known.get(&name) == Some(&None) {
+                continue;
+            }
             let part = match record.part(&name) {
                 Err(error @ (Error::Unsupported { .. } | Error::Mismatch { .. } | Error::BudgetExceeded { .. })) => {
                     self.known.entry(name.clone()).or_insert_with(|| {

@@ -28,7 +28,7 @@ impl Turn {
 
     /// Where a region of the shown image lies in the stored one of these sides.
     pub(super) fn stored(self, shown: Region, width: u32, height: u32) -> Region {
-        let Region { mut x, mut y, width: mut w, height: mut h, sharp_edges } = shown;
+        let Region { mut x, mut y, width: mut w, height: mut h, .. } = shown;
         if self.swapped {
             (x, y, w, h) = (y, x, h, w);
         }
@@ -38,7 +38,7 @@ impl Turn {
         if self.y_backwards {
             y = f64::from(height) - y - h;
         }
-        Region { x, y, width: w, height: h, sharp_edges }
+        Region { x, y, width: w, height: h, ..shown }
     }
 }
 

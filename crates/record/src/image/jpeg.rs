@@ -117,6 +117,7 @@ fn decode_by(
     }
     let scale = [8, 4, 2]
         .into_iter()
+        .filter(|_| !region.full_size)
         .find(|&scale| region.width >= f64::from(target.0 * scale) && region.height >= f64::from(target.1 * scale));
     let scale = scale.unwrap_or(1);
     let (width, height) = (probe.width.div_ceil(scale), probe.height.div_ceil(scale));

@@ -19,20 +19,17 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         ))
     };
     loop {
+        // As libjpeg does: what stands before the next marker is passed over, fill bytes and stuffed zeros included.
         let rest = bytes.get(at..).unwrap_or_default();
-        let [0xff, marker, rest @ ..] = rest else {
-            return Err(match rest {
-                [] | [0xff] => cut(at),
-                _ => corrupt(format!("is a damaged JPEG: no marker at byte {}", grouped(at as u64))),
-            });
-        };
+        at += rest.iter().position(|&byte| byte == 0xff).unwrap_or(rest.len());
+        let [0xff, marker, rest @ ..] = bytes.get(at..).unwrap_or_default() else { return Err(cut(at)) };
         match marker {
-            // Filling, and markers that stand alone.
             0xff => {
                 at += 1;
                 continue;
             }
-            0x01 | 0xd0..=0xd7 => {
+            // Stuffed zeros, and markers that stand alone.
+            0x00 | 0x01 | 0xd0..=0xd7 => {
                 at += 2;
                 continue;
             }
@@ -40,6 +37,8 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
             _ => {}
         }
         let len = rest.first_chunk::<2>().map(|len| usize::from(u16::from_be_bytes(*len))).ok_or_else(|| cut(at))?;
+        // A length counts its own two bytes; libjpeg takes less for none.
+        let len = len.max(2);
         let segment = rest.get(2..len).ok_or_else(|| cut(at))?;
         match (marker, segment) {
             (0xe1, _) if orientation == 1 => orientation = exif::orientation(segment).unwrap_or(1),

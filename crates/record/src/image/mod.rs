@@ -9,7 +9,8 @@
 //! asked, as in torchvision and Pillow. Of an animation the first picture counts. Refused: images beyond a stated number
 //! of pixels (before any memory is taken), lossless and 12-bit JPEG, every other kind, by its name.
 //!
-//! A JPEG is decoded at the least scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, and only where the crop is.
+//! A JPEG is decoded at the least scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`, and
+//! only where the crop is.
 
 mod exif;
 mod finish;
@@ -87,6 +88,8 @@ pub struct ImageSpec {
     pub orient: bool,
     /// Images of more pixels are refused.
     pub most_pixels: u64,
+    /// Decode JPEGs at full size before they are resized: within 2 of Pillow, and slower.
+    pub exact: bool,
 }
 
 impl ImageSpec {
@@ -103,6 +106,7 @@ impl ImageSpec {
             std: [1.0; 3],
             orient: false,
             most_pixels: MOST_PIXELS,
+            exact: false,
         }
     }
 

@@ -45,6 +45,8 @@ pub(super) struct Region {
     pub(super) height: f64,
     /// True when it was cut out before it is resized: nothing outside shines in.
     pub(super) sharp_edges: bool,
+    /// True when it is decoded at full size, not at a scale near the sample's.
+    pub(super) full_size: bool,
 }
 
 /// Tries before RandomResizedCrop takes the middle.
@@ -52,16 +54,17 @@ const TRIES: usize = 10;
 
 impl Region {
     pub(super) fn choose(spec: &ImageSpec, width: u32, height: u32, draws: &mut Draws) -> Self {
-        match spec.crop {
+        let region = match spec.crop {
             Crop::None => Self::whole(0, 0, width, height),
             Crop::Center { resize } => Self::center(spec, width, height, resize),
             Crop::Random { area, ratio } => Self::random(width, height, area, ratio, draws),
-        }
+        };
+        Self { full_size: spec.exact, ..region }
     }
 
     fn whole(x: u32, y: u32, width: u32, height: u32) -> Self {
         let [x, y, width, height] = [x, y, width, height].map(f64::from);
-        Self { x, y, width, height, sharp_edges: true }
+        Self { x, y, width, height, sharp_edges: true, full_size: false }
     }
 
     /// Resize(resize), CenterCrop((spec.height, spec.width)): the crop's place in the resized image, seen in the stored.
@@ -79,6 +82,7 @@ impl Region {
             width: f64::from(spec.width) * across,
             height: f64::from(spec.height) * down,
             sharp_edges: false,
+            full_size: false,
         }
     }
 

@@ -164,8 +164,10 @@ impl Cells<'_> {
         let column = &self.rows.file.columns()[column];
         let (place, at) = (&self.rows.place, (self.row - first) as usize);
         if values.nulls.binary_search(&self.row).is_ok() {
-            let what = if column.list { "holds a null" } else { "is null" };
-            return Err(Error::mismatch(place.as_str(), format!("column `{}` {what}", column.name)));
+            if !column.list {
+                return Ok(Part::Null);
+            }
+            return Err(Error::mismatch(place.as_str(), format!("column `{}` holds a null", column.name)));
         }
         let Ok(element) = column.element else { return Err(Error::bug("values of a column that is refused")) };
         let lost = || Error::corrupt(place.as_str(), format!("is damaged Parquet: column `{}` is cut", column.name));

@@ -12,6 +12,11 @@ use penstock_types::{Error, Result, grouped};
 use super::{Each, Framing, Record, RecordId, Span};
 use crate::feed::part::Part;
 
+/// Before the name of a feature that a feature list shares.
+const CONTEXT: &str = "context/";
+/// Before the name of a feature list that a feature of the context shares.
+const LISTS: &str = "feature_lists/";
+
 #[derive(Debug)]
 pub(super) struct TfRecord;
 
@@ -105,10 +110,22 @@ impl Record for Features<'_> {
     }
 
     fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
-        if let Some(feature) = find_feature(self.payload, name)? {
-            return Ok(Some(Part::Feature(feature)));
+        let list = |name: &str| Ok::<_, Error>(find_feature_list(self.payload, name, self.place)?.map(Part::Steps));
+        let found = match (find_feature(self.payload, name)?.map(Part::Feature), list(name)?) {
+            (Some(_), Some(_)) => {
+                let problem = format!(
+                    "`{name}` is in its context and in its feature lists; say `{CONTEXT}{name}` or `{LISTS}{name}`"
+                );
+                return Err(Error::mismatch(self.place, problem));
+            }
+            (feature, list) => feature.or(list),
+        };
+        match (found, name.strip_prefix(CONTEXT), name.strip_prefix(LISTS)) {
+            (Some(part), _, _) => Ok(Some(part)),
+            (None, Some(name), _) => Ok(find_feature(self.payload, name)?.map(Part::Feature)),
+            (None, None, Some(name)) => list(name),
+            (None, None, None) => Ok(None),
         }
-        Ok(find_feature_list(self.payload, name, self.place)?.map(Part::Steps))
     }
 
     fn names(&self) -> Vec<String> {
@@ -117,7 +134,15 @@ impl Record for Features<'_> {
             .map(|example| example.features().iter().map(|(name, _)| (*name).to_owned()).collect())
             .unwrap_or_default();
         let lists = feature_list_names(self.payload, self.place).unwrap_or_default();
-        names.extend(lists.into_iter().map(|name| String::from_utf8_lossy(name).into_owned()));
+        for list in lists.into_iter().map(|name| String::from_utf8_lossy(name).into_owned()) {
+            match names.iter_mut().find(|name| **name == list) {
+                Some(name) => {
+                    *name = format!("{CONTEXT}{list}");
+                    names.push(format!("{LISTS}{list}"));
+                }
+                None => names.push(list),
+            }
+        }
         names
     }
 }

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts that no field reads are left out of schema(), and names that two parts share are told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import Mismatch, Unsupported
+
+from .test_optional_parts import feature, field, framed
+
+
+def whole(dataset):
+    (batch,) = penstock.Loader(dataset, batch_size=8, rank=0, world=1)
+    return batch
+
+
+def test_npz_members_that_no_field_reads_are_left_out(tmp_path, caplog):
+    # Mend 2.12: one text or object member failed the schema of all.
+    arrays = {"x": np.arange(3), "note": np.array("a text"), "fortran": np.asfortranarray(np.zeros((2, 3)))}
+    np.savez(tmp_path / "a.npz", object=np.array([{}], dtype=object), complex=np.zeros(2, complex), **arrays)
+    dataset = penstock.open(tmp_path)
+    schema = dataset.schema()
+    assert [name for name, _ in schema.specs] == ["x"]
+    assert {name for name, _ in schema.left_out} == {"note", "object", "complex", "fortran"}
+    assert whole(dataset)["x"].tolist() == [[0, 1, 2]]
+    assert "the default fields leave out `note`" in caplog.text
+    np.savez(tmp_path / "a.npz", note=np.array("a text"))
+    with pytest.raises(Unsupported, match="note"):
+        penstock.open(tmp_path).schema()
+
+
+def test_feature_and_feature_list_of_one_name_are_told_apart(tmp_path):
+    # Mend 2.12: schema() showed the name twice, and the context's was read in silence.
+    def sequence_example(sample):
+        context = field(1, field(1, field(1, b"x") + field(2, feature([sample]))))
+        steps = b"".join(field(1, feature([step])) for step in range(sample + 1))
+        return framed(context + field(2, field(1, field(1, b"x") + field(2, steps))))
+
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(sequence_example(sample) for sample in range(3)))
+    dataset = penstock.open(tmp_path)
+    assert [name for name, _ in dataset.schema().specs] == ["context/x", "feature_lists/x"]
+    batch = whole(dataset)
+    assert batch["context/x"].tolist() == [0, 1, 2]
+    assert batch["feature_lists/x"].values.tolist() == [0, 0, 1, 0, 1, 2]
+    with pytest.raises(Mismatch, match=r"`x` is in its context and in its feature lists; say `context/x`"):
+        whole(dataset.fields(x=penstock.tensor("int64", ())))
+    named = dataset.fields(label=penstock.tensor("int64", ()).of("context/x"))
+    assert whole(named)["label"].tolist() == [0, 1, 2]

@@ -81,9 +81,11 @@ def test_tfrecord_several_records_are_read_in_order() -> None:
 
 
 def test_tfrecord_other_bytes_are_named_as_such() -> None:
-    with pytest.raises(Corrupt, match="is not a TFRecord: length checksum of record 0 is 0x") as caught:
+    with pytest.raises(Corrupt, match="is not a TFRecord: it looks like a PNG image") as caught:
         decode_tfrecord(b"\x89PNG\r\n\x1a\n and the rest of it")
     assert caught.value.where == "the data"
+    with pytest.raises(Corrupt, match="is not a TFRecord: length checksum of record 0 is 0x"):
+        decode_tfrecord(b"something else, of no format that is known by its first bytes")
 
 
 def test_tfrecord_absurd_length_is_refused_with_numbers() -> None:

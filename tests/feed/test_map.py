@@ -185,6 +185,37 @@ def test_map_workers_end_with_the_loader(shuffled):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+FIRST_IMPORT = """
+import json, random, sys
+sys.path.insert(0, sys.argv[2])
+import penstock as ps
+from tests.feed import mapped
+
+if __name__ == "__main__":
+    ds = ps.open(sys.argv[1]).fields(y=ps.tensor("float32", (4,)))
+    assert "torch" not in sys.modules
+    draws = []
+    for workers in (2, 0, 0):  # in processes that never saw torch, in this one at first, and in this one again
+        batches = ps.Loader(ds.map(mapped.draws_by_torch, workers), batch_size=2)
+        draws.append([float(draw) for batch in batches for draw in batch["draw"].flatten()])
+    assert "torch" in sys.modules
+    assert not any("Torch" in type(finder).__name__ for finder in sys.meta_path)
+    print(json.dumps(draws))
+"""
+
+
+@pytest.mark.needs_torch
+def test_map_seeds_torch_also_if_the_function_is_the_first_to_import_it(made, tmp_path):
+    script = tmp_path / "first.py"
+    script.write_text(FIRST_IMPORT)
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, str(script), str(made([1] * 8)), str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=True)
+    first, second, third = json.loads(done.stdout)
+    assert first == second == third
+    assert len(set(first)) == 8
+
+
 INTERRUPTED = """
 import sys
 sys.path.insert(0, sys.argv[2])

@@ -29,7 +29,7 @@ _NEVER_INDEXED = ("parquet", "zarr", "hdf5")
 """Formats whose own tables are the index."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Schema:
     """What the first records hold, and the fields that follow from it. Printed, a table.
 
@@ -45,6 +45,8 @@ class Schema:
         rows += [(name, "left out", reason) for name, reason in self.left_out]
         first, second = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
         return "\n".join(f"{name:<{first}}  {spec:<{second}}  {held}" for name, spec, held in rows)
+
+    __repr__ = __str__
 
     def __getitem__(self, name: str) -> FieldSpec:
         return dict(self.specs)[name]

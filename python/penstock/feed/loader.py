@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from penstock import _native, env, ranks
 from penstock.errors import ConfigError, Unsupported
 from penstock.extras import require
-from penstock.feed import columns, fields
+from penstock.feed import columns, fields, states
 from penstock.feed import report as reporting
 from penstock.feed.epoch import Delivery, Epoch
 from penstock.feed.unindexed import WORDS, Unindexed
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["BaseLoader", "Loader", "epoch_number"]
 
 _LOG = logging.getLogger("penstock.feed")
-
-STATE_VERSION = 1
 
 _TAILS = ("ragged", "drop", "pad")
 
@@ -89,7 +87,7 @@ class BaseLoader(Generic[Batch]):
         global_batch: int | None = None,
         rank: int | None = None,
         world: int | None = None,
-        tail: str = "ragged",
+        tail: str | None = None,
         memory_bytes: int | None = None,
         max_in_flight: int = 64,
         read_ahead: int | None = None,
@@ -105,7 +103,7 @@ class BaseLoader(Generic[Batch]):
             batch_size: Samples in a batch of this rank; the global batch is `world` times as large.
             global_batch: Samples in a batch over all ranks; slices differ by at most one.
             rank, world: Of this process; by default from the process group or the launcher's variables.
-            tail: `ragged` (every sample once, the last batch is smaller and slices may be empty), `drop` (full batches
+            tail: The epoch's last batch; by default `ragged`. `ragged` (every sample once, the last batch is smaller and slices may be empty), `drop` (full batches
                 only) or `pad` (the last batch repeats the epoch's first samples; a field `weight`, float32, is 1 for a
                 sample and 0 for a repeat).
             memory_bytes: Bound of everything in flight; by default 1 GiB, or twice what must be held at once where that is
@@ -123,7 +121,7 @@ class BaseLoader(Generic[Batch]):
             ConfigError: Arguments that cannot be.
             BudgetExceeded: `memory_bytes` cannot hold what must be held at once (at the first iteration).
         """
-        if tail not in _TAILS:
+        if tail is not None and tail not in _TAILS:
             raise ConfigError(f"tail: `{tail}` is none of {', '.join(_TAILS)}", where="tail")
         if on_error not in _ON_ERROR:
             raise ConfigError(f"on_error: `{on_error}` is none of {', '.join(_ON_ERROR)}", where="on_error")
@@ -159,7 +157,7 @@ class BaseLoader(Generic[Batch]):
         self.dataset = dataset
         self.rank, self.world = rank, world
         self.global_batch = _sizes(batch_size, global_batch, world)
-        self.tail = tail
+        self.tail = tail = self._default_tail(on_error) if tail is None else tail
         self._unindexed = (
             None
             if dataset.indexed
@@ -195,6 +193,10 @@ class BaseLoader(Generic[Batch]):
         found = ranks.detect(env.read())
         return found.rank, found.world
 
+    def _default_tail(self, on_error: str) -> str:  # noqa: ARG002 - for adapters that choose by it
+        """What becomes of the last batch when the caller does not say."""
+        return "ragged"
+
     def _prepare(self) -> None:
         """Imports what the first batch would otherwise wait for."""
 
@@ -209,6 +211,10 @@ class BaseLoader(Generic[Batch]):
     def _device_said(self) -> str | None:
         """Where batches are copied to, and how; None where they are the feed's own memory."""
         return None
+
+    def __repr__(self) -> str:
+        sizes = f"global batch {self.global_batch:,}, rank {self.rank} of {self.world}"
+        return f"{type(self).__name__}({self.dataset!r}, {sizes}, tail {self.tail}, epoch {self._epoch})"
 
     def __getitem__(self, index: object) -> Any:
         """No: a loader gives whole batches in its own order."""
@@ -353,14 +359,8 @@ class BaseLoader(Generic[Batch]):
         Of an unindexed dataset each rank has its own, for the same rank of as many alone.
         """
         if self._unindexed is not None:
-            return {"version": STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
-        return {
-            "version": STATE_VERSION,
-            "order": _native.ORDER_VERSION,
-            **self.dataset.identity(),
-            "epoch": self._epoch,
-            "cursor": self._cursor,
-        }
+            return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
+        return states.make(self.dataset, self._epoch, self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iterator goes on where `state` was taken, on any number of ranks and with any batch size.
@@ -369,27 +369,7 @@ class BaseLoader(Generic[Batch]):
             ConfigError: The state is of another dataset, seed or window, or an unindexed one of another rank or world; the
                 message has both values.
         """
-        if self._unindexed is not None:
-            self._go_on(*self._unindexed.cursor(state))
-            return
-        if "unindexed" in state:
-            raise ConfigError(
-                "state: it is of an unindexed pass, which counted no samples; this dataset's are counted",
-                where="state",
-                hint="penstock.open(url, indexed=False) goes on from it",
-            )
-        mine = self.state_dict()
-        for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps"):
-            if state.get(name) != mine.get(name):
-                raise ConfigError(
-                    f"state: its {name} is {state.get(name)!r} and this loader's is {mine.get(name)!r}", where="state"
-                )
-        epoch, cursor = state.get("epoch"), state.get("cursor")
-        if not isinstance(epoch, int) or not 0 <= epoch < 2**63:
-            raise ConfigError(f"state: epoch {epoch!r} is no epoch", where="state")
-        if not isinstance(cursor, int) or not 0 <= cursor <= mine["samples"]:
-            raise ConfigError(f"state: cursor {cursor!r} is not within {mine['samples']} samples", where="state")
-        self._go_on(epoch, cursor)
+        self._go_on(*(states.check(state, self.dataset) if self._unindexed is None else self._unindexed.cursor(state)))
 
     def _go_on(self, epoch: int, cursor: int) -> None:
         self._supersede("load_state_dict was called")

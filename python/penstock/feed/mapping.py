@@ -271,6 +271,7 @@ class _generators_kept:  # noqa: N801 - read as `with`
 
         import numpy as np
 
+        worker.torch_seeding.end()
         random.setstate(self._kept[0])
         np.random.set_state(self._kept[1])
         if self._kept[2] is not None:

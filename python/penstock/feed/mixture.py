@@ -60,6 +60,11 @@ class Mixture(Shaped):
         return None
 
     @property
+    def is_shuffled(self) -> bool:
+        """True if a part's epochs have orders of their own."""
+        return any(part.is_shuffled for part, _ in self.parts)
+
+    @property
     def differs_by_epoch(self) -> bool:
         """True: an epoch goes on where the parts stood."""
         return True

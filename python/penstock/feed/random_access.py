@@ -103,6 +103,9 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
             threads=1,
         )
 
+    def __repr__(self) -> str:
+        return f"penstock.torch.MapDataset({self.dataset!r}, epoch {self.epoch})"
+
     @property
     def epoch(self) -> int:
         """The epoch whose samples are given: 0 until `set_epoch` is called."""

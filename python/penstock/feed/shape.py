@@ -127,6 +127,9 @@ class Shaped:
         told = [
             f"{name} {a}/{b}" if name == "shard" else f"{name} {a}" for name, a, b in self.steps if name != "shuffle"
         ]
+        for each in self.mappings:
+            name = getattr(each.function, "__qualname__", None) or repr(each.function)
+            told.append(f"map {name}" + (f" in {each.workers} workers" if each.workers else ""))
         return "".join(f", {text}" for text in told)
 
     # What a part must say.
@@ -144,6 +147,11 @@ class Shaped:
     def fields_said(self) -> dict[str, Any]:
         """The fields of a batch: those that were said, or those that hold where none were."""
         return dict(self.specs)
+
+    @property
+    def is_shuffled(self) -> bool:
+        """True if each epoch has an order of its own."""
+        return self.seed is not None
 
     @property
     def has_random_fields(self) -> bool:

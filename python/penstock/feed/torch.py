@@ -6,6 +6,7 @@ Rank and world come from `torch.distributed` once it is initialised, else from t
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Loader"]
 
+_LOG = logging.getLogger("penstock.feed")
+
 
 class Loader(BaseLoader[dict[str, Any]]):
     """Iterates dicts of torch tensors: on the CPU over the feed's own memory, on a device as copies of it. Casting and
@@ -33,9 +36,13 @@ class Loader(BaseLoader[dict[str, Any]]):
         """As `penstock.Loader`, and:
 
         Args:
+            tail: As `penstock.Loader`'s. By default, with more than one rank, `drop` for a shuffled dataset: the samples
+                that an epoch leaves out differ each time, and a rank without samples would have a loss of NaN. Else
+                `ragged`, with a warning if a rank's last batch has no samples.
             device: Where the tensors go; None leaves them on the CPU. A CUDA device reads the feed's memory itself, on a
                 stream of its own, while the batch before is worked on; it holds about four batches at a time.
         """
+        self._has_default_tail = False
         super().__init__(dataset, **arguments)
         self.device = None if device is None else torch.device(device)
         # With the process that it is of; what the consumer was given outlives a pass.
@@ -47,7 +54,36 @@ class Loader(BaseLoader[dict[str, Any]]):
             return int(group.get_rank()), int(group.get_world_size())
         return super()._place()
 
+    def _default_tail(self, on_error: str) -> str:
+        self._has_default_tail = True
+        return "drop" if self.world > 1 and self.dataset.is_shuffled and on_error != "skip" else "ragged"
+
+    def _warn_of_tail(self) -> None:
+        """Warns once, on the first rank, if the default tail leaves ranks without samples."""
+        if self.rank or self.world == 1 or not self._has_default_tail or not self.dataset.indexed:
+            return
+        self._has_default_tail = False
+        samples, left = self.dataset.samples, self.dataset.samples % self.global_batch
+        if self.tail == "drop" and 0 < samples < self.global_batch:
+            _LOG.warning(
+                "%r: an epoch has no batch: %d samples are fewer than the global batch of %d, and the tail is dropped. Say "
+                'tail="ragged" or tail="pad", or make batches smaller.',
+                self.dataset,
+                samples,
+                self.global_batch,
+            )
+        elif self.tail == "ragged" and 0 < left < self.world:
+            _LOG.warning(
+                "%r: the last batch of an epoch has %d samples for %d ranks, so %d ranks get a batch of none, whose mean loss "
+                'is NaN. Say tail="drop" or tail="pad", or tail="ragged" if that is meant.',
+                self.dataset,
+                left,
+                self.world,
+                self.world - left,
+            )
+
     def _prepare(self) -> None:
+        self._warn_of_tail()
         is_ready = self._copied_to is not None and self._copied_to[0] == os.getpid()
         if self.device is not None and self.device.type == "cuda" and not is_ready:
             self._copied_to = os.getpid(), Cuda(self.device), deque()

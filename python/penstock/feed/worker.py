@@ -16,6 +16,7 @@ import threading
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from multiprocessing import reduction
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,22 @@ from penstock.parent import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
     from multiprocessing.connection import Connection
 
-__all__ = ["Failure", "FieldAt", "Results", "Rows", "apply", "drew_since", "each", "layout", "new_memory", "work"]
+__all__ = [
+    "Failure",
+    "FieldAt",
+    "Results",
+    "Rows",
+    "apply",
+    "drew_since",
+    "each",
+    "layout",
+    "new_memory",
+    "torch_seeding",
+    "work",
+]
 
 _ALIGN = 256
 """JAX copies what is aligned to less."""
@@ -103,6 +117,42 @@ class _Seeding:
         return sample
 
 
+class _TorchSeeding:
+    """Seeds torch when a function is the first to import it: the sample that does so has a seed like any other.
+
+    Stands in `sys.meta_path` while functions run and torch is not imported.
+    """
+
+    seed = 0
+
+    def watch(self, seed: int) -> None:
+        self.seed = seed
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def end(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        self.end()
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                module.manual_seed(self.seed)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+torch_seeding = _TorchSeeding()
+
+
 def _seed_all(seed: int) -> None:
     import random
 
@@ -111,8 +161,10 @@ def _seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed & (2**63 - 1))
+    if torch is None:
+        torch_seeding.watch(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def drew_since(seed: int) -> bool:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved states of a loader over counted records: what a state and a dataset must agree on. Reads no sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.feed.shape import Shaped
+
+__all__ = ["STATE_VERSION", "check", "make"]
+
+STATE_VERSION = 1
+
+_ADVICE = {
+    "version": "read it by the version of Penstock that wrote it",
+    "order": "read it by the version of Penstock that wrote it",
+    "seed": "give shuffle() the seed of the state",
+    "window": "give shuffle() the window of the state",
+    "samples": "give the dataset the steps (take, shard, repeat) that it had",
+    "steps": "give the dataset the steps (take, shard, repeat) that it had",
+}
+
+
+def make(dataset: Shaped, epoch: int, cursor: int) -> dict[str, Any]:
+    """The state after `cursor` samples of `epoch`: JSON under 1 KB."""
+    return {
+        "version": STATE_VERSION,
+        "order": _native.ORDER_VERSION,
+        **dataset.identity(),
+        "epoch": epoch,
+        "cursor": cursor,
+    }
+
+
+def check(state: Mapping[str, Any], dataset: Shaped) -> tuple[int, int]:
+    """Epoch and cursor of a state.
+
+    Raises:
+        ConfigError: It is of another dataset or order, or its numbers cannot be; the message has both values.
+    """
+    if "unindexed" in state:
+        raise ConfigError(
+            "state: it is of an unindexed pass, which counted no samples; this dataset's are counted",
+            where="state",
+            hint="penstock.open(url, indexed=False) goes on from it",
+        )
+    mine = make(dataset, 0, 0)
+    for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps"):
+        if state.get(name) == mine.get(name):
+            continue
+        if name == "fingerprint":
+            raise _changed(state, mine)
+        raise ConfigError(
+            f"state: its {name} is {state.get(name)!r} and this loader's is {mine.get(name)!r}",
+            where="state",
+            hint=_ADVICE[name],
+        )
+    epoch, cursor = state.get("epoch"), state.get("cursor")
+    if not isinstance(epoch, int) or not 0 <= epoch < 2**63:
+        raise ConfigError(f"state: epoch {epoch!r} is not a whole number from 0 to 2^63 - 1", where="state")
+    if not isinstance(cursor, int) or not 0 <= cursor <= mine["samples"]:
+        raise ConfigError(f"state: cursor {cursor!r} is not within {mine['samples']} samples", where="state")
+    return epoch, cursor
+
+
+def _changed(state: Mapping[str, Any], mine: Mapping[str, Any]) -> ConfigError:
+    was, now = state.get("samples"), mine["samples"]
+    if not isinstance(was, int):
+        change = f"{now:,} samples now"
+    elif was == now:
+        change = f"{now:,} samples then and now, in other objects, or parts or weights of a mixture"
+    else:
+        change = f"{was:,} samples then and {now:,} now ({now - was:+,})"
+    return ConfigError(
+        f"state: the dataset is not the one that it was taken of: {change}; its fingerprint is "
+        f"{state.get('fingerprint')!r} and this loader's is {mine['fingerprint']!r}",
+        where="state",
+        hint="open the dataset as it was, by its manifest (penstock index URL -o FILE; penstock.open(url, FILE)), or "
+        "begin a new run without the state",
+    )

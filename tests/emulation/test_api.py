@@ -6,6 +6,8 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import hashlib
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -228,3 +230,62 @@ def test_bucket_that_is_not_there_is_told(served):
         client.list_objects_v2(Bucket="other")
     with pytest.raises(client.exceptions.ClientError, match="404"):
         client.head_bucket(Bucket="other")
+
+
+def test_signed_request_may_be_dated_by_its_date_header(served):
+    client = served.client()
+
+    def add_date(params, **_):
+        params["headers"]["Date"] = "now"  # the signer writes the time here instead of X-Amz-Date
+
+    client.meta.events.register("before-call.s3.PutObject", add_date)
+    client.put_object(Bucket=served.bucket, Key="k", Body=b"1")
+    assert (served.folder / "k").read_bytes() == b"1"
+
+
+def _get(served, key, expires=600):
+    """Status, headers and body of a presigned GET."""
+    client = served.client(signature_version="s3v4")
+    params = {"Bucket": served.bucket, "Key": key}
+    url = client.generate_presigned_url("get_object", Params=params, ExpiresIn=expires)
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def test_presigned_url_that_is_expired_or_lives_too_long_is_denied(served):
+    (served.folder / "k").write_bytes(b"1")
+    answers = [_get(served, "k", expires)[0] for expires in (600, 604800, 604801, -7)]
+    assert answers == [200, 200, 403, 403]
+
+
+def test_answers_have_a_request_id_and_errors_repeat_it(served):
+    (served.folder / "k").write_bytes(b"1")
+    status, headers, body = _get(served, "absent")
+    assert (status, b"<Code>NoSuchKey</Code>" in body) == (404, True)
+    assert f"<RequestId>{headers['x-amz-request-id']}</RequestId>".encode() in body
+    assert _get(served, "k")[1]["x-amz-request-id"] != headers["x-amz-request-id"]
+
+
+def test_list_with_empty_delimiter_or_token_is_a_plain_list_with_owners(s3):
+    for key in ("a/b", "c"):
+        s3("put_object", Key=key, Body=b"1")
+    old, new = s3("list_objects", Delimiter=""), s3("list_objects_v2", Delimiter="", ContinuationToken="")
+    for page in (old, new):
+        assert [one["Key"] for one in page["Contents"]] == ["a/b", "c"]
+        assert "Delimiter" not in page
+    assert new["ContinuationToken"] == ""
+    owner = old["Contents"][0]["Owner"]
+    assert "Owner" not in new["Contents"][0]
+    assert s3("list_objects_v2", FetchOwner=True)["Contents"][0]["Owner"] == owner
+
+
+def test_bucket_cannot_be_deleted(s3, served):
+    assert s3("delete_bucket") == "AccessDenied"
+    (served.folder / "k").write_bytes(b"1")
+    assert s3("delete_bucket") == "BucketNotEmpty"
+    with pytest.raises(served.client().exceptions.ClientError, match="NoSuchBucket"):
+        served.client().delete_bucket(Bucket="other")
+    assert "ResponseMetadata" in s3("create_bucket")

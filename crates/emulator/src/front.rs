@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::limits::{Connection, Limits, Refusal, Request, Route};
 use crate::shaped::Shaped;
+use crate::signing::{add_amz_date, has_bad_expiry, unsigned_header};
 use crate::tier::Kind;
 
 /// A refused upload is read to its end up to here, so that its client hears the answer instead of a reset.
@@ -98,7 +99,7 @@ struct Asked {
     prefix: String,
 }
 
-fn decoded(text: &str) -> String {
+pub(crate) fn decoded(text: &str) -> String {
     percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
@@ -118,33 +119,16 @@ fn asked(request: &HttpRequest<Incoming>) -> (Asked, bool) {
     (Asked { kind, prefix: key[..end].to_owned() }, is_list)
 }
 
-/// The first x-amz header of a signed request that its signature does not cover. S3 refuses such a request: whoever
-/// carries it could otherwise add a header (a copy's source, say).
-fn unsigned_header<B>(request: &HttpRequest<B>) -> Option<&str> {
-    let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let in_header = header.filter(|text| text.starts_with("AWS4-HMAC-SHA256")).and_then(|text| {
-        text.split([',', ' ']).find_map(|part| part.trim().strip_prefix("SignedHeaders=")).map(str::to_owned)
-    });
-    let in_query = || {
-        let query = request.uri().query().unwrap_or("");
-        query.split('&').find_map(|pair| pair.strip_prefix("X-Amz-SignedHeaders=")).map(decoded)
-    };
-    let signed = in_header.or_else(in_query)?.to_ascii_lowercase();
-    let names = request.headers().keys().map(http::HeaderName::as_str);
-    names.filter(|name| name.starts_with("x-amz-")).find(|name| !signed.split(';').any(|signed| signed == *name))
-}
-
 fn is_attributes<B>(request: &HttpRequest<B>) -> bool {
     request.uri().query().is_some_and(|query| query.split('&').any(|name| matches!(name, "attributes" | "attributes=")))
 }
 
-/// S3 writes the ETag in the answer to GetObjectAttributes without quotes; `s3s` writes it with quotes.
-async fn without_etag_quotes(response: Response<Body>) -> Response<Body> {
+/// Changes the text of a short answer.
+async fn rewrite(response: Response<Body>, change: impl FnOnce(&str) -> String) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes).replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>");
     parts.headers.remove(header::CONTENT_LENGTH);
-    Response::from_parts(parts, Body::from(text))
+    Response::from_parts(parts, Body::from(change(&String::from_utf8_lossy(&bytes))))
 }
 
 fn awaits_continue<B>(request: &HttpRequest<B>) -> bool {
@@ -186,7 +170,7 @@ impl Front {
     /// Answers one request.
     pub(crate) async fn answer(
         &self,
-        request: HttpRequest<Incoming>,
+        mut request: HttpRequest<Incoming>,
         connection: &Connection,
     ) -> Result<Response<Shaped<Body>>, HttpError> {
         let began = Instant::now();
@@ -200,6 +184,12 @@ impl Front {
             );
             return Ok(self.error(request, StatusCode::FORBIDDEN, &text).await);
         }
+        if has_bad_expiry(&request) {
+            Self::add(&self.counters.denied);
+            let text = "<Code>AccessDenied</Code><Message>X-Amz-Expires must be 0 to 604800 seconds</Message>";
+            return Ok(self.error(request, StatusCode::FORBIDDEN, text).await);
+        }
+        add_amz_date(&mut request);
         let what = Request { kind: asked.kind, prefix: &asked.prefix };
         if let Err(refusal) = self.limits.admit(what, began) {
             return Ok(self.refuse(request, refusal).await);
@@ -220,7 +210,17 @@ impl Front {
         let is_attributes = is_attributes(&request);
         let mut response = self.service.call(request).await?;
         if is_attributes && response.status().is_success() {
-            response = without_etag_quotes(response).await;
+            // S3 writes this ETag without quotes; `s3s` writes it with quotes.
+            let change = |text: &str| text.replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>");
+            response = rewrite(response, change).await;
+        }
+        let id = format!("{:016X}", rand::random::<u64>());
+        if response.status().is_client_error() || response.status().is_server_error() {
+            let change = |text: &str| text.replace("</Error>", &format!("<RequestId>{id}</RequestId></Error>"));
+            response = rewrite(response, change).await;
+        }
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert("x-amz-request-id", id);
         }
         if awaits && (is_empty || !response.status().is_success()) {
             close(&mut response);

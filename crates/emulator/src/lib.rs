@@ -17,6 +17,7 @@ mod outgoing;
 mod seat;
 mod server;
 mod shaped;
+mod signing;
 mod tier;
 
 pub use front::Stats;

@@ -25,6 +25,7 @@ use crate::condition::modified;
 use crate::facts::Stamp;
 use crate::folder::Folder;
 use crate::incoming::{internal, io_error};
+use crate::list::{Query, page};
 use crate::outgoing::Buffers;
 pub(crate) use uploads::Uploads;
 
@@ -93,6 +94,17 @@ impl S3 for Bucket {
             // In us-east-1 S3 returns 200 to the owner of the bucket; other regions return BucketAlreadyOwnedByYou.
             let location = Some(format!("/{}", self.name));
             return Ok(S3Response::new(CreateBucketOutput { location }));
+        }
+        Err(s3_error!(AccessDenied, "This endpoint serves one folder as one bucket"))
+    }
+
+    async fn delete_bucket(&self, req: S3Request<DeleteBucketInput>) -> S3Result<S3Response<DeleteBucketOutput>> {
+        self.check_name(&req.input.bucket)?;
+        let folder = self.folder.clone();
+        let query = Query { most: 1, ..Query::default() };
+        let (items, _) = blocking(move || page(&folder, &query)).await?;
+        if !items.is_empty() {
+            return Err(s3_error!(BucketNotEmpty, "The bucket you tried to delete is not empty"));
         }
         Err(s3_error!(AccessDenied, "This endpoint serves one folder as one bucket"))
     }

@@ -14,6 +14,9 @@ use crate::list::{Item, Query, page};
 /// S3 gives no longer page.
 const MOST_KEYS: i32 = 1000;
 
+/// Who owns every object: the one pair of keys stands for one account.
+const OWNER: &str = "penstock";
+
 /// What `encoding-type=url` leaves as it is. Space becomes `%20`, which every client's decoder reads; `+` becomes `%2B`.
 const KEY_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 
@@ -30,8 +33,10 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let max_keys = most(input.max_keys)?;
+        // S3 takes an empty delimiter for none.
+        let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
         let prefix = input.prefix.clone().unwrap_or_default();
-        let (after, done) = match &input.continuation_token {
+        let (after, done) = match input.continuation_token.as_deref().filter(|token| !token.is_empty()) {
             Some(token) => {
                 let (is_prefix, last) = read_token(token)?;
                 (last.clone(), is_prefix.then_some(last))
@@ -41,16 +46,16 @@ impl Bucket {
                 (after.clone(), Some(after))
             }
         };
-        let query = Query { prefix, delimiter: input.delimiter.clone(), after, done, most: max_keys as usize };
+        let query = Query { prefix, delimiter: delimiter.clone(), after, done, most: max_keys as usize };
         let (items, more) = self.list(query).await?;
         let encoding = input.encoding_type.as_ref();
         let next = items.last().filter(|_| more).map(token_of);
         let key_count = items.len() as i32;
-        let (contents, prefixes) = sorted_out(items, encoding);
+        let (contents, prefixes) = sorted_out(items, encoding, input.fetch_owner.unwrap_or(false));
         Ok(S3Response::new(ListObjectsV2Output {
             name: Some(input.bucket),
             prefix: Some(encoded(input.prefix.unwrap_or_default(), encoding)),
-            delimiter: input.delimiter.map(|text| encoded(text, encoding)),
+            delimiter: delimiter.map(|text| encoded(text, encoding)),
             start_after: input.start_after.map(|text| encoded(text, encoding)),
             max_keys: Some(max_keys),
             key_count: Some(key_count),
@@ -68,10 +73,12 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let max_keys = most(input.max_keys)?;
+        // S3 takes an empty delimiter for none.
+        let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
         let after = input.marker.clone().unwrap_or_default();
         let query = Query {
             prefix: input.prefix.clone().unwrap_or_default(),
-            delimiter: input.delimiter.clone(),
+            delimiter: delimiter.clone(),
             done: Some(after.clone()),
             after,
             most: max_keys as usize,
@@ -80,12 +87,12 @@ impl Bucket {
         let encoding = input.encoding_type.as_ref();
         // Clients without a delimiter take the last key; S3 says it only with one, more is harmless.
         let next = items.last().filter(|_| more).map(|item| encoded(item.name().to_owned(), encoding));
-        let (contents, prefixes) = sorted_out(items, encoding);
+        let (contents, prefixes) = sorted_out(items, encoding, true);
         Ok(S3Response::new(ListObjectsOutput {
             name: Some(input.bucket),
             prefix: Some(encoded(input.prefix.unwrap_or_default(), encoding)),
             marker: Some(encoded(input.marker.unwrap_or_default(), encoding)),
-            delimiter: input.delimiter.map(|text| encoded(text, encoding)),
+            delimiter: delimiter.map(|text| encoded(text, encoding)),
             max_keys: Some(max_keys),
             is_truncated: Some(more),
             next_marker: next,
@@ -113,7 +120,8 @@ fn most(asked: Option<i32>) -> S3Result<i32> {
 }
 
 /// Objects and common prefixes of a page, as S3 writes them.
-fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>) -> (Vec<Object>, Vec<CommonPrefix>) {
+fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>, with_owner: bool) -> (Vec<Object>, Vec<CommonPrefix>) {
+    let owner = with_owner.then(|| Owner { display_name: Some(OWNER.to_owned()), id: Some(OWNER.to_owned()) });
     let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
     for item in items {
         match item {
@@ -122,6 +130,7 @@ fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>) -> (Vec<Object>
                 size: Some(stamp.size as i64),
                 e_tag: Some(ETag::Strong(etag)),
                 last_modified: Some(modified(stamp)),
+                owner: owner.clone(),
                 storage_class: Some(ObjectStorageClass::from_static(ObjectStorageClass::STANDARD)),
                 ..Object::default()
             }),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import errors, formats, fs, jax, stage, tf, torch
     from penstock._native import __version__
-    from penstock.feed import Dataset, Loader, Ragged, image, mix, open, ragged, raw, tensor  # noqa: A004
+    from penstock.feed import Dataset, Loader, Ragged, image, mix, open, ragged, raw, raw_list, tensor  # noqa: A004
 
 __all__ = [
     "Dataset",
@@ -29,6 +29,7 @@ __all__ = [
     "open",
     "ragged",
     "raw",
+    "raw_list",
     "stage",
     "tensor",
     "tf",
@@ -44,6 +45,7 @@ _HOMES = {
     "open": "penstock.feed",
     "ragged": "penstock.feed",
     "raw": "penstock.feed",
+    "raw_list": "penstock.feed",
     "tensor": "penstock.feed",
     "__version__": "penstock._native",
 }

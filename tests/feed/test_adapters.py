@@ -16,6 +16,7 @@ import pytest
 
 from .conftest import dataset, write
 from .test_formats import png
+from .tfrecords import example, frame
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -306,6 +307,14 @@ def test_tf_dataset_reads_default_fields_raw_ragged_and_pictures(tmp_path):
     assert isinstance(ragged.element_spec["txt"], tf.RaggedTensorSpec)
     assert [row for batch in ragged for row in batch["txt"].to_list()] == [list(text) for text in texts]
     assert [len(batch["txt"].to_tensor()[0]) for batch in ragged.map(lambda batch: batch)] == [6, 0]
+
+    words = [[b"ab", b"c"], [b"a", b"bc"], []]
+    (tmp_path / "w.tfrecord").write_bytes(
+        b"".join(frame(example(**({"words": strings} if strings else {}), id=[0])) for strings in words)
+    )
+    lists = of(penstock.open(tmp_path / "w.tfrecord").fields(words=penstock.raw_list()), batch=2)
+    assert lists.element_spec == {"words": tf.RaggedTensorSpec((None, None), tf.string, ragged_rank=1)}
+    assert [row for batch in lists for row in batch["words"].to_list()] == words
 
     for layout, shape in (("HWC", (8, 6, 3)), ("CHW", (3, 8, 6))):
         pictures = of(ds.fields(png=penstock.image(8, 6, layout=layout)), batch=3)

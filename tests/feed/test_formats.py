@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import _native
 from penstock.errors import ConfigError, Corrupt, Mismatch
 
 from .conftest import record
 from .parquet import parquet_bytes
+from .tfrecords import frame, sequence_example
 
 
 def tar_bytes(samples, **arguments):
@@ -327,36 +327,12 @@ def test_image_field_of_something_else_says_what_is_there(tmp_path):
 
 
 def test_sequence_examples_give_context_and_lists(tmp_path):
-    def field(number, payload):
-        return bytes([number << 3 | 2]) + _varint(len(payload)) + payload
+    def sequence(sample):
+        return sequence_example(
+            {"label": [float(sample)]}, steps=[[float(sample), float(step)] for step in range(sample + 1)]
+        )
 
-    def _varint(value):
-        out = b""
-        while value >= 0x80:
-            out += bytes([value & 0x7F | 0x80])
-            value >>= 7
-        return out + bytes([value])
-
-    def floats(values):
-        return field(2, field(1, np.array(values, "<f4").tobytes()))
-
-    def entry(name, value):
-        return field(1, field(1, name) + field(2, value))
-
-    def sequence_example(sample):
-        context = field(1, entry(b"label", floats([sample])))
-        steps = b"".join(field(1, floats([sample, step])) for step in range(sample + 1))
-        return context + field(2, entry(b"steps", steps))
-
-    def framed(payload):
-        def masked(data):
-            crc = _native.crc32c(data)
-            return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-        length = struct.pack("<Q", len(payload))
-        return length + masked(length) + payload + masked(payload)
-
-    (tmp_path / "a.tfrecord").write_bytes(b"".join(framed(sequence_example(sample)) for sample in range(3)))
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(frame(sequence(sample)) for sample in range(3)))
     dataset = penstock.open(tmp_path).fields(
         label=penstock.tensor("float32", ()), steps=penstock.ragged("float32", (2,))
     )

@@ -131,6 +131,7 @@ impl PyTensor {
 pub struct PyRagged {
     values: Tensor,
     offsets: Tensor,
+    strings: Option<Tensor>,
     #[pyo3(get)]
     is_bytes: bool,
 }
@@ -148,8 +149,14 @@ impl PyRagged {
     }
 
     #[getter]
+    fn strings(&self) -> Option<PyTensor> {
+        self.strings.clone().map(PyTensor)
+    }
+
+    #[getter]
     fn nbytes(&self) -> usize {
-        self.values.size_bytes() + self.offsets.size_bytes()
+        let strings = self.strings.as_ref().map_or(0, Tensor::size_bytes);
+        self.values.size_bytes() + self.offsets.size_bytes() + strings
     }
 
     fn __len__(&self) -> usize {
@@ -177,6 +184,8 @@ impl PyCudaDevice {
 pub(crate) fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<()> {
     match column {
         Column::Tensor(tensor) => dict.set_item(name, PyTensor(tensor)),
-        Column::Ragged { values, offsets, is_bytes } => dict.set_item(name, PyRagged { values, offsets, is_bytes }),
+        Column::Ragged { values, offsets, strings, is_bytes } => {
+            dict.set_item(name, PyRagged { values, offsets, strings, is_bytes })
+        }
     }
 }

@@ -7,7 +7,19 @@ from `penstock.feed.torch`). Adapters are imported when they are used.
 
 from penstock.feed.columns import Ragged
 from penstock.feed.dataset import Dataset, Schema, open  # noqa: A004 - the verb is the API
-from penstock.feed.fields import FieldSpec, ImageSpec, RaggedSpec, RawSpec, TensorSpec, image, ragged, raw, tensor
+from penstock.feed.fields import (
+    FieldSpec,
+    ImageSpec,
+    RaggedSpec,
+    RawListSpec,
+    RawSpec,
+    TensorSpec,
+    image,
+    ragged,
+    raw,
+    raw_list,
+    tensor,
+)
 from penstock.feed.loader import Loader
 from penstock.feed.mixture import Mixture, mix
 from penstock.feed.report import Report
@@ -20,6 +32,7 @@ __all__ = [
     "Mixture",
     "Ragged",
     "RaggedSpec",
+    "RawListSpec",
     "RawSpec",
     "Report",
     "Schema",
@@ -29,5 +42,6 @@ __all__ = [
     "open",
     "ragged",
     "raw",
+    "raw_list",
     "tensor",
 ]

@@ -11,7 +11,7 @@ from penstock import _native
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Ragged", "adapt", "rows"]
+__all__ = ["Ragged", "adapt", "byte_rows", "rows"]
 
 
 class Ragged(NamedTuple):
@@ -33,10 +33,19 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
         return array(column)
     if not column.is_bytes:
         return Ragged(array(column.values), array(column.offsets))
+    return byte_rows(column)
+
+
+def byte_rows(column: _native.RaggedTensor) -> list[Any]:
+    """The `bytes` of each row of a raw field; of a list of byte strings, the list of each row."""
     # Tensors have the buffer protocol, which type checkers know of from Python 3.12 on.
     values = memoryview(cast("Any", column.values))
     offsets = memoryview(cast("Any", column.offsets)).tolist()
-    return [values[start:end].tobytes() for start, end in pairwise(offsets)]
+    if column.strings is None:
+        return [values[start:end].tobytes() for start, end in pairwise(offsets)]
+    bounds = memoryview(cast("Any", column.strings)).tolist()
+    strings = [values[start:end].tobytes() for start, end in pairwise(bounds)]
+    return [strings[start:end] for start, end in pairwise(offsets)]
 
 
 def rows(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

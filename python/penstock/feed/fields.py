@@ -18,12 +18,14 @@ __all__ = [
     "FieldSpec",
     "ImageSpec",
     "RaggedSpec",
+    "RawListSpec",
     "RawSpec",
     "TensorSpec",
     "from_json",
     "image",
     "ragged",
     "raw",
+    "raw_list",
     "tensor",
     "to_json",
 ]
@@ -112,6 +114,19 @@ class RawSpec(FieldSpec):
 
     def __str__(self) -> str:
         return f"bytes{_or(self.default)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RawListSpec(FieldSpec):
+    """Any number of byte strings, each as it is stored."""
+
+    parts: tuple[str, ...] = ()
+
+    def said(self) -> dict[str, Any]:
+        return {"kind": "bytes_list", "of": list(self.parts)}
+
+    def __str__(self) -> str:
+        return "list of bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +243,15 @@ def raw(*, default: bytes | None = None) -> RawSpec:
     return RawSpec(default=default)
 
 
+def raw_list() -> RawListSpec:
+    """A field of any number of byte strings: a list of `bytes` a sample, in batches a list of such lists.
+
+    It reads Parquet's lists of strings or binaries, the `bytes_list` of a tf.Example, and a feature list of a
+    tf.SequenceExample whose steps hold one byte string each.
+    """
+    return RawListSpec()
+
+
 def image(
     height: int,
     width: int | None = None,
@@ -307,6 +331,8 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
                 return TensorSpec(said["dtype"], tuple(said["shape"]), parts)
             case "ragged":
                 return RaggedSpec(said["dtype"], tuple(said["shape"]), parts)
+            case "bytes_list":
+                return RawListSpec(parts)
             case _:
                 default = said.get("default")
                 return RawSpec(parts, None if default is None else bytes.fromhex(default))

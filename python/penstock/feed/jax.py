@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.feed.fields import RaggedSpec, RawSpec
+from penstock.feed.fields import ImageSpec, TensorSpec
 from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
 
@@ -74,7 +74,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         if self.dataset.mappings:  # what functions make of the fields is known batch by batch
             return
         for name, spec in self.dataset.fields_said().items():
-            if isinstance(spec, (RawSpec, RaggedSpec)):
+            if not isinstance(spec, (TensorSpec, ImageSpec)):
                 raise _no_array(name, str(spec))
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:

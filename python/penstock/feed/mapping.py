@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import worker
+from penstock.feed.columns import byte_rows
 from penstock.feed.map_workers import Task
 
 if TYPE_CHECKING:
@@ -201,11 +202,10 @@ def _add(rows: worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) 
     if isinstance(value, list):
         rows.lists[name] = value
     elif hasattr(value, "offsets"):
-        values, offsets = array(value.values), array(value.offsets)
         if getattr(value, "is_bytes", False):
-            rows.lists[name] = [values[offsets[row] : offsets[row + 1]].tobytes() for row in range(len(offsets) - 1)]
+            rows.lists[name] = byte_rows(value)
         else:
-            rows.ragged[name] = (values, offsets)
+            rows.ragged[name] = (array(value.values), array(value.offsets))
     else:
         rows.arrays[name] = array(value)
 

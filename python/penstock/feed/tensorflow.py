@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from penstock.errors import ConfigError
 from penstock.feed.columns import Ragged
-from penstock.feed.fields import ImageSpec, RaggedSpec, TensorSpec
+from penstock.feed.fields import ImageSpec, RaggedSpec, RawListSpec, TensorSpec
 from penstock.feed.loader import Loader
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ __all__ = ["dataset"]
 def dataset(ds: Shaped, *, batch: int | None = None, epoch: int = 0, **arguments: Any) -> Any:
     """A `tf.data.Dataset` of dicts of tensors, batched: `penstock.tf.dataset(ds, batch=32)`.
 
-    Tensors and pictures are `tf.Tensor`s, `ragged` fields `tf.RaggedTensor`s of one ragged side, raw fields strings.
+    Tensors and pictures are `tf.Tensor`s, `ragged` fields `tf.RaggedTensor`s of one ragged side, raw fields strings,
+    `raw_list` fields `tf.RaggedTensor`s of strings.
 
     Each pass over it is the next epoch, from `epoch` on. For a state that outlives the process, iterate a
     `penstock.Loader` instead: `tf.data` asks ahead, and cannot say what was consumed.
@@ -44,14 +45,15 @@ def dataset(ds: Shaped, *, batch: int | None = None, epoch: int = 0, **arguments
         arguments["batch_size"] = batch
     loader = Loader(ds, **arguments)
     loader.set_epoch(epoch)
-    signature = {name: _type_spec(spec) for name, spec in ds.fields_said().items()}
+    fields = ds.fields_said()
+    signature = {name: _type_spec(spec) for name, spec in fields.items()}
     if loader.tail == "pad":
         signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
     def batches() -> Iterator[dict[str, Any]]:
         # Empty slices of a ragged tail have no rows, and are batches still: ranks make equal steps.
         for made in loader:
-            yield {name: _ragged(column) if isinstance(column, Ragged) else column for name, column in made.items()}
+            yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))
@@ -61,10 +63,17 @@ def _type_spec(spec: FieldSpec) -> Any:
     """What a batch of the field is to `tf.data`."""
     if isinstance(spec, RaggedSpec):
         return tf.RaggedTensorSpec((None, None, *spec.shape), tf.as_dtype(spec.dtype), ragged_rank=1)
+    if isinstance(spec, RawListSpec):
+        return tf.RaggedTensorSpec((None, None), tf.string, ragged_rank=1)
     if isinstance(spec, (TensorSpec, ImageSpec)):
         return tf.TensorSpec((None, *spec.shape), tf.as_dtype(spec.dtype))
     return tf.TensorSpec((None,), tf.string)
 
 
-def _ragged(column: Ragged) -> Any:
-    return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
+def _column(spec: FieldSpec | None, column: Any) -> Any:
+    if isinstance(column, Ragged):
+        return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
+    if isinstance(spec, RawListSpec):
+        strings = tf.constant([string for strings in column for string in strings], tf.string)
+        return tf.RaggedTensor.from_row_lengths(strings, [len(strings) for strings in column], validate=False)
+    return column

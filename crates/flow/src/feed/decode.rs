@@ -245,7 +245,7 @@ pub(crate) fn fill(
             // Of a column that no record has, a default would hide the mistake.
             (Some(_), absent) => absent.is_some() || record.may_lack_parts(),
             // An empty list of another kind is still a mismatch.
-            (None, None) => matches!(field.kind, Kind::Ragged(_)) && record.may_lack_parts(),
+            (None, None) => matches!(field.kind, Kind::Ragged(_) | Kind::BytesList) && record.may_lack_parts(),
             (None, Some(_)) => false,
         };
         if found.is_none() && takes_nothing {

@@ -30,6 +30,8 @@ pub enum Kind {
     Ragged(TensorSpec),
     /// The bytes as they are stored.
     Bytes,
+    /// Any number of byte strings, one by one.
+    BytesList,
     /// A picture, decoded, cropped and resized.
     Image(ImageSpec),
 }
@@ -143,7 +145,7 @@ impl Field {
         match &self.kind {
             Kind::Tensor(spec) => Some(spec.clone()),
             Kind::Image(spec) => Some(spec.tensor()),
-            Kind::Ragged(_) | Kind::Bytes => None,
+            Kind::Ragged(_) | Kind::Bytes | Kind::BytesList => None,
         }
     }
 
@@ -152,7 +154,7 @@ impl Field {
         match &self.kind {
             Kind::Tensor(_) | Kind::Image(_) => None,
             Kind::Ragged(spec) => Some(spec.clone()),
-            Kind::Bytes => Some(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
+            Kind::Bytes | Kind::BytesList => Some(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
         }
     }
 
@@ -180,6 +182,7 @@ impl Field {
             "tensor" => Kind::Tensor(spec()?),
             "ragged" => Kind::Ragged(spec()?),
             "bytes" => Kind::Bytes,
+            "bytes_list" => Kind::BytesList,
             "image" => {
                 let image = said.image.as_ref();
                 let image = image.ok_or_else(|| Error::config("fields", format!("{} has no image", said.name)))?;
@@ -202,6 +205,7 @@ impl Field {
             Kind::Tensor(spec) => ("tensor", Some(spec.clone()), None),
             Kind::Ragged(spec) => ("ragged", Some(spec.clone()), None),
             Kind::Bytes => ("bytes", None, None),
+            Kind::BytesList => ("bytes_list", None, None),
             Kind::Image(image) => ("image", Some(image.tensor()), Some(SaidImage::of(image))),
         };
         Said {
@@ -224,7 +228,7 @@ fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
     let fits = |bytes: &[u8]| match kind {
         Kind::Tensor(spec) => bytes.len() == spec.dtype.size(),
         Kind::Bytes => true,
-        Kind::Ragged(_) | Kind::Image(_) => false,
+        Kind::Ragged(_) | Kind::Image(_) | Kind::BytesList => false,
     };
     let bytes = bytes.filter(|bytes| digits.1.is_empty() && fits(bytes));
     bytes.ok_or_else(|| Error::config("fields", format!("{name} has a default that is not one of its values")))
@@ -244,6 +248,7 @@ mod tests {
                 ..Field::of_kind("tokens", Kind::Ragged(TensorSpec { dtype: DType::I64, shape: vec![] }))
             },
             Field { default: Some([].into()), ..Field::of_kind("raw", Kind::Bytes) },
+            Field::of_kind("words", Kind::BytesList),
             Field {
                 of: vec!["jpg".into()],
                 ..Field::of_kind(

@@ -15,6 +15,10 @@ use penstock_types::{DType, TensorSpec, grouped};
 pub enum Part<'a> {
     /// Bytes of no known meaning: a file of an archive, say.
     Bytes(Cow<'a, [u8]>),
+    /// Text: bytes that are not numbers.
+    Text(&'a [u8]),
+    /// A list of byte strings.
+    Strings(Vec<&'a [u8]>),
     /// A number as text (`.cls` of a tar).
     Digits(&'a [u8]),
     /// A feature of a tf.Example.
@@ -52,11 +56,13 @@ fn shown(shape: &[usize]) -> String {
     format!("{shape:?}")
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
     /// What it is, in words with numbers.
     pub fn describe(&self) -> String {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", grouped(bytes.len() as u64)),
+            Self::Text(text) => format!("a text of {} bytes", grouped(text.len() as u64)),
+            Self::Strings(strings) => format!("a list of {} byte strings", grouped(strings.len() as u64)),
             Self::Digits(text) => {
                 format!("the text `{}`", String::from_utf8_lossy(&text[..text.len().min(32)]).escape_default())
             }
@@ -91,6 +97,10 @@ impl Part<'_> {
                 out.copy_from_slice(bytes);
                 Ok(())
             }
+            Self::Text(text) if is_byte(spec.dtype) && text.len() == out.len() => {
+                out.copy_from_slice(text);
+                Ok(())
+            }
             Self::Feature(feature) => feature.write(spec, out),
             Self::Array(array) => {
                 let squeezed = |shape: &[usize]| shape.iter().copied().filter(|&side| side != 1).collect::<Vec<_>>();
@@ -105,12 +115,15 @@ impl Part<'_> {
             Self::Digits(_) | Self::Int(_) if out.len() == spec.dtype.size() => {
                 self.scalar(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
-            Self::Steps(_) => {
-                let flat = self.gather(&TensorSpec { dtype: spec.dtype, shape: Vec::new() })?;
-                if flat.len() != out.len() {
+            Self::Steps(steps) => {
+                // Steps of unequal lengths could fill the tensor as well, and their values would be out of place.
+                let each = (out.len() / spec.dtype.size()).checked_div(steps.len()).unwrap_or(0);
+                if each * steps.len() * spec.dtype.size() != out.len() {
                     return Err(self.unlike(&wanted(spec)));
                 }
-                out.copy_from_slice(&flat);
+                if !out.is_empty() {
+                    out.copy_from_slice(&self.gather(&TensorSpec { dtype: spec.dtype, shape: vec![each] })?);
+                }
                 Ok(())
             }
             _ => Err(self.unlike(&wanted(spec))),
@@ -126,6 +139,8 @@ impl Part<'_> {
         };
         match self {
             Self::Bytes(bytes) => bytes.len(),
+            Self::Text(text) => text.len(),
+            Self::Strings(_) => 0,
             Self::Feature(feature) => of_feature(feature),
             Self::Steps(steps) => steps.steps().iter().flatten().map(of_feature).sum(),
             Self::Array(array) | Self::List(array) => array.elements().saturating_mul(size),
@@ -134,13 +149,19 @@ impl Part<'_> {
         }
     }
 
-    /// All its elements as whole items of `item` (element type and shape of one), however many there are.
+    /// All its elements as whole items of `item` (element type and shape of one), however many there are. A step is one item;
+    /// byte strings are not joined.
     pub fn gather(&self, item: &TensorSpec) -> Result<Vec<u8>, String> {
         let size = item.dtype.size();
         let want = || format!("any number of {} {}", item.dtype, shown(&item.shape));
         let found = match self {
             Self::Bytes(bytes) => bytes.to_vec(),
-            Self::Feature(Feature::Bytes(values)) => values.concat(),
+            Self::Text(text) if is_byte(item.dtype) => text.to_vec(),
+            Self::Text(_) => return Err(self.unlike(&want())),
+            Self::Feature(Feature::Bytes(values)) if values.len() <= 1 => values.concat(),
+            Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
+                return Err(self.unlike_why(&want(), "raw_list() gives its byte strings one by one"));
+            }
             Self::Feature(feature) => {
                 let spec = TensorSpec { dtype: item.dtype, shape: vec![feature.len()] };
                 let mut out = vec![0; feature.len() * size];
@@ -149,8 +170,16 @@ impl Part<'_> {
             }
             Self::Steps(steps) => {
                 let mut out = Vec::new();
-                for step in steps.steps().iter().flatten() {
-                    out.extend(Part::Feature(step.clone()).gather(item)?);
+                for (at, step) in steps.steps().iter().enumerate() {
+                    let have = out.len();
+                    if let Some(step) = step {
+                        out.extend(Part::Feature(step.clone()).gather(item)?);
+                    }
+                    if out.len() - have != item.shape.iter().product::<usize>() * size {
+                        let values = grouped(step.as_ref().map_or(0, Feature::len) as u64);
+                        let why = format!("step {at} has {values} values, and a step is one item");
+                        return Err(self.unlike_why(&want(), &why));
+                    }
                 }
                 out
             }
@@ -175,10 +204,29 @@ impl Part<'_> {
     pub fn bytes(&self) -> Result<Cow<'_, [u8]>, String> {
         match self {
             Self::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
-            Self::Digits(text) => Ok(Cow::Borrowed(text)),
+            Self::Text(text) | Self::Digits(text) => Ok(Cow::Borrowed(text)),
             Self::Array(array) | Self::List(array) => Ok(Cow::Borrowed(&array.bytes)),
             Self::Feature(Feature::Bytes(values)) if values.len() == 1 => Ok(Cow::Borrowed(values[0])),
+            Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
+                Err(self.unlike_why("bytes", "raw_list() gives its byte strings one by one"))
+            }
             _ => Err(self.unlike("bytes")),
+        }
+    }
+
+    /// Its byte strings: of a feature list the one of each step.
+    pub fn strings(&self) -> Result<Cow<'_, [&[u8]]>, String> {
+        match self {
+            Self::Strings(strings) | Self::Feature(Feature::Bytes(strings)) => Ok(Cow::Borrowed(strings)),
+            Self::Null => Ok(Cow::Borrowed(&[])),
+            Self::Steps(steps) => {
+                let string = |(at, step): (usize, &Option<Feature<'a>>)| match step {
+                    Some(Feature::Bytes(values)) if values.len() == 1 => Ok(values[0]),
+                    _ => Err(self.unlike_why("byte strings", &format!("step {at} is not one byte string"))),
+                };
+                steps.steps().iter().enumerate().map(string).collect::<Result<_, _>>().map(Cow::Owned)
+            }
+            _ => Err(self.unlike("a list of byte strings")),
         }
     }
 
@@ -232,6 +280,10 @@ fn describe_feature(feature: &Feature<'_>) -> String {
         }
         other => format!("{} of {} values", other.kind(), grouped(other.len() as u64)),
     }
+}
+
+fn is_byte(dtype: DType) -> bool {
+    matches!(dtype, DType::U8 | DType::I8)
 }
 
 fn is_int(dtype: DType) -> bool {

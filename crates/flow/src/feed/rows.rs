@@ -13,7 +13,21 @@ use super::part::Part;
 use super::slot::{Layout, Pool, Slot, Tensor};
 
 /// Values whose samples differ in length, row by row.
-type Loose = Mutex<Vec<Vec<u8>>>;
+type Loose = Mutex<Vec<Value>>;
+
+/// The value of one row.
+#[derive(Debug, Clone, Default)]
+struct Value {
+    bytes: Vec<u8>,
+    /// Of a list of byte strings: where each ends.
+    ends: Vec<usize>,
+}
+
+impl Value {
+    fn size_bytes(&self) -> usize {
+        self.bytes.len() + size_of::<usize>() * self.ends.len()
+    }
+}
 
 /// A batch's memory.
 pub(crate) struct Rows {
@@ -46,6 +60,8 @@ pub enum Column {
         values: Tensor,
         /// int64, one more than there are rows.
         offsets: Tensor,
+        /// Of lists of byte strings, int64: string j is `values[strings[j]..strings[j + 1]]`, and `offsets` count strings.
+        strings: Option<Tensor>,
         /// True where the rows are byte strings rather than numbers.
         is_bytes: bool,
     },
@@ -64,7 +80,9 @@ impl Column {
     pub fn size_bytes(&self) -> usize {
         match self {
             Self::Tensor(tensor) => tensor.size_bytes(),
-            Self::Ragged { values, offsets, .. } => values.size_bytes() + offsets.size_bytes(),
+            Self::Ragged { values, offsets, strings, .. } => {
+                values.size_bytes() + offsets.size_bytes() + strings.as_ref().map_or(0, Tensor::size_bytes)
+            }
         }
     }
 }
@@ -72,7 +90,7 @@ impl Column {
 impl Rows {
     /// Memory for `rows` rows of these fields: in `slot`, and as much as `values` allow where samples differ in length.
     pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
-        let loose = fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![Vec::new(); rows]))).collect();
+        let loose = fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![Value::default(); rows]))).collect();
         Self { slot: Arc::new(slot), loose, values }
     }
 
@@ -93,9 +111,9 @@ impl Rows {
             Ok::<_, Error>(loose.lock().unwrap_or_else(PoisonError::into_inner))
         };
         // Asked for before it is made.
-        let admit = |bytes: usize| self.values.admit(loose()?[row].len(), bytes, &field.name);
-        let put = |bytes: Vec<u8>| {
-            loose()?[row] = bytes;
+        let admit = |bytes: usize| self.values.admit(loose()?[row].size_bytes(), bytes, &field.name);
+        let put = |bytes: Vec<u8>, ends: Vec<usize>| {
+            loose()?[row] = Value { bytes, ends };
             Ok(())
         };
         match &field.kind {
@@ -103,12 +121,25 @@ impl Rows {
             Kind::Tensor(spec) => part.write(spec, unsafe { self.slot.row(seat, row) }).map_err(mismatch),
             Kind::Ragged(item) => {
                 admit(part.gathered_len(item))?;
-                put(part.gather(item).map_err(mismatch)?)
+                put(part.gather(item).map_err(mismatch)?, Vec::new())
             }
             Kind::Bytes => {
                 let bytes = part.bytes().map_err(mismatch)?;
                 admit(bytes.len())?;
-                put(bytes.into_owned())
+                put(bytes.into_owned(), Vec::new())
+            }
+            Kind::BytesList => {
+                let strings = part.strings().map_err(mismatch)?;
+                let mut end = 0;
+                let ends: Vec<usize> = strings
+                    .iter()
+                    .map(|string| {
+                        end += string.len();
+                        end
+                    })
+                    .collect();
+                admit(end + size_of::<usize>() * ends.len())?;
+                put(strings.concat(), ends)
             }
             Kind::Image(spec) => {
                 let bytes = part.bytes().map_err(mismatch)?;
@@ -125,7 +156,10 @@ impl Rows {
     pub unsafe fn write_absent(&self, seat: usize, row: u32, field: &Field) {
         let default = field.default.as_deref().unwrap_or_default();
         match &self.loose[seat] {
-            Some(loose) => loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = default.to_vec(),
+            Some(loose) => {
+                let value = Value { bytes: default.to_vec(), ends: Vec::new() };
+                loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = value;
+            }
             None => {
                 // SAFETY: the caller's promise.
                 let slot = unsafe { self.slot.row(seat, row as usize) };
@@ -167,7 +201,9 @@ impl Rows {
         for (seat, loose) in self.loose.iter().enumerate() {
             for &row in dead {
                 match loose {
-                    Some(loose) => loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize].clear(),
+                    Some(loose) => {
+                        loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = Value::default()
+                    }
                     // SAFETY: the caller's promise.
                     None => unsafe { self.slot.row(seat, row as usize) }.fill(0),
                 }
@@ -181,44 +217,49 @@ impl Rows {
         for (seat, field) in fields.iter().enumerate() {
             columns.push(match (field.fixed(), field.item()) {
                 (Some(spec), _) => Column::Tensor(Tensor::new(self.slot.clone(), seat, &spec, rows)),
-                (None, Some(item)) => self.gathered(seat, &item, field.kind == Kind::Bytes, rows, spare)?,
+                (None, Some(item)) => self.gathered(seat, &item, &field.kind, rows, spare)?,
                 (None, None) => return Err(Error::bug(format!("field {} is neither fixed nor loose", field.name))),
             });
         }
         Ok(columns)
     }
 
-    fn gathered(
-        &self,
-        seat: usize,
-        item: &TensorSpec,
-        is_bytes: bool,
-        rows: usize,
-        spare: &Arc<Pool>,
-    ) -> Result<Column> {
+    fn gathered(&self, seat: usize, item: &TensorSpec, kind: &Kind, rows: usize, spare: &Arc<Pool>) -> Result<Column> {
         let Some(loose) = &self.loose[seat] else { return Err(Error::bug("a loose field has no rows")) };
         let mut loose = std::mem::take(&mut *loose.lock().unwrap_or_else(PoisonError::into_inner));
         let size = item.size_bytes()?.max(1);
-        let total: usize = loose.iter().take(rows).map(Vec::len).sum();
+        loose.truncate(rows);
+        let total: usize = loose.iter().map(|value| value.bytes.len()).sum();
+        let strings = (*kind == Kind::BytesList).then(|| loose.iter().map(|value| value.ends.len()).sum::<usize>());
         let count = TensorSpec { dtype: DType::I64, shape: Vec::new() };
-        let layout = Arc::new(Layout::of(&[(size, total / size), (8, rows + 1)])?);
+        let string_offsets = strings.map_or(0, |strings| strings + 1);
+        let layout = Arc::new(Layout::of(&[(size, total / size), (8, rows + 1), (8, string_offsets)])?);
         let slot = spare.take(&layout)?;
-        let (mut at, mut bytes) = (0, 0);
-        for row in 0..=rows {
-            // SAFETY: the slot is not shared yet.
-            unsafe { slot.row(1, row) }.copy_from_slice(&((bytes / size) as i64).to_le_bytes());
-            if let Some(value) = loose.get_mut(row).filter(|_| row < rows).map(std::mem::take) {
-                // SAFETY: the slot is not shared yet, and the layout has room for all values.
-                unsafe { slot.bytes(0, at, value.len()) }.copy_from_slice(&value);
-                at += value.len();
-                bytes += value.len();
+        let put = |seat: usize, row: usize, offset: usize| {
+            // SAFETY: the slot is not shared yet, and the layout has room for all offsets.
+            unsafe { slot.row(seat, row) }.copy_from_slice(&(offset as i64).to_le_bytes());
+        };
+        let (mut at, mut string) = (0, 0);
+        put(1, 0, 0);
+        if strings.is_some() {
+            put(2, 0, 0);
+        }
+        for (row, value) in loose.iter_mut().map(std::mem::take).enumerate() {
+            // SAFETY: the slot is not shared yet, and the layout has room for all values.
+            unsafe { slot.bytes(0, at, value.bytes.len()) }.copy_from_slice(&value.bytes);
+            for end in &value.ends {
+                string += 1;
+                put(2, string, at + end);
             }
+            at += value.bytes.len();
+            put(1, row + 1, if strings.is_some() { string } else { at / size });
         }
         let slot = Arc::new(slot);
         Ok(Column::Ragged {
             values: Tensor::new(slot.clone(), 0, item, total / size),
-            offsets: Tensor::new(slot, 1, &count, rows + 1),
-            is_bytes,
+            offsets: Tensor::new(slot.clone(), 1, &count, rows + 1),
+            strings: strings.map(|_| Tensor::new(slot, 2, &count, string_offsets)),
+            is_bytes: matches!(kind, Kind::Bytes | Kind::BytesList),
         })
     }
 }

@@ -267,6 +267,8 @@ struct Found {
     kind: Option<Kind>,
     /// Records with a value.
     count: usize,
+    /// Why no kind of field reads all of them.
+    refused: Option<Error>,
 }
 
 /// What some records hold.
@@ -298,26 +300,38 @@ impl Survey {
             };
             let Some(part) = part else { continue };
             let at = self.known.entry(name.clone()).or_insert_with(|| {
-                self.found.push(Found { name: name.clone(), holds: part.describe(), kind: None, count: 0 });
+                let (name, holds) = (name.clone(), part.describe());
+                self.found.push(Found { name, holds, kind: None, count: 0, refused: None });
                 Some(self.found.len() - 1)
             });
             let Some(found) = at.map(|at| &mut self.found[at]) else { continue };
-            if part == Part::Null {
+            if part == Part::Null || matches!(&part, Part::Steps(steps) if steps.is_empty()) {
                 continue;
             }
-            let kind = framing.proposes(&name, &part).unwrap_or_else(|| proposed(&part));
             if found.kind.is_none() {
                 found.holds = part.describe();
             }
             found.count += usize::from(!part.is_absent());
-            found.kind = Some(found.kind.take().map_or_else(|| kind.clone(), |known| joined(known, &kind)));
+            let kind = framing.proposes(&name, &part).map_or_else(|| proposed(&part), Ok);
+            match kind.and_then(|kind| found.kind.clone().map_or(Ok(kind.clone()), |known| joined(known, &kind))) {
+                Ok(kind) => found.kind = Some(kind),
+                Err(why) => {
+                    let what = format!("{}, {why},", part.describe());
+                    found.refused.get_or_insert(Error::Unsupported { what, by: "fields".to_owned() });
+                }
+            }
         }
         Ok(())
     }
 
     fn schema(self, place: &str) -> Result<Schema> {
         let mut schema = Schema::default();
-        for Found { name, mut holds, kind, count } in self.found {
+        let mut refused = self.left_out;
+        for Found { name, mut holds, kind, count, refused: why } in self.found {
+            if let Some(error) = why {
+                refused.push((name, error));
+                continue;
+            }
             let Some(kind) = kind else {
                 schema.left_out.push((name, format!("it is null in {} of {0} records", self.records)));
                 continue;
@@ -329,9 +343,8 @@ impl Survey {
             }
             schema.seen.push(Seen { holds, field });
         }
-        let refused = self.left_out.first().map(|(_, error)| error.clone());
-        schema.left_out.extend(self.left_out.into_iter().map(|(name, error)| (name, error.to_string())));
-        match refused {
+        schema.left_out.extend(refused.iter().map(|(name, error)| (name.clone(), error.to_string())));
+        match refused.into_iter().next().map(|(_, error)| error) {
             _ if !schema.seen.is_empty() => Ok(schema),
             Some(error) => Err(error),
             None => Err(Error::Unsupported {
@@ -344,16 +357,18 @@ impl Survey {
     }
 }
 
-/// The kind of parts that are of both kinds: numbers whose lengths differ are ragged.
-fn joined(known: Kind, other: &Kind) -> Kind {
-    match (&known, other) {
+/// The kind of parts that are of both kinds: numbers whose lengths differ are ragged. Errs with the reason if none is.
+fn joined(known: Kind, other: &Kind) -> Result<Kind, &'static str> {
+    Ok(match (&known, other) {
+        (Kind::Bytes | Kind::BytesList, Kind::BytesList) | (Kind::BytesList, Kind::Bytes) => Kind::BytesList,
+        (Kind::Ragged(a), Kind::Ragged(b)) if a.dtype == b.dtype && a.shape != b.shape => return Err(UNEQUAL),
         (Kind::Tensor(a) | Kind::Ragged(a), Kind::Tensor(b) | Kind::Ragged(b))
             if known != *other && a.dtype == b.dtype && a.shape.len() <= 1 && b.shape.len() <= 1 =>
         {
             Kind::Ragged(TensorSpec { dtype: a.dtype, shape: Vec::new() })
         }
         _ => known,
-    }
+    })
 }
 
 /// The field of a part that some records lack: no numbers, or no bytes.
@@ -368,26 +383,38 @@ fn optional(field: Field) -> Field {
     }
 }
 
-/// What a part becomes when nobody says: its length is taken for all records'.
-fn proposed(part: &Part<'_>) -> Kind {
+/// Why a feature list is left out.
+const UNEQUAL: &str = "whose steps differ in length";
+
+/// What a part becomes when nobody says: its length is taken for all records'. Errs with the reason if no kind of field
+/// keeps all that it holds.
+fn proposed(part: &Part<'_>) -> Result<Kind, &'static str> {
     let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
     let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };
-    match part {
-        Part::Bytes(_) | Part::Null => Kind::Bytes,
+    Ok(match part {
+        Part::Bytes(_) | Part::Text(_) | Part::Null => Kind::Bytes,
+        Part::Strings(_) => Kind::BytesList,
         Part::Digits(_) | Part::Int(_) => spec(DType::I64, &[]),
         Part::Array(array) => spec(array.dtype, &array.shape),
         Part::List(array) => Kind::Ragged(TensorSpec { dtype: array.dtype, shape: Vec::new() }),
         Part::Feature(Feature::Bytes(values)) if values.len() <= 1 => Kind::Bytes,
-        Part::Feature(Feature::Bytes(_)) => Kind::Ragged(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
+        Part::Feature(Feature::Bytes(_)) => Kind::BytesList,
         Part::Feature(Feature::Floats(values)) => row(DType::F32, values.len()),
         Part::Feature(Feature::Ints(values)) => row(DType::I64, values.len()),
         Part::Steps(steps) => {
-            let dtype = match steps.steps().iter().flatten().next() {
-                Some(Feature::Floats(_)) => DType::F32,
-                Some(Feature::Ints(_)) => DType::I64,
-                Some(Feature::Bytes(_)) | None => DType::U8,
-            };
-            Kind::Ragged(TensorSpec { dtype, shape: Vec::new() })
+            let lens: Vec<usize> = steps.steps().iter().map(|step| step.as_ref().map_or(0, Feature::len)).collect();
+            let len = lens.first().copied().unwrap_or(0);
+            if lens.iter().any(|&other| other != len) {
+                return Err(UNEQUAL);
+            }
+            let shape = if len == 1 { Vec::new() } else { vec![len] };
+            match steps.steps().iter().flatten().next() {
+                Some(Feature::Floats(_)) if len > 0 => Kind::Ragged(TensorSpec { dtype: DType::F32, shape }),
+                Some(Feature::Ints(_)) if len > 0 => Kind::Ragged(TensorSpec { dtype: DType::I64, shape }),
+                Some(Feature::Bytes(_)) if len == 1 => Kind::BytesList,
+                Some(Feature::Bytes(_)) if len > 1 => return Err("whose steps have several byte strings each"),
+                _ => return Err("whose steps are empty"),
+            }
         }
-    }
+    })
 }

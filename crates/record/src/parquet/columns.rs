@@ -27,6 +27,8 @@ pub struct Column {
     pub element: std::result::Result<Element, String>,
     /// True when a row holds a list of values.
     pub list: bool,
+    /// True when its byte strings are declared as text.
+    pub text: bool,
 }
 
 pub(super) fn describe(column: &ColumnDescriptor) -> Column {
@@ -41,7 +43,10 @@ pub(super) fn describe(column: &ColumnDescriptor) -> Column {
         }
     }
     let element = if column.max_rep_level() > 1 { Err("a list of lists".to_owned()) } else { element(column) };
-    Column { name: path.join("."), element, list }
+    let logical = column.logical_type_ref();
+    let text = matches!(logical, Some(LogicalType::String | LogicalType::Enum | LogicalType::Json))
+        || matches!(column.converted_type(), ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON);
+    Column { name: path.join("."), element, list, text }
 }
 
 /// Numbers columns of one name (`a`, or `s.a` beside a struct `s` of `a`) as `s.a#1`, `s.a#2`: none of them is read for another.

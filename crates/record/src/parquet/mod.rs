@@ -139,7 +139,7 @@ impl Table {
 
     /// As [`Table::read`], but that nulls are named in the answer.
     pub fn read_nulls(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
-        let Some(Column { name, element, list }) = self.columns.get(column) else {
+        let Some(Column { name, element, list, .. }) = self.columns.get(column) else {
             return Err(Error::bug(format!("{} has no column {column}", self.place)));
         };
         let place = format!("column `{name}` of {}", self.place);

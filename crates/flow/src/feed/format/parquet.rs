@@ -7,7 +7,6 @@ use std::cell::OnceCell;
 use std::ops::Range;
 
 use bytes::Bytes;
-use penstock_record::example::Feature;
 use penstock_record::parquet::footer::{footer_len, rows_of_end};
 use penstock_record::parquet::{Element, Table as File, Values};
 use penstock_types::{Error, Result};
@@ -191,8 +190,9 @@ impl Cells<'_> {
             }
             _ if column.list => {
                 let strings: Option<Vec<&[u8]>> = (from..to).map(string).collect();
-                Part::Feature(Feature::Bytes(strings.ok_or_else(lost)?))
+                Part::Strings(strings.ok_or_else(lost)?)
             }
+            _ if column.text => Part::Text(string(at).ok_or_else(lost)?),
             _ => Part::Bytes(Cow::Borrowed(string(at).ok_or_else(lost)?)),
         })
     }

@@ -25,6 +25,7 @@ import msgspec
 
 from penstock.env import state_home
 from penstock.errors import ConfigError, NotFound
+from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -182,7 +183,7 @@ def revoke(environment: Mapping[str, str], path: Path) -> int:
         if old.is_file() and old.read_text(encoding="utf-8", errors="replace").rstrip("\n") == str(path.resolve())
     ]
     for old in found:
-        old.unlink()
+        remove_file(old)
     return len(found)
 
 

@@ -99,17 +99,36 @@ def test_staged_path_that_failed_has_its_data_again_when_it_is_resumed(written, 
     assert {path.read_text() for path in (tmp_path / "out").iterdir()} != set()
 
 
-def test_staged_path_whose_data_cannot_be_removed_says_so(written, run_cli, tmp_path):
+def test_staged_path_whose_folder_was_replaced_by_a_link_says_so_and_follows_no_link(written, run_cli, tmp_path):
     file = written(["staged"], f"{tmp_path}/bucket/set")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/rm").write_text("#!/bin/sh\necho the disk is read-only >&2\nexit 4\n")
-    (tmp_path / "bin/rm").chmod(0o755)
-    ran = run_cli(
-        "run", file, "--json", cwd=tmp_path, timeout_s=170, env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    )
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim/thesis.tex").write_text("years")
+    more = f"""
+import os, pathlib
+root = pathlib.Path({str(tmp_path)!r}, "disk-n" + str(rank), "penstock-pool-which-staged")
+root.rename(root.with_name("aside"))
+root.symlink_to({str(tmp_path / "victim")!r})
+"""
+    (tmp_path / "rank.py").write_text((tmp_path / "rank.py").read_text() + more)
+    ran = run_cli("run", file, "--json", cwd=tmp_path, timeout_s=170)
     [row] = json.loads(ran.out)["paths"]
-    assert (ran.code, "remove: n0: exit code 4: the disk is read-only" in row["fault"]) == (1, True), ran.err
+    assert (ran.code, "remove: n0: " in row["fault"], "is a link or not a folder" in row["fault"]) == (1, True, True), (
+        ran.err
+    )
     assert row["ranks_s"] > 0
+    assert (tmp_path / "victim/thesis.tex").read_text() == "years"
+
+
+def test_staged_path_takes_no_folder_that_it_did_not_make(written, run_cli, tmp_path):
+    file = written(["staged"], f"{tmp_path}/bucket/set")
+    precious = tmp_path / "disk-n1/penstock-pool-which-staged/data/precious"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("three days")
+    ran = run_cli("run", file, "--json", cwd=tmp_path, timeout_s=170)
+    [row] = json.loads(ran.out)["paths"]
+    assert (ran.code, "n1: " in row["fault"], "has no lease of a pool" in row["fault"]) == (1, True, True), ran.err
+    assert precious.read_text() == "three days"
+    assert list((tmp_path / "disk-n0").iterdir()) == []
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.guards import crates, leaks, length, licence, public_names, readers, skips
+from tools.guards import crates, leaks, length, licence, ownership, public_names, readers, skips
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 
@@ -173,6 +173,33 @@ def test_skips_skipped_test_is_found(tree, line):
 @pytest.mark.parametrize("line", ["'pytest.importorskip'", "stream.skip(3)", "report.skipped", "pytest.mark.slow"])
 def test_skips_other_code_is_accepted(tree, line):
     assert skips.find(tree(tests__test_a_dot_py=f"{line}\n", tools__b_dot_py="pytest.importorskip('x')\n")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "shutil.rmtree(folder)", "stack.callback(shutil.rmtree, folder)", "os.kill(pid, 9)", "os.killpg(pid, 9)",
+        "path.unlink()", "path.parent.rmdir()", "os.remove(path)", "from shutil import rmtree", "from os import kill",
+        "run(['rm', '-rf', folder])", "tried('umount', path)", "run(['pkill', '-f', 'x'])",
+    ],
+)  # fmt: skip
+def test_ownership_removal_or_signal_elsewhere_is_found(tree, line):
+    (breach,) = ownership.find(tree(python__penstock__bench__a_dot_py=f"import os, shutil\n{line}\n"))
+    assert breach.startswith("python/penstock/bench/a.py:2: ")
+    assert breach.endswith("is for penstock.ownership alone")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["process.kill()", "child.terminate()", "names.remove('x')", "'rm'", "for program in ('mount', 'umount'): which(program)", "shutil.which('umount')"],
+)  # fmt: skip
+def test_ownership_other_code_is_accepted(tree, line):
+    planted = {
+        "python__penstock__a_dot_py": line,
+        "python__penstock__ownership__a_dot_py": "os.unlink(x)",
+        "tests__a_dot_py": "os.unlink(x)",
+    }
+    assert ownership.find(tree(**planted)) == []
 
 
 def test_public_names_heading_is_read_with_and_without_call():

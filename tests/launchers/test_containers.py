@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock import plugins
+from penstock.cluster.job import ContainerPart, Job, Ranks
+from penstock.cluster.words import Words
 from penstock.errors import ConfigError, Deadline, Unsupported
 from penstock.launchers import mpi
 from penstock.launchers.local import launcher
@@ -162,3 +164,12 @@ def test_mpirun_inside_charliecloud_runs_ranks_there(charliecloud, tmp_path):
     inside = replace(call, around=replace(call.around, is_outermost=True))
     exits = made.run(inside)
     assert [(e.code, e.out) for e in exits] == [(0, b"/inside\n"), (1, b"/inside\n")], exits
+
+
+@pytest.mark.parametrize("runtime", ["docker", "podman"])
+def test_containers_of_two_jobs_of_one_name_have_different_names(runtime):
+    words = Words(Job("train", Ranks(("true",)), container=ContainerPart(runtime=runtime, image="x")))
+    found = [words.ranks("/data", ())[1] for _ in range(2)]
+    names = {around.ends[-1] for around in found if around is not None}
+    assert len(names) == 2
+    assert all(f"--name={around.ends[-1]}" in around.words for around in found if around is not None)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from penstock.bench.machine_card import read as read_machine_card
 from penstock.bench.results import SCHEMA_VERSION
 from penstock.bench.sequential import always_valid, bootstrap, evidence
 from penstock.errors import ConfigError, Deadline, Denied, NotFound, SystemFault
+from penstock.ownership import signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,11 +161,9 @@ def _wait(child: subprocess.Popen[bytes], start: float, limit_s: float | None, n
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
+    signal_group(child, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
         child.wait(timeout=10)
-    except (ProcessLookupError, ChildProcessError, subprocess.TimeoutExpired):
-        return
 
 
 def compare(

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import BrokenBarrierError
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench.results import as_fault
 from penstock.errors import ConfigError, Corrupt, RankFailed
+from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -69,7 +72,8 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
         raise as_fault(error, str(folder)) from None
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
-    files = [folder / f".penstock-checkpoint-{os.getpid()}-{rank}" for rank in range(ranks)]
+    token = secrets.token_hex(8)  # what proves, when they are removed, that this run made them
+    files = [folder / f".penstock-checkpoint-{token}-{rank}" for rank in range(ranks)]
     pipes, processes = [], []
     try:
         for rank, file in enumerate(files):
@@ -86,7 +90,8 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
             process.kill()
             process.join()
         for file in files:
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                remove_file(file)
     return CheckpointTimes(total_bytes, tuple(one[0] for one in told), tuple(one[1] for one in told))
 
 
@@ -126,7 +131,7 @@ def _rank(pipe: Connection, barrier: Barrier, file: Path, size: int, rank: int) 
 def _write(file: Path, noise: bytearray, size: int) -> int:
     """CRC-32 of what was written. Each block carries its number: no two are alike to a store that looks for twins."""
     crc, done = 0, 0
-    with file.open("wb", buffering=0) as out:
+    with file.open("xb", buffering=0) as out:
         while done < size:
             noise[:8] = done.to_bytes(8, "little")
             part = memoryview(noise)[: min(size - done, len(noise))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import statistics
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import RankFailed
+from penstock.ownership import end_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,11 +111,5 @@ class Contestant:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        end_group(self._process, 5)
         self._said.close()

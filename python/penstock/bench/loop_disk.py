@@ -21,6 +21,7 @@ import msgspec
 from penstock.bench.block_limits import BlockLimits, set_limits
 from penstock.bench.diskstats import read_counters
 from penstock.errors import ConfigError, Denied, PreconditionFailed, SystemFault, Unsupported
+from penstock.ownership import detach_loop, identity_of, remove_made, unmount_device
 
 __all__ = ["Burst", "LoopDisk", "Rate"]
 
@@ -114,12 +115,12 @@ class LoopDisk:
 
     def _make(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="penstock-disk-", dir=self._images))
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._stack.callback(remove_made, folder, identity_of(folder))
         image = folder / "image"
         with image.open("wb") as out:
             out.truncate(self._size)
         self.device = _said("losetup", "--find", "--show", "--direct-io=on", str(image))
-        self._stack.callback(_tried, "losetup", "--detach", self.device)
+        self._stack.callback(detach_loop, self.device, str(image.resolve()))
         facts = Path(self.device).stat()
         self.number = f"{os.major(facts.st_rdev)}:{os.minor(facts.st_rdev)}"
         _said("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", self.device)
@@ -128,7 +129,7 @@ class LoopDisk:
         queue.write_text(str(self._io_bytes // 1024))
         self._stack.callback(queue.write_text, before)
         _said("mount", self.device, str(self._mount))
-        self._stack.callback(_tried, "umount", str(self._mount))
+        self._stack.callback(unmount_device, str(self._mount), self.number)
         # Its own making was not held to the limits.
         self._stack.callback(set_limits, self.number, BlockLimits())
         self._apply(self._buckets)
@@ -169,7 +170,3 @@ def _said(*argv: str) -> str:
     if done.returncode != 0:
         raise SystemFault(f"{argv[0]}: {done.stderr.strip() or done.returncode}", where=argv[-1])
     return done.stdout.strip()
-
-
-def _tried(*argv: str) -> None:
-    subprocess.run(argv, capture_output=True, timeout=120, check=False)

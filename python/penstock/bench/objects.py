@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +19,7 @@ from penstock import _native, env
 from penstock.bench.phases import Hooks, collect, end_of, facts_of, raw_of, report_of, series_of
 from penstock.bench.rows import Latency, Row, columns
 from penstock.errors import ConfigError, PenstockError
+from penstock.ownership import remove_empty_folder
 from penstock.stage import job as stage
 
 if TYPE_CHECKING:
@@ -200,8 +200,7 @@ def clear(folder: str) -> None:
         # Folders that stood for prefixes; only ours, and only empty ones.
         root = Path(stage.local_path(folder))
         for inner in (*root.glob("*/"), root):
-            with suppress(OSError):
-                inner.rmdir()
+            remove_empty_folder(inner)
 
 
 def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[str], hooks: Hooks) -> Iterator[Row]:

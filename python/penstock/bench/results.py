@@ -23,6 +23,7 @@ import msgspec
 from penstock.bench.machine_card import MachineCard
 from penstock.bench.machine_card import read as read_machine_card
 from penstock.errors import ConfigError, Corrupt, Denied, NoSpace, NotFound, PenstockError, SystemFault
+from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,11 +214,11 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         Denied, NoSpace, SystemFault: The system refused. What was written is removed, and a former file of the name stays.
     """
-    temporary, written = path.with_name(f".penstock-{path.name}"), 0
+    temporary, written = path.with_name(f".penstock-{path.name}.{os.urandom(4).hex()}"), 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("wb") as out:
+            with temporary.open("xb") as out:
                 yield out
                 out.flush()
                 os.fsync(out.fileno())
@@ -225,7 +226,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             with suppress(OSError):
                 written = temporary.stat().st_size
-                temporary.unlink()
+                remove_file(temporary)
             raise
     except OSError as error:
         if isinstance(error, PenstockError):

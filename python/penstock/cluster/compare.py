@@ -80,13 +80,18 @@ def over(job: Job, path: str) -> Job:
 
 def _staged(job: Job, name: str) -> str:
     assert job.pool is not None
-    return f"{job.pool.disk.rstrip('/')}/penstock-staged-{name}"
+    return f"{job.pool.disk.rstrip('/')}{_below(name)}"
+
+
+def _below(name: str) -> str:
+    """Where below the disk: the place of a pool of that name, so that `pool audit` and `pool down` find it after a crash."""
+    return f"/penstock-pool-{name}/data"
 
 
 def leftover(job: Job) -> str | None:
-    """The folder that a path of ours leaves on every node, to be removed when it is done."""
+    """The disk on which a path of ours holds a folder on every node, which is removed when the path is done."""
     there = job.stage.destination if job.stage is not None and job.pool is None else None
-    return there if there and there.endswith(f"/penstock-staged-{job.name}") else None
+    return there.removesuffix(_below(job.name)) if there and there.endswith(_below(job.name)) else None
 
 
 def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> tuple[list[Compared], bool]:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from penstock.cluster import pools
+from penstock.cluster import pools, staged
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.compare import leftover
 from penstock.cluster.faults import check, told
@@ -132,8 +132,8 @@ class Execution:
         if job.archive:
             on = everyone if job.archive.on == "all" else everyone[:1]
             steps.append(("archive", lines(self._words.archive(), on)))
-        if folder := leftover(job):
-            steps.append(("remove", lines(_removal(folder), everyone)))
+        if disk := leftover(job):
+            steps.append(("remove", [["penstock", "pool", "down", "--name", job.name, "--disk", disk]]))
         if job.pool:
             steps.append(("pool down", [["penstock", "pool", "down", "--name", job.name]]))
         return steps
@@ -189,7 +189,7 @@ class Execution:
 
     def _end(self) -> None:
         """What the job has put onto the nodes for its own time."""
-        if leftover(self.job) is not None:
+        if leftover(self.job) is not None and self._state.lease:
             self._do("remove", self._remove)
         if self._has_own_pool():
             self._do("pool down", self._down)
@@ -310,6 +310,10 @@ class Execution:
         # What is removed in the end is not staged again for ranks that have ended.
         if self._is_marked("stage", what) or (leftover(self.job) and self._is_marked("ranks", "ended")):
             return "done before"
+        if disk := leftover(self.job):
+            self._state.lease = self._state.lease or uuid4().hex[:16]
+            self._save()
+            staged.claim(self.cluster, self.job.name, disk, self._state.lease, deadline_s=_DOWN_S)
         check(self._on_nodes("stage", self._words.stage(data), part.deadline), "stage")
         self._mark("stage", what)
         return data
@@ -403,15 +407,14 @@ class Execution:
         return part.to
 
     def _remove(self) -> str:
-        """Each node is asked alone: one that is lost fails no other."""
-        folder = leftover(self.job)
-        assert folder is not None
+        """What this job has staged, by its lease."""
+        disk = leftover(self.job)
+        assert disk is not None
         self._state.marks.pop("stage", None)
         self._save()
-        everyone = Cluster(self.cluster.launcher).nodes
-        exits = self.cluster.run(_removal(folder), on=everyone, stdin=b"", deadline_s=_REMOVE_S, fills=True)
-        check([ended for ended in exits if ended.node not in self.lost], "remove")
-        return folder
+        everyone = Cluster(self.cluster.launcher)
+        staged.release(everyone, self.job.name, disk, self._state.lease, lost=self.lost, deadline_s=_REMOVE_S)
+        return disk
 
     def _down(self) -> str:
         record = pools.find(self.job.name)
@@ -427,7 +430,3 @@ class Execution:
                 return text
             raise PenstockError(f"pool down: {text}", hint=f"penstock pool down --name {self.job.name}, when they do")
         return f"{len(ended.receipts)} nodes"
-
-
-def _removal(folder: str) -> list[str]:
-    return ["rm", "-rf", "--", folder]

@@ -19,6 +19,7 @@ from penstock import env, plugins
 from penstock.cluster.facts import ask
 from penstock.cluster.faults import check
 from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFailed, SystemFault
+from penstock.ownership import remove_file
 from penstock.protocols import Engine, Pool, PoolSpec
 
 if TYPE_CHECKING:
@@ -162,14 +163,14 @@ def _keep(record: Record, *, is_new: bool = False) -> None:
             hint="use another --name",
         ) from None
     finally:
-        part.unlink(missing_ok=True)
+        remove_file(part)
 
 
 def _forget(record: Record) -> None:
     """Removes the record, unless the name belongs to another lease by now."""
     found = find(record.spec.name)
     if found is not None and found.lease == record.lease:
-        _path(record.spec.name).unlink(missing_ok=True)
+        remove_file(_path(record.spec.name))
 
 
 # ---------------------------------------------------------------- life

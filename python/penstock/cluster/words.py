@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -108,8 +109,10 @@ class Words:
         if data.startswith("/"):
             binds = (f"{data}:{part.data_at}", *binds)
             data = part.data_at
+        # At a deadline containers are removed by name: the random part keeps those of another job of the same name.
+        label = f"penstock-{self._job.name}-{secrets.token_hex(4)}"
         box = Box(
-            part.image, binds, tuple(variables), has_gpus=part.gpus, cwd=part.cwd, args=part.args, label=f"penstock-{self._job.name}"
+            part.image, binds, tuple(variables), has_gpus=part.gpus, cwd=part.cwd, args=part.args, label=label
         )  # fmt: skip
         made: Container = plugins.load(GROUP, part.runtime, Container, lambda factory: factory())
         around = made.around(box)

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import errno
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, Denied, NoSpace, PenstockError, SystemFault
+from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +26,12 @@ def prepare_folder(out: Path, names: set[str]) -> None:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        strangers = sorted(p.name for p in out.iterdir() if p.name not in names and not _is_our_leftover(p.name))
-        for leftover in out.iterdir():
-            if _is_our_leftover(leftover.name):
-                leftover.unlink()
+        found = list(out.iterdir())
+        strangers = sorted(p.name for p in found if p.name not in names and not _is_our_leftover(p.name))
+        for leftover in found:
+            # In a folder of others nothing is removed.
+            if _is_our_leftover(leftover.name) and not strangers:
+                remove_file(leftover)
     except OSError as error:
         raise _refused(error, out) from error
     if strangers:
@@ -46,12 +51,14 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         NoSpace, Denied, SystemFault: The file cannot be written.
     """
-    temporary = path.with_name(f".penstock-{path.name}.tmp")
+    temporary = path.with_name(f".penstock-{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        temporary.write_bytes(data)
+        with temporary.open("xb") as out:
+            out.write(data)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            remove_file(temporary)
         raise _refused(error, path) from error
 
 

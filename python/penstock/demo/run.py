@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +21,8 @@ from penstock.demo.compare import Measured, compare
 from penstock.demo.learn import Task, learn_all
 from penstock.demo.mount import as_toml, mounted
 from penstock.demo.paths import PATHS, DemoPath
-from penstock.errors import Denied, SystemFault
+from penstock.errors import Denied, PreconditionFailed, SystemFault
+from penstock.ownership import NotOwned, OwnedFolder, identity_of, remove_made
 from penstock.plan.published import JOB
 from penstock.price import tiers
 from penstock.report.facts import Comparison, write
@@ -46,6 +46,7 @@ ACCELERATOR = "v100x32@2021"
 # docs/decisions/0702-demo-learns-from-a-large-box.md
 LEARNING = {"recipe": "demo", "base_learning_rate": 0.004, "decay_epochs": [3, 4], "decay_factors": [0.3, 0.1]}
 _DATA = "penstock-demo-data"
+_MARK = ".penstock-demo"
 
 
 class DemoSpec(msgspec.Struct, frozen=True):
@@ -116,21 +117,40 @@ def _folder(spec: DemoSpec) -> Iterator[Path]:
     """A place for data inside the output folder, gone afterwards unless it is to be kept."""
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
-        if spec.keep:
-            work = spec.out / _DATA
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-        else:
-            work = Path(tempfile.mkdtemp(prefix=f".{_DATA}-", dir=spec.out))
+        work = _kept(spec.out / _DATA) if spec.keep else Path(tempfile.mkdtemp(prefix=f".{_DATA}-", dir=spec.out))
+    except PreconditionFailed:
+        raise
     except PermissionError as error:
         raise Denied(f"{spec.out} cannot be written: {error.strerror}", hint="--out on a folder of yours") from error
     except OSError as error:
         raise SystemFault(f"{spec.out} cannot be a folder: {error.strerror}", hint="--out DIR") from error
+    made = identity_of(work)
     try:
         yield work
     finally:
         if not spec.keep:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_made(work, made)
+
+
+def _kept(folder: Path) -> Path:
+    """The folder for data that is kept, empty but for its mark; what an earlier demo kept there is removed.
+
+    Raises:
+        PreconditionFailed: It holds what no demo has made.
+    """
+    try:
+        with OwnedFolder.made(str(folder), is_private=False) as held:
+            if held.names() and held.read(_MARK) is None:
+                raise PreconditionFailed(
+                    f"{folder} is there, and not of an earlier demo", where=str(folder), hint="--out another folder"
+                )
+            held.remove(keep=(_MARK,))
+            held.write(
+                _MARK, b"Data of penstock demo: the next demo with --keep removes what lies here.\n", replaces=True
+            )
+    except NotOwned as error:
+        raise PreconditionFailed(str(error), where=str(folder), hint="--out another folder") from error
+    return folder
 
 
 def _mean_size(folder: Path) -> float:

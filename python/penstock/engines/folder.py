@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.engines.hands import ByAgents
 from penstock.errors import KeyRefused, NoSpace, NotFound
+from penstock.ownership import NotOwned, remove_below, remove_file
 from penstock.protocols import Located
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ class FolderAccess:
                 raise NoSpace(f"{path}: no space for {source.stat().st_size:,} bytes", where=str(path)) from error
             raise
         finally:
-            with suppress(FileNotFoundError):
-                part.unlink()
+            remove_file(part)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """A plain pread."""
@@ -118,5 +117,7 @@ class FolderAccess:
     def delete(self, names: Sequence[str]) -> None:
         """Files only; folders stay."""
         for name in names:
-            with suppress(FileNotFoundError):
-                self._path(name).unlink()
+            try:
+                remove_below(self._folder, checked(name))
+            except NotOwned as error:
+                raise KeyRefused(f"`{name}`: {error}", key=name) from error

@@ -11,9 +11,11 @@ import fcntl
 import logging
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +43,11 @@ def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # A process that waits for this file finds that its name is gone, and makes a new one.
-        path.unlink(missing_ok=True)
+        # A process that waits for this file finds that its name is gone, and makes a new one. Where the name is another
+        # file's by now, that one is another process's lock.
+        if _is_at(descriptor, path):
+            with suppress(OSError):
+                remove_file(path)
         # Closing is not enough: a forked child may have the descriptor, too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -22,9 +22,11 @@ __all__ = [
     "NotOwned",
     "OwnedFolder",
     "check_parents",
+    "identity_of",
     "lease_of",
     "leased",
     "remove_below",
+    "remove_empty_folder",
     "remove_file",
     "remove_flat_folder",
     "remove_made",
@@ -122,11 +124,11 @@ class OwnedFolder:
         self._moved = 0
 
     @classmethod
-    def made(cls, path: str) -> OwnedFolder:
+    def made(cls, path: str, *, is_private: bool = True) -> OwnedFolder:
         """Makes the folder where there is nothing of its name, and opens it."""
         with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        return cls(path)
+            os.mkdir(path, 0o700 if is_private else 0o777)
+        return cls(path, is_private=is_private)
 
     def __enter__(self) -> OwnedFolder:
         return self
@@ -322,13 +324,31 @@ def temporary_folder(parent: str | None, prefix: str) -> Iterator[str]:
                 folder.remove()
 
 
+def identity_of(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Device and number of what lies under a name; a link is not followed."""
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
 def remove_made(path: str | os.PathLike[str], identity: tuple[int, int]) -> bool:
-    """Removes a folder that this process made. Proof: it is the very one, by the identity that it had then."""
+    """Removes a folder that this process made; whether it is gone. Proof: it is the very one, by the identity that it had then."""
     try:
         with OwnedFolder(os.fspath(path), is_private=False) as folder:
             return folder.identity == identity and folder.remove()
-    except (FileNotFoundError, NotOwned):
+    except OSError:
         return False
+
+
+def remove_empty_folder(path: str | os.PathLike[str]) -> bool:
+    """Removes a folder of this user that holds nothing; whether there was one."""
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        os.rmdir(path)
+    except OSError:  # not there, not empty, or not ours to change
+        return False
+    return True
 
 
 def remove_flat_folder(path: str, pattern: str) -> bool:

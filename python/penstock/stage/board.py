@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
+import re
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from penstock.ownership import remove_flat_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +39,8 @@ _PERIOD_S = 1.0
 _MOST_BYTES = 4096
 # Folders of launches that nobody cleared.
 _OLD_S = 7 * 86400
+_FOLDER = re.compile(r"[0-9a-f]{24}")
+_FILES = r"[0-9]+\.json|\.[0-9]+\.[0-9]+"
 
 
 def folder_for(environment: Mapping[str, str], rank: Rank, told: str | None, what: str) -> Path | None:
@@ -109,7 +113,7 @@ class Board:
             if stopping:
                 break
         if self.node == 0 and not self.running(30.0):
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _clear(self._folder)
 
     def _write(self) -> None:
         self._beat += 1
@@ -139,8 +143,18 @@ class Board:
         with os.scandir(self._folder.parent) as entries:
             beside = list(entries)[:256]
         for entry in beside:
-            if entry.is_dir(follow_symlinks=False) and len(entry.name) == 24 and entry.stat().st_mtime < old:
-                shutil.rmtree(entry.path, ignore_errors=True)
+            if (
+                _FOLDER.fullmatch(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+                and entry.stat(follow_symlinks=False).st_mtime < old
+            ):
+                _clear(Path(entry.path))
+
+
+def _clear(folder: Path) -> None:
+    """Removes a launch's folder. Proof: it holds nothing but nodes' files of this user."""
+    with suppress(OSError):
+        remove_flat_folder(str(folder), _FILES)
 
 
 def summed(now: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:

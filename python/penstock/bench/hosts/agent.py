@@ -25,6 +25,7 @@ from penstock.bench.results import as_fault, provenance
 from penstock.bench.storage.ground import HOST, entries_of, sweep
 from penstock.bench.storage.spec import kind_of
 from penstock.errors import PenstockError, Terminated
+from penstock.ownership import remove_empty_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,8 +117,7 @@ def _measure(orders: Orders, rank: int, member: Member) -> None:
         member.done()
     finally:
         if is_made:
-            with suppress(OSError):  # other hosts' folders are there still
-                path.rmdir()
+            remove_empty_folder(path)  # unless other hosts' folders are there still
 
 
 def _made(path: Path) -> bool:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from penstock.bench.results import as_fault
 from penstock.errors import NotFound, PreconditionFailed
+from penstock.ownership import OwnedFolder, identity_of, remove_empty_folder, remove_file, remove_made
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ class Ground:
         self.path = path
         self._session = session
         self._made_folder = False
-        self._made: set[Path] = set()
+        self._made: dict[Path, tuple[int, int] | None] = {}
 
     def __enter__(self) -> Ground:
         self._made_folder = not self.path.exists()
@@ -56,14 +56,15 @@ class Ground:
 
     def __exit__(self, kind: object, _error: object, _trace: object) -> None:
         if kind is not None:
-            for tree in self._made:
-                shutil.rmtree(tree, ignore_errors=True)
+            for tree, identity in self._made.items():
+                if identity is not None:
+                    remove_made(tree, identity)
         if any(_TREE.fullmatch(entry.name) for entry in self.path.iterdir()):
             return
         with suppress(OSError):  # another run may stand here by now
-            (self.path / _MARKER).unlink(missing_ok=True)
+            remove_file(self.path / _MARKER)
             if self._made_folder:
-                self.path.rmdir()
+                remove_empty_folder(self.path)
 
     def tree(self, point: Point, *, is_made: bool) -> Path:
         """Where a point's files lie. `is_made`: its folders are to be made now.
@@ -82,11 +83,12 @@ class Ground:
                 )
             try:
                 # Before the folder: whoever cleans up after a host that was lost looks here.
-                self._made.add(tree)
+                self._made[tree] = None
                 self._mark()
                 tree.mkdir()
+                self._made[tree] = identity_of(tree)
             except OSError as error:
-                self._made.discard(tree)
+                self._made.pop(tree)
                 with suppress(OSError):
                     self._mark()
                 raise as_fault(error, str(tree)) from None
@@ -100,9 +102,8 @@ class Ground:
 
     def is_gone(self, tree: Path) -> None:
         """The delete phase has emptied it."""
-        with suppress(OSError):
-            tree.rmdir()
-        self._made.discard(tree)
+        remove_empty_folder(tree)
+        self._made.pop(tree, None)
 
     def _mark(self) -> None:
         """Whose the folder is, and which of its trees are this run's."""
@@ -143,18 +144,18 @@ def sweep(path: Path, session: str) -> bool:
     """Removes what a run of that session made in a folder, and the folder where nothing else is left in it; whether it had
     made anything. Trees of earlier runs stay.
     """
-    marker = path / _MARKER
     try:
-        told = json.loads(marker.read_bytes())
-        trees = [name for name in told["trees"] if _TREE.fullmatch(name)] if told["session"] == session else []
+        with OwnedFolder(str(path), is_private=False) as folder:
+            told = json.loads(folder.read(_MARKER) or b"")
+            trees = [name for name in told["trees"] if _TREE.fullmatch(name)] if told["session"] == session else []
+            for name in trees:
+                with suppress(FileNotFoundError), OwnedFolder(f"{folder.path}/{name}", is_private=False) as tree:
+                    tree.remove()
+            is_bare = not any(_TREE.fullmatch(name) for name in folder.names())
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    if not trees:
-        return False
-    for name in trees:
-        shutil.rmtree(path / name, ignore_errors=True)
-    if not any(_TREE.fullmatch(entry.name) for entry in path.iterdir()):
+    if trees and is_bare:
         with suppress(OSError):
-            marker.unlink()
-            path.rmdir()
-    return True
+            remove_file(path / _MARKER)
+            remove_empty_folder(path)
+    return bool(trees)

@@ -243,6 +243,12 @@ def test_signed_request_may_be_dated_by_its_date_header(served):
     assert (served.folder / "k").read_bytes() == b"1"
 
 
+def test_requests_signed_by_version_2_are_accepted(served):
+    client = served.client(signature_version="s3")
+    client.put_object(Bucket=served.bucket, Key="k", Body=b"1")
+    assert client.get_object(Bucket=served.bucket, Key="k")["Body"].read() == b"1"
+
+
 def _get(served, key, expires=600):
     """Status, headers and body of a presigned GET."""
     client = served.client(signature_version="s3v4")

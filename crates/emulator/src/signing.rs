@@ -32,10 +32,13 @@ pub(crate) fn has_bad_expiry<B>(request: &Request<B>) -> bool {
     expires.and_then(|text| text.parse().ok()).is_some_and(|expires| !(0..=MAX_EXPIRES_S).contains(&expires))
 }
 
-/// Adds the `x-amz-date` that stands for the `Date` of a signed request. Signature version 4 allows either.
+/// Adds the `x-amz-date` that stands for the `Date` of a request signed by version 4, which allows either. Version 2 signs
+/// `x-amz-date` if it is present, so there it must not be added.
 pub(crate) fn add_amz_date<B>(request: &mut Request<B>) {
     let headers = request.headers();
-    if headers.contains_key("x-amz-date") || !headers.contains_key(header::AUTHORIZATION) {
+    let is_v4 =
+        headers.get(header::AUTHORIZATION).is_some_and(|value| value.as_bytes().starts_with(b"AWS4-HMAC-SHA256"));
+    if !is_v4 || headers.contains_key("x-amz-date") {
         return;
     }
     let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
@@ -90,8 +93,9 @@ mod tests {
         let by_botocore = [("date", "Mon, 23 Nov 2026 06:02:09 -0000"), ("authorization", "AWS4-HMAC-SHA256 x")];
         assert_eq!(dated(&by_botocore).as_deref(), Some("20261123T060209Z"));
         assert_eq!(dated(&[date]), None);
-        assert_eq!(dated(&[("date", "soon"), ("authorization", "x")]), None);
-        let both = [date, ("authorization", "x"), ("x-amz-date", "20000101T000000Z")];
+        assert_eq!(dated(&[date, ("authorization", "AWS access:signature")]), None);
+        assert_eq!(dated(&[("date", "soon"), ("authorization", "AWS4-HMAC-SHA256 x")]), None);
+        let both = [date, ("authorization", "AWS4-HMAC-SHA256 x"), ("x-amz-date", "20000101T000000Z")];
         assert_eq!(dated(&both).as_deref(), Some("20000101T000000Z"));
     }
 }

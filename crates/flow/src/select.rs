@@ -2,13 +2,13 @@
 //! Which of a dataset's objects are meant: patterns over keys. Knows names only; opens and lists nothing.
 //!
 //! A pattern without a `/` is held against the last component of a key, wherever it lies; one with a `/` against the
-//! whole key. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of.
+//! whole key. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of, `{a,b}` and `{00..99}` are either.
 
 use std::fmt;
 
 use penstock_types::{Error, Key, Result};
 
-use crate::feed::Glob;
+use crate::feed::{Glob, plain_len};
 
 /// The most patterns that one command may hold: each is tried on every key.
 const MOST_PATTERNS: usize = 4096;
@@ -83,7 +83,7 @@ impl Select {
     /// What every key that is meant begins with: a listing need look at no other.
     pub fn literal_prefix(&self) -> &[u8] {
         let Some((pattern, _)) = &self.within else { return b"" };
-        &pattern[..pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'[')).unwrap_or(pattern.len())]
+        &pattern[..plain_len(pattern)]
     }
 
     /// The patterns in words, for errors and for telling one request from another; empty where nothing is left out.

@@ -179,6 +179,9 @@ impl fmt::Display for Url {
     }
 }
 
+/// Schemes of other programs (Hadoop, gcsfs, adlfs) for stores that have one here.
+const SYNONYMS: [(&str, &str); 4] = [("s3a", "s3"), ("s3n", "s3"), ("gcs", "gs"), ("azure", "az")];
+
 /// Text is taken as it stands, not percent-decoded: keys hold `%` and `+` freely. URLs of web servers alone are what
 /// browsers take, percent-encoded; their queries are refused, as those sign or generate. A text without a scheme must be an
 /// absolute path; relative ones are resolved by the caller, who knows the working directory.
@@ -189,7 +192,13 @@ impl FromStr for Url {
         let Some((name, rest)) = text.split_once("://") else {
             return Self::from_path(std::path::Path::new(text));
         };
-        let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == name) else {
+        let usual = SYNONYMS.iter().find(|(other, _)| *other == name).map_or(name, |(_, usual)| usual);
+        if name == "hf" {
+            let problem = "hf:// is not read; a dataset of the Hugging Face Hub has its files at \
+                           https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE";
+            return Err(Error::config("url", problem));
+        }
+        let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == usual) else {
             return Err(Error::config(
                 "url",
                 format!(
@@ -282,7 +291,11 @@ mod tests {
             assert_eq!(text.parse::<Url>().unwrap().to_string(), text);
         }
         assert_eq!("/data/x".parse::<Url>().unwrap().to_string(), "file:///data/x");
+        for (text, ours) in [("s3a://b/k", "s3://b/k"), ("gcs://b/k", "gs://b/k"), ("azure://c/k", "az://c/k")] {
+            assert_eq!(text.parse::<Url>().unwrap().to_string(), ours);
+        }
         assert!("ftp://x/y".parse::<Url>().is_err());
+        assert!("hf://datasets/a/b".parse::<Url>().unwrap_err().to_string().contains("huggingface.co/datasets"));
         assert!("s3:///k".parse::<Url>().is_err());
     }
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.feed import caches, chunk_maps, formats, labels, node_cache, routes, scan_lock
+from penstock.feed import caches, chunk_maps, formats, labels, node_cache, routes, scan_lock, url_lists
 from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.feed.fields import FieldSpec
     from penstock.feed.formats import Format
 
@@ -324,7 +326,7 @@ class Dataset(Shaped):
 
 
 def open(  # noqa: A001 - the verb is the API
-    url: str | os.PathLike[str],
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     manifest: str | os.PathLike[str] | None = None,
     *,
     format: str | Format | None = None,  # noqa: A002 - the argument's name is the API
@@ -335,7 +337,9 @@ def open(  # noqa: A001 - the verb is the API
     """Lists a dataset: one listing. If no name says a format, the first bytes of one object are read, too.
 
     Args:
-        url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`); a plain path is a local one.
+        url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`); a
+            plain path is a local one, and `~` the home folder. A list of these in one bucket (below one local folder) is
+            one dataset: its objects are ordered by name, and each is read once.
         manifest: A file of `penstock index`, instead of the listing; reads are then pinned to its versions.
         format: A name (`"tfrecord"`) or one of `penstock.formats`; by default what the objects' names say, else what the
             first bytes of one show.
@@ -346,12 +350,13 @@ def open(  # noqa: A001 - the verb is the API
             its own, records mix within 32 MiB of their object, a loader has no length, ranks may end at different batches,
             and a state is good for the same rank of as many ranks alone.
     Raises:
-        NotFound: Nothing is there.
+        NotFound: Nothing is there, or an object of a list is not.
         Unsupported: The objects are of a format that is not read, which the message names.
         ConfigError: An object lies beside its inflated copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store refused.
     """
-    text = _located(url, "url")
+    listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
+    text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_lists.joined(listed_urls or [])
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(f"records_per_object: {records_per_object} is less than 1", where="records_per_object")
     listed = None if manifest is None else _read(Path(manifest))
@@ -369,6 +374,8 @@ def open(  # noqa: A001 - the verb is the API
         found, ignored = source.manifest(), source.ignored
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
         source = _native.Source.restore(found, ignored, source.format)
+    if listed_urls is not None and len(listed_urls) > 1:
+        url_lists.check(source, listed_urls)
     if source.ignored:
         kind = json.loads(source.format)["name"]
         _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)
@@ -391,7 +398,7 @@ def _located(url: str | os.PathLike[str], what: str) -> str:
         raise ConfigError(f"{what}: it is empty", where=what, hint="the working directory is `.`")
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
-        text = str(Path(text).absolute()) + tail
+        text = str(Path(text).expanduser().absolute()) + tail
     return text
 
 

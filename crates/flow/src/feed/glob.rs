@@ -1,14 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Patterns in URLs: `s3://b/train/*.tfrecord.gz`. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of.
+//! Patterns in URLs: `s3://b/train/*.tfrecord.gz`. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of,
+//! `{train,val}` is either, `{000..099}` is any number of these digits.
+
+use std::collections::HashSet;
 
 use penstock_types::{Key, Url};
+
+use super::braces;
 
 /// The folder that a URL's pattern begins in, and the pattern below it; `None` when the URL holds none.
 pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
     let key = url.key.as_bytes();
-    let first = key.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['))?;
+    let first = plain_len(key);
+    if first == key.len() {
+        return None;
+    }
     let cut = key[..first].iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
     Some((url.with_key(Key::new(key[..cut].to_vec())), key[cut..].to_vec()))
+}
+
+/// Bytes of a pattern that stand for themselves, up to the first that does not.
+pub(crate) fn plain_len(pattern: &[u8]) -> usize {
+    let special = pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['));
+    braces::first(pattern).into_iter().chain(special).min().unwrap_or(pattern.len())
 }
 
 /// True when the whole of `name` fits `pattern`. Each `*` is tried once more at every byte: the work is bounded by
@@ -19,16 +33,29 @@ pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
 
 /// A pattern read once, for many names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Glob(Vec<Token>);
+pub(crate) struct Glob {
+    /// Alternatives without wildcards: there may be as many as objects.
+    names: HashSet<Vec<u8>>,
+    patterns: Vec<Vec<Token>>,
+}
 
 impl Glob {
     pub fn new(pattern: &[u8]) -> Self {
-        Self(tokens(pattern))
+        let (mut names, mut patterns) = (HashSet::new(), Vec::new());
+        for each in braces::expand(pattern) {
+            let tokens = tokens(&each);
+            if tokens.iter().all(|token| matches!(token, Token::Byte(_))) {
+                names.insert(each);
+            } else {
+                patterns.push(tokens);
+            }
+        }
+        Self { names, patterns }
     }
 
     /// True when the whole of `name` fits.
     pub fn matches(&self, name: &[u8]) -> bool {
-        fits(&self.0, name)
+        self.names.contains(name) || self.patterns.iter().any(|tokens| fits(tokens, name))
     }
 }
 
@@ -135,6 +162,9 @@ mod tests {
         let (folder, pattern) = split_glob(&"s3://b/a/train-*/x?.gz".parse().unwrap()).unwrap();
         assert_eq!((folder.to_string().as_str(), pattern.as_slice()), ("s3://b/a/", &b"train-*/x?.gz"[..]));
         assert!(split_glob(&"s3://b/a/train".parse().unwrap()).is_none());
+        assert!(split_glob(&"s3://b/a/{id}".parse().unwrap()).is_none());
+        let (folder, pattern) = split_glob(&"s3://b/a/{x,y}/z.gz".parse().unwrap()).unwrap();
+        assert_eq!((folder.to_string().as_str(), pattern.as_slice()), ("s3://b/a/", &b"{x,y}/z.gz"[..]));
     }
 
     #[test]
@@ -147,6 +177,8 @@ mod tests {
             ("x[0-2]y[!z]", vec!["x1ya"], vec!["x3ya", "x1yz"]),
             ("[", vec!["["], vec!["a"]),
             ("t-*-of-*", vec!["t-00-of-10"], vec!["t-00"]),
+            ("{train,val}/*.tar", vec!["train/a.tar", "val/b.tar"], vec!["test/a.tar", "{train,val}/a.tar"]),
+            ("s-{008..012}.tar", vec!["s-008.tar", "s-012.tar"], vec!["s-007.tar", "s-013.tar", "s-8.tar"]),
         ] {
             assert!(yes.iter().all(|name| glob_matches(pattern.as_bytes(), name.as_bytes())), "{pattern} {yes:?}");
             assert!(!no.iter().any(|name| glob_matches(pattern.as_bytes(), name.as_bytes())), "{pattern} {no:?}");

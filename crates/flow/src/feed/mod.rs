@@ -7,6 +7,7 @@
 mod ahead;
 mod arrays;
 mod beside;
+mod braces;
 mod count;
 mod cuda;
 mod decode;
@@ -49,7 +50,7 @@ pub use cuda::CudaDevice;
 pub use field::{Field, Kind};
 pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold, keep_likely};
 pub use gather::Wanted;
-pub(crate) use glob::Glob;
+pub(crate) use glob::{Glob, plain_len};
 pub use glob::{glob_matches, split_glob};
 pub use index::RecordIndex;
 pub use mend::{Mended, OnError};

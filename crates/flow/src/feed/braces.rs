@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Braces of a pattern, as shells and WebDataset expand them: `{a,b}`, `{000..127}`, `{a..f}`; nested ones, too.
+//!
+//! A range of numbers becomes a few patterns with classes (`{08..12}`: `0[8-9]`, `1[0-2]`), however long it is. A brace
+//! without a comma or a range stands for itself.
+
+/// Patterns that one pattern may become; one that would be more keeps its remaining braces as they are.
+const MAX_PATTERNS: usize = 1 << 20;
+
+/// A brace that can be expanded.
+struct Brace<'a> {
+    begin: usize,
+    /// Behind its `}`.
+    end: usize,
+    inner: &'a [u8],
+}
+
+/// Where the first brace stands that can be expanded.
+pub(super) fn first(pattern: &[u8]) -> Option<usize> {
+    find(pattern).map(|brace| brace.begin)
+}
+
+/// The patterns without braces that a pattern stands for; itself where it has none.
+pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
+    let mut done = Vec::new();
+    let mut open = vec![pattern.to_vec()];
+    while let Some(each) = open.pop() {
+        match find(&each).filter(|_| done.len() + open.len() < MAX_PATTERNS) {
+            None => done.push(each),
+            Some(brace) => {
+                let (before, after) = (&each[..brace.begin], &each[brace.end..]);
+                let choices = range(brace.inner).unwrap_or_else(|| split(brace.inner));
+                open.extend(choices.iter().rev().map(|choice| [before, choice, after].concat()));
+            }
+        }
+    }
+    done
+}
+
+fn find(pattern: &[u8]) -> Option<Brace<'_>> {
+    let begins = pattern.iter().enumerate().filter(|(_, byte)| **byte == b'{').map(|(at, _)| at);
+    begins.into_iter().find_map(|begin| {
+        let mut depth = 0_usize;
+        let len = pattern[begin..].iter().position(|byte| {
+            depth += usize::from(*byte == b'{');
+            depth -= usize::from(*byte == b'}' && depth > 0);
+            depth == 0
+        })?;
+        let inner = &pattern[begin + 1..begin + len];
+        let is_expandable = split(inner).len() > 1 || range(inner).is_some();
+        is_expandable.then_some(Brace { begin, end: begin + len + 1, inner })
+    })
+}
+
+/// What stands between the commas that are in no inner brace.
+fn split(inner: &[u8]) -> Vec<Vec<u8>> {
+    let mut depth = 0_usize;
+    let at_comma = |byte: &u8| {
+        depth += usize::from(*byte == b'{');
+        depth = depth.saturating_sub(usize::from(*byte == b'}'));
+        *byte == b',' && depth == 0
+    };
+    inner.split(at_comma).map(<[u8]>::to_vec).collect()
+}
+
+/// The patterns of `000..127` or `a..f`; `None` for anything else, and for a range that runs backwards.
+fn range(inner: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let (from, to) = std::str::from_utf8(inner).ok()?.split_once("..")?;
+    if let ([low], [high]) = (from.as_bytes(), to.as_bytes())
+        && low.is_ascii_alphabetic()
+        && high.is_ascii_alphabetic()
+    {
+        return (low <= high).then(|| vec![format!("[{from}-{to}]").into_bytes()]);
+    }
+    let is_number = |text: &str| !text.is_empty() && text.len() < 19 && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(from) || !is_number(to) {
+        return None;
+    }
+    let (low, high): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
+    if low > high {
+        return None;
+    }
+    let mut found = Vec::new();
+    if from.len() == to.len() {
+        of_width(from.as_bytes(), to.as_bytes(), Vec::new(), &mut found);
+        return Some(found);
+    }
+    if from.len() > to.len() || from.starts_with('0') && from.len() > 1 {
+        return None;
+    }
+    for width in from.len()..=to.len() {
+        let least = if width == from.len() { from.to_owned() } else { format!("1{}", "0".repeat(width - 1)) };
+        let most = if width == to.len() { to.to_owned() } else { "9".repeat(width) };
+        of_width(least.as_bytes(), most.as_bytes(), Vec::new(), &mut found);
+    }
+    Some(found)
+}
+
+/// Patterns of the numbers from `low` to `high`, which have as many digits each.
+fn of_width(low: &[u8], high: &[u8], before: Vec<u8>, found: &mut Vec<Vec<u8>>) {
+    let ([a, low_rest @ ..], [b, high_rest @ ..]) = (low, high) else {
+        found.push(before);
+        return;
+    };
+    let with = |more: &[u8]| [&before[..], more].concat();
+    if a == b {
+        return of_width(low_rest, high_rest, with(&[*a]), found);
+    }
+    let (is_from_0, is_to_9) = (low_rest.iter().all(|&byte| byte == b'0'), high_rest.iter().all(|&byte| byte == b'9'));
+    if !is_from_0 {
+        of_width(low_rest, &vec![b'9'; low_rest.len()], with(&[*a]), found);
+    }
+    let (first, last) = (a + u8::from(!is_from_0), b - u8::from(!is_to_9));
+    if first <= last {
+        let class = if first == last { vec![first] } else { vec![b'[', first, b'-', last, b']'] };
+        found.push([&with(&class)[..], &b"[0-9]".repeat(low_rest.len())].concat());
+    }
+    if !is_to_9 {
+        of_width(&vec![b'0'; high_rest.len()], high_rest, with(&[*b]), found);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::glob::glob_matches;
+    use super::*;
+
+    fn expanded(pattern: &str) -> Vec<String> {
+        expand(pattern.as_bytes()).into_iter().map(|each| String::from_utf8(each).unwrap()).collect()
+    }
+
+    #[test]
+    fn braces_become_what_a_shell_makes_of_them() {
+        assert_eq!(expanded("a{b,c}d"), ["abd", "acd"]);
+        assert_eq!(expanded("{a,b{1,2}}-{x,y}").len(), 6);
+        assert_eq!(expanded("{08..12}"), ["0[8-9]", "1[0-2]"]);
+        assert_eq!(expanded("{000000..001023}").len(), 3);
+        assert_eq!(expanded("{a..f}"), ["[a-f]"]);
+        for plain in ["{id}", "{", "a}b", "{9..1}", "{001..5}", "{..}", "{a..}"] {
+            assert_eq!(expanded(plain), [plain], "{plain}");
+            assert_eq!(first(plain.as_bytes()), None);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn prop_range_takes_its_numbers_and_no_other(low in 0u64..3000, len in 0u64..3000, number in 0u64..9000, padded: bool) {
+            let high = low + len;
+            let (pattern, name) = if padded {
+                (format!("{{{low:06}..{high:06}}}"), format!("{number:06}"))
+            } else {
+                (format!("{{{low}..{high}}}"), number.to_string())
+            };
+            prop_assert_eq!(glob_matches(pattern.as_bytes(), name.as_bytes()), (low..=high).contains(&number));
+        }
+
+        #[test]
+        fn prop_expansion_survives_anything(pattern in "[{},.a0-9*]{0,40}") {
+            for each in expand(pattern.as_bytes()) {
+                prop_assert!(first(&each).is_none());
+            }
+        }
+    }
+}

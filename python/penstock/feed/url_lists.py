@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A list of URLs as one pattern: the folder that all lie below, and in braces what is meant of it. Reads no store."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock import _native
+
+__all__ = ["check", "joined"]
+
+_MAX_URLS = 100_000
+_WILD = re.compile(r"[*?\[{]")
+_SHOWN = 3
+
+
+def joined(urls: Sequence[str]) -> str:
+    """One URL for all of `urls`, which have a scheme or are absolute paths.
+
+    Raises:
+        ConfigError: None or too many, one twice, one in another bucket than the others, or with a comma in its name.
+    """
+    if not urls:
+        raise ConfigError("url: the list is empty", where="url")
+    if len(urls) > _MAX_URLS:
+        raise ConfigError(
+            f"url: {len(urls):,} URLs are more than {_MAX_URLS:,}",
+            where="url",
+            hint="give the folder or a pattern, or a manifest (penstock index)",
+        )
+    if len(urls) == 1:
+        return urls[0]
+    folder = _folder(urls)
+    if len(set(urls)) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
+        raise ConfigError(
+            f"url: {twice} is in the list twice", where="url", hint="repeat() reads a dataset several times"
+        )
+    names = [_below(url, folder) for url in urls]
+    for name in names:
+        if "," in re.sub(r"\{[^{}]*\}", "", name):
+            raise ConfigError(
+                f"url: {name} has a comma, which a list cannot hold", where="url", hint="give a pattern or a manifest"
+            )
+    return f"{folder}{{{','.join(names)}}}"
+
+
+def check(source: _native.Source, urls: Sequence[str]) -> None:
+    """Raises NotFound where the listing lacks an object that the list names."""
+    folder = _folder(urls)
+    names = [name for url in urls if not _WILD.search(name := _below(url, folder))]
+    if source.objects + source.ignored >= len(names) and source.ignored:
+        return
+    found = {source.key(number) for number in range(source.objects)}
+    missing = [name for name in names if name not in found]
+    if missing:
+        shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
+        raise NotFound(
+            f"{len(missing):,} of {len(names):,} objects of the list are not in {folder}: {shown}", where=folder
+        )
+
+
+def _folder(urls: Sequence[str]) -> str:
+    shortest, longest = min(urls), max(urls)  # by name: what these two share, all share
+    same = next((at for at, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
+    wild = _WILD.search(shortest[:same])
+    folder = shortest[: wild.start() if wild else same].rpartition("/")[0] + "/"
+    scheme, mark, rest = folder.partition("://")
+    if (mark and not rest.partition("/")[1]) or scheme.endswith(":"):
+        raise ConfigError(
+            f"url: {shortest} and {longest} are in different stores or buckets",
+            where="url",
+            hint="penstock.mix reads several datasets in one epoch",
+        )
+    return folder
+
+
+def _below(url: str, folder: str) -> str:
+    name = url[len(folder) :]
+    is_folder = name.endswith("/") or not name or ("://" not in url and Path(url).is_dir())
+    return f"{name.rstrip('/')}/**".lstrip("/") if is_folder else name

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `open` takes as a place: lists, braces, `~`, and the schemes of other programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, NotFound
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Twelve objects of two records in two folders; record n is the number n."""
+    for number in range(12):
+        folder = tmp_path / ("train" if number < 8 else "val")
+        folder.mkdir(exist_ok=True)
+        np.save(folder / f"s-{number:03d}.npy", np.array([2 * number, 2 * number + 1], dtype="int64"))
+    return tmp_path
+
+
+def numbers(dataset):
+    dataset = dataset.fields(array=penstock.tensor("int64", ()))
+    return [int(n) for batch in penstock.Loader(dataset, batch_size=4) for n in batch["array"]]
+
+
+def opened(place):
+    return penstock.open(place, format=penstock.formats.npy(rows=True))
+
+
+def test_braces_take_a_range_and_alternatives(shards):
+    assert numbers(opened(f"{shards}/train/s-{{002..004}}.npy")) == list(range(4, 10))
+    assert numbers(opened(f"{shards}/{{train,val}}/s-00[67].npy")) == [12, 13, 14, 15]
+
+
+def test_list_of_objects_folders_and_patterns_is_one_dataset(shards):
+    place = [shards / "val", f"{shards}/train/s-{{000..001}}.npy", shards / "train/s-007.npy"]
+    assert numbers(opened(place)) == [0, 1, 2, 3, 14, 15, *range(16, 24)]
+    assert opened(place[:1]).samples == 8
+
+
+def test_list_that_names_what_is_not_there_is_refused(shards):
+    with pytest.raises(NotFound, match=r"1 of 2 objects of the list are not in .*: s-999\.npy"):
+        opened([shards / "train/s-000.npy", shards / "train/s-999.npy"])
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ([], "the list is empty"),
+        (["s3://a/x.npy", "s3://b/x.npy"], "different stores or buckets"),
+        (["s3://a/x.npy", "s3://a/x.npy"], "in the list twice"),
+        (["s3://a/x,y.npy", "s3://a/z.npy"], "has a comma"),
+        ("hf://datasets/a/b", "huggingface.co/datasets"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(place, problem):
+    with pytest.raises(ConfigError, match=problem):
+        penstock.open(place)
+
+
+def test_home_and_other_programs_schemes_are_known(shards, monkeypatch, emulator):
+    monkeypatch.setenv("HOME", str(shards))
+    assert opened("~/val").samples == 8
+    store = emulator(shards)
+    for name, value in store.env.items():
+        monkeypatch.setenv(name, value)
+    assert opened(f"s3a://{store.url.removeprefix('s3://')}val/").samples == 8

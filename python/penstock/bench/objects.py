@@ -18,7 +18,7 @@ import msgspec
 from penstock import _native, env
 from penstock.bench.phases import Hooks, collect, end_of, facts_of, raw_of, report_of, series_of
 from penstock.bench.rows import Latency, Row, columns
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, PreconditionFailed
 from penstock.ownership import remove_empty_folder
 from penstock.stage import job as stage
 
@@ -193,14 +193,16 @@ def clear(folder: str) -> None:
     """Deletes the objects below a folder that a bench made, and the folder.
 
     Raises:
+        PreconditionFailed: A link has taken the folder's name.
         PenstockError: The store refused.
     """
+    root = Path(stage.local_path(folder)) if stage.is_local(folder) else None
+    if root is not None and root.is_symlink():
+        raise PreconditionFailed(f"{root} is a link, which the bench did not make", hint="remove it")
     _native.clear_objects(folder, dict(env.read()))
-    if stage.is_local(folder):
-        # Folders that stood for prefixes; only ours, and only empty ones.
-        root = Path(stage.local_path(folder))
-        for inner in (*root.glob("*/"), root):
-            remove_empty_folder(inner)
+    # Folders that stood for prefixes; only ours, and only empty ones.
+    for inner in (*root.glob("*/"), root) if root is not None else ():
+        remove_empty_folder(inner)
 
 
 def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[str], hooks: Hooks) -> Iterator[Row]:

@@ -144,10 +144,11 @@ def _kept(folder: Path) -> Path:
                 raise PreconditionFailed(
                     f"{folder} is there, and not of an earlier demo", where=str(folder), hint="--out another folder"
                 )
-            held.remove(keep=(_MARK,))
+            # The mark comes first: a folder in which nothing is kept is itself removed.
             held.write(
                 _MARK, b"Data of penstock demo: the next demo with --keep removes what lies here.\n", replaces=True
             )
+            held.remove(keep=(_MARK,))
     except NotOwned as error:
         raise PreconditionFailed(str(error), where=str(folder), hint="--out another folder") from error
     return folder

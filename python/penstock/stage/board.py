@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.ownership import remove_flat_folder
+from penstock.ownership import OwnedFolder, remove_flat_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ _MOST_BYTES = 4096
 # Folders of launches that nobody cleared.
 _OLD_S = 7 * 86400
 _FOLDER = re.compile(r"[0-9a-f]{24}")
-_FILES = r"[0-9]+\.json|\.[0-9]+\.[0-9]+"
+_FILES = r"[0-9]+\.json|\.[0-9]+\.json\.[0-9]+\.[0-9a-f]+|\.[0-9]+\.[0-9]+"
 
 
 def folder_for(environment: Mapping[str, str], rank: Rank, told: str | None, what: str) -> Path | None:
@@ -99,38 +99,45 @@ class Board:
         self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
+        held: OwnedFolder | None = None
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            held = self._opened()
             if self.node == 0:
                 self._sweep()
         while True:
             stopping = self._stop.wait(self._period_s)
             with suppress(OSError, ValueError):
+                held = held or self._opened()
                 if self._mine:
-                    self._write()
+                    self._write(held)
                 if self.node == 0:
-                    self._read()
+                    self._read(held)
             if stopping:
                 break
+        if held is not None:
+            held.close()
         if self.node == 0 and not self.running(30.0):
             _clear(self._folder)
 
-    def _write(self) -> None:
+    def _opened(self) -> OwnedFolder:
+        """The folder, made where it is missing. Held by its descriptor: a link in its place leads no file elsewhere."""
+        self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return OwnedFolder.made(str(self._folder))
+
+    def _write(self, held: OwnedFolder) -> None:
         self._beat += 1
         text = json.dumps({**self._mine, "beat": self._beat})
-        temporary = self._folder / f".{self.node}.{os.getpid()}"
-        temporary.write_text(text, encoding="ascii")
-        temporary.replace(self._folder / f"{self.node}.json")
+        held.write(f"{self.node}.json", text.encode("ascii"), replaces=True)
 
-    def _read(self) -> None:
-        for name in os.listdir(self._folder):  # noqa: PTH208 - names are all that is wanted
+    def _read(self, held: OwnedFolder) -> None:
+        for name in held.names():
             number, _, suffix = name.partition(".")
             if suffix != "json" or not number.isdecimal() or int(number) >= self.nodes or int(number) == self.node:
                 continue
             told: Any = None
             # One node's odd file is no reason not to hear the others.
-            with suppress(OSError, ValueError, RecursionError), (self._folder / name).open("rb") as file:
-                told = json.loads(file.read(_MOST_BYTES))
+            with suppress(OSError, ValueError, RecursionError):
+                told = json.loads((held.read(name) or b"")[:_MOST_BYTES])
             if not isinstance(told, dict) or not all(isinstance(told.get(name), int) for name in COUNTERS):
                 continue
             node = int(number)

@@ -14,6 +14,7 @@ use std::borrow::Cow;
 
 use penstock_types::{Error, Result, grouped};
 
+use crate::magic;
 use crate::tar_header::{self as header, BLOCK, Kind, Pax};
 
 /// A regular file of an archive.
@@ -69,10 +70,18 @@ impl<'a> Members<'a> {
     fn corrupt(&self, at: usize, problem: &str) -> Error {
         let (count, at) = (self.count + self.skipped, self.base + at as u64);
         let problem = match at {
-            0 => format!("is not a tar archive: its first header {problem}"),
+            0 => self.not_a_tar(&format!(": its first header {problem}")),
             _ => format!("{problem} (header of member {count}, byte {})", grouped(at)),
         };
         Error::corrupt(self.place, problem)
+    }
+
+    /// Names what the first bytes show instead, if they show it.
+    fn not_a_tar(&self, otherwise: &str) -> String {
+        match magic::describe(self.bytes) {
+            Some(kind) if kind != magic::TAR => format!("is not a tar archive: it looks like {kind}"),
+            _ => format!("is not a tar archive{otherwise}"),
+        }
     }
 
     /// `size` bytes of content at `from`, and where its blocks end.
@@ -106,7 +115,7 @@ impl<'a> Members<'a> {
                 let (have, at) = (grouped(rest.len() as u64), grouped(self.base + at as u64));
                 let problem = match (self.at, self.base) {
                     (0, 0) => {
-                        format!("is not a tar archive, or ends inside its first header (want 512 bytes, have {have})")
+                        self.not_a_tar(&format!(", or ends inside its first header (want 512 bytes, have {have})"))
                     }
                     _ => format!("ends inside a header (byte {at}: want 512 bytes, have {have})"),
                 };

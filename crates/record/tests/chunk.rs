@@ -143,6 +143,10 @@ fn chunks_of_hdf5_decode_by_its_filters() {
     assert_eq!(hdf5_steps(&[deflate, shuffle], 0b01, "p").unwrap(), [Step::Unshuffle(4)]);
     let error = hdf5_steps(&[(4, &[])], 0, "a.h5").unwrap_err().to_string();
     assert_eq!(error, "the filter szip of a.h5 is not supported by the reader of HDF5 chunks");
+    for (number, name) in [(32_026, "the filter Blosc2 (32026)"), (32_100, "the filter 32100")] {
+        let error = hdf5_steps(&[(number, &[])], 0, "a.h5").unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{name} of a.h5 is not supported")), "{error}");
+    }
 }
 
 #[test]

@@ -99,9 +99,12 @@ fn two_members_of_one_extension_are_refused() {
 fn other_bytes_are_no_tar() {
     assert_eq!(problem(&[7; 600]), "a.tar is not a tar archive: its first header has no checksum");
     assert_eq!(
-        problem(b"short"),
+        problem(&[7; 5]),
         "a.tar is not a tar archive, or ends inside its first header (want 512 bytes, have 5)"
     );
+    for (bytes, kind) in [(&b"short"[..], "text"), (b"BZh91AY&SY", "bzip2-compressed data")] {
+        assert_eq!(problem(bytes), format!("a.tar is not a tar archive: it looks like {kind}"));
+    }
     assert!(Members::new(b"", "p").next().is_none());
 }
 

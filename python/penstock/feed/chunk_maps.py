@@ -60,7 +60,11 @@ def _described(h5py: Any, content: _Object, names: list[str], place: str) -> lis
         try:
             with h5py.File(stream, "r") as file:
                 if file.userblock_size:
-                    raise Unsupported(f"{place}: a user block before the HDF5 file", where=place)
+                    raise Unsupported(
+                        f"{place}: a user block of {file.userblock_size:,} bytes before the HDF5 file, as MATLAB writes it",
+                        where=place,
+                        hint="remove the user block: h5unjam -i OLD -o NEW",
+                    )
                 return [_array(h5py, file, name, place) for name in names]
         except PenstockError as error:
             failed = error
@@ -130,10 +134,17 @@ def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
         "chunks": [],
     }
     layout = plist.get_layout()
-    if layout == h5py.h5d.CONTIGUOUS and not plist.get_external_count():
+    is_external = layout == h5py.h5d.CONTIGUOUS and plist.get_external_count() > 0
+    if layout == h5py.h5d.CONTIGUOUS and not is_external:
         return {**array, "offset": space.get_offset()}
     if layout != h5py.h5d.CHUNKED:
-        raise Unsupported(f"{place}: the layout of `{name}` (compact, external or virtual)", where=place)
+        names = {h5py.h5d.COMPACT: "compact", h5py.h5d.VIRTUAL: "virtual"}
+        kind_of_layout = "external" if is_external else names.get(layout, "unknown")
+        raise Unsupported(
+            f"{place}: the {kind_of_layout} layout of `{name}`",
+            where=place,
+            hint="write the dataset again, contiguous or chunked: new.create_dataset(NAME, data=old[NAME][:])",
+        )
     filters = [plist.get_filter(at) for at in range(plist.get_nfilters())]
     chunks = found.chunks
     grid = [-(-side // chunk) for side, chunk in zip(found.shape, chunks, strict=True)]

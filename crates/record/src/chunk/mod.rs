@@ -73,11 +73,27 @@ pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Resul
             6 => return refused("the filter scale-offset".to_owned()),
             32_001 => Step::Blosc,
             32_015 => Step::Inflate(Packing::Zstd),
-            other => return refused(format!("filter {other}")),
+            other => return refused(unread_filter(other)),
         });
     }
     steps.reverse();
     Ok(steps)
+}
+
+/// The name and number of a registered filter that no step undoes. Files need not store the name.
+fn unread_filter(number: u16) -> String {
+    let name = match number {
+        305 => "LZO",
+        307 => "bzip2",
+        32_000 => "LZF",
+        32_004 => "LZ4",
+        32_008 => "bitshuffle",
+        32_013 => "ZFP",
+        32_017 => "SZ",
+        32_026 => "Blosc2",
+        _ => return format!("the filter {number}"),
+    };
+    format!("the filter {name} ({number})")
 }
 
 thread_local! {

@@ -37,7 +37,8 @@ fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
 
 fn typed(header: &Header, place: &str) -> Result<TensorSpec> {
     if header.fortran_order {
-        let what = format!("Fortran order of {place} (shape {:?} from behind)", header.spec.shape);
+        let shape: Vec<usize> = header.spec.shape.iter().rev().copied().collect();
+        let what = format!("Fortran order ({place}, shape {shape:?}; save numpy.ascontiguousarray(array) instead)");
         return Err(Error::Unsupported { what, by: "the .npy reader".to_owned() });
     }
     let dtype = if header.boolean { DType::Bool } else { header.spec.dtype };

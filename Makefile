@@ -152,7 +152,7 @@ test-python-fast: setup ## Python tests that need no server, no browser and no m
 	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_pool and not needs_specs and not needs_browser and not needs_torch"
 
 .PHONY: test-peers
-test-peers: setup setup-peers $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/mounts $(STAMPS)/rclone-$(RCLONE) ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, validators of job specifications
+test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, validators of job specifications
 	@# TensorFlow warns about itself at import; that is no test's business.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
@@ -166,6 +166,9 @@ setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compile
 
 .PHONY: setup-peers
 setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-4 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
+
+.PHONY: setup-peers-clients
+setup-peers-clients: $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/mounts ## S3 clients of others, which the tests run against the emulator
 
 .PHONY: setup-peers-stage
 setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us

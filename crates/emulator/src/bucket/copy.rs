@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::ops::Range;
 
+use http::HeaderMap;
 use md5::{Digest as _, Md5};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
@@ -77,8 +78,13 @@ fn source_range(text: &str, size: u64) -> S3Result<Range<u64>> {
 
 impl Bucket {
     /// The key of a copy's source, which must be in this bucket.
-    fn source_key(&self, source: CopySource) -> S3Result<Box<str>> {
-        let CopySource::Bucket { bucket, key, .. } = source else {
+    ///
+    /// S3 reads a `+` in this header as a space, as in a query: clients send a plus as `%2B`. s3s keeps the `+`, so the
+    /// header is parsed here once more.
+    fn source_key(&self, headers: &HeaderMap) -> S3Result<Box<str>> {
+        let header = headers.get("x-amz-copy-source").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let source = CopySource::parse(&header.replace('+', "%20"));
+        let Ok(CopySource::Bucket { bucket, key, .. }) = source else {
             return Err(s3_error!(NotImplemented, "only objects of this bucket can be copied"));
         };
         self.check_name(&bucket)?;
@@ -92,7 +98,7 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         check_part_number(input.part_number)?;
-        let source = self.source_key(input.copy_source)?;
+        let source = self.source_key(&req.headers)?;
         let algorithm = self.uploads.algorithm(&input.upload_id, &input.key)?;
         let conditions = source_conditions!(input);
         let (folder, range) = (self.folder.clone(), input.copy_source_range);
@@ -116,7 +122,7 @@ impl Bucket {
     pub(super) async fn copy(&self, req: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
         let input = req.input;
         self.check_name(&input.bucket)?;
-        let source = self.source_key(input.copy_source)?;
+        let source = self.source_key(&req.headers)?;
         let replaces = input.metadata_directive.is_some_and(|how| how.as_str() == MetadataDirective::REPLACE);
         let retags = input.tagging_directive.is_some_and(|how| how.as_str() == TaggingDirective::REPLACE);
         if source.as_ref() == input.key && !replaces && !retags && input.storage_class.is_none() {

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.feed import caches, chunk_maps, formats, labels, node_cache, routes, scan_lock, url_lists
+from penstock.feed import (
+    caches,
+    chunk_maps,
+    formats,
+    labels,
+    node_cache,
+    partitions,
+    routes,
+    scan_lock,
+    url_lists,
+)
+from penstock.feed import classes as class_folders
 from penstock.feed import fields as kinds
 from penstock.feed.shape import Shaped, cut, expected_reads
 
@@ -75,6 +86,7 @@ class Dataset(Shaped):
     indexed: bool = True
     locality: routes.Locality | None = None
     is_local: bool = False
+    given_classes: tuple[str, ...] | None = None
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
     def fields(self, **specs: FieldSpec) -> Dataset:
@@ -151,9 +163,14 @@ class Dataset(Shaped):
         listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]
         if not listed["objects"]:
             raise ConfigError(f"{self.url}: node {self.locality.node} holds nothing of it", where="reach")
-        source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, self.source.format)
+        said, given = self.source.format, self.given_classes
+        if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
+            # This node may lack some classes; labels stay those of the whole dataset.
+            given = self.classes
+            said = json.dumps({"name": "images", "labels": class_folders.labels(self.source, given)})
+        source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, said)
         routed = source.routed(self.source.routes or "{}")
-        return replace(self, source=routed, is_local=True, _counts=_Counts())
+        return replace(self, source=routed, is_local=True, given_classes=given, _counts=_Counts())
 
     def cache(
         self,
@@ -206,6 +223,20 @@ class Dataset(Shaped):
         """The name of the format that the objects are in."""
         return str(json.loads(self.source.format)["name"])
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of an image dataset's class folders: label i is `classes[i]`.
+
+        Raises:
+            ConfigError: The dataset has no class folders, some images are in none, or labels come from a file.
+        """
+        return class_folders.names(self.source) if self.given_classes is None else self.given_classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Label of each class folder, by name. Raises as `classes` does."""
+        return {name: number for number, name in enumerate(self.classes)}
+
     def schema(self) -> Schema:
         """What the first records hold, and the fields that hold when none are said. Reads one object, or its start.
 
@@ -214,12 +245,16 @@ class Dataset(Shaped):
         """
         if self._counts.schema is None:
             text, holds, left_out = self.source.schema(dict(env.read()))
-            self._counts.schema = Schema(kinds.from_json(text), tuple(holds), tuple(left_out))
+            specs = kinds.from_json(text)
+            held = {name for name, _ in (*specs, *left_out)}
+            left_out += [(name, why) for name, why in partitions.columns(self.source).items() if name not in held]
+            self._counts.schema = Schema(specs, tuple(holds), tuple(left_out))
         return self._counts.schema
 
     def fields_said(self) -> dict[str, Any]:
         """The fields of a batch: those that were said, else those of `schema()`."""
         if self.specs:
+            partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
             return dict(self.specs)
         for name, reason in self.schema().left_out:
             _LOG.warning("%s: the default fields leave out `%s`: %s", self.url, name, reason)
@@ -368,9 +403,13 @@ def open(  # noqa: A001 - the verb is the API
         None if said is None else said.to_json(),
         None if indexes is None else _located(indexes, "indexes"),
     )
-    if said is not None and said.labels is not None:
+    if said is not None and (said.labels is not None or said.classes is not None):
         # Found below the folder that was listed, which is known now; nothing is listed again.
-        known = replace(said, facts={**said.facts, "labels": labels.read(said.labels, source.url, dict(env.read()))})
+        if said.classes is not None:
+            facts = class_folders.labels(source, said.classes)
+        elif said.labels is not None:
+            facts = labels.read(said.labels, source.url, dict(env.read()))
+        known = replace(said, facts={**said.facts, "labels": facts})
         found, ignored = source.manifest(), source.ignored
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
         source = _native.Source.restore(found, ignored, source.format)
@@ -389,7 +428,13 @@ def open(  # noqa: A001 - the verb is the API
     locality = None
     if (pool := routes.find(source.url, env.read())) is not None:
         source, locality = routes.placed(source, pool, env.read())
-    return Dataset(source, records_per_object=records_per_object, indexed=indexed, locality=locality)
+    return Dataset(
+        source,
+        records_per_object=records_per_object,
+        indexed=indexed,
+        locality=locality,
+        given_classes=None if said is None else said.classes,
+    )
 
 
 def _located(url: str | os.PathLike[str], what: str) -> str:

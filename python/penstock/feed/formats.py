@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.feed.fields import TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "Format",
@@ -48,6 +51,7 @@ class Format:
     name: str
     facts: dict[str, Any] = field(default_factory=dict)
     labels: LabelFile | None = None
+    classes: tuple[str, ...] | None = None
 
     def to_json(self) -> str:
         """As the core reads it."""
@@ -143,7 +147,13 @@ def parquet() -> Format:
     return Format("parquet")
 
 
-def images(*, labels: str | os.PathLike[str] | None = None, key: str = "file", label: str = "label") -> Format:
+def images(
+    *,
+    labels: str | os.PathLike[str] | None = None,
+    key: str = "file",
+    label: str = "label",
+    classes: Sequence[str] | None = None,
+) -> Format:
     """Files, one record each: JPEG and PNG images. Parts are `image`, `label` and `__key__`.
 
     The label is the class folder's number, classes in the order of their names, where every file lies in a folder; or what
@@ -153,8 +163,24 @@ def images(*, labels: str | os.PathLike[str] | None = None, key: str = "file", l
         labels: A CSV file with a header, or a Parquet file: a path below the dataset's folder, an absolute one, or a URL.
         key: Its column of the images' paths below the dataset's folder.
         label: Its column of labels: whole numbers, numbers, or text (which `penstock.raw()` reads).
+        classes: Names of the class folders in the order of their labels, as `Dataset.classes` returns them: a validation
+            folder that lacks some classes then has the labels of the training set.
+    Raises:
+        ConfigError: Labels and classes together, or classes that are not a list of different names. `open` raises it if a
+            class folder is not among the classes.
     """
-    return Format("images", labels=None if labels is None else LabelFile(os.fsdecode(labels), key, label))
+    if classes is None:
+        return Format("images", labels=None if labels is None else LabelFile(os.fsdecode(labels), key, label))
+    if labels is not None:
+        raise ConfigError("format: labels= and classes= exclude each other", where="format")
+    given = tuple(classes)
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in given) or len(set(given)) < len(given):
+        raise ConfigError(
+            f"format: the {len(given):,} classes are not a list of different names",
+            where="format",
+            hint="give the `classes` of the dataset that a model was trained on",
+        )
+    return Format("images", classes=given)
 
 
 def zarr(*arrays: str) -> Format:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hive partitions (`year=2024/part-0.parquet`): columns that only the folders hold, and that no field can read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock import _native
+    from penstock.feed.fields import FieldSpec
+
+__all__ = ["columns", "refuse"]
+
+_MAX_SHOWN = 3
+
+
+def columns(source: _native.Source) -> dict[str, str]:
+    """The partition columns of a dataset of Parquet files, each with the reason why no field reads it."""
+    if json.loads(source.format)["name"] != "parquet" or "=" not in source.key(0).rpartition("/")[0]:
+        return {}
+    found: dict[str, set[str]] = {}
+    for folder in {source.key(number).rpartition("/")[0] for number in range(source.objects)}:
+        for part in folder.split("/"):
+            name, mark, value = part.partition("=")
+            if name and mark:
+                found.setdefault(name, set()).add(value)
+    return {name: _reason(name, sorted(values)) for name, values in found.items()}
+
+
+def refuse(source: _native.Source, asked: Iterable[tuple[str, FieldSpec]], held: Callable[[], Iterable[str]]) -> None:
+    """Raises ConfigError if a field asks for a partition column that the files lack; `held` returns their columns."""
+    partitions = columns(source)
+    for name, spec in asked:
+        parts: tuple[str, ...] = getattr(spec, "parts", ()) or (name,)
+        column = next((part for part in parts if part in partitions), None)
+        if column is not None and not set(parts) & set(held()):
+            raise ConfigError(
+                f"fields: {name} is read from `{column}`, which is {partitions[column]}",
+                where="fields",
+                hint=f"open the folders of one value at a time (`{column}=VALUE/**`), and read them together by penstock.mix",
+            )
+
+
+def _reason(name: str, values: list[str]) -> str:
+    shown = ", ".join(f"`{name}={value}`" for value in values[:_MAX_SHOWN]) + (
+        ", …" if len(values) > _MAX_SHOWN else ""
+    )
+    return f"a Hive partition of {len(values):,} values ({shown}): the folders hold it, the files do not"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,19 @@ def test_npz_members_that_no_field_reads_are_left_out(tmp_path, caplog):
     np.savez(tmp_path / "a.npz", note=np.array("a text"))
     with pytest.raises(Unsupported, match="note"):
         penstock.open(tmp_path).schema()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_members_that_are_not_npy_files_are_bytes(tmp_path, save):
+    # numpy.load gives such members as bytes.
+    save(tmp_path / "a.npz", x=np.arange(3))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("about.txt", "text " * 9)
+        archive.writestr("folder/", b"")
+    assert np.load(tmp_path / "a.npz")["about.txt"] == b"text " * 9
+    batch = whole(penstock.open(tmp_path))
+    assert batch["x"].tolist() == [[0, 1, 2]]
+    assert bytes(batch["about.txt"][0]) == b"text " * 9
 
 
 def test_feature_and_feature_list_of_one_name_are_told_apart(tmp_path):

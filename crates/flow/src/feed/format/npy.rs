@@ -186,7 +186,12 @@ impl Record for Arrays<'_> {
         let Some(entry) = self.directory.get(name) else { return Ok(None) };
         let place = self.directory.member(entry);
         self.memory.take(&place, if entry.deflated { entry.size } else { 0 })?;
-        let array = match self.directory.read(entry)? {
+        let content = self.directory.read(entry)?;
+        // numpy.load gives other members as bytes; the archive's CRC-32 rules out a damaged array.
+        if !content.starts_with(npy::MAGIC) && !entry.name.ends_with(b".npy") {
+            return Ok(Some(Part::Bytes(content)));
+        }
+        let array = match content {
             Cow::Borrowed(file) => super::tar::array(file, &place)?,
             Cow::Owned(file) => inflated_array(file, &place)?,
         };

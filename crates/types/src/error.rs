@@ -277,10 +277,17 @@ impl Error {
             Self::Unsupported { by, .. } if by.starts_with("penstock.open") => {
                 "convert the objects, or give format= if their names hide one of these"
             }
+            Self::Unsupported { what, .. } if what == Self::HUB => {
+                "give the addresses of its files, https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE, or \
+                 download them first"
+            }
             Self::Config { .. } | Self::Unsupported { .. } | Self::System { .. } | Self::Interrupted => return None,
         };
         Some(text.to_owned())
     }
+
+    /// What `Unsupported` names for URLs of the Hugging Face Hub, whose hint gives the address that works.
+    pub const HUB: &str = "hf://, a dataset of the Hugging Face Hub,";
 
     /// A [`Error::Config`].
     pub fn config(what: impl Into<String>, problem: impl Into<String>) -> Self {

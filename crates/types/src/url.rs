@@ -194,9 +194,7 @@ impl FromStr for Url {
         };
         let usual = SYNONYMS.iter().find(|(other, _)| *other == name).map_or(name, |(_, usual)| usual);
         if name == "hf" {
-            let problem = "hf:// is not read; a dataset of the Hugging Face Hub has its files at \
-                           https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE";
-            return Err(Error::config("url", problem));
+            return Err(Error::Unsupported { what: Error::HUB.to_owned(), by: "penstock".to_owned() });
         }
         let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == usual) else {
             return Err(Error::config(
@@ -295,7 +293,9 @@ mod tests {
             assert_eq!(text.parse::<Url>().unwrap().to_string(), ours);
         }
         assert!("ftp://x/y".parse::<Url>().is_err());
-        assert!("hf://datasets/a/b".parse::<Url>().unwrap_err().to_string().contains("huggingface.co/datasets"));
+        let error = "hf://datasets/a/b".parse::<Url>().unwrap_err();
+        assert_eq!(error.code(), "unsupported");
+        assert!(error.hint().unwrap().contains("huggingface.co/datasets"));
         assert!("s3:///k".parse::<Url>().is_err());
     }
 

@@ -4,6 +4,8 @@
 //! Owns the loops that are timed, their histograms, their content and their arrivals. Prints nothing, decides nothing and
 //! cleans up nothing that its caller did not ask it to: sweeps, caches, rows and verdicts are Python's.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
+
 mod arrivals;
 mod buffer;
 mod content;

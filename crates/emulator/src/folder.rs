@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use md5::{Digest as _, Md5};
+use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::Error;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::facts::{Fact, Facts, Stamp};
@@ -21,7 +22,9 @@ use crate::list::Directories;
 use crate::outgoing::CHUNK;
 use crate::seat::{STATE, hex, plain_path, side_name};
 
-const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
+const TEMPORARY: &str = "incoming-";
+/// A client's request names the object that is replaced or removed, and the user the folder that is served.
+const NAMED: Replace = Replace::Existing(Proof::Named);
 const FOLDER_MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// See the module.
@@ -45,13 +48,13 @@ pub(crate) struct Found {
 /// Bytes on their way to becoming an object; removed unless committed.
 pub(crate) struct Temp {
     pub file: File,
-    pub path: PathBuf,
+    owned: OwnedFile,
 }
 
 impl Drop for Temp {
     fn drop(&mut self) {
         // Gone already when it was committed.
-        let _ = std::fs::remove_file(&self.path);
+        self.owned.remove();
     }
 }
 
@@ -109,7 +112,9 @@ impl Folder {
         // Absolute, so that a later change of the working directory does not move the state.
         let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
         let state = path.join(STATE);
-        sweep(&state.join("tmp"));
+        if let Ok(tmp) = File::open(state.join("tmp")) {
+            sweep(&Arc::new(tmp.into()));
+        }
         Ok(Self {
             root,
             facts: Facts::new(&state),
@@ -164,11 +169,10 @@ impl Folder {
     pub(crate) fn temp(&self) -> io::Result<Temp> {
         let folder = self.state.join("tmp");
         std::fs::create_dir_all(&folder)?;
-        // Random, since several endpoints may serve one folder, from one process or from several.
-        let name = format!("{}-{:016x}", std::process::id(), rand::random::<u64>());
-        let path = folder.join(name);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        Ok(Temp { file: rustix::fs::open(&path, flags, FILE_MODE)?.into(), path })
+        let folder = Arc::new(File::open(folder)?.into());
+        // Several endpoints may serve one folder, from one process or from several.
+        let owned = OwnedFile::create(&folder, TEMPORARY)?;
+        Ok(Temp { file: owned.file().try_clone()?, owned })
     }
 
     /// Gives `temp` its name. `allow` looks at what is there now and may refuse; no write comes between the two.
@@ -185,24 +189,23 @@ impl Folder {
         drop(there);
         fact.stamp = stamp_of(&rustix::fs::fstat(&temp.file).map_err(io::Error::from)?);
         fact.side = match plain_path(key) {
-            Some(path) => !self.rename_plain(&temp.path, path)?,
+            Some(path) => !self.rename_plain(&temp, path)?,
             None => true,
         };
-        let side = self.side(key);
         if fact.side {
-            std::fs::create_dir_all(self.state.join("objects"))?;
-            std::fs::rename(&temp.path, &side)?;
-        } else if let Err(error) = std::fs::remove_file(&side)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            return Err(error.into());
+            let objects = self.state.join("objects");
+            std::fs::create_dir_all(&objects)?;
+            let renamed = temp.owned.rename(File::open(objects)?, side_name(key).as_bytes(), NAMED);
+            renamed.map_err(io::Error::from)?;
+        } else {
+            self.remove_side(key)?;
         }
         self.facts.put(key, Some(fact), true)?;
         Ok(())
     }
 
     /// Renames a temp file to a plain path; false when a file or a folder of another key is in the way.
-    fn rename_plain(&self, temp: &Path, path: &str) -> io::Result<bool> {
+    fn rename_plain(&self, temp: &Temp, path: &str) -> io::Result<bool> {
         let blocked = |error: Errno| {
             matches!(
                 error,
@@ -227,7 +230,7 @@ impl Folder {
             }
         }
         let here = at.as_ref().map_or(self.root.as_fd(), |fd| fd.as_fd());
-        match rustix::fs::renameat(rustix::fs::CWD, temp, here, name) {
+        match temp.owned.rename(here, name.as_bytes(), NAMED) {
             Ok(()) => Ok(true),
             Err(error) if blocked(error) => Ok(false),
             Err(error) => Err(error.into()),
@@ -249,11 +252,8 @@ impl Folder {
             self.unlink_plain(path)?;
         }
         if let Some(fact) = self.facts.get(key)? {
-            if fact.side
-                && let Err(error) = std::fs::remove_file(self.side(key))
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                return Err(error.into());
+            if fact.side {
+                self.remove_side(key)?;
             }
             self.facts.put(key, None, false)?;
         }
@@ -285,7 +285,7 @@ impl Folder {
             }
         }
         let here = chain.last().map_or(self.root.as_fd(), |fd| fd.as_fd());
-        match rustix::fs::unlinkat(here, *name, AtFlags::empty()) {
+        match owned::remove_file(here, *name, Proof::Named) {
             Ok(()) => {}
             // A folder of that name is no object.
             Err(Errno::ISDIR | Errno::PERM) => return Ok(()),
@@ -295,11 +295,19 @@ impl Folder {
         for (depth, part) in parents.iter().enumerate().rev() {
             let here = if depth == 0 { self.root.as_fd() } else { chain[depth - 1].as_fd() };
             // The first that is not empty ends it.
-            if rustix::fs::unlinkat(here, *part, AtFlags::REMOVEDIR).is_err() {
+            if owned::remove_folder(here, *part, Proof::Named).is_err() {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn remove_side(&self, key: &str) -> io::Result<()> {
+        match File::open(self.state.join("objects")) {
+            Ok(objects) => Ok(owned::remove_file(objects, side_name(key), Proof::Named)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     pub(crate) fn side(&self, key: &str) -> PathBuf {
@@ -311,15 +319,14 @@ impl Folder {
     }
 }
 
-/// Removes what endpoints that were killed left half written. Names begin with the process that wrote them.
-fn sweep(folder: &Path) {
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let owner =
-            name.to_str().and_then(|name| name.split_once('-')).map(|(owner, _)| Path::new("/proc").join(owner));
-        if owner.is_some_and(|owner| !owner.exists()) {
-            // One that cannot be removed is in nobody's way.
-            let _ = std::fs::remove_file(entry.path());
+/// Removes what endpoints that were killed left half written: a living one holds the lock of its file.
+fn sweep(folder: &Arc<OwnedFd>) {
+    let Ok(entries) = Dir::read_from(&**folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_str().unwrap_or_default();
+        let is_ours = name.strip_prefix(TEMPORARY).is_some_and(|number| u64::from_str_radix(number, 16).is_ok());
+        if let (true, Ok(left)) = (is_ours, OwnedFile::lock_existing(folder, name)) {
+            left.remove();
         }
     }
 }

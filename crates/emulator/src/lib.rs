@@ -4,6 +4,8 @@
 //! Owns the wire (through `s3s`: routing and signatures), the folder as a bucket, and the tier's limits. It refuses to be
 //! a store for keeps: no replication, no fsync, no versions, one bucket, one pair of keys. See docs/decisions/0201.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
+
 mod bucket;
 mod condition;
 mod connections;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The endpoint as a store sees it: the whole store suite, then what a tier adds.
 
+#![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -184,11 +186,15 @@ fn test_emulator_sweeps_what_a_killed_one_left() {
     let dir = tempfile::tempdir().unwrap();
     let tmp = dir.path().join(".penstock-emulator/tmp");
     std::fs::create_dir_all(&tmp).unwrap();
-    // No process has number 0; ours is alive.
-    let (dead, alive) = (tmp.join("0-1"), tmp.join(format!("{}-999", std::process::id())));
-    std::fs::write(&dead, b"half").unwrap();
-    std::fs::write(&alive, b"half").unwrap();
+    let (dead, alive, theirs) =
+        (tmp.join("incoming-0000000000000001"), tmp.join("incoming-0000000000000002"), tmp.join("0-1"));
+    for path in [&dead, &alive, &theirs] {
+        std::fs::write(path, b"half").unwrap();
+    }
+    // A living emulator holds the lock of its file.
+    let held = std::fs::File::open(&alive).unwrap();
+    held.try_lock().unwrap();
     let emulator = start(dir.path(), none(), 1.0);
-    assert!(!dead.exists() && alive.exists());
+    assert!(!dead.exists() && alive.exists() && theirs.exists());
     drop(emulator);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stages from a memory store into a temporary folder, through the public door.
 
+#![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;

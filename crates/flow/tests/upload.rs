@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stages from one memory store to another, through the public door: what arrives, what is recorded, what is moved twice.
 
+#![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
+
 use std::time::Duration;
 
 use bytes::Bytes;

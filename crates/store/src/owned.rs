@@ -1,20 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files that this process may truncate, rename or remove, each with the proof that it is ours.
 //!
-//! The proof is the exclusive lock (`flock`) of a name that only Penstock uses, taken on the inode that the name still
-//! refers to. The kernel releases it when its holder dies. A lock on the inode alone proves nothing: the last holder may
-//! have renamed the file to its final name since it was opened here.
+//! No other module of the core calls the system to do so: clippy.toml refuses the calls, docs/concepts/ownership.md lists
+//! who comes here with which proof. The strongest proof is an [`OwnedFile`]: the exclusive lock (`flock`) of a name that
+//! only Penstock uses, taken on the inode that the name still refers to. The kernel releases it when its holder dies. A
+//! lock on the inode alone proves nothing: the last holder may have renamed the file to its final name since it was opened
+//! here. Where a lock elsewhere or the user vouches for a name, the caller says which ([`Proof`]).
+
+#![allow(clippy::disallowed_methods, reason = "the one module that may call them")]
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
 /// How often a name is opened again because another process moved its file between open and lock.
 const MAX_ATTEMPTS: u32 = 16;
+const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
+
+/// Why a name that this process holds no lock of is its own to change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// Another lock that this process holds covers the name: its node's, its launch's, its folder's.
+    Covered,
+    /// This process made it, under a name with a random number, with `O_EXCL`.
+    Made,
+    /// The user named it, or the folder that it lies in: an output, `--overwrite`, a folder to serve or to measure.
+    Named,
+}
+
+/// What a rename may replace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    /// Nothing: `EEXIST` where the new name is taken.
+    Nothing,
+    /// What has the new name, except a folder.
+    Existing(Proof),
+}
 
 /// A file in an open folder that this process alone may change, until it is dropped.
 #[derive(Debug)]
@@ -22,6 +48,63 @@ pub struct OwnedFile {
     file: File,
     folder: Arc<OwnedFd>,
     name: String,
+}
+
+/// Opens a folder, and gives the last name of a path in it.
+pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
+    let invalid = || Error::new(ErrorKind::InvalidInput, "it does not end in a file name");
+    let name = path.file_name().ok_or_else(invalid)?.to_string_lossy().into_owned();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok((Arc::new(File::open(parent)?.into()), name))
+}
+
+/// Opens or creates a file of a name that only Penstock uses, for reading and writing. Never follows a link;
+/// `PermissionDenied` for anything but a regular file with one name.
+pub fn open(folder: impl AsFd, name: &str, flags: OFlags) -> Result<File> {
+    // NONBLOCK: a pipe planted there would wait for its other end.
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE)?.into();
+    check(&rustix::fs::fstat(&file)?)?;
+    Ok(file)
+}
+
+/// Removes a file; one that is not there is no error.
+pub fn remove_file(folder: impl AsFd, name: impl rustix::path::Arg, _proof: Proof) -> std::result::Result<(), Errno> {
+    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes an empty folder.
+pub fn remove_folder(folder: impl AsFd, name: impl rustix::path::Arg, _proof: Proof) -> std::result::Result<(), Errno> {
+    rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)
+}
+
+/// Cuts a file, or makes it longer.
+pub fn set_len(file: &File, bytes: u64, _proof: Proof) -> Result<()> {
+    file.set_len(bytes)
+}
+
+/// Gives a file another name.
+pub fn rename(
+    from: impl AsFd,
+    old: &str,
+    to: impl AsFd,
+    new: &[u8],
+    replace: Replace,
+) -> std::result::Result<(), Errno> {
+    if matches!(replace, Replace::Existing(_)) {
+        return rustix::fs::renameat(from, old, to, new);
+    }
+    match rustix::fs::renameat_with(from.as_fd(), old, to.as_fd(), new, RenameFlags::NOREPLACE) {
+        // A file system without that flag: a hard link refuses in the same way.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            rustix::fs::linkat(from.as_fd(), old, to, new, AtFlags::empty())?;
+            rustix::fs::unlinkat(from, old, AtFlags::empty())
+        }
+        other => other,
+    }
 }
 
 fn is_same(one: &Stat, other: &Stat) -> bool {
@@ -60,11 +143,29 @@ impl OwnedFile {
         Self::open(folder, name, OFlags::RDWR, FlockOperation::NonBlockingLockExclusive)
     }
 
+    /// Creates a file whose name is `prefix` and 16 hexadecimal digits, and takes its lock.
+    pub fn create(folder: &Arc<OwnedFd>, prefix: &str) -> Result<Self> {
+        for _ in 0..MAX_ATTEMPTS {
+            let name = format!("{prefix}{:016x}", rand::random::<u64>());
+            let file = match open(folder, &name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                other => other?,
+            };
+            // Who sweeps what dead processes left takes the lock first. Where there are no locks, the name is proof enough.
+            let is_swept = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK);
+            let this = Self { file, folder: folder.clone(), name };
+            if !is_swept && this.is_named()? {
+                return Ok(this);
+            }
+        }
+        Err(Error::new(ErrorKind::AlreadyExists, "no temporary name is free"))
+    }
+
     fn open(folder: &Arc<OwnedFd>, name: &str, flags: OFlags, lock: FlockOperation) -> Result<Self> {
         // NONBLOCK: a pipe planted there would wait for its other end.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         for _ in 0..MAX_ATTEMPTS {
-            let file: File = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into();
+            let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE)?.into();
             rustix::fs::flock(&file, lock)?;
             let stat = rustix::fs::fstat(&file)?;
             let this = Self { file, folder: folder.clone(), name: name.to_owned() };
@@ -113,25 +214,30 @@ impl OwnedFile {
         }
     }
 
-    /// Gives the file another name, and replaces what has that name. The lock stays with the file.
-    pub fn rename(&self, to: &OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
+    /// Cuts the file, or makes it longer.
+    pub fn set_len(&self, bytes: u64) -> Result<()> {
+        self.file.set_len(bytes)
+    }
+
+    /// Gives the file another name. The lock stays with the file.
+    pub fn rename(&self, to: impl AsFd, name: &[u8], replace: Replace) -> std::result::Result<(), Errno> {
         match self.is_named() {
-            Ok(true) => rustix::fs::renameat(&*self.folder, &*self.name, to, name),
+            Ok(true) => rename(&*self.folder, &self.name, to, name, replace),
             Ok(false) => Err(Errno::STALE),
             Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         }
     }
 
-    /// Removes the file, unless it was renamed or removed before. Best effort: a later stage removes what stays.
+    /// Removes the file, unless it was renamed or removed before. Best effort: a later sweep removes what stays.
     pub fn remove(&self) {
         if self.is_named().unwrap_or(false) {
             let _ = rustix::fs::unlinkat(&*self.folder, &*self.name, AtFlags::empty());
         }
     }
 
-    /// Removes another name that only the holder of this file's lock uses.
+    /// Removes another name in its folder that only the holder of this file's lock uses.
     pub fn remove_companion(&self, name: &str) {
-        let _ = rustix::fs::unlinkat(&*self.folder, name, AtFlags::empty());
+        let _ = remove_file(&*self.folder, name, Proof::Covered);
     }
 }
 
@@ -139,9 +245,10 @@ impl OwnedFile {
 mod tests {
     use std::io::Write;
     use std::os::unix::fs::symlink;
-    use std::path::Path;
 
     use super::*;
+
+    const OURS: Replace = Replace::Existing(Proof::Covered);
 
     fn folder(path: &Path) -> Arc<OwnedFd> {
         Arc::new(File::open(path).unwrap().into())
@@ -154,7 +261,7 @@ mod tests {
         let first = OwnedFile::lock(&at, "a.tmp").unwrap();
         first.file().write_all(b"whole").unwrap();
         assert_eq!(OwnedFile::lock(&at, "a.tmp").unwrap_err().kind(), ErrorKind::WouldBlock);
-        first.rename(&at, b"a").unwrap();
+        first.rename(&at, b"a", OURS).unwrap();
         // The name is free for another file, and nothing of the second touches the first.
         let second = OwnedFile::lock(&at, "a.tmp").unwrap();
         second.clear().unwrap();
@@ -174,7 +281,7 @@ mod tests {
         // Another machine, whose locks do not reach this one.
         std::fs::rename(dir.path().join("a.tmp"), dir.path().join("elsewhere")).unwrap();
         std::fs::write(dir.path().join("a.tmp"), "theirs").unwrap();
-        assert_eq!(ours.rename(&at, b"a"), Err(Errno::STALE));
+        assert_eq!(ours.rename(&at, b"a", OURS), Err(Errno::STALE));
         ours.remove();
         assert_eq!(std::fs::read(dir.path().join("a.tmp")).unwrap(), b"theirs");
     }
@@ -197,6 +304,33 @@ mod tests {
     }
 
     #[test]
+    fn rename_replaces_nothing_unless_told_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = folder(dir.path());
+        std::fs::write(dir.path().join("theirs"), "kept").unwrap();
+        symlink("nowhere", dir.path().join("link")).unwrap();
+        let ours = OwnedFile::create(&at, "t-").unwrap();
+        for taken in [&b"theirs"[..], b"link"] {
+            assert_eq!(ours.rename(&at, taken, Replace::Nothing), Err(Errno::EXIST));
+        }
+        assert_eq!(std::fs::read(dir.path().join("theirs")).unwrap(), b"kept");
+        assert!(dir.path().join("link").is_symlink());
+        ours.rename(&at, b"free", Replace::Nothing).unwrap();
+        assert!(dir.path().join("free").exists() && !dir.path().join(ours.name()).exists());
+    }
+
+    #[test]
+    fn created_file_has_a_name_of_its_own_and_is_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = folder(dir.path());
+        let (one, two) = (OwnedFile::create(&at, "t-").unwrap(), OwnedFile::create(&at, "t-").unwrap());
+        assert_ne!(one.name(), two.name());
+        assert_eq!(OwnedFile::lock_existing(&at, one.name()).unwrap_err().kind(), ErrorKind::WouldBlock);
+        one.remove();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
     fn owned_files_of_many_threads_are_published_whole() {
         let dir = tempfile::tempdir().unwrap();
         let at = folder(dir.path());
@@ -208,7 +342,7 @@ mod tests {
                         let Ok(file) = OwnedFile::lock(&at, "a.tmp") else { continue };
                         file.clear().unwrap();
                         file.file().write_all(&body).unwrap();
-                        file.rename(&at, b"a").unwrap();
+                        file.rename(&at, b"a", OURS).unwrap();
                     }
                 });
             }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What only a real folder can tell: links, permissions, files that change while they are read.
 
+#![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
+
 use std::os::unix::fs::symlink;
 use std::path::Path;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plain web servers: the store suite over published folders, and what servers do that no object store would.
 
+#![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
+
 mod site;
 
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What leaves us and what we make of what comes back, against a server on loopback that answers from a script.
 
+#![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -5,6 +5,7 @@
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result, grouped};
 use rustix::fs::{Mode, OFlags};
 
@@ -95,9 +96,14 @@ fn probe_direct(folder: &Path, place: &str) -> Result<()> {
         Ok(_) => return Ok(()),
         // No unnamed files there, or no O_DIRECT: a named one tells which.
         Err(_) => {
-            let name = folder.join(format!(".penstock-bench-probe-{}", std::process::id()));
-            let named = rustix::fs::open(&name, direct | OFlags::CREATE | OFlags::EXCL, Mode::from_raw_mode(0o600));
-            let _ = std::fs::remove_file(&name);
+            let here = std::fs::File::open(folder).map_err(|error| Error::from_io(place, &error))?;
+            let name = format!(".penstock-bench-probe-{}", std::process::id());
+            let flags = direct | OFlags::CREATE | OFlags::EXCL;
+            let named = rustix::fs::openat(&here, &name, flags, Mode::from_raw_mode(0o600));
+            if named.is_ok() {
+                // One that cannot be removed is empty.
+                let _ = owned::remove_file(&here, &name, Proof::Made);
+            }
             named
         }
     };

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -57,7 +58,7 @@ impl Branch {
     /// Deletes it; it must be empty.
     pub(super) fn remove(&mut self, directory: Option<u32>) -> Result<()> {
         self.named(directory);
-        rustix::fs::unlinkat(&self.root, &*self.name, AtFlags::REMOVEDIR).map_err(|errno| self.failed(errno))
+        owned::remove_folder(&self.root, &*self.name, Proof::Named).map_err(|errno| self.failed(errno))
     }
 
     /// Opens one of the worker's folders.
@@ -103,7 +104,7 @@ impl Folder {
 
     pub(super) fn delete(&mut self, file: u64) -> Result<()> {
         self.named(file);
-        rustix::fs::unlinkat(&self.fd, &*self.name, AtFlags::empty()).map_err(|errno| failed(&self.place(file), errno))
+        owned::remove_file(&self.fd, &*self.name, Proof::Named).map_err(|errno| failed(&self.place(file), errno))
     }
 }
 

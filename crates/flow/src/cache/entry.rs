@@ -67,7 +67,9 @@ impl Name {
     }
 
     pub fn from_hex(text: &str) -> Option<Self> {
-        (text.len() == 32).then(|| u128::from_str_radix(text, 16).ok()).flatten().map(Self)
+        let name = Self(u128::from_str_radix(text, 16).ok()?);
+        // The one spelling: others are not ours.
+        (name.hex() == text).then_some(name)
     }
 }
 

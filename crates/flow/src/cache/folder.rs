@@ -1,26 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The folder of a node's cache, which any number of processes share: names, locks and the byte count.
 //!
-//! Owns what it made and nothing else: it deletes only files of its own names below its own folder. Every lock is the
-//! kernel's (`flock`), so that one whose holder was killed is free again.
+//! Owns what it made and nothing else: it deletes only regular files of its own names below its own folder, which is opened
+//! once and in which no link is followed. Every lock is the kernel's (`flock`), so that one whose holder was killed is free
+//! again.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{ErrorKind, Result};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, flock};
+use penstock_store::owned::{self, OwnedFile, Proof, Replace};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
 
 use super::entry::Name;
 
 /// Below the folder that the user named, so that what else lies there is none of our business.
 const OWN_FOLDER: &str = "penstock-cache-1";
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A folder that is open. Dropping it lets go of its locks and leaves its files.
 #[derive(Debug)]
 pub(super) struct Folder {
     place: PathBuf,
     limit: u64,
+    root: OwnedFd,
+    parts: Arc<OwnedFd>,
+    objects: OwnedFd,
     /// Eight bytes: how much lies here, entries under way included. Read and changed under its lock.
     ledger: File,
     /// Held shared by every process that uses the folder.
@@ -30,28 +39,48 @@ pub(super) struct Folder {
 /// The right to write one entry; others wait until it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
-    pub file: File,
-    part: PathBuf,
-    whole: PathBuf,
+    part: OwnedFile,
+    name: Name,
 }
 
-fn made(path: &Path) -> Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+fn made(folder: impl AsFd, name: &str) -> Result<File> {
+    owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
+}
+
+/// Opens a folder, made where it is missing. A link in its place is refused.
+fn entered(folder: impl AsFd, name: &str) -> Result<OwnedFd> {
+    match rustix::fs::mkdirat(folder.as_fd(), name, Mode::from_raw_mode(0o777)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(rustix::fs::openat(folder, name, DIRECTORY, Mode::empty())?),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The names in a folder that are an entry's.
+fn entries(folder: impl AsFd) -> Result<Vec<Name>> {
+    let names = Dir::read_from(folder)?.filter_map(|entry| Name::from_hex(entry.ok()?.file_name().to_str().ok()?));
+    Ok(names.collect())
+}
+
+/// Bytes of a regular file.
+fn bytes_of(folder: impl AsFd, name: Name) -> Option<u64> {
+    let stat = rustix::fs::statat(folder, name.hex(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(stat.st_size as u64)
 }
 
 impl Folder {
     /// Opens the cache below `folder`, made if it is missing. Whoever finds nobody else there counts it anew and takes
     /// away what crashed processes have left unfinished.
     pub fn open(folder: &Path, limit: u64) -> Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let root = entered(File::open(folder)?, OWN_FOLDER)?;
+        let (parts, objects) = (Arc::new(entered(&root, "parts")?), entered(&root, "objects")?);
+        let (users, ledger) = (made(&root, "users")?, made(&root, "ledger")?);
         let place = folder.join(OWN_FOLDER);
-        std::fs::create_dir_all(place.join("parts"))?;
-        std::fs::create_dir_all(place.join("objects"))?;
-        let users = made(&place.join("users"))?;
-        let folder = Self { ledger: made(&place.join("ledger"))?, place, limit, _users: users.try_clone()? };
+        let folder = Self { place, limit, root, parts, objects, ledger, _users: users.try_clone()? };
         if flock(&users, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            for part in std::fs::read_dir(folder.place.join("parts"))?.flatten() {
-                if part.file_name().to_str().and_then(Name::from_hex).is_some() {
-                    std::fs::remove_file(part.path())?;
+            for name in entries(&*folder.parts)? {
+                if let Ok(part) = OwnedFile::lock_existing(&folder.parts, &name.hex()) {
+                    part.remove();
                 }
             }
             let mut used = 0;
@@ -69,12 +98,13 @@ impl Folder {
 
     /// Every whole entry and its bytes on disk.
     pub fn each_entry(&self, mut each: impl FnMut(Name, u64)) -> Result<()> {
-        for shelf in std::fs::read_dir(self.place.join("objects"))?.flatten() {
-            let Ok(entries) = std::fs::read_dir(shelf.path()) else { continue };
-            for entry in entries.flatten() {
-                if let (Some(name), Ok(facts)) = (entry.file_name().to_str().and_then(Name::from_hex), entry.metadata())
-                {
-                    each(name, facts.len());
+        for shelf in Dir::read_from(&self.objects)?.flatten() {
+            let name = shelf.file_name();
+            let Ok(shelf) = rustix::fs::openat(&self.objects, name, DIRECTORY, Mode::empty()) else { continue };
+            for entry in entries(&shelf).unwrap_or_default() {
+                let is_here = entry.hex().as_bytes().starts_with(name.to_bytes());
+                if let Some(bytes) = bytes_of(&shelf, entry).filter(|_| is_here && name.to_bytes().len() == 2) {
+                    each(entry, bytes);
                 }
             }
         }
@@ -82,32 +112,25 @@ impl Folder {
     }
 
     /// 256 shelves: no directory grows beyond what its file system finds quickly.
-    fn whole(&self, name: Name) -> PathBuf {
-        let hex = name.hex();
-        self.place.join("objects").join(&hex[..2]).join(hex)
+    fn shelf(&self, name: Name) -> Result<OwnedFd> {
+        Ok(rustix::fs::openat(&self.objects, &name.hex()[..2], DIRECTORY, Mode::empty())?)
     }
 
     /// The whole entry of that name, if there is one.
     pub fn find(&self, name: Name) -> Option<File> {
-        File::open(self.whole(name)).ok()
+        owned::open(self.shelf(name).ok()?, &name.hex(), OFlags::RDONLY).ok()
     }
 
     /// The right to write an entry, if nobody has it now.
     pub fn turn(&self, name: Name) -> Result<Option<Turn>> {
-        let (part, whole) = (self.place.join("parts").join(name.hex()), self.whole(name));
-        let file = made(&part)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
+        match OwnedFile::lock(&self.parts, &name.hex()) {
+            Ok(part) => {
+                part.clear()?;
+                Ok(Some(Turn { part, name }))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
         }
-        // Whoever had it before may have given the file its final name since it was opened here.
-        let same = std::fs::metadata(&part).is_ok_and(|now| file.metadata().is_ok_and(|have| have.ino() == now.ino()));
-        if !same {
-            return Ok(None);
-        }
-        file.set_len(0)?;
-        Ok(Some(Turn { file, part, whole }))
     }
 
     /// Counts `bytes` in if they fit, asking for room until they do. False when no room is left to be had.
@@ -134,12 +157,12 @@ impl Folder {
 
     /// Takes an entry away; false when it was not there.
     pub fn remove(&self, name: Name) -> Result<bool> {
-        let whole = self.whole(name);
         self.change(|used| {
             // Under the ledger's lock, so that of two who remove it one counts it.
-            let Ok(facts) = std::fs::metadata(&whole) else { return (used, false) };
-            match std::fs::remove_file(&whole) {
-                Ok(()) => (used.saturating_sub(facts.len()), true),
+            let Ok(shelf) = self.shelf(name) else { return (used, false) };
+            let Some(bytes) = bytes_of(&shelf, name) else { return (used, false) };
+            match owned::remove_file(&shelf, name.hex(), Proof::Covered) {
+                Ok(()) => (used.saturating_sub(bytes), true),
                 Err(_) => (used, false),
             }
         })
@@ -147,7 +170,7 @@ impl Folder {
 
     fn change<T>(&self, decide: impl FnOnce(u64) -> (u64, T)) -> Result<T> {
         // A lock of its own: `flock` does not keep threads apart that share an open file.
-        let ledger = made(&self.place.join("ledger"))?;
+        let ledger = made(&self.root, "ledger")?;
         flock(&ledger, FlockOperation::LockExclusive)?;
         let mut number = [0; 8];
         match self.ledger.read_exact_at(&mut number, 0) {
@@ -167,18 +190,21 @@ impl Folder {
 }
 
 impl Turn {
+    /// What is written.
+    pub fn file(&self) -> &File {
+        self.part.file()
+    }
+
     /// Gives the written entry its final name. `admitted` is what was counted in for it.
     pub fn keep(&self, folder: &Folder, admitted: u64) -> Result<()> {
-        if let Some(shelf) = self.whole.parent() {
-            std::fs::create_dir_all(shelf)?;
-        }
-        let bytes = self.file.metadata()?.len();
+        let shelf = entered(&folder.objects, &self.name.hex()[..2])?;
+        let bytes = self.file().metadata()?.len();
         // Under the ledger's lock: what is replaced is counted out, and nobody removes it meanwhile.
         folder.change(|used| {
-            let replaced = std::fs::metadata(&self.whole).map_or(0, |facts| facts.len());
-            match std::fs::rename(&self.part, &self.whole) {
+            let replaced = bytes_of(&shelf, self.name).unwrap_or(0);
+            match self.part.rename(&shelf, self.name.hex().as_bytes(), Replace::Existing(Proof::Covered)) {
                 Ok(()) => ((used + bytes).saturating_sub(admitted + replaced), Ok(())),
-                Err(error) => (used, Err(error)),
+                Err(errno) => (used, Err(errno.into())),
             }
         })?
     }
@@ -186,7 +212,7 @@ impl Turn {
     /// Takes the unfinished entry away.
     pub fn discard(&self) {
         // What stays is taken away by the next process that finds itself alone here.
-        let _ = std::fs::remove_file(&self.part);
+        self.part.remove();
     }
 }
 
@@ -197,7 +223,7 @@ mod tests {
     fn keep(folder: &Folder, name: u128, bytes: u64) {
         assert!(folder.admit(bytes, || None).unwrap());
         let turn = folder.turn(Name(name)).unwrap().unwrap();
-        turn.file.write_all_at(&vec![7; bytes as usize], 0).unwrap();
+        turn.file().write_all_at(&vec![7; bytes as usize], 0).unwrap();
         turn.keep(folder, bytes).unwrap();
     }
 

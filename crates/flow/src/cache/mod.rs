@@ -231,6 +231,7 @@ impl NodeCache {
             let folder = self.folder.clone();
             let (turn, is_there) = blocking(move || (folder.turn(name), folder.find(name).is_some())).await?;
             if is_there {
+                turn.into_iter().flatten().for_each(|turn| turn.discard());
                 return Ok(None);
             }
             match self.doubt(turn) {
@@ -316,7 +317,7 @@ impl NodeCache {
             (self.inner.root().clone(), bytes.clone(), meta.clone(), object.version.clone());
         let kept = blocking(move || {
             let keep = || {
-                let mut writer = Writer::new(&turn.file, keeps.bytes());
+                let mut writer = Writer::new(turn.file(), keeps.bytes());
                 writer.write(0, &written)?;
                 writer.finish(&root, &Meta { version: pinned, ..said }, Form::Stored(keeps.range))?;
                 room.keep(&turn)
@@ -350,7 +351,7 @@ impl NodeCache {
         while let Some((start, meta, bytes)) = parts.try_next().await? {
             let (turn, crcs, _) = state;
             let (written, result) = blocking(move || {
-                let mut writer = Writer::resumed(&turn.file, size, crcs);
+                let mut writer = Writer::resumed(turn.file(), size, crcs);
                 let result = writer.write(start, &bytes);
                 ((writer.into_crcs(), turn), result)
             })
@@ -370,7 +371,7 @@ impl NodeCache {
                 Some(error) => Err(error),
                 None => {
                     let said = Meta { version: pinned, ..said };
-                    Writer::resumed(&turn.file, size, crcs).finish(&root, &said, Form::Stored(keeps.range))?;
+                    Writer::resumed(turn.file(), size, crcs).finish(&root, &said, Form::Stored(keeps.range))?;
                     room.keep(&turn)
                 }
             };

@@ -355,7 +355,7 @@ impl NodeCache {
         let stored = self.stored(object);
         let kept = blocking(move || {
             let keep = || {
-                let mut writer = Writer::new(&turn.file, planes.len() as u64);
+                let mut writer = Writer::new(turn.file(), planes.len() as u64);
                 writer.write(0, &planes)?;
                 writer.finish(&root, &meta, Form::Planes)?;
                 room.keep(&turn)

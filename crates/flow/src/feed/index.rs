@@ -8,9 +8,13 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Cursor, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::{Error, Result};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -190,7 +194,7 @@ impl RecordIndex {
 
 /// Where an index is written: a file under a temporary name, or memory where nothing is kept.
 enum Sheet {
-    File { file: BufWriter<File>, temporary: PathBuf, path: PathBuf },
+    File { file: BufWriter<File>, temporary: OwnedFile, folder: Arc<OwnedFd>, path: PathBuf },
     Memory(Cursor<Vec<u8>>),
 }
 
@@ -203,8 +207,8 @@ impl Sheet {
             to.write_all(bytes)
         }
         match self {
-            Self::File { file, temporary, .. } => {
-                put(file, at, bytes).map_err(|error| Error::from_io(temporary.display().to_string(), &error))
+            Self::File { file, path, .. } => {
+                put(file, at, bytes).map_err(|error| Error::from_io(path.display().to_string(), &error))
             }
             Self::Memory(memory) => put(memory, at, bytes).map_err(|error| Error::from_io("an index", &error)),
         }
@@ -227,9 +231,10 @@ impl IndexWriter {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(io)?;
         }
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        let file = BufWriter::new(File::create(&temporary).map_err(io)?);
-        Self::on(Sheet::File { file, temporary, path: path.to_owned() }, objects)
+        let (folder, name) = owned::parent_of(path).map_err(io)?;
+        let temporary = OwnedFile::create(&folder, &format!("{name}.tmp-")).map_err(io)?;
+        let file = BufWriter::new(temporary.file().try_clone().map_err(io)?);
+        Self::on(Sheet::File { file, temporary, folder, path: path.to_owned() }, objects)
     }
 
     /// An index of `objects` objects that no file keeps.
@@ -280,11 +285,12 @@ impl IndexWriter {
         self.sheet.write(None, &self.table)?;
         let opened = match &mut self.sheet {
             Sheet::Memory(memory) => RecordIndex::parse(std::mem::take(memory).into_inner(), entries),
-            Sheet::File { file, temporary, path } => {
+            Sheet::File { file, temporary, folder, path } => {
                 let mut put = || -> std::io::Result<()> {
                     file.flush()?;
                     file.get_ref().sync_all()?;
-                    std::fs::rename(&*temporary, &*path)
+                    let name = path.file_name().unwrap_or_default().as_bytes();
+                    Ok(temporary.rename(&*folder, name, Replace::Existing(Proof::Named))?)
                 };
                 put().map_err(|error| Error::from_io(path.display().to_string(), &error))?;
                 RecordIndex::open(path, entries)
@@ -298,7 +304,7 @@ impl Drop for IndexWriter {
     fn drop(&mut self) {
         if let Sheet::File { temporary, .. } = &self.sheet {
             // Gone already where it was finished.
-            let _ = std::fs::remove_file(temporary);
+            temporary.remove();
         }
     }
 }

@@ -4,9 +4,11 @@
 use std::borrow::Borrow;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
 
+use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::{Error, Result};
 use serde::Deserialize;
 
@@ -215,19 +217,15 @@ pub(super) fn other_version(version: u32, place: &str) -> Error {
 fn write_atomically(path: &Path, fill: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let place = path.display().to_string();
     let io = |error: std::io::Error| Error::from_io(&place, &error);
-    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut name = path.file_name().ok_or_else(|| Error::config(&place, "is no file name"))?.to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = folder.join(name);
+    let (folder, _) = owned::parent_of(path).map_err(io)?;
+    let name = path.file_name().ok_or_else(|| Error::config(&place, "is no file name"))?;
+    let temporary = OwnedFile::create(&folder, ".penstock-manifest-").map_err(io)?;
     let write = || -> Result<()> {
-        let mut file =
-            File::options().read(true).write(true).create(true).truncate(true).open(&temporary).map_err(io)?;
+        let mut file = temporary.file().try_clone().map_err(io)?;
         fill(&mut file)?;
         file.sync_all().map_err(io)?;
-        std::fs::rename(&temporary, path).map_err(io)?;
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(io)
+        let renamed = temporary.rename(&folder, name.as_bytes(), Replace::Existing(Proof::Named));
+        renamed.and_then(|()| rustix::fs::fsync(&folder)).map_err(|errno| io(errno.into()))
     };
-    write().inspect_err(|_| {
-        let _ = std::fs::remove_file(&temporary);
-    })
+    write().inspect_err(|_| temporary.remove())
 }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use penstock_store::OwnedFile;
+use penstock_store::owned::{OwnedFile, Proof, Replace};
 use penstock_types::{Error, Key, Result};
 use tokio::sync::mpsc::Receiver;
 
@@ -36,6 +36,8 @@ pub(crate) struct Finished {
 pub(crate) struct Committer {
     pub jail: Arc<Jail>,
     pub journal: Journal,
+    /// The user allows to replace files that no stage has made.
+    pub overwrites: bool,
     pub progress: Arc<Progress>,
 }
 
@@ -49,25 +51,39 @@ impl Committer {
         Ok(self.journal)
     }
 
+    /// What a file may replace: one that an earlier stage of this source made under the same name, or what the user says.
+    fn replaces(&self, target: &Key) -> Replace {
+        match (self.overwrites, self.journal.knows(target)) {
+            (true, _) => Replace::Existing(Proof::Named),
+            (false, true) => Replace::Existing(Proof::Covered),
+            (false, false) => Replace::Nothing,
+        }
+    }
+
     fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
         let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
+        // Asked before the lines of this batch are there.
+        let replaces: Vec<Replace> = lines.iter().map(|line| self.replaces(&line.target)).collect();
         let places = self.journal.append(&lines)?;
         drop(lines);
         let mut folders: HashMap<Vec<u8>, OwnedFd> = HashMap::new();
         let mut named = Vec::with_capacity(batch.len());
-        for (finished, place) in batch.into_iter().zip(places) {
+        for ((finished, place), replace) in batch.into_iter().zip(places).zip(replaces) {
             let target = finished.line.target.as_bytes();
             // Before the rename, which frees the name of the parts: the journal vouches for the whole file now.
             if let Some(parts) = &finished.parts {
                 parts.remove_all_but(&finished.temporary);
             }
-            match self.jail.adopt(&finished.temporary, target) {
+            match self.jail.adopt(&finished.temporary, target, replace) {
                 Ok(folder) => {
                     folders.insert(split(target).0.to_vec(), folder);
                     named.push((finished, place));
                 }
                 Err(error) if is_fatal(&error) => return Err(error),
                 Err(error) => {
+                    if replace == Replace::Nothing {
+                        self.journal.retract(&finished.line)?;
+                    }
                     finished.temporary.remove();
                     self.progress.fail(&finished.line.origin.key, error);
                 }
@@ -91,7 +107,7 @@ pub(crate) fn adopt_left_behind(jail: &Jail, parts: &Arc<OwnedFd>, temporary: &s
     if state_of_file(file.file()).ok() != Some(line.state()) {
         return Ok(false);
     }
-    let folder = jail.adopt(&file, line.target.as_bytes())?;
+    let folder = jail.adopt(&file, line.target.as_bytes(), Replace::Existing(Proof::Covered))?;
     rustix::fs::fsync(&folder).map_err(|errno| jail.error(line.target.as_bytes(), errno))?;
     Ok(true)
 }
@@ -168,7 +184,7 @@ mod tests {
         drop(send);
         // Another stage of the same object, between the last byte and the rename: it gets neither the file nor its name.
         assert_eq!(OwnedFile::lock(&parts, &name).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-        Committer { jail, journal, progress: Arc::default() }.run(inbox).unwrap();
+        Committer { jail, journal, overwrites: false, progress: Arc::default() }.run(inbox).unwrap();
         // And afterwards it gets a file of its own.
         OwnedFile::lock(&parts, &name).unwrap().file().write_all(b"other bytes").unwrap();
         assert_eq!(std::fs::read(inside.path().join("a/b.bin")).unwrap(), b"whole");

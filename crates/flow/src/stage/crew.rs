@@ -80,7 +80,7 @@ impl Crew {
         cancelled: watch::Receiver<bool>,
     ) -> Result<Journal> {
         let Self { source, jail, parts, journal, options, cores, progress, deadline } = self;
-        let cores = cores.max(1);
+        let (cores, overwrites) = (cores.max(1), options.overwrite);
         let bytes = items.iter().map(|item| manifest.objects[item.object].size).sum();
         let whole_most = Workshop::whole_most(options.memory, cores);
         let abreast = Abreast { most: options.concurrency.max(1) + BEHIND, limit: options.object_deadline, cancelled };
@@ -98,7 +98,7 @@ impl Crew {
             options,
         });
         let (finished, inbox) = mpsc::channel(MAX_WAITING);
-        let committer = Committer { jail, journal, progress };
+        let committer = Committer { jail, journal, overwrites, progress };
         let committed = tokio::task::spawn_blocking(move || committer.run(inbox));
 
         let objects = Objects {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use penstock_store::OwnedFile;
+use penstock_store::owned::OwnedFile;
 use penstock_types::{Deadline, Error, Result};
 use tokio::sync::{Semaphore, watch};
 

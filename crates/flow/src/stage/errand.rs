@@ -4,11 +4,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use penstock_store::owned::{self, Proof};
 use penstock_types::{Deadline, Error, Result};
 use tokio::sync::watch;
 
 use super::crew::Source;
-use super::jail::{Jail, remove_own};
+use super::jail::Jail;
 use super::plan::StagePlan;
 use super::progress::{Failure, Progress};
 use super::request::StageRequest;
@@ -42,8 +43,8 @@ impl Site {
             _ => format!("residue-{node}-of-{nodes}.json"),
         };
         if failures.is_empty() {
-            remove_own(&self.folder, &name);
-            return Ok(());
+            let io = |errno: rustix::io::Errno| self.jail.io_error(FOLDER.as_bytes(), &errno.into(), 0);
+            return owned::remove_file(&self.folder, &name, Proof::Covered).map_err(io);
         }
         let json = residue_json(source, failures)?;
         replace_own(&self.folder, &name, &json)

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use penstock_codec::{Codec, strip_suffix};
+use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result, Url, unix_now};
 
 use super::crew::Crew;
 use super::errand::{Errand, Site};
-use super::jail::{Jail, remove_own};
+use super::jail::Jail;
 use super::journal::Journal;
 use super::object::blocking;
 use super::plan::Item;
@@ -95,7 +96,7 @@ fn record_staged(
     replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
     // An earlier stage of more or fewer objects left one of the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
-        remove_own(&own, &manifest_name(share, other));
+        owned::remove_file(&own, manifest_name(share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
     }
     Ok(place)
 }

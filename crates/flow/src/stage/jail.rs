@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use penstock_store::OwnedFile;
+use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::{Error, Key, Result};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -164,14 +164,45 @@ impl Jail {
         }
     }
 
+    /// What has a key's name that a rename would replace and no stage has made: nothing, a file, or a link. A folder
+    /// there, or a link on the way, refuses the rename by itself.
+    pub fn in_place_of(&self, relative: &[u8]) -> Result<Option<&'static str>> {
+        let (folder, name) = split(relative);
+        let stat = match self.walk(folder, false) {
+            Ok(folder) => rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW),
+            Err(Error::NotFound { .. } | Error::KeyRefused { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match stat.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            Err(Errno::NOENT) | Ok(FileType::Directory) => Ok(None),
+            Ok(FileType::RegularFile) => Ok(Some("a file")),
+            Ok(FileType::Symlink) => Ok(Some("a symbolic link")),
+            Ok(_) => Ok(Some("a special file")),
+            Err(errno) => Err(self.error(relative, errno)),
+        }
+    }
+
     /// Gives a finished file its final name. Returns the folder that must be synced for the name to last.
-    pub fn adopt(&self, file: &OwnedFile, relative: &[u8]) -> Result<OwnedFd> {
+    pub fn adopt(&self, file: &OwnedFile, relative: &[u8], replace: Replace) -> Result<OwnedFd> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
             return Err(self.refused(relative, "it ends in no name"));
         }
         let folder = self.walk(folder, true)?;
-        file.rename(&folder, name).map_err(|errno| match errno {
+        let renamed = match file.rename(&folder, name, replace) {
+            // A file system with neither RENAME_NOREPLACE nor hard links (some of FUSE): looking first is all it allows.
+            Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP)
+                if replace == Replace::Nothing && self.in_place_of(relative)?.is_none() =>
+            {
+                file.rename(&folder, name, Replace::Existing(Proof::Covered))
+            }
+            renamed => renamed,
+        };
+        renamed.map_err(|errno| match errno {
+            Errno::EXIST if matches!(self.in_place_of(relative), Ok(Some(_))) => Error::Precondition {
+                place: self.place(relative),
+                reason: "another program put something there while the stage ran".to_owned(),
+            },
             Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::KeyRefused {
                 key: Key::new(relative.to_vec()).to_string(),
                 place: self.path.display().to_string(),
@@ -236,14 +267,12 @@ pub(crate) fn state_of_file(file: &File) -> std::io::Result<FileState> {
 
 /// Opens or makes a file of ours in an open folder, for reading and writing; never through a link.
 pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into())
+    owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
 }
 
 /// As [`open_own`], each write at its end.
 pub(crate) fn open_to_append(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?.into())
+    owned::open(folder, name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
 }
 
 /// Opens a file of ours for writes past the page cache; `None` where its file system knows none.
@@ -281,17 +310,14 @@ pub(crate) fn names_in(folder: &OwnedFd) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Removes a file of ours, if it is there.
-pub(crate) fn remove_own(folder: &OwnedFd, name: &str) {
-    let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
     use std::sync::Arc;
 
     use super::*;
+
+    const OURS: Replace = Replace::Existing(Proof::Covered);
 
     #[test]
     fn jail_does_not_follow_planted_links() {
@@ -303,7 +329,7 @@ mod tests {
         let parts = Arc::new(jail.make_folder(b".penstock/stage/parts").unwrap());
         for key in [&b"g0/x"[..], b"real/link/x", b"g0/deep/x"] {
             let file = OwnedFile::lock(&parts, "t").unwrap();
-            let error = jail.adopt(&file, key).unwrap_err();
+            let error = jail.adopt(&file, key, OURS).unwrap_err();
             assert_eq!(error.code(), "key");
             assert!(error.to_string().contains("symbolic link"), "{error}");
         }
@@ -320,7 +346,10 @@ mod tests {
         let jail = Jail::open(inside.path()).unwrap();
         let parts = Arc::new(jail.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
-        jail.adopt(&file, b"x").unwrap();
+        assert_eq!(jail.in_place_of(b"x").unwrap(), Some("a symbolic link"));
+        assert_eq!(jail.adopt(&file, b"x", Replace::Nothing).unwrap_err().code(), "precondition");
+        assert!(inside.path().join("x").is_symlink());
+        jail.adopt(&file, b"x", OURS).unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
         assert_eq!(jail.state(b"x").unwrap().unwrap().size, 0);
     }
@@ -333,8 +362,8 @@ mod tests {
         let jail = Jail::open(inside.path()).unwrap();
         let parts = Arc::new(jail.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
-        assert!(jail.adopt(&file, b"file/x").unwrap_err().to_string().contains("no folder"));
-        assert!(jail.adopt(&file, b"folder").unwrap_err().to_string().contains("a folder of that name"));
+        assert!(jail.adopt(&file, b"file/x", OURS).unwrap_err().to_string().contains("no folder"));
+        assert!(jail.adopt(&file, b"folder", OURS).unwrap_err().to_string().contains("a folder of that name"));
         assert_eq!(Jail::open(&inside.path().join("file")).unwrap_err().code(), "config");
     }
 
@@ -345,7 +374,7 @@ mod tests {
         let parts = Arc::new(jail.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
         for key in [&b"../t"[..], b"a/../../t", b"..", b".", b"a/..", b""] {
-            assert_eq!(jail.adopt(&file, key).unwrap_err().code(), "key");
+            assert_eq!(jail.adopt(&file, key, OURS).unwrap_err().code(), "key");
         }
         assert_eq!(std::fs::read_dir(inside.path()).unwrap().count(), 1);
     }

@@ -11,15 +11,19 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use penstock_store::Version;
+use penstock_store::owned::{self, Proof};
 use penstock_types::{Digest, Error, Key, Result};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::jail::{FileState, open_own};
+use super::jail::{FileState, open_own, open_to_read};
 use crate::manifest::{Entry, Origin, key_text};
 
 /// A line beyond this is no line of ours.
 const MAX_LINE: u64 = 1 << 20;
+
+/// The mtime of a line that takes an earlier one back.
+const RETRACTED: i64 = i64::MIN;
 
 /// One finished object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,6 +61,11 @@ impl Line {
             && self.origin.size == entry.size
             && self.origin.version == entry.version
             && (entry.version.is_some() || same_time)
+    }
+
+    /// It takes an earlier line of its target back: no file of ours has that name.
+    pub fn is_retracted(&self) -> bool {
+        self.mtime_ns == RETRACTED
     }
 
     /// The file as it was when the line was written.
@@ -110,13 +119,13 @@ impl Journal {
         let mut done = HashMap::new();
         for other in names {
             // Another node of a shared folder may be writing it: its torn tail is not ours to cut.
-            let file = open_own(folder, &other).map_err(io)?;
+            let file = open_to_read(folder, &other).map_err(io)?;
             read(&file, source, files.len() as u32, &mut done).map_err(io)?;
             files.push(file);
         }
         let whole = read(&files[0], source, 0, &mut done).map_err(io)?;
         // Whatever follows the last line break was torn by a crash.
-        files[0].set_len(whole).map_err(io)?;
+        owned::set_len(&files[0], whole, Proof::Covered).map_err(io)?;
         files[0].seek(SeekFrom::End(0)).map_err(io)?;
         let mut journal = Self { files, place: place.to_owned(), end: whole, done };
         journal.append_json(&[Head { penstock_journal: 1, from: source.to_owned() }])?;
@@ -125,7 +134,7 @@ impl Journal {
 
     /// What is known of a file. A line that cannot be read again is one that is not there: its object is moved again.
     pub fn line(&self, target: &Key) -> Option<Line> {
-        let place = self.done.get(&hash(target))?;
+        let place = self.done.get(&hash(target)).filter(|place| place.mtime_ns != RETRACTED)?;
         let mut text = vec![0; place.len as usize];
         self.files.get(place.journal as usize)?.read_exact_at(&mut text, place.offset).ok()?;
         serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
@@ -133,7 +142,15 @@ impl Journal {
 
     /// True for a file that has a line.
     pub fn knows(&self, target: &Key) -> bool {
-        self.done.contains_key(&hash(target))
+        self.done.get(&hash(target)).is_some_and(|place| place.mtime_ns != RETRACTED)
+    }
+
+    /// Takes the line of a file back that did not get its name: whatever has that name is not ours.
+    pub fn retract(&mut self, line: &Line) -> Result<()> {
+        let line = Line { mtime_ns: RETRACTED, ..line.clone() };
+        let places = self.append(std::slice::from_ref(&line))?;
+        places.into_iter().for_each(|place| self.remember(&line.target, place));
+        Ok(())
     }
 
     /// Appends lines, and returns where they stand once they are on disk.

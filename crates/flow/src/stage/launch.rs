@@ -16,6 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result, Stopwatch, unix_now};
 use serde::{Deserialize, Serialize};
 
@@ -134,7 +135,7 @@ impl Launch {
 }
 
 fn write(file: &File, content: &Content) -> std::io::Result<()> {
-    file.set_len(0)?;
+    owned::set_len(file, 0, Proof::Covered)?;
     file.write_all_at(&serde_json::to_vec(content)?, 0)?;
     file.sync_data()
 }

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_codec::checksum::Xxh3;
 use penstock_codec::{Codec, Inflater, gzip_size_hint, inflate_into};
-use penstock_store::{Meta, OwnedFile, cheapest};
+use penstock_store::owned::OwnedFile;
+use penstock_store::{Meta, cheapest};
 use penstock_types::{Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 

@@ -12,7 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use penstock_codec::{Codec, checksum, gzip_size_hint};
-use penstock_store::{Meta, OwnedFile, Version, cheapest};
+use penstock_store::owned::{self, OwnedFile, Proof};
+use penstock_store::{Meta, Version, cheapest};
 use penstock_types::{Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
@@ -221,8 +222,8 @@ fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Res
     }
     if !have.contains(&true) {
         // Nothing to keep: begin with clean files.
-        data.set_len(0).map_err(io)?;
-        state.set_len(0).map_err(io)?;
+        held.clear().map_err(io)?;
+        owned::set_len(&state, 0, Proof::Covered).map_err(io)?;
         state.rewind().map_err(io)?;
         let mut text = serde_json::to_vec(&head).map_err(|error| Error::bug(error.to_string()))?;
         text.push(b'\n');
@@ -232,7 +233,7 @@ fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Res
         state.seek(SeekFrom::End(0)).map_err(io)?;
         state.write_all(b"\n").map_err(io)?;
     }
-    data.set_len(entry.size).map_err(io)?;
+    held.set_len(entry.size).map_err(io)?;
     reserve(data, entry.size).map_err(io)?;
     let direct = if shop.is_direct { open_direct(&shop.parts, data_name).map_err(io)? } else { None };
     let missing = (0..parts).filter(|&at| !have[at as usize]).collect();
@@ -416,7 +417,7 @@ mod tests {
             let folder = Jail::open(inside.path()).unwrap().make_folder(b"p").unwrap();
             let folder = Arc::new(folder);
             let data = Arc::new(OwnedFile::lock(&folder, "data").unwrap());
-            data.file().set_len(body.len() as u64).unwrap();
+            data.set_len(body.len() as u64).unwrap();
             reserve(data.file(), body.len() as u64).unwrap();
             let direct = if is_direct { open_direct(&folder, "data").unwrap() } else { None };
             let state = open_own(&folder, "state").unwrap();

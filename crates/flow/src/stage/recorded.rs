@@ -211,7 +211,9 @@ fn journal_lines(jail: &Jail) -> Result<HashMap<Key, Record>> {
             // A journal is in order; another node's may be older or newer.
             let holds =
                 records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
-            if holds {
+            if line.is_retracted() {
+                records.remove(&line.target);
+            } else if holds {
                 let Line { target, size, mtime_ns, digests, origin, modified_s, inflate, version: _ } = line;
                 let (source, journal, origin) = (Some(source.to_owned()), name.clone(), Some(origin));
                 let record = Record { target, size, digests, mtime_ns, origin, source, modified_s, inflate, journal };

@@ -57,6 +57,7 @@ pub(crate) async fn repair(
         let own = Arc::new(Progress::default());
         let mut options = StageOptions {
             inflate,
+            overwrite: true, // the user asked to replace what is wrong
             concurrency: request.concurrency,
             memory: request.memory,
             ..StageOptions::default()

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_codec::{Codec, gzip_size_hint};
-use penstock_store::OwnedFile;
+use penstock_store::owned::OwnedFile;
 use penstock_types::{Error, Result, Url};
 
 use super::commit::{adopt_left_behind, is_temporary_name, temporary_name};
@@ -114,20 +114,23 @@ pub(crate) fn resume(
             };
             let size = size.max(entry.size);
             need = need.saturating_add(size.saturating_sub(there));
-            if !options.overwrite && !journal.knows(&item.target) && jail.state(item.target.as_bytes())?.is_some() {
-                strangers.push(item.target.clone());
+            if !options.overwrite
+                && !journal.knows(&item.target)
+                && let Some(what) = jail.in_place_of(item.target.as_bytes())?
+            {
+                strangers.push((item.target.clone(), what));
             }
             missing.push(item);
         }
     }
-    if let Some(first) = strangers.first() {
+    if let Some((first, what)) = strangers.first() {
         let others = match strangers.len() - 1 {
             0 => String::new(),
             more => format!(", and {more} more like it"),
         };
         return Err(Error::Precondition {
             place: jail.place(first.as_bytes()),
-            reason: format!("a file stands there that no stage of {source} has put there{others}"),
+            reason: format!("{what} stands there that no stage of {source} has put there{others}"),
         });
     }
     let free = jail.free_bytes()?;

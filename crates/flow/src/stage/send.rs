@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use penstock_codec::checksum::crc32c;
 use penstock_codec::{Codec, inflate_into};
-use penstock_store::{Meta, OwnedFile, Precondition, PutOptions, UploadId, cheapest};
+use penstock_store::owned::OwnedFile;
+use penstock_store::{Meta, Precondition, PutOptions, UploadId, cheapest};
 use penstock_types::{Algorithm, Digest, Error, Key, Result, unix_now};
 use tokio::sync::Semaphore;
 

@@ -10,7 +10,8 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use penstock_store::{OwnedFile, Part, UploadId};
+use penstock_store::owned::OwnedFile;
+use penstock_store::{Part, UploadId};
 use penstock_types::{Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{Seek, Write};
 
+use penstock_store::owned::{self, Proof};
 use penstock_types::Result;
 
 use super::jail::reserve;
@@ -97,6 +98,7 @@ impl<'a> Sink<'a> {
     pub fn restart(&mut self) -> Result<()> {
         self.press = self.deflate.map(|deflate| Squeeze::new(deflate, self.out.shop.means()));
         self.out.seal = Seal::default();
-        self.out.file.set_len(0).and_then(|()| self.out.file.rewind()).map_err(|error| self.out.error(&error, 0))
+        let cleared = owned::set_len(self.out.file, 0, Proof::Covered);
+        cleared.and_then(|()| self.out.file.rewind()).map_err(|error| self.out.error(&error, 0))
     }
 }

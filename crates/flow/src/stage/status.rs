@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_store::OwnedFile;
+use penstock_store::owned::{OwnedFile, Proof, Replace};
 use penstock_types::{Error, Result, Stopwatch, unix_now};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -254,7 +254,7 @@ fn begin_replace(folder: &Arc<OwnedFd>, name: &str) -> std::io::Result<OwnedFile
 
 fn end_replace(temporary: &OwnedFile, folder: &OwnedFd, name: &str) -> std::io::Result<()> {
     temporary.file().sync_data()?;
-    Ok(temporary.rename(folder, name.as_bytes())?)
+    Ok(temporary.rename(folder, name.as_bytes(), Replace::Existing(Proof::Covered))?)
 }
 
 /// How long a rank waits for its leader.

@@ -2,19 +2,24 @@
 //! Writes of local files: a temporary name, the bytes, fsync, the final name, fsync of the folder. A reader sees all or
 //! nothing, also after a power cut.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_types::{Error, Key, Result};
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Local;
 use super::path::{meta, open_beneath};
+use crate::owned::{self, OwnedFile, Proof, Replace};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
 /// Temporary names begin with this; what a killed process leaves behind is told by it.
 const TEMPORARY: &str = ".penstock-tmp-";
+/// Whoever calls `put` names the object that is replaced.
+const NAMED: Replace = Replace::Existing(Proof::Named);
 
 pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOptions) -> Result<Meta> {
     store.check_key(key)?;
@@ -23,23 +28,23 @@ pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOption
     }
     checksum::check_parts(options.checksum.as_ref(), parts, || store.place(key))?;
     let (dir, name) = parent(store, key)?;
-    let temporary = format!("{TEMPORARY}{:016x}", rand::random::<u64>());
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(&dir, &temporary, flags, Mode::from_raw_mode(0o666)).map_err(|e| store.io(key, e))?;
-    let written = write(store, key, &file, parts).and_then(|()| {
+    let dir = Arc::new(dir);
+    let temporary = OwnedFile::create(&dir, TEMPORARY).map_err(|error| Error::from_io(store.place(key), &error))?;
+    let file = temporary.file();
+    let written = write(store, key, file, parts).and_then(|()| {
         rename(store, key, &dir, &temporary, &name, &options.precondition)?;
         rustix::fs::fsync(&dir).map_err(|errno| store.io(key, errno))
     });
     if let Err(error) = written {
         // Best effort: the first error is the one to tell.
-        let _ = rustix::fs::unlinkat(&dir, &temporary, AtFlags::empty());
+        temporary.remove();
         return Err(error);
     }
-    let stat = rustix::fs::fstat(&file).map_err(|errno| store.io(key, errno))?;
+    let stat = rustix::fs::fstat(file).map_err(|errno| store.io(key, errno))?;
     Ok(meta(key.clone(), &stat))
 }
 
-fn write(store: &Local, key: &Key, file: &OwnedFd, parts: &[Bytes]) -> Result<()> {
+fn write(store: &Local, key: &Key, file: &File, parts: &[Bytes]) -> Result<()> {
     for part in parts {
         let mut rest = &part[..];
         while !rest.is_empty() {
@@ -57,7 +62,7 @@ fn write(store: &Local, key: &Key, file: &OwnedFd, parts: &[Bytes]) -> Result<()
     }
 }
 
-fn no_space(store: &Local, key: &Key, file: &OwnedFd, parts: &[Bytes]) -> Error {
+fn no_space(store: &Local, key: &Key, file: &File, parts: &[Bytes]) -> Error {
     let free = rustix::fs::fstatvfs(file).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize));
     Error::NoSpace { place: store.place(key), need: parts.iter().map(|part| part.len() as u64).sum(), free }
 }
@@ -111,7 +116,7 @@ fn rename(
     store: &Local,
     key: &Key,
     dir: &OwnedFd,
-    temporary: &str,
+    temporary: &OwnedFile,
     name: &[u8],
     precondition: &Precondition,
 ) -> Result<()> {
@@ -122,27 +127,15 @@ fn rename(
     };
     let refuse = |reason: String| Error::Precondition { place: store.place(key), reason };
     match precondition {
-        Precondition::None => rustix::fs::renameat(dir, temporary, dir, name).map_err(told),
-        Precondition::Absent => {
-            let exists = || refuse("an object of that key exists already".to_owned());
-            match rustix::fs::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE) {
-                Ok(()) => Ok(()),
-                Err(Errno::EXIST) => Err(exists()),
-                // A file system without that flag: a hard link refuses in the same way.
-                Err(Errno::INVAL | Errno::NOSYS) => {
-                    match rustix::fs::linkat(dir, temporary, dir, name, AtFlags::empty()) {
-                        Ok(()) => rustix::fs::unlinkat(dir, temporary, AtFlags::empty()).map_err(told),
-                        Err(Errno::EXIST) => Err(exists()),
-                        Err(errno) => Err(told(errno)),
-                    }
-                }
-                Err(errno) => Err(told(errno)),
-            }
-        }
+        Precondition::None => temporary.rename(dir, name, NAMED).map_err(told),
+        Precondition::Absent => temporary.rename(dir, name, Replace::Nothing).map_err(|errno| match errno {
+            Errno::EXIST => refuse("an object of that key exists already".to_owned()),
+            errno => told(errno),
+        }),
         Precondition::Matches(want) => {
             rustix::fs::flock(dir, FlockOperation::LockExclusive).map_err(told)?;
             match store.standing(key)? {
-                Some(have) if have == *want => rustix::fs::renameat(dir, temporary, dir, name).map_err(told),
+                Some(have) if have == *want => temporary.rename(dir, name, NAMED).map_err(told),
                 Some(have) => Err(refuse(format!("version {want} is no longer current, {have} is"))),
                 None => Err(refuse(format!("version {want} is no longer there"))),
             }
@@ -168,9 +161,9 @@ pub(super) fn delete(store: &Local, key: &Key) -> Result<()> {
         Err(Errno::XDEV | Errno::LOOP) => return Err(store.refused(key, "a symbolic link in it leaves the folder")),
         Err(errno) => return Err(store.io(key, errno)),
     };
-    match rustix::fs::unlinkat(&dir, name, AtFlags::empty()) {
+    match owned::remove_file(&dir, name, Proof::Named) {
         // A folder is no object, and so there is none of that key.
-        Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR) => Ok(()),
+        Ok(()) | Err(Errno::ISDIR | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(store.io(key, errno)),
     }
 }

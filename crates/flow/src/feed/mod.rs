@@ -78,6 +78,12 @@ pub const WEIGHT: &str = "weight";
 /// The budget when none is given, unless the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
+/// Positions that are planned ahead, at most, where single records are read: some 100 bytes of memory and 1 us each.
+const MAX_PLANNED: u64 = 1 << 21;
+
+/// The same of an order that is the stored one: fewer cost no second read.
+const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
+
 /// Spare slots kept where no read-ahead says how many are used; with more, memory that no batch uses would be held for
 /// nothing.
 const SPARE_SLOTS: usize = 4;
@@ -221,8 +227,13 @@ impl Feed {
         // batches than that, objects are read again instead.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
-        let horizon =
-            if course.is_mixed() || grains.iter().all(|grain| grain.is_partial) { span.min(fits) } else { u64::MAX };
+        // What is read in ranges is not planned further ahead than makes the first batch wait, either.
+        let planned = match grains.iter().all(|grain| grain.is_partial) {
+            true if leaves.iter().any(|leaf| leaf.order().is_shuffled()) => MAX_PLANNED,
+            true => MAX_PLANNED_IN_ORDER,
+            false => u64::MAX,
+        };
+        let horizon = if course.is_mixed() || planned < u64::MAX { span.min(fits).min(planned) } else { u64::MAX };
         let spanned = batches(span.min(horizon));
         let pages = 4096 * (spanned + 2); // reservations are whole pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);

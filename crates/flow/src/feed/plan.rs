@@ -163,6 +163,8 @@ pub struct Tasks {
     /// Number of the first of `growing`.
     first: u64,
     seats: HashMap<(WindowKey, u64), u64>,
+    /// The one found last: most positions of small records come one after another of the same object.
+    last_seat: Option<((WindowKey, u64), u64)>,
     /// The window that each leaf was last seen in.
     at: Vec<Option<WindowKey>>,
 }
@@ -172,7 +174,7 @@ impl Tasks {
     pub fn new(walk: Walk, epoch: u64, steps: Steps, horizon: u64) -> Self {
         let at = vec![None; walk.leaves()];
         let (growing, seats) = (VecDeque::new(), HashMap::new());
-        Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, at }
+        Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, last_seat: None, at }
     }
 
     /// The next position of this rank with its batch and row, not taken yet.
@@ -197,7 +199,12 @@ impl Tasks {
         self.at[found.leaf] = Some(window);
         let want = Want { record: found.place.record, batch, row };
         let next = self.first + self.growing.len() as u64;
-        let seat = *self.seats.entry((window, found.place.object)).or_insert(next);
+        let key = (window, found.place.object);
+        let seat = match self.last_seat {
+            Some((last, seat)) if last == key => seat,
+            _ => *self.seats.entry(key).or_insert(next),
+        };
+        self.last_seat = Some((key, seat));
         if seat == next {
             let task = Task { leaf: found.leaf, object: found.place.object, wants: vec![want] };
             self.growing.push_back(Growing { task, window, since: position });
@@ -222,7 +229,9 @@ impl Iterator for Tasks {
         while !self.is_ripe() && self.grow() {}
         let Growing { task, window, .. } = self.growing.pop_front()?;
         self.first += 1;
-        self.seats.remove(&(window, task.object));
+        let key = (window, task.object);
+        self.seats.remove(&key);
+        self.last_seat.take_if(|(last, _)| *last == key);
         Some(task)
     }
 }

@@ -235,3 +235,15 @@ def test_flags_that_contradict_the_record_are_refused(two, tmp_path, run_cli):
     assert (ran.code, "--disk: the pool `p` that this machine has on record" in ran.err) == (2, True), ran.err
     assert (tmp_path / "n0/penstock-pool-p/data").is_dir()
     assert run_cli("pool", "down", "--name", "p").code == 0
+
+
+def test_record_of_a_pool_in_the_working_directory_is_not_read(tmp_path, monkeypatch):
+    planted = tmp_path / ".local/state/penstock/pools/p.json"
+    planted.parent.mkdir(parents=True)
+    planted.write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for home, state in ((None, None), (".", None), (None, ".local/state")):
+        for name, value in (("HOME", home), ("XDG_STATE_HOME", state)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match="no place for records of pools"):
+            pools.find("p")

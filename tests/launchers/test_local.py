@@ -197,6 +197,17 @@ def test_hosts_state_that_others_could_write_is_not_trusted(tmp_path, monkeypatc
 
 
 @pytest.mark.needs_root
+def test_command_for_a_host_whose_number_was_taken_by_another_process_runs_nowhere(tmp_path):
+    with Hosts.up(_name(), 1) as up:
+        pid, at = up._state["pids"]["h1"]
+        up._state["pids"]["h1"] = (os.getpid(), at + 1)
+        done = subprocess.run(up.enter("h1", ["touch", str(tmp_path / "ran")]), capture_output=True, check=False)
+        up._state["pids"]["h1"] = (pid, at)
+        assert (done.returncode != 0, list(tmp_path.iterdir())) == (True, [])
+        subprocess.run(up.enter("h1", ["true"]), check=True)
+
+
+@pytest.mark.needs_root
 def test_hosts_process_whose_number_was_taken_by_another_is_not_killed():
     """Its start is as the state says, and it does not carry the hosts' mark."""
     stranger = subprocess.Popen(["sleep", "600"])

@@ -9,7 +9,6 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -24,6 +23,7 @@ from penstock.protocols import Engine, Pool, PoolSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from penstock.cluster.cluster import Cluster
 
@@ -104,9 +104,12 @@ def load_engine(name: str, settings: Mapping[str, Any]) -> Engine:
 
 
 def _home() -> Path:
-    found = env.read()
-    base = found.get("XDG_STATE_HOME") or Path(found.get("HOME") or ".", ".local/state")
-    return Path(base) / "penstock/pools"
+    base = env.state_home(env.read())
+    if base is None:  # never below the working directory: a record names programs that a command runs
+        raise ConfigError(
+            "HOME and XDG_STATE_HOME are not set, so there is no place for records of pools", hint="set HOME"
+        )
+    return base / "penstock/pools"
 
 
 def names() -> list[str]:

@@ -32,6 +32,7 @@ __all__ = ["Hosts"]
 _STATE = Path("/run/penstock-hosts")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,15}")
 _READY_S = 10.0
+_NO_PID = 2**31 - 1  # above the largest pid_max of Linux
 # Reaps what its host's processes leave behind, and does nothing else.
 _INIT = """
 import os, signal
@@ -161,7 +162,7 @@ class Hosts:
         """The command line here that runs `argv` on a host."""
         return [
             "nsenter",
-            f"--target={self._state['pids'][host][0]}",
+            f"--target={self._pid(host)}",
             "--net",
             "--uts",
             "--mount",
@@ -171,6 +172,11 @@ class Hosts:
         ]
 
     # ------------------------------------------------------------ how
+
+    def _pid(self, host: str) -> int:
+        """The first process of a host; of one that is gone, a number that no process has: its own may be another's by now."""
+        pid, at = self._state["pids"][host]
+        return int(pid) if born(pid) == at else _NO_PID
 
     def _index(self, host: str) -> int:
         return int(host.removeprefix("h"))
@@ -260,7 +266,7 @@ class Hosts:
         return pid
 
     def _in(self, host: str | None, *words: str) -> None:
-        pid = self._state["pids"][host or "switch"][0]
+        pid = self._pid(host or "switch")
         spaces = ["--net"] if host is None else ["--net", "--uts", "--mount"]
         done = subprocess.run(
             ["nsenter", f"--target={pid}", *spaces, "--", *words],

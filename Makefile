@@ -42,6 +42,7 @@ FAKE_GCS := v1.56.1
 HADOOP := 3.4.1
 RCLONE := v1.76.0
 S5CMD := v2.3.0
+MC := v0.0.0-20250313080218-cf909e1063a9
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 # Nothing a developer's shell activated may leak in; uv and maturin find our environment by this alone.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -168,7 +169,7 @@ setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compile
 setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-4 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
 
 .PHONY: setup-peers-clients
-setup-peers-clients: $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/mounts ## S3 clients of others, which the tests run against the emulator
+setup-peers-clients: $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/mc-$(MC) $(STAMPS)/mounts ## S3 clients of others, which the tests run against the emulator
 
 .PHONY: setup-peers-stage
 setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us
@@ -247,6 +248,11 @@ $(STAMPS)/s5cmd-$(S5CMD): | $(STAMPS)
 	@# Built where it was fetched to: `go install` also asks for a list of its versions, which not every proxy gives.
 	@folder=$$(go mod download -json github.com/peak/s5cmd/v2@$(S5CMD) | sed -n 's/.*"Dir": "\(.*\)".*/\1/p') && cd "$$folder" && \
 		GOFLAGS=-mod=mod go build -o "$(CURDIR)/$(TOOLS)/bin/s5cmd" . 2> "$(CURDIR)/$(TOOLS)/go.log" || { cat "$(CURDIR)/$(TOOLS)/go.log"; exit 1; }
+	@touch $@
+
+$(STAMPS)/mc-$(MC): | $(STAMPS)
+	$(call SAY,mc of MinIO$(comma) some minutes to compile)
+	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/minio/mc@$(MC) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
 	@touch $@
 
 $(STAMPS)/awscrt: $(STAMPS)/venv

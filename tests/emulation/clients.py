@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """S3 clients of others, each with the same five verbs, for round trips against the emulator.
 
-`boto3` is a library of the development environment. s5cmd, rclone and s3fs are programs that `make setup-peers-clients`
+`boto3` is a library of the development environment. s5cmd, rclone, mc and s3fs are programs that `make setup-peers-clients`
 installs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -46,6 +47,7 @@ class Client:
             "RCLONE_CONFIG_E_REGION": served.server.region,
             "RCLONE_CONFIG_E_ACCESS_KEY_ID": access,
             "RCLONE_CONFIG_E_SECRET_ACCESS_KEY": secret,
+            "MC_HOST_e": endpoint.replace("://", f"://{access}:{secret}@"),
             "S3_ENDPOINT_URL": endpoint,
         }
 
@@ -168,6 +170,26 @@ class Rclone(Client):
 
     def delete(self, prefix: str) -> None:
         self.run("purge", f"e:{self.bucket}/{prefix}")
+
+
+class Mc(Client):
+    name = "mc"
+
+    def upload(self, source: Path, prefix: str) -> None:
+        self.run("cp", "--quiet", "--recursive", f"{source}/", f"e/{self.bucket}/{prefix}")
+
+    def keys(self, prefix: str) -> set[str]:
+        listed = self.run("ls", "--recursive", "--json", f"e/{self.bucket}/{prefix}")
+        return {json.loads(line)["key"] for line in listed.splitlines()}
+
+    def copy(self, source: str, target: str) -> None:
+        self.run("cp", "--quiet", "--recursive", f"e/{self.bucket}/{source}", f"e/{self.bucket}/{target}")
+
+    def download(self, prefix: str, target: Path) -> None:
+        self.run("cp", "--quiet", "--recursive", f"e/{self.bucket}/{prefix}", f"{target}/")
+
+    def delete(self, prefix: str) -> None:
+        self.run("rm", "--quiet", "--recursive", "--force", f"e/{self.bucket}/{prefix}")
 
 
 class S3fs(Client):

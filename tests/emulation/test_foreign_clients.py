@@ -17,7 +17,7 @@ NAMES = {
     "percent%20.bin": 12,
     "umlaut-äöü-ß.bin": 13,
     "deep/er/and=equal&and;more.bin": 14,
-    # Parts of 5 to 8 MiB, up and down.
+    # Parts of 5 to 8 MiB (16 MiB for mc), up and down.
     "large.bin": 20_000_000,
 }
 
@@ -70,6 +70,6 @@ def test_copy_source_plus_is_a_space(served):
 
 
 @pytest.mark.needs_pool
-@pytest.mark.parametrize("kind", [clients.S5cmd, clients.Rclone, clients.S3fs], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [clients.S5cmd, clients.Rclone, clients.Mc, clients.S3fs], ids=lambda kind: kind.name)
 def test_program_round_trip_keeps_names_and_bytes(kind, served, tmp_path):
     round_trip(kind, served, tmp_path)

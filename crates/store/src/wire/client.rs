@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::{Method, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -96,7 +97,11 @@ impl Http {
     }
 
     /// Sends a request; the error is what the network said.
-    pub(crate) async fn send(&self, request: Request<Parts>) -> Result<Response<Incoming>, String> {
+    pub(crate) async fn send(&self, mut request: Request<Parts>) -> Result<Response<Incoming>, String> {
+        // hyper sends no length for an empty body, and some S3 servers (rclone's) answer 411 to a PUT without it.
+        if request.body().left() == 0 && matches!(*request.method(), Method::PUT | Method::POST) {
+            request.headers_mut().entry(CONTENT_LENGTH).or_insert(HeaderValue::from_static("0"));
+        }
         let answer = if request.uri().scheme() == Some(&http::uri::Scheme::HTTPS) {
             let tls = self.tls.get_or_init(|| {
                 let roots = HttpsConnectorBuilder::new().with_native_roots();
@@ -118,4 +123,28 @@ pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
         cause = next;
     }
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn empty_put_sends_its_content_length() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/key", listener.local_addr().unwrap());
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            String::from_utf8(head).unwrap()
+        });
+        Http::new().send(Request::put(url).body(Parts::default()).unwrap()).await.unwrap();
+        assert!(server.await.unwrap().contains("\r\ncontent-length: 0\r\n"));
+    }
 }

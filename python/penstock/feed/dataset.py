@@ -7,6 +7,7 @@ import json
 import logging
 import operator
 import os
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -389,6 +390,8 @@ def open(  # noqa: A001 - the verb is the API
         Unsupported: The objects are of a format that is not read, which the message names.
         ConfigError: An object lies beside its inflated copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store refused.
+    Warns:
+        UserWarning: No format is given, and more objects are left aside than are read.
     """
     listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
     text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_lists.joined(listed_urls or [])
@@ -416,8 +419,7 @@ def open(  # noqa: A001 - the verb is the API
     if listed_urls is not None and len(listed_urls) > 1:
         url_lists.check(source, listed_urls)
     if source.ignored:
-        kind = json.loads(source.format)["name"]
-        _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)
+        _warn_of_ignored(source, is_chosen=said is not None)
     if said is not None and said.name == "hdf5":
         told = chunk_maps.read(source, said)
         source = _native.Source.open(text, source.manifest(), dict(env.read()), told.to_json())
@@ -434,6 +436,19 @@ def open(  # noqa: A001 - the verb is the API
         indexed=indexed,
         locality=locality,
         given_classes=None if said is None else said.classes,
+    )
+
+
+def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
+    kind = json.loads(source.format)["name"]
+    if is_chosen or source.ignored <= source.objects:
+        _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)
+        return
+    # The folder is probably not what the user takes it for, and a program may hide its log.
+    warnings.warn(
+        f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read, as {kind}; "
+        f"{source.ignored:,} of other formats are left aside. Give a pattern (`*.suffix`) or format= to choose.",
+        stacklevel=3,
     )
 
 

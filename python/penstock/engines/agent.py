@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -347,8 +348,18 @@ def audit(order: dict[str, Any]) -> list[str]:
 
 
 def has(order: dict[str, Any]) -> bool:
-    """Whether something is there for every pattern."""
-    return all(glob.glob(pattern) for pattern in order["patterns"])
+    """Whether something is there for every pattern; with `folder`, in a folder that root or this user alone may write."""
+    folder = order.get("folder")
+    return (folder is None or _is_trusted(folder)) and all(glob.glob(pattern) for pattern in order["patterns"])
+
+
+def _is_trusted(folder: str) -> bool:
+    try:
+        found = os.lstat(check_parents(folder))
+    except OSError:
+        return False
+    is_ours = found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and is_ours
 
 
 VERBS = {"has": has, "prepare": prepare, "start": start, "alive": alive, "http": http, "stop": stop, "audit": audit}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from penstock.engines.hands import root_of
-from penstock.errors import Deadline, NotFound
+from penstock.errors import ConfigError, Deadline, NotFound, PreconditionFailed
+from penstock.ownership import NotOwned, OwnedFolder, check_parents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["configured", "data_options", "installed", "placed", "wanted"]
 
+_OWN_JARS = "--engine-set hadoop=DIR names an installed Hadoop, or a folder of its jars"
 _POM = Path(__file__).with_name("hadoop.pom.xml")
 _SERVER = "hadoop-client-minicluster-*.jar"
 _LOG = """log4j.rootLogger=WARN,A
@@ -55,15 +57,26 @@ def placed(
     """Our own jars on every node, by the class path: fetched once to this machine, copied to nodes that do not see them.
 
     Raises:
+        ConfigError: This user has no folder for them.
         NotFound: No jars, and no Maven to fetch them.
+        PreconditionFailed: Another user may have put jars of theirs there.
     """
-    cache = Path(
-        environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "/nonexistent", ".cache"),
-        "penstock/hadoop",
-    )
+    # A relative path is no place of this user's, as the XDG specification has it.
+    places = environment.get("XDG_CACHE_HOME", ""), f"{environment.get('HOME', '')}/.cache"
+    base = next((Path(place) for place in places if place.startswith("/") and place != "/.cache"), None)
+    if base is None:
+        raise ConfigError("HOME and XDG_CACHE_HOME are not set, so there is no place for Hadoop's jars", hint=_OWN_JARS)
+    cache = base / "penstock/hadoop"
     if not list(cache.glob(_SERVER)):
         _fetch(cache, until)
-    has = hands.ask("has", until - time.monotonic(), patterns=[f"{glob.escape(str(cache))}/{_SERVER}"])
+    try:
+        OwnedFolder(check_parents(str(cache))).close()
+    except NotOwned as error:
+        raise PreconditionFailed(f"Hadoop's jars: {error}", hint=error.hint or _OWN_JARS) from None
+    # A node whose folder of that name is not proved ours gets a copy.
+    has = hands.ask(
+        "has", until - time.monotonic(), patterns=[f"{glob.escape(str(cache))}/{_SERVER}"], folder=str(cache)
+    )
     paths = {}
     for node in runner.nodes:
         if has[node.name]:
@@ -100,7 +113,7 @@ def _fetch(cache: Path, until: float) -> None:
         except FileNotFoundError:
             raise NotFound(
                 "Hadoop's jars are not here, and neither is Maven to fetch them",
-                hint="--engine-set hadoop=DIR names an installed Hadoop, or a folder of its jars",
+                hint=_OWN_JARS,
             ) from None
         except subprocess.TimeoutExpired:
             raise Deadline("Maven has not brought Hadoop's jars (91 MB) in time", limit_s=left) from None
@@ -108,7 +121,13 @@ def _fetch(cache: Path, until: float) -> None:
             raise NotFound(
                 f"Maven could not fetch Hadoop's jars: {done.stdout.strip().splitlines()[0][:300] if done.stdout.strip() else 'no words'}"
             )
-        (Path(folder) / "lib").rename(cache)
+        jars = Path(folder) / "lib"
+        jars.chmod(0o755)
+        try:
+            jars.rename(cache)
+        except OSError:  # another command was first
+            if not list(cache.glob(_SERVER)):
+                raise
 
 
 def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, block_bytes: int) -> dict[str, str]:

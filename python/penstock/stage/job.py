@@ -122,9 +122,17 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
     scheme = destination.partition("://")[0]
     if scheme in ("http", "https"):
         raise Unsupported(f"{scheme}:// as a destination is not supported by web servers, which take no uploads")
-    found = variables()
-    home = Path(found.get("XDG_STATE_HOME") or Path(found.get("HOME") or ".", ".local/state"))
-    base = Path(journal) if journal else home / "penstock/stage"
+    home = env.state_home(env.read())
+    if journal:
+        base = Path(journal)
+    elif home is not None:
+        base = home / "penstock/stage"
+    else:
+        raise ConfigError(
+            "HOME and XDG_STATE_HOME are not set, so there is no place for the stage's journal",
+            where="--journal",
+            hint="give one: --journal DIR",
+        )
     standing = next((path for path in (base, *base.absolute().parents) if path.exists()), None)
     if standing is not None and not standing.is_dir():
         raise ConfigError(f"--journal: {base} can be no folder, since {standing} is a file", where="--journal")

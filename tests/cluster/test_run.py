@@ -103,6 +103,25 @@ def test_run_that_failed_is_torn_down_and_resumed(job, run_cli, tmp_path):
     assert (other.code, "another job file" in other.err) == (2, True)
 
 
+def test_second_run_of_a_job_that_runs_is_refused(job, tmp_path, run_cli):
+    gate = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/gate ]; do sleep 0.1; done; " + _COUNT
+    program = Path(sys.executable).with_name("penstock")
+    first = subprocess.Popen([program, "run", job(gate), "--quiet"], cwd=tmp_path, stdin=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "begun").exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        for arguments in ([], ["--resume"]):
+            ran = run_cli("run", job(gate), *arguments, cwd=tmp_path)
+            assert (ran.code, "another command runs this job" in ran.err) == (3, True), ran.err
+        (tmp_path / "gate").touch()
+        assert first.wait(100) == 0
+    finally:
+        first.kill()
+        first.wait()
+    assert pools.names() == []
+
+
 def test_run_that_is_killed_in_its_ranks_goes_on_with_the_pool_that_stands(job, tmp_path, run_cli):
     gate = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/gate ]; do sleep 0.1; done; " + _COUNT
     program = Path(sys.executable).with_name("penstock")

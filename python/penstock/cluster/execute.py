@@ -5,7 +5,10 @@ what is done is written down, and whatever happens the pool is taken down.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import os
 import time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -20,7 +23,7 @@ from penstock.cluster.losses import lost_of, mend
 from penstock.cluster.provision import provision
 from penstock.cluster.told import NODE, VARIABLE, InPool, tell
 from penstock.cluster.words import Words
-from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFailed
+from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
 from penstock.protocols import Call, Pool, PoolSpec
 from penstock.units import parse_seconds
 
@@ -92,6 +95,7 @@ class Execution:
         self._pool: Pool | None = None
         self._cluster: Cluster | None = None
         self._earlier: dict[str, float] = {}
+        self._lock: int | None = None
         self._remade: str | None = None
         self.lost: dict[str, str] = {}
         """Nodes that were lost under way, and in what words."""
@@ -199,14 +203,18 @@ class Execution:
         return self._pool is not None and self._pool.lease == self._state.lease
 
     def close(self) -> None:
-        """Lets the nodes go."""
+        """Lets the nodes and the folder go."""
         if self._cluster is not None:
             self._cluster.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     # ------------------------------------------------------------ state
 
     def _open(self, *, resume: bool) -> None:
         path = self.folder / "job.json"
+        self._take_folder(is_new=not resume)
         if not resume:
             self.refuse_if_begun()
         if path.exists():
@@ -221,6 +229,27 @@ class Execution:
         elif resume:
             raise NotFound(f"{self.folder} holds no start of a job to go on with")
         self._save()
+
+    def _take_folder(self, *, is_new: bool) -> None:
+        """Locks the folder until the job ends: a second command would write the same state. The kernel frees a lock whose
+        holder was killed. A file system without locks has none.
+        """
+        if is_new:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        elif not self.folder.is_dir():
+            return
+        # Not inherited: a program that a rank leaves behind holds no job up.
+        lock = os.open(self.folder / ".job.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise Busy(f"{self.folder}: another command runs this job") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                os.close(lock)
+                raise
+        self._lock = lock
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

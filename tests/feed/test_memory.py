@@ -228,3 +228,28 @@ def test_members_that_decompress_to_a_thousand_times_their_size_stay_near_the_bu
     for number in range(1, 16):
         shutil.copyfile(tmp_path / "00.npz", tmp_path / f"{number:02}.npz")
     assert bounded(tmp_path, item_sizes(kind)).split() == ["80000000"] * 16
+
+
+@pytest.mark.parametrize("shuffle", [".shuffle(seed=1)", ""])
+def test_npy_object_of_millions_of_rows_is_read_in_stretches_within_the_budget(tmp_path, shuffle):
+    np.save(tmp_path / "a.npy", (np.arange(3_000_000) % 251).astype(np.uint8))
+    size, header = (tmp_path / "a.npy").stat().st_size, 128
+    assert size == 3_000_000 + header
+
+    def loader(form):
+        # Planned at once, its batches alone take 48 MB.
+        return f"ps.Loader(ps.open(url, format={form}){shuffle}, batch_size=256, memory_bytes=40 << 20)"
+
+    rows, fixed = (
+        loader("ps.formats.npy(rows=True)"),
+        loader(f"ps.formats.fixed(array=ps.tensor('uint8', ()), header_bytes={header})"),
+    )
+    same = f"sum(numpy.array_equal(a['array'], b['array']) for a, b in zip({rows}, {fixed}, strict=True))"
+    assert bounded(tmp_path, f"[{same}]", 1 << 29) == f"{-(-3_000_000 // 256)}\n"
+
+
+def test_npy_rows_of_no_bytes_are_refused_before_they_are_counted(tmp_path):
+    text = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({10**18}, 0), }}".ljust(117).encode() + b"\n"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    said = bounded(tmp_path, "[ps.open(url, format=ps.formats.npy(rows=True)).schema()]")
+    assert said.startswith(f"corrupt file://{tmp_path}/a.npy has rows of 0 bytes (shape [{10**18}, 0])")

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use penstock_flow::feed::{Feed, FeedSettings, Field, Next, Steps, Wanted};
-use penstock_types::{Error, Metric, Metrics, Result, Unit};
+use penstock_flow::feed::{Feed, FeedSettings, Field, Next, Source, Steps, Wanted};
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Unit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -88,9 +88,10 @@ impl PyFeed {
         caches: Option<Vec<Option<(PathBuf, u64, String)>>>,
         node: Option<(u64, u64)>,
     ) -> PyResult<Self> {
-        enter(py, || {
-            let fields = Field::from_json(fields)?;
-            let samples = course.course.samples();
+        let deadline = Duration::try_from_secs_f64(deadline_s)
+            .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")));
+        let (sources, metrics, steps, deadline) = enter(py, || {
+            let (deadline, samples) = (deadline?, course.course.samples());
             let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
             let caches = caches.unwrap_or_else(|| vec![None; course.sources.len()]);
             if caches.len() != course.sources.len() {
@@ -110,10 +111,18 @@ impl PyFeed {
                 Ok((Arc::new(opened.with_index(index)), metrics))
             };
             let opened: Result<Vec<_>> = course.sources.iter().zip(&course.indexes).enumerate().map(open).collect();
-            let (sources, metrics) = opened?.into_iter().unzip();
+            let (sources, metrics): (Vec<Arc<Source>>, Vec<_>) = opened?.into_iter().unzip();
+            Ok((sources, metrics, steps, deadline))
+        })?;
+        for (source, leaf) in sources.iter().zip(&course.leaves) {
+            if source.has_long_columns(leaf.counts()) {
+                let source = source.clone();
+                enter_async(py, async move { source.learn_rows(Deadline::within(deadline)).await })?;
+            }
+        }
+        enter(py, || {
+            let fields = Field::from_json(fields)?;
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            let deadline = Duration::try_from_secs_f64(deadline_s)
-                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
             let threads = threads.unwrap_or(cores);
             let on_error = on_error.parse()?;
             let settings =

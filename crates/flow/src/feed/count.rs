@@ -178,7 +178,8 @@ pub async fn count(
         let records: Vec<u64> = stream::iter(0..objects.len() as u64)
             .map(|object| async move {
                 let head = source.head(object, most, deadline).await?;
-                source.framing().count_of_head(&head, source.entry(object).size, &source.place(object))
+                let rows = source.framing().rows_of_head(&head, source.entry(object).size, &source.place(object))?;
+                Ok::<_, Error>(rows.count)
             })
             .buffered(TRAILERS_IN_FLIGHT)
             .try_collect()

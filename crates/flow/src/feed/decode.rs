@@ -182,9 +182,10 @@ impl Cut<'_> {
 
     /// Reads every want into its row; those that could not be.
     fn each(&self, object: &Object<'_>, wants: &[Want], fields: &[Field], rows: RowsOf<'_, '_>) -> Vec<(usize, Error)> {
-        let head = match self.span(object, 0) {
-            Ok(first) => self.slice(&Span { offset: 0, len: first.offset, crc: 0 }).unwrap_or_default(),
-            Err(_) => &[],
+        let head = match (object.source.learned().head(object.number), self.span(object, 0)) {
+            (Some(head), _) => head,
+            (None, Ok(first)) => self.slice(&Span { offset: 0, len: first.offset, crc: 0 }).unwrap_or_default(),
+            (None, Err(_)) => &[],
         };
         // In the order of the bytes, which the cache likes.
         let mut sorted: Vec<usize> = (0..wants.len()).collect();

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where records lie in large objects that have no index, noted when an object is read for its records anyway: from the
-//! next epoch on it is read in portions.
+//! Where records lie in large objects that have no index.
 //!
-//! Owns no file: what is learned lasts as long as its source, whose objects are pinned.
+//! Records behind one another are noted when an object is read for them anyway: from the next epoch on it is read in
+//! portions. Rows behind a head are noted from the head before the first epoch, where there are very many. Owns no file:
+//! what is learned lasts as long as its source, whose objects are pinned.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::format::Span;
+use bytes::Bytes;
+
+use super::format::{HeadRows, Span};
 
 /// Smaller objects are read whole in any case.
 const LEAST_BYTES: u64 = 8 << 20;
@@ -18,11 +21,19 @@ const MOST_OBJECTS: usize = 1 << 16;
 /// Bytes of memory for all that is learned.
 const MOST_BYTES: u64 = 64 << 20;
 
+/// Where the records of one object lie.
+#[derive(Debug)]
+enum Layout {
+    Spans(Box<[Span]>),
+    /// With the bytes before the first.
+    Rows(HeadRows, Bytes),
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Learned {
     /// By object; empty where there are too many.
-    spans: Box<[OnceLock<Box<[Span]>>]>,
+    layouts: Box<[OnceLock<Layout>]>,
     bytes: AtomicU64,
 }
 
@@ -30,24 +41,48 @@ impl Learned {
     /// Of so many objects.
     pub fn new(objects: usize) -> Self {
         let objects = if objects <= MOST_OBJECTS { objects } else { 0 };
-        Self { spans: (0..objects).map(|_| OnceLock::new()).collect(), bytes: AtomicU64::new(0) }
+        Self { layouts: (0..objects).map(|_| OnceLock::new()).collect(), bytes: AtomicU64::new(0) }
     }
 
     /// Notes where all records of an object of `size` bytes lie. What there is no room for is not noted.
     pub fn note(&self, object: u64, size: u64, spans: &[Span]) {
-        let Some(seat) = self.spans.get(object as usize) else { return };
-        let bytes = size_of_val(spans) as u64;
-        if size < LEAST_BYTES || spans.len() < 2 || seat.get().is_some() {
-            return;
+        if size >= LEAST_BYTES && spans.len() >= 2 {
+            self.keep(object, size_of_val(spans) as u64, || Layout::Spans(spans.into()));
         }
-        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_BYTES || seat.set(spans.into()).is_err() {
+    }
+
+    /// Notes the rows of an object, given its first bytes.
+    pub fn note_rows(&self, object: u64, rows: HeadRows, first: &[u8]) {
+        if let Some(head) = first.get(..rows.head as usize) {
+            self.keep(object, rows.head, || Layout::Rows(rows, Bytes::copy_from_slice(head)));
+        }
+    }
+
+    fn keep(&self, object: u64, bytes: u64, layout: impl FnOnce() -> Layout) {
+        let Some(seat) = self.layouts.get(object as usize).filter(|seat| seat.get().is_none()) else { return };
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_BYTES || seat.set(layout()).is_err() {
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
+    fn layout(&self, object: u64) -> Option<&Layout> {
+        self.layouts.get(object as usize)?.get()
+    }
+
     /// Where a record of an object lies, if that was noted.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
-        self.spans.get(object as usize)?.get()?.get(record as usize).copied()
+        match self.layout(object)? {
+            Layout::Spans(spans) => spans.get(record as usize).copied(),
+            Layout::Rows(rows, _) => rows.span(record),
+        }
+    }
+
+    /// The bytes of an object before its rows, if they were noted.
+    pub fn head(&self, object: u64) -> Option<&[u8]> {
+        match self.layout(object)? {
+            Layout::Spans(_) => None,
+            Layout::Rows(_, head) => Some(head),
+        }
     }
 }
 
@@ -71,5 +106,16 @@ mod tests {
         assert!(learned.span(1, 1).is_some(), "what was too much takes no room");
         learned.note(3, LEAST_BYTES, &spans(2));
         assert_eq!(Learned::new(MOST_OBJECTS + 1).span(0, 0), None);
+    }
+
+    #[test]
+    fn rows_are_noted_with_their_head() {
+        let learned = Learned::new(2);
+        let rows = HeadRows { head: 3, row: 4, count: 5 };
+        learned.note_rows(0, rows, b"headrows");
+        assert_eq!((learned.head(0), learned.span(0, 4)), (Some(&b"hea"[..]), rows.span(4)));
+        assert_eq!((rows.span(4).unwrap().range(), learned.span(0, 5)), (19..23, None));
+        learned.note_rows(1, rows, b"he");
+        assert_eq!((learned.head(1), learned.span(1, 0)), (None, None));
     }
 }

@@ -122,7 +122,7 @@ impl Reads {
         else {
             return whole;
         };
-        if source.framing().needs_head() {
+        if source.framing().needs_head() && source.learned().head(object).is_none() {
             let Some(first) = known_span(source, object, 0) else { return whole };
             spans.push(Span { offset: 0, len: first.offset, crc: 0 });
         }

@@ -13,13 +13,14 @@ use penstock_store::{Buffer, Buffers, Chunk, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, grouped, now};
 use std::time::{Duration, Instant};
 
+use super::MAX_PLANNED_IN_ORDER;
 use super::arrays::Blocks;
 use super::format::rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
 use super::index::RecordIndex;
 use super::learned::Learned;
 use super::plan::Steps;
-use super::reads::{Content, Reads, gzip_check};
+use super::reads::{Content, Reads, gzip_check, known_span};
 use super::schedule::Schedule;
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
@@ -34,6 +35,9 @@ pub(super) const PART: u64 = 8 << 20;
 
 /// Parts of one object under way at a time.
 const PARTS_IN_FLIGHT: usize = 8;
+
+/// Requests under way at a time while heads are read.
+const HEADS_IN_FLIGHT: usize = 64;
 
 /// An object of up to so many bytes is asked for in one request.
 pub const LARGEST_AT_ONCE: u64 = 2 * PART;
@@ -207,6 +211,32 @@ impl Source {
         if let Some(schedule) = &self.schedule {
             schedule.reached(epoch, position);
         }
+    }
+
+    /// True where [`Source::learn_rows`] is worth its requests: an object has more rows than are planned at once.
+    pub fn has_long_columns(&self, counts: &Counts) -> bool {
+        let is_plain = |object| self.codec(object) == Codec::None;
+        self.framing.head_for_count().is_some()
+            && counts.most() > MAX_PLANNED_IN_ORDER
+            && (0..self.manifest.objects.len() as u64).all(is_plain)
+    }
+
+    /// Notes where the rows of all objects lie, by their heads, so that they are read in stretches. A request for each
+    /// object that has no index.
+    pub async fn learn_rows(&self, deadline: Deadline) -> Result<()> {
+        let objects = 0..self.manifest.objects.len() as u64;
+        let most = self.framing.head_for_count().unwrap_or(0);
+        let learn = |object: u64| async move {
+            let head = self.head(object, most, deadline).await?;
+            let rows = self.framing.rows_of_head(&head, self.entry(object).size, &self.place(object))?;
+            self.learned.note_rows(object, rows, &head);
+            Ok(())
+        };
+        stream::iter(objects.filter(|&object| known_span(self, object, 0).is_none()))
+            .map(learn)
+            .buffer_unordered(HEADS_IN_FLIGHT)
+            .try_collect()
+            .await
     }
 
     /// Where records lie in objects that were read without an index.

@@ -351,6 +351,24 @@ pub(crate) trait Table {
     fn each(&self, records: &[u64], parts: &[&[String]], limit: u64, each: EachRow<'_>);
 }
 
+/// Records of one size, one after another behind a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HeadRows {
+    /// Bytes before the first.
+    pub head: u64,
+    /// Bytes of each.
+    pub row: u64,
+    /// How many there are.
+    pub count: u64,
+}
+
+impl HeadRows {
+    /// Where a row lies.
+    pub fn span(&self, row: u64) -> Option<Span> {
+        (row < self.count).then(|| Span { offset: self.head + row * self.row, len: self.row, crc: 0 })
+    }
+}
+
 /// A format whose objects hold their records one after another, or are tables.
 pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// Appends where the records of an object lie. On an error, those before it stand.
@@ -377,8 +395,8 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         None
     }
 
-    /// How many records an object of that many bytes holds, told by its first bytes.
-    fn count_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<u64> {
+    /// Where the records of an object of `size` bytes lie, by its first bytes.
+    fn rows_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<HeadRows> {
         Err(Error::bug(format!("the head of {place} tells no count")))
     }
 

@@ -7,7 +7,7 @@ use penstock_record::npy::{self, Header};
 use penstock_record::npz::Directory;
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
-use super::{Each, Framing, Record, RecordId, Span};
+use super::{Each, Framing, HeadRows, Record, RecordId, Span};
 use crate::feed::memory::PartHold;
 use crate::feed::part::{Array, Part};
 
@@ -72,14 +72,17 @@ pub(super) struct Npy {
     pub rows: bool,
 }
 
-/// Rows of an array, and the bytes of each.
-fn rows(header: &Header, place: &str) -> Result<(u64, u64)> {
+fn rows(header: &Header, place: &str) -> Result<HeadRows> {
     let spec = typed(header, place)?;
     let Some((&count, rest)) = spec.shape.split_first() else {
         return Err(Error::corrupt(place, "holds one number, which has no rows"));
     };
     let row = TensorSpec { dtype: spec.dtype, shape: rest.to_vec() }.size_bytes()?;
-    Ok((count as u64, row as u64))
+    // A header of 100 bytes may name as many of them as it likes.
+    if row == 0 && count > 0 {
+        return Err(Error::corrupt(place, format!("has rows of 0 bytes (shape {:?})", spec.shape)));
+    }
+    Ok(HeadRows { head: header.data_offset as u64, row: row as u64, count: count as u64 })
 }
 
 impl Framing for Npy {
@@ -88,13 +91,10 @@ impl Framing for Npy {
             spans.push(Span { offset: 0, len: content.len() as u64, crc: self.crc(content) });
             return Ok(());
         }
-        let header = npy::parse(content, place)?;
-        let (count, row) = rows(&header, place)?;
-        let start = header.data_offset as u64;
-        for number in 0..count {
-            let span = Span { offset: start + number * row, len: row, crc: 0 };
+        let rows = rows(&npy::parse(content, place)?, place)?;
+        for (number, span) in (0..rows.count).filter_map(|number| rows.span(number)).enumerate() {
             let Some(bytes) = content.get(span.offset as usize..span.range().end as usize) else {
-                return Err(Error::corrupt(place, format!("ends inside row {number} of {}", grouped(count))));
+                return Err(Error::corrupt(place, format!("ends inside row {number} of {}", grouped(rows.count))));
             };
             spans.push(Span { crc: self.crc(bytes), ..span });
         }
@@ -109,15 +109,14 @@ impl Framing for Npy {
         self.rows.then_some(HEAD)
     }
 
-    fn count_of_head(&self, head: &[u8], size: u64, place: &str) -> Result<u64> {
-        let header = npy::parse(head, place)?;
-        let (count, row) = rows(&header, place)?;
-        let want = header.data_offset as u64 + count * row;
+    fn rows_of_head(&self, head: &[u8], size: u64, place: &str) -> Result<HeadRows> {
+        let rows = rows(&npy::parse(head, place)?, place)?;
+        let want = rows.head + rows.count * rows.row;
         if want != size {
             let (want, have) = (grouped(want), grouped(size));
             return Err(Error::corrupt(place, format!("has {have} bytes where its header says {want}")));
         }
-        Ok(count)
+        Ok(rows)
     }
 
     fn needs_head(&self) -> bool {

@@ -81,7 +81,8 @@ def test_specification_passes_the_systems_own_validator(form, exported, tmp_path
 
 def test_kubernetes_pods_carry_the_job_and_know_their_number_and_the_first(exported, tmp_path):
     items = {item["kind"]: item for item in json.loads(exported("k8s").out)["items"]}
-    assert base64.b64decode(items["ConfigMap"]["binaryData"]["job.toml"]) == (tmp_path / "job.toml").read_bytes()
+    assert "ConfigMap" not in items
+    assert base64.b64decode(items["Secret"]["data"]["job.toml"]) == (tmp_path / "job.toml").read_bytes()
     spec = items["Job"]["spec"]
     assert (spec["completions"], spec["parallelism"], spec["activeDeadlineSeconds"]) == (4, 4, 5400)
     [container] = spec["template"]["spec"]["containers"]
@@ -96,6 +97,15 @@ def test_kubernetes_pods_carry_the_job_and_know_their_number_and_the_first(expor
     ]
     assert items["Service"]["metadata"]["name"] == spec["template"]["spec"]["subdomain"] == "train-1"
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+
+
+@pytest.mark.parametrize("form", ["azureml", "azure-batch"])
+def test_azure_lines_hold_no_credential_of_the_run(form, exported):
+    env = '[run.env]\nNCCL_DEBUG = "INFO"\nHF_TOKEN = "hf_x"\nWANDB_API_KEY = "y"\n'
+    told = exported(form, more=env)
+    assert (told.code, told.out) == (2, "")
+    assert "run.env: HF_TOKEN, WANDB_API_KEY would be readable by all who may see the job on Azure" in told.err
+    assert exported(form, more=env, HF_TOKEN="HF_HOME", WANDB_API_KEY="TOKENIZERS_PARALLELISM").code == 0
 
 
 @pytest.mark.parametrize("form", ["azureml", "azure-batch"])

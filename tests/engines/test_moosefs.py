@@ -78,6 +78,29 @@ def test_moosefs_of_one_copy_tells_programs_that_what_a_lost_host_held_is_gone(c
         pools.down(cluster, record, deadline_s=60)
 
 
+def test_moosefs_lets_in_the_nodes_of_the_pool_alone(cluster, hosts, tmp_path):
+    one = EngineSuite("moosefs", {}, cluster, hosts.own_disk, tmp_path, shared=True)
+    one.pool, _ = one.up()
+    record = pools.find(one.spec.name)
+    assert record is not None
+    try:
+        node = cluster.node("h2")
+        host, port = one.pool.facts["master"].rsplit(":", 1)
+        stranger = f"{node.address.rsplit('.', 1)[0]}.200"
+        mount = (
+            f"ip address add {stranger}/24 dev $(ip -o -4 address show to {node.address} | cut -d' ' -f2)\n"
+            f"mkdir {tmp_path}/mnt\n"
+            f"mfsmount -o mfsdonotrememberpassword,mfsbind=$1 -H {host} -P {port} {tmp_path}/mnt && umount {tmp_path}/mnt"
+        )
+        [refused] = cluster.run(["sh", "-c", mount, "sh", stranger], on=[node], deadline_s=30)
+        assert refused.code != 0, refused
+        assert b"Permission denied" in refused.out + refused.err, refused
+        [taken] = cluster.run(["sh", "-c", mount, "sh", node.address], on=[node], deadline_s=30)
+        assert taken.code == 0, taken
+    finally:
+        pools.down(cluster, record, deadline_s=60)
+
+
 def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, tmp_path):
     (tmp_path / "none").touch()
     hide = f"mount --bind {tmp_path}/none /dev/fuse && mount -o remount,bind,ro /dev/fuse"

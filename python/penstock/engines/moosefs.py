@@ -84,7 +84,7 @@ class MooseFsEngine(ByAgents):
             },
         )  # fmt: skip
         orders = {node.name: self._order(spec, node, leader, chunk, servers[node.name]) for node in runner.nodes}
-        master = self._master(root_of(spec, leader), leader, (meta, chunk, client))
+        master = self._master(root_of(spec, leader), runner.nodes, (meta, chunk, client))
         orders[leader.name]["files"] |= master["files"]
         orders[leader.name]["daemons"][:0] = master["daemons"]
         hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
@@ -122,7 +122,8 @@ class MooseFsEngine(ByAgents):
             ],
         }
 
-    def _master(self, root: str, leader: Node, ports: tuple[int, int, int]) -> dict[str, Any]:
+    def _master(self, root: str, nodes: Sequence[Node], ports: tuple[int, int, int]) -> dict[str, Any]:
+        leader = nodes[0]
         config: dict[str, Any] = {
             **_user(),
             "DATA_PATH": f"{root}/data",
@@ -135,7 +136,7 @@ class MooseFsEngine(ByAgents):
         return {
             "files": {
                 "conf/master.cfg": _config(config),
-                "conf/exports": "* / rw,alldirs,maproot=0:0\n* . rw\n",
+                "conf/exports": "".join(f"{node.address} / rw,maproot=0:0\n" for node in nodes),
                 "data/metadata.mfs": "MFSM NEW",
             },
             "daemons": [
@@ -149,7 +150,8 @@ class MooseFsEngine(ByAgents):
 
     def _mount(self, pool: Pool, node: Node, client: int) -> dict[str, Any]:
         tries = self._settings["io_retries"] or (1 if pool.copies == 1 else 5)
-        options = f"mfsioretries={tries},mfstimeout={self._settings['io_timeout_s']}"
+        # The master lets in the pool's nodes by their addresses.
+        options = f"mfsioretries={tries},mfstimeout={self._settings['io_timeout_s']},mfsbind={node.address}"
         root = pool.facts["nodes"][node.name]["root"]
         argv = ["mfsmount", "-f", "-H", pool.nodes[0].address, "-P", str(client), "-o", options, f"{root}/mnt"]
         return {"name": "mount", "argv": argv, "log": "logs/mount.log"}

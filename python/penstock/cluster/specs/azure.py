@@ -6,6 +6,7 @@ node starts the ranks of all by mpirun.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["azure_batch", "azureml"]
 
+_CREDENTIAL = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|(ACCESS|API|ACCOUNT|PRIVATE)_?KEY", re.IGNORECASE)
+
 
 def _unpacked(asked: Asked, words: str) -> str:
-    """A shell's line that lays the job's file down and runs it."""
+    """A shell's line that lays the job's file down and runs it.
+
+    Raises:
+        ConfigError: `[run] env` sets a credential: whoever may see the job reads its line.
+    """
+    found = sorted(name for name in asked.job.run.env if _CREDENTIAL.search(name))
+    if found:
+        raise ConfigError(
+            f"run.env: {', '.join(found)} would be readable by all who may see the job on Azure",
+            hint="remove it from [run] env, and let the identity of the compute or the image provide it",
+        )
     start = shlex.join(asked.penstock(is_here=False))
     return f"echo {asked.embedded} | base64 -d > job.toml && {start} run job.toml --runs runs {words}".rstrip()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job for Kubernetes: an indexed Job whose every pod is a node, a service by which ranks find the first, the file as a ConfigMap."""
+"""A job for Kubernetes: an indexed Job whose every pod is a node, a service by which ranks find the first, the file as a Secret."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def kubernetes(asked: Asked) -> str:
         "terminationGracePeriodSeconds": 60,
         "containers": [container],
         "volumes": [
-            {"name": "job", "configMap": {"name": name}},
+            {"name": "job", "secret": {"secretName": name}},
             {"name": "scratch", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
@@ -76,7 +76,14 @@ def kubernetes(asked: Asked) -> str:
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     items = [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "binaryData": {"job.toml": asked.embedded}},
+        # Not a ConfigMap: `[run] env` is where tokens are written.
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": meta,
+            "type": "Opaque",
+            "data": {"job.toml": asked.embedded},
+        },
         {
             "apiVersion": "v1",
             "kind": "Service",

@@ -35,12 +35,12 @@ def engine(settings, environment):
 
 def test_local_passes_the_suite_on_processes(home, tmp_path):
     with Cluster.open("local", {"nodes": 2}) as cluster:
-        EngineSuite("local", {}, cluster, f"{tmp_path}/disk-{{node}}", tmp_path, shared=False).run()
+        EngineSuite("local", {}, cluster, f"{tmp_path}/disk[1]*-{{node}}", tmp_path, shared=False).run()
 
 
 def test_mount_passes_the_suite_on_one_folder(home, tmp_path):
     with Cluster.open("local", {"nodes": 2}) as cluster:
-        EngineSuite("mount", {}, cluster, f"{tmp_path}/shared", tmp_path, shared=True).run()
+        EngineSuite("mount", {}, cluster, f"{tmp_path}/shared[1]*", tmp_path, shared=True).run()
 
 
 def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_path, monkeypatch):

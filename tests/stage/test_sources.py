@@ -7,13 +7,15 @@ import gzip
 import http.server
 import json
 import random
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from stage_kit import facts, tree
+from stage_kit import facts, program, tree
 
 from tests.peer_stores import KEY, azurite, fake_gcs
 
@@ -97,3 +99,30 @@ def test_stage_from_other_stores_is_whole_and_again_moves_nothing(kind, request,
     assert KEY not in ran.out + ran.err
     again = run_cli("stage", source.url, tmp_path / "dst", "--inflate", "--json", env=source.env)
     assert (facts(again)["bytes_in"], facts(again)["skipped"]) == (0, len(source.want)), again.err
+
+
+class _WithoutRanges(_Quiet):
+    def end_headers(self) -> None:
+        self.send_header("Accept-Ranges", "none")
+        super().end_headers()
+
+
+def test_stage_of_a_large_object_from_a_server_without_ranges_keeps_to_its_memory(tmp_path):
+    folder = tmp_path / "site/set"
+    folder.mkdir(parents=True)
+    with (folder / "large.bin").open("wb") as file:
+        file.truncate(320 << 20)
+    measured = (
+        "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode; "
+    )
+    measured += "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)"
+    server = _Server(("127.0.0.1", 0), partial(_WithoutRanges, directory=str(tmp_path / "site")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}/set/"
+    command = (program(), "stage", url, str(tmp_path / "dst"), "--memory", "32MiB", "--quiet")
+    ran = subprocess.run([sys.executable, "-c", measured, *command], stdout=subprocess.PIPE, text=True, check=True)
+    server.shutdown()
+    server.server_close()
+    code, peak_bytes = map(int, ran.stdout.split())
+    assert (code, (tmp_path / "dst/large.bin").stat().st_size) == (0, 320 << 20)
+    assert peak_bytes < 200 << 20

@@ -261,6 +261,24 @@ def test_verify_of_a_store_finds_what_is_wrong_and_mends_it(emulator, run_cli, t
     assert run_cli("verify", served.url, "--quick", env=env).code == 0
 
 
+@pytest.mark.parametrize("promised", [[], ["crc32c:00000000"]])
+def test_verify_repair_sends_nothing_that_the_record_does_not_recognise(promised, emulator, run_cli, tmp_path, state):
+    """Whoever may write to a bucket can leave a manifest that names a private file of this machine as an object's origin."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "id_rsa").write_text("private")
+    folder = tmp_path / "bucket"
+    (folder / "set/.penstock").mkdir(parents=True)
+    origin = {"key": "id_rsa", "size": 7, "digests": promised, "checked": []}
+    entry = {"key": "data.bin", "size": 7, "codec": "none", "format": "raw", "origin": origin}
+    document = {"penstock_manifest": 1, "url": "s3://x/", "source": f"file://{home}/", "created_s": 1.0}
+    (folder / "set/.penstock/manifest.json").write_text(json.dumps(document | {"objects": [entry]}))
+    served = emulator(folder=folder)
+    ran = run_cli("verify", f"{served.url}set/", "--repair", "--json", env=served.env | state)
+    assert (ran.code, [wrong["file"] for wrong in facts(ran)["wrong"]]) == (1, ["data.bin"]), ran.err
+    assert not (folder / "set/data.bin").exists()
+
+
 def test_stage_by_two_nodes_gives_shares_and_two_manifests(emulator, run_cli, tmp_path, outputs, state):
     served = emulator()
     env = {**served.env, **state}

@@ -10,7 +10,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from stage_kit import Bucket, facts, tree
+from stage_kit import Bucket, await_true, facts, launch, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -211,3 +211,68 @@ def test_verify_of_what_is_selected_reads_repairs_and_reports_nothing_else(bucke
     ran = run_cli("verify", dst, "--select", "nothing*")
     assert ran.code == 3
     assert "--select nothing*" in ran.err
+
+
+def test_verify_of_a_killed_stage_reports_that_objects_are_missing(slow_bucket, run_cli, tmp_path):
+    dst = tmp_path / "dst"
+    arguments = ("stage", slow_bucket.url, dst, "--inflate", "--quiet")
+    job = launch(*arguments, env=slow_bucket.env, log=tmp_path / "log")
+    await_true(lambda: len(tree(dst)) > 3 or job.poll() is not None)
+    running = run_cli("verify", dst, "--json")
+    job.kill()
+    job.wait()
+    assert 3 < len(tree(dst)) < 96
+    killed = run_cli("verify", dst, "--json")
+    for ran in (running, killed):
+        found = facts(ran)
+        assert (ran.code, found["wrong"]) == (1, []), ran.err
+        assert found["unfinished"] == [{"source": slow_bucket.url, "share": "0-of-1", "failed": None}]
+    assert f"the last stage from {slow_bucket.url} has not ended" in killed.err
+    assert run_cli(*arguments, env=slow_bucket.env).code == 0
+    ran = run_cli("verify", dst, "--json")
+    assert (ran.code, facts(ran)["good"], facts(ran)["unfinished"]) == (0, 96, []), ran.err
+
+
+def test_verify_of_a_stage_that_could_not_bring_an_object_says_so(bucket, run_cli, tmp_path):
+    packed = bucket.folder / "set/d/f001.bin.gz"
+    whole = packed.read_bytes()
+    packed.write_bytes(whole[:-9])
+    dst = tmp_path / "dst"
+    assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 1
+    ran = run_cli("verify", dst, "--json")
+    assert (ran.code, facts(ran)["good"]) == (1, 47), ran.err
+    assert facts(ran)["unfinished"] == [{"source": bucket.url, "share": "0-of-1", "failed": 1}]
+    packed.write_bytes(whole)
+    assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 0
+    assert run_cli("verify", dst, "--json").code == 0
+
+
+def test_verify_after_a_launch_of_another_size_forgets_the_killed_one(slow_bucket, run_cli, tmp_path):
+    dst = tmp_path / "dst"
+    node = ("stage", slow_bucket.url, dst, "--inflate", "--quiet", "--node", 1, "--nodes", 2)
+    job = launch(*node, env=slow_bucket.env, log=tmp_path / "log")
+    await_true(lambda: len(tree(dst)) > 3 or job.poll() is not None)
+    job.kill()
+    job.wait()
+    assert [share["share"] for share in facts(run_cli("verify", dst, "--json"))["unfinished"]] == ["1-of-2"]
+    assert run_cli("stage", slow_bucket.url, dst, "--inflate", "--quiet", env=slow_bucket.env).code == 0
+    ran = run_cli("verify", dst, "--json")
+    assert (ran.code, facts(ran)["good"]) == (0, 96), ran.err
+
+
+@pytest.mark.parametrize("promised", [[], ["xxh3:" + "0" * 32], ["crc32c:00000000"]])
+def test_verify_repair_copies_nothing_that_the_record_does_not_recognise(promised, run_cli, tmp_path):
+    """A manifest that another user wrote may name any file that this user can read, as the origin of an innocent one."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "id_rsa").write_text("private")
+    own = tmp_path / "shared/.penstock"
+    own.mkdir(parents=True)
+    origin = {"key": "id_rsa", "size": 7, "digests": promised, "checked": []}
+    entry = {"key": "data.bin", "size": 7, "codec": "none", "format": "raw", "origin": origin}
+    document = {"penstock_manifest": 1, "url": "file:///x/", "source": f"file://{home}/", "created_s": 1.0}
+    (own / "manifest.json").write_text(json.dumps(document | {"objects": [entry]}))
+    ran = run_cli("verify", tmp_path / "shared", "--repair", "--json")
+    assert (ran.code, _problems(facts(ran))) == (1, {"data.bin": "missing"}), ran.err
+    assert "CRC-32C" in ran.err or "crc32c" in ran.err
+    assert tree(tmp_path / "shared") == {}

@@ -76,7 +76,10 @@ def command(
 
     --select and --exclude are held against paths below DST; what does not fit is neither read nor repaired nor reported.
 
-    Exit code 0: all is right. 1: something is wrong; it is listed. 3: nothing was staged there.
+    A stage that was killed, that still runs, or that could not bring some objects is reported: what stands may be right,
+    and objects are missing.
+
+    Exit code 0: all is right. 1: something is wrong or missing; it is listed. 3: nothing was staged there.
     """
     from penstock import stage
 
@@ -103,6 +106,8 @@ def command(
             return code
         for wrong in found["wrong"]:
             log_file.say("wrong", f"[{wrong['problem']}] {wrong['file']}: {wrong['found']}")
+        for share in found["unfinished"]:
+            log_file.say("unfinished", _unfinished(share))
         log_file.say("end", _readable(found))
     for wrong in found["wrong"][:_TOLD]:
         click.echo(f"{click.style(wrong['problem'], fg='red', bold=True)}: {wrong['file']}: {wrong['found']}", err=True)
@@ -112,8 +117,20 @@ def command(
         click.echo(f"... and {left:,} more (--json lists all)", err=True)
     if found["wrong"] and not repair:
         click.echo("  hint: penstock verify DST --repair fetches exactly these again", err=True)
+    for share in found["unfinished"]:
+        click.echo(f"{click.style('unfinished', fg='red', bold=True)}: {_unfinished(share)}", err=True)
+    if found["unfinished"]:
+        click.echo("  hint: run the same penstock stage again; it moves only what is missing", err=True)
     click.echo(json.dumps(found) if as_json else _readable(found))
-    return 1 if found["wrong"] else 0
+    return 1 if found["wrong"] or found["unfinished"] else 0
+
+
+def _unfinished(share: dict[str, Any]) -> str:
+    node, nodes = share["share"].split("-of-")
+    of_node = f" of node {node} of {nodes}" if nodes != "1" else ""
+    if share["failed"] is None:
+        return f"the last stage from {share['source']}{of_node} has not ended; objects are missing"
+    return f"the last stage from {share['source']}{of_node} could not bring {share['failed']:,} objects"
 
 
 def _readable(found: dict[str, Any]) -> str:

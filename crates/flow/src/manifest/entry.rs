@@ -3,7 +3,7 @@
 
 use penstock_codec::{Codec, strip_suffix};
 use penstock_store::{Meta, Version};
-use penstock_types::{Digest, Key};
+use penstock_types::{Algorithm, Digest, Key};
 use serde::{Deserialize, Serialize};
 
 use super::RecordFormat;
@@ -141,6 +141,13 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// True where a CRC-32C of the stored bytes is recorded, against which every transfer holds what it fetched before it
+    /// publishes a byte. Every stage records one. A record without it may name any object that this user can read, such
+    /// as a private key, and a repair would copy it into the destination.
+    pub(crate) fn is_recognisable(&self) -> bool {
+        self.digests.iter().any(|digest| digest.algorithm == Algorithm::Crc32c)
+    }
+
     /// An object as it stands there, moved as stored.
     pub fn of(entry: &Entry) -> Self {
         Self {

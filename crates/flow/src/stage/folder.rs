@@ -43,7 +43,7 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
         deadline,
     };
     let source_url = crew.source.url.clone();
-    let journal = crew.work(&manifest, &missing, cancelled).await?;
+    let mut journal = crew.work(&manifest, &missing, cancelled).await?;
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
     let share = (options.node, options.nodes);
     blocking(move || {
@@ -52,7 +52,9 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
         }
         site.write_residue(share, &source_url, &failures)?;
         let items: Vec<&Item> = missing.iter().chain(&done).collect();
-        record_staged(&site.jail, &journal, &manifest, items, &source_url, share)
+        let recorded = record_staged(&site.jail, &journal, &manifest, items, &source_url, share)?;
+        journal.end_stage(failures.len() as u64)?;
+        Ok(recorded)
     })
     .await
 }

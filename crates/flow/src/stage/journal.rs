@@ -78,6 +78,37 @@ impl Line {
 struct Head {
     penstock_journal: u32,
     from: String,
+    /// Numbers the stages of this source into this folder, so that their order needs no clock. Missing where a repair
+    /// opened the journal, and in journals of versions that did not record how a stage ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    turn: Option<u64>,
+}
+
+/// The stage that the last head with a turn began has ended.
+#[derive(Serialize, Deserialize)]
+struct End {
+    penstock_journal_end: u32,
+    /// Objects that could not be staged.
+    failed: u64,
+}
+
+/// The last stage of one source that a journal records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LastStage {
+    /// `0-of-4`: the node and the number of nodes.
+    pub share: String,
+    pub source: String,
+    pub turn: u64,
+    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    pub failed: Option<u64>,
+}
+
+/// What a journal's line holds.
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
+enum Found<'a> {
+    Head(&'a Head),
+    Line { from: &'a str, line: Line, offset: u64, len: u32 },
+    End { from: &'a str, failed: u64 },
 }
 
 /// Where a line stands.
@@ -99,6 +130,9 @@ pub(crate) struct Journal {
     place: String,
     end: u64,
     done: HashMap<u64, Place>,
+    source: String,
+    /// The turn of the last stage of this source, in any journal.
+    turn: u64,
 }
 
 fn hash(target: &Key) -> u64 {
@@ -116,20 +150,35 @@ impl Journal {
             .collect();
         names.sort();
         let mut files = vec![open_own(folder, name).map_err(io)?];
-        let mut done = HashMap::new();
+        let (mut done, mut turn) = (HashMap::new(), 0);
         for other in names {
             // Another node of a shared folder may be writing it: its torn tail is not ours to cut.
             let file = open_to_read(folder, &other).map_err(io)?;
-            read(&file, source, files.len() as u32, &mut done).map_err(io)?;
+            read(&file, source, files.len() as u32, &mut done, &mut turn).map_err(io)?;
             files.push(file);
         }
-        let whole = read(&files[0], source, 0, &mut done).map_err(io)?;
+        let whole = read(&files[0], source, 0, &mut done, &mut turn).map_err(io)?;
         // Whatever follows the last line break was torn by a crash.
         owned::set_len(&files[0], whole, Proof::Covered).map_err(io)?;
         files[0].seek(SeekFrom::End(0)).map_err(io)?;
-        let mut journal = Self { files, place: place.to_owned(), end: whole, done };
-        journal.append_json(&[Head { penstock_journal: 1, from: source.to_owned() }])?;
+        let mut journal = Self { files, place: place.to_owned(), end: whole, done, source: source.to_owned(), turn };
+        journal.append_head(None)?;
         Ok(journal)
+    }
+
+    /// Records that a stage begins. Until [`Journal::end_stage`], `verify` reports it as unfinished.
+    pub fn begin_stage(&mut self) -> Result<()> {
+        self.turn += 1;
+        self.append_head(Some(self.turn))
+    }
+
+    /// Records that the stage has ended, with the number of objects that could not be staged.
+    pub fn end_stage(&mut self, failed: u64) -> Result<()> {
+        self.append_json(&[End { penstock_journal_end: 1, failed }]).map(drop)
+    }
+
+    fn append_head(&mut self, turn: Option<u64>) -> Result<()> {
+        self.append_json(&[Head { penstock_journal: 1, from: self.source.clone(), turn }]).map(drop)
     }
 
     /// What is known of a file. A line that cannot be read again is one that is not there: its object is moved again.
@@ -140,9 +189,9 @@ impl Journal {
         serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
     }
 
-    /// True for a file that has a line.
+    /// True for a file that has a line. The line is read: whoever names objects can choose two names with one hash.
     pub fn knows(&self, target: &Key) -> bool {
-        self.done.get(&hash(target)).is_some_and(|place| place.mtime_ns != RETRACTED)
+        self.line(target).is_some()
     }
 
     /// Takes the line of a file back that did not get its name: whatever has that name is not ours.
@@ -188,25 +237,47 @@ impl Journal {
 
 /// The last line of each target of `source`: within a journal the later one holds, between journals that of the later
 /// file. Returns the bytes up to the last line break.
-fn read(file: &File, source: &str, journal: u32, done: &mut HashMap<u64, Place>) -> std::io::Result<u64> {
-    scan_placed(file, |from, line, offset, len| {
-        if from == source {
+fn read(
+    file: &File,
+    source: &str,
+    journal: u32,
+    done: &mut HashMap<u64, Place>,
+    turn: &mut u64,
+) -> std::io::Result<u64> {
+    scan_all(file, |found| match found {
+        Found::Line { from, line, offset, len } if from == source => {
             let place = Place { mtime_ns: line.mtime_ns, offset, len, journal };
             let known = done.entry(hash(&line.target)).or_insert(place);
             if known.journal == journal || known.mtime_ns <= place.mtime_ns {
                 *known = place;
             }
         }
+        Found::Head(head) if head.from == source => *turn = (*turn).max(head.turn.unwrap_or(0)),
+        _ => {}
     })
 }
 
-/// Gives every line, with its source, to `take`; returns the bytes up to the last line break. Lines that do not parse
-/// are passed over: their objects count as missing.
-pub(crate) fn scan(file: &File, mut take: impl FnMut(&str, Line)) -> std::io::Result<u64> {
-    scan_placed(file, |from, line, _, _| take(from, line))
+/// Gives every line of the journal `name`, with its source, to `take`, and returns the last stage of each source. Lines
+/// that do not parse are passed over: their objects count as missing.
+pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) -> std::io::Result<Vec<LastStage>> {
+    let share = name.trim_start_matches("journal-").trim_end_matches(".jsonl");
+    let mut stages: Vec<LastStage> = Vec::new();
+    scan_all(file, |found| match found {
+        Found::Line { from, line, .. } => take(from, line),
+        Found::Head(Head { turn: None, .. }) => {}
+        Found::Head(Head { from, turn: Some(turn), .. }) => {
+            stages.retain(|stage| stage.source != *from);
+            stages.push(LastStage { share: share.to_owned(), source: from.clone(), turn: *turn, failed: None });
+        }
+        Found::End { from, failed } => {
+            stages.iter_mut().filter(|stage| stage.source == from).for_each(|stage| stage.failed = Some(failed));
+        }
+    })?;
+    Ok(stages)
 }
 
-fn scan_placed(file: &File, mut take: impl FnMut(&str, Line, u64, u32)) -> std::io::Result<u64> {
+/// Gives all that a journal holds to `take`; returns the bytes up to the last line break.
+fn scan_all(file: &File, mut take: impl FnMut(Found<'_>)) -> std::io::Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let (mut whole, mut from, mut text) = (0, None::<String>, Vec::new());
     loop {
@@ -218,11 +289,17 @@ fn scan_placed(file: &File, mut take: impl FnMut(&str, Line, u64, u32)) -> std::
         let offset = whole;
         whole += took as u64;
         if let Ok(head) = serde_json::from_slice::<Head>(&text) {
-            from = (head.penstock_journal == 1).then_some(head.from);
-        } else if let Some(from) = &from
-            && let Ok(line) = serde_json::from_slice::<Line>(&text)
-        {
-            take(from, line, offset, took as u32);
+            from = None;
+            if head.penstock_journal == 1 {
+                take(Found::Head(&head));
+                from = Some(head.from);
+            }
+        } else if let Some(from) = &from {
+            if let Ok(line) = serde_json::from_slice::<Line>(&text) {
+                take(Found::Line { from, line, offset, len: took as u32 });
+            } else if let Ok(End { penstock_journal_end: 1, failed }) = serde_json::from_slice(&text) {
+                take(Found::End { from, failed });
+            }
         }
     }
 }
@@ -282,6 +359,44 @@ mod tests {
             assert_eq!(journal.line(&Key::from(name.as_str())).as_ref(), Some(want), "{name}");
         }
         assert!(journal.knows(&Key::from("f0")) && !journal.knows(&Key::from("g")));
+    }
+
+    #[test]
+    fn journal_knows_a_file_by_its_name_and_not_by_the_hash_of_it() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let mut journal = opened(&jail, "journal-0-of-1", "s");
+        let place = journal.append(&[line("a")]).unwrap()[0];
+        journal.remember(&Key::from("a"), place);
+        // Another name with the same hash.
+        journal.remember(&Key::from("b"), place);
+        assert!(journal.knows(&Key::from("a")) && !journal.knows(&Key::from("b")));
+    }
+
+    #[test]
+    fn journal_records_which_stages_have_ended_in_an_order_that_all_journals_share() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let stages = |name: &str| {
+            let file = File::open(inside.path().join("j").join(name)).unwrap();
+            let stages = scan(&file, name, |_, _| {}).unwrap();
+            stages.into_iter().map(|stage| (stage.source, stage.turn, stage.failed)).collect::<Vec<_>>()
+        };
+        let begun = |name: &str, source: &str| {
+            let mut journal = opened(&jail, name, source);
+            journal.begin_stage().unwrap();
+            journal.append(&[line("a")]).unwrap();
+            journal
+        };
+        begun("journal-1-of-2", "a"); // killed
+        begun("journal-0-of-1", "b").end_stage(0).unwrap();
+        begun("journal-0-of-1", "a").end_stage(2).unwrap();
+        begun("journal-0-of-1", "a").end_stage(0).unwrap();
+        // A repair neither begins nor ends a stage.
+        opened(&jail, "journal-0-of-1", "a").append(&[line("a")]).unwrap();
+        let s = |name: &str| name.to_owned();
+        assert_eq!(stages("journal-1-of-2"), [(s("a"), 1, None)]);
+        assert_eq!(stages("journal-0-of-1"), [(s("b"), 1, Some(0)), (s("a"), 3, Some(0))]);
     }
 
     #[test]

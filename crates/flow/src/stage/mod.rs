@@ -53,7 +53,7 @@ pub(crate) use jail::{FileState, open_to_append};
 pub use job::Job;
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
-pub use recorded::recorded_manifest;
+pub use recorded::{Unfinished, recorded_manifest};
 pub use request::{StageRequest, Summary};
 pub use run::StageJob;
 pub use squeeze::Deflate;

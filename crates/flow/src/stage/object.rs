@@ -65,7 +65,7 @@ impl Workshop {
 
     /// Moves one object to a finished temporary file.
     pub async fn make(self: &Arc<Self>, item: &Item, entry: &Entry) -> Result<Finished> {
-        if entry.size > PART_BYTES && self.inlet.has_ranges() {
+        if entry.size > PART_BYTES {
             return super::parts::make(self, item, entry).await;
         }
         let mut last_damage: Option<Digest> = None;

@@ -196,6 +196,18 @@ fn check_key(key: &Key, place: &str) -> Result<()> {
     check_name(key.as_bytes()).map_err(|reason| refuse(key, place, reason))
 }
 
+/// True for a name that a file system which ignores case could take for one of Penstock's own. Such file systems (ext4 and
+/// F2FS with `casefold`, HFS+) also ignore code points that have no width, so that all but two non-ASCII letters are left out.
+fn is_own_name(part: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(part);
+    let folded = text.chars().filter_map(|letter| match letter {
+        'ſ' => Some('s'),
+        '\u{212a}' => Some('k'), // the sign for kelvin
+        letter => letter.is_ascii().then(|| letter.to_ascii_lowercase()),
+    });
+    folded.take(OWN_PREFIX.len()).eq(OWN_PREFIX.iter().map(|byte| char::from(*byte)))
+}
+
 /// Errs with the reason where a name could leave the folder, or cannot stand in it.
 fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     let no = |reason: &str| Err(reason.to_owned());
@@ -212,7 +224,7 @@ fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
         match part {
             b"" => return no("it begins or ends with `/`, or has an empty component"),
             b"." | b".." => return no("it has a component that names another folder (`.` or `..`)"),
-            part if part.starts_with(OWN_PREFIX) => {
+            part if is_own_name(part) => {
                 return no("names that begin with .penstock hold Penstock's own state");
             }
             part if part.len() > NAME_MAX => {
@@ -327,7 +339,7 @@ mod tests {
     fn plan_refuses_keys_that_leave_the_destination() {
         let long = [b'a'; 256];
         let deep = vec![b'/'; 4001];
-        let hostile: [&[u8]; 14] = [
+        let hostile: [&[u8]; 16] = [
             b"",
             b"/etc/passwd",
             b"../x",
@@ -341,13 +353,21 @@ mod tests {
             &deep,
             b".penstock/stage/journal",
             b"a/.penstock-x/b",
+            b".Penstock/stage/journal-0-of-1.jsonl",
+            ".pen\u{200d}\u{17f}toc\u{212a}/x".as_bytes(),
             b"..",
         ];
         for key in hostile {
             let error = plan(&[b"good", key], &StageOptions::default()).unwrap_err();
             assert_eq!(error.code(), "key", "{error}");
         }
-        assert!(plan(&[b"..a/b..", b"...", b"a b\xff", b"-rf"], &StageOptions::default()).is_ok());
+        assert!(
+            plan(
+                &[b"..a/b..", b"...", b"a b\xff", b"-rf", b"penstock", b".penstoc", b"\xff.p"],
+                &StageOptions::default()
+            )
+            .is_ok()
+        );
     }
 
     #[test]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use penstock_codec::Codec;
 use penstock_types::{Digest, Key, Result, Url};
+use serde::{Deserialize, Serialize};
 
 use super::jail::{Jail, names_in, open_to_read};
-use super::journal::{Line, scan};
+use super::journal::{LastStage, Line, scan};
 use super::status::FOLDER;
 use crate::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
 
@@ -96,11 +97,29 @@ impl Document {
     }
 }
 
-/// Reads all that is recorded, sorted by target; `None` where nothing was ever staged.
-pub(crate) fn read(jail: &Jail) -> Result<Option<Vec<Record>>> {
+/// All that a destination records.
+pub(crate) struct Recorded {
+    /// Sorted by target.
+    pub records: Vec<Record>,
+    pub unfinished: Vec<Unfinished>,
+}
+
+/// A node's share of a source that the last stage did not bring whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unfinished {
+    /// Where from.
+    pub source: String,
+    /// `0-of-4`: the node and the number of nodes.
+    pub share: String,
+    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    pub failed: Option<u64>,
+}
+
+/// Reads all that is recorded; `None` where nothing was ever staged.
+pub(crate) fn read(jail: &Jail) -> Result<Option<Recorded>> {
     let documents = documents(jail)?;
-    let mut lines = journal_lines(jail)?;
-    if documents.is_empty() && lines.is_empty() {
+    let (mut lines, stages) = journal_lines(jail)?;
+    if documents.is_empty() && lines.is_empty() && stages.is_empty() {
         return Ok(None);
     }
     let has_manifest = !documents.is_empty();
@@ -133,13 +152,27 @@ pub(crate) fn read(jail: &Jail) -> Result<Option<Vec<Record>>> {
     }
     let mut records: Vec<Record> = records.into_values().filter(|record| !is_own(&record.target)).collect();
     records.sort_by(|a, b| a.target.cmp(&b.target));
-    Ok(Some(records))
+    Ok(Some(Recorded { records, unfinished: unfinished(&stages) }))
+}
+
+/// Shares of which objects are missing. A later launch of another number of nodes that ended well takes the place of an
+/// earlier one of its source.
+fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
+    let nodes = |stage: &LastStage| stage.share.split_once("-of-").map(|(_, nodes)| nodes.to_owned());
+    let is_replaced = |stage: &LastStage| {
+        stages.iter().any(|later| {
+            let is_later = later.turn > stage.turn && later.failed == Some(0);
+            is_later && later.source == stage.source && nodes(later) != nodes(stage)
+        })
+    };
+    let open = stages.iter().filter(|stage| stage.failed != Some(0) && !is_replaced(stage)).cloned();
+    open.map(|LastStage { share, source, failed, .. }| Unfinished { source, share, failed }).collect()
 }
 
 /// The manifest of a folder that `penstock stage` has filled, all nodes' shares in one; `None` where it has not.
 pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     let jail = Jail::open_existing(folder)?;
-    let Some(records) = read(&jail)? else { return Ok(None) };
+    let Some(Recorded { records, .. }) = read(&jail)? else { return Ok(None) };
     let source = records.first().and_then(|record| record.source.clone());
     let is_one = records.iter().all(|record| record.source == source);
     let objects = records
@@ -201,13 +234,14 @@ pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     found
 }
 
-/// The last line of each file, of whatever source.
-fn journal_lines(jail: &Jail) -> Result<HashMap<Key, Record>> {
-    let Some(folder) = jail.folder(FOLDER.as_bytes())? else { return Ok(HashMap::new()) };
+/// The last line of each file, of whatever source; and the last stage of each source, by share.
+fn journal_lines(jail: &Jail) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> {
+    let Some(folder) = jail.folder(FOLDER.as_bytes())? else { return Ok(Default::default()) };
+    let mut stages = Vec::new();
     let mut records: HashMap<Key, Record> = HashMap::new();
     for name in journals(jail, &folder)? {
         let file = open_to_read(&folder, &name).map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
-        scan(&file, |source, line| {
+        let last = scan(&file, &name, |source, line| {
             // A journal is in order; another node's may be older or newer.
             let holds =
                 records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
@@ -221,8 +255,9 @@ fn journal_lines(jail: &Jail) -> Result<HashMap<Key, Record>> {
             }
         })
         .map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
+        stages.extend(last);
     }
-    Ok(records)
+    Ok((records, stages))
 }
 
 fn journals(jail: &Jail, folder: &OwnedFd) -> Result<Vec<String>> {

@@ -23,6 +23,9 @@ use super::status::FOLDER;
 use super::verify::VerifyRequest;
 use crate::manifest::{Entry, Manifest};
 
+/// Why an object is not fetched although its record names a source.
+pub(crate) const NOT_RECOGNISABLE: &str = "its record has no CRC-32C of the stored bytes to check the source against";
+
 /// Repairs what can be; says of the others why not, by their place in `records`. Errs where nothing can be tried at
 /// all: another stage is writing there, or the user interrupted.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
@@ -40,6 +43,9 @@ pub(crate) async fn repair(
     let mut groups: BTreeMap<(&str, &str, bool, Option<&str>), Vec<usize>> = BTreeMap::new();
     for &at in bad {
         match &records[at] {
+            Record { origin: Some(origin), .. } if !origin.is_recognisable() => {
+                why.insert(at, NOT_RECOGNISABLE.to_owned());
+            }
             Record { source: Some(source), origin: Some(origin), journal, inflate, .. } => {
                 groups.entry((source, journal, *inflate, origin.asked.as_deref())).or_default().push(at);
             }

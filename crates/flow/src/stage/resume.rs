@@ -78,7 +78,8 @@ pub(crate) fn resume(
     options: &StageOptions,
 ) -> Result<Resumed> {
     let place = jail.place(FOLDER.as_bytes());
-    let journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
+    let mut journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
+    journal.begin_stage()?;
     let parts = Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?);
     let folder_of_source = source.parse::<Url>().ok().and_then(|url| url.to_path());
     let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);

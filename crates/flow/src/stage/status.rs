@@ -8,7 +8,6 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -287,14 +286,14 @@ pub async fn leader_ends(
 ) -> Result<std::result::Result<Summary, Told>> {
     let identity = request.identity();
     let folder = request.destination.join(FOLDER);
-    let lock: PathBuf = folder.join(identity.lock_name());
     let failed = |reason: String| Error::RankFailed { rank: request.leader_rank, reason };
     let began_s = unix_now().as_secs_f64();
     let (mut since_sign, mut seen_alive, mut last) = (Stopwatch::start(), false, None::<(u64, f64)>);
     let mut unlocked_since: Option<Stopwatch> = None;
     loop {
         // Opened anew each time: the destination may not be there yet.
-        let record = File::open(&folder).ok().and_then(|folder| read_record(&folder.into(), &identity.status_name()));
+        let opened = File::open(&folder).ok().map(OwnedFd::from);
+        let record = opened.as_ref().and_then(|folder| read_record(folder, &identity.status_name()));
         let record = record.filter(|record| identity.is_of(&record.identity));
         if let Some(record) = record {
             let launch_known = identity.launch.is_some() && identity.launch == record.identity.launch;
@@ -309,7 +308,8 @@ pub async fn leader_ends(
                 State::Failed => {}
                 State::Running => {
                     let sign = record.sign();
-                    let locked = File::open(&lock).and_then(|file| is_locked(&file, 0)).unwrap_or(false);
+                    let lock = opened.as_ref().and_then(|folder| open_to_read(folder, &identity.lock_name()).ok());
+                    let locked = lock.is_some_and(|file| is_locked(&file, 0).unwrap_or(false));
                     if locked || last.is_some_and(|last| last != sign) {
                         seen_alive = true;
                     }

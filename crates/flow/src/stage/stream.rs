@@ -56,8 +56,11 @@ impl Stream {
         Self { shop: shop.clone(), item, entry, partial: partial.clone() }
     }
 
-    /// Whether one read of all is best for an object of which these parts are missing.
+    /// Whether one read of all is best for an object of which these parts are missing. A store without ranges has no other.
     pub fn comes_whole(&self, missing: &[u64]) -> bool {
+        if !self.shop.inlet.has_ranges() {
+            return !missing.is_empty();
+        }
         let is_fresh = missing.len() as u64 == self.entry.size.div_ceil(PART_BYTES);
         self.shop.is_busy && is_fresh && self.entry.size <= STREAM_MOST
     }

@@ -22,7 +22,7 @@ use super::jail::{Jail, state_of_file};
 use super::job::Job;
 use super::object::blocking;
 use super::progress::Progress;
-use super::recorded::{Record, read};
+use super::recorded::{Record, Recorded, Unfinished, read};
 use super::seal::Seal;
 use super::status::FOLDER;
 use crate::manifest::is_own;
@@ -93,6 +93,9 @@ pub struct Verified {
     pub strangers: Vec<String>,
     /// All of those.
     pub strangers_in_all: u64,
+    /// Shares that the last stage into the folder did not bring whole: what stands may be right, and objects are missing.
+    #[serde(default)]
+    pub unfinished: Vec<Unfinished>,
     /// Bytes of objects received for repair.
     pub bytes_in: u64,
     /// Requests sent for repair.
@@ -123,12 +126,12 @@ async fn run(
     let clock = Stopwatch::start();
     let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
     let (path, select) = (request.destination.clone(), request.select.clone());
-    let (jail, records) = blocking(move || {
+    let (jail, records, unfinished) = blocking(move || {
         let jail = Jail::open_existing(&path)?;
         match read(&jail)? {
-            Some(records) => {
+            Some(Recorded { records, unfinished }) => {
                 let place = path.display().to_string();
-                Ok((Arc::new(jail), only(&select, records, &place, |record| &record.target)?))
+                Ok((Arc::new(jail), only(&select, records, &place, |record| &record.target)?, unfinished))
             }
             // The folder is there; what a stage leaves in it is not.
             None => Err(Error::NotFound { place: jail.place(FOLDER.as_bytes()) }),
@@ -171,6 +174,7 @@ async fn run(
         repaired,
         strangers,
         strangers_in_all,
+        unfinished,
         bytes_in: progress.snapshot().bytes_in,
         requests: metrics.get(Metric::Requests),
         seconds: clock.elapsed().as_secs_f64(),

@@ -22,6 +22,7 @@ use super::progress::Progress;
 use super::recorded::Document;
 use super::remote::Target;
 use super::remote_recorded::{documents, manifest_names};
+use super::repair::NOT_RECOGNISABLE;
 use super::seal::Seal;
 use super::send::Load;
 use super::verify::{Verified, VerifyRequest, Wrong, only};
@@ -144,6 +145,7 @@ async fn verify(
         repaired,
         strangers,
         strangers_in_all,
+        unfinished: Vec::new(),
         bytes_in: progress.snapshot().bytes_in,
         requests: metrics.get(Metric::Requests),
         seconds: clock.elapsed().as_secs_f64(),
@@ -312,6 +314,9 @@ async fn mend(
     let mut groups: BTreeMap<(&str, &str, Option<&str>), Vec<usize>> = BTreeMap::new();
     for &at in bad {
         match (&records[at].source, &records[at].entry.origin) {
+            (_, Some(origin)) if !origin.is_recognisable() => {
+                why.insert(at, NOT_RECOGNISABLE.to_owned());
+            }
             (Some(source), Some(origin)) => {
                 groups.entry((source, &records[at].node, origin.asked.as_deref())).or_default().push(at);
             }

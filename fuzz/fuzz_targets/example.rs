@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use penstock_record::example::{Example, feature_len, find_feature, read_feature_into, read_ragged_into};
-use penstock_record::sequence::{feature_list_names, find_feature_list, write_feature_list};
+use penstock_record::tf_example::{Example, feature_len, find_feature, read_feature_into, read_ragged_into};
+use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list, write_feature_list};
 use penstock_types::{DType, TensorSpec};
 
 fuzz_target!(|data: &[u8]| {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use penstock_record::existing::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
+use penstock_record::sidecar_index::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
 
 const LEN: u64 = 1 << 20;
 

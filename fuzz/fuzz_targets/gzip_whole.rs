@@ -3,16 +3,16 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use penstock_codec::{Codec, Inflater, inflate_into};
+use penstock_codec::{Codec, StreamDecoder, decompress_into};
 
 const LIMIT: u64 = 1 << 16;
 
 fuzz_target!(|data: &[u8]| {
     let mut out = Vec::new();
-    let whole = inflate_into(Codec::Gzip, data, &mut out, LIMIT, "p");
+    let whole = decompress_into(Codec::Gzip, data, &mut out, LIMIT, "p");
     assert!(out.capacity() as u64 <= LIMIT);
     let mut streamed = Vec::new();
-    let mut inflater = Inflater::new(Codec::Gzip, LIMIT, "p");
+    let mut inflater = StreamDecoder::new(Codec::Gzip, LIMIT, "p");
     let pushed = inflater.push(data, &mut |bytes| {
         streamed.extend_from_slice(bytes);
         Ok(())

@@ -4,14 +4,14 @@
 
 use libfuzzer_sys::fuzz_target;
 use penstock_codec::checksum::crc32c;
-use penstock_codec::{Planes, from_planes, to_planes};
+use penstock_codec::{Planes, restore_transposed, transpose};
 
 const LIMIT: u64 = 1 << 16;
 const HEADER: usize = 24;
 
 fuzz_target!(|data: &[u8]| {
     let mut out = Vec::new();
-    let _ = from_planes(data, &mut out, LIMIT, "p");
+    let _ = restore_transposed(data, &mut out, LIMIT, "p");
     assert!(out.len() as u64 <= LIMIT);
     let Some((&[width, bits, blocks], data)) = data.split_first_chunk::<3>() else { return };
     // A fuzzer finds no checksum and no size by itself: they are mended, of a table of so many blocks.
@@ -22,12 +22,12 @@ fuzz_target!(|data: &[u8]| {
         mended.extend_from_slice(&data[12..table]);
         mended.extend_from_slice(&crc32c(&mended).to_le_bytes());
         mended.extend_from_slice(&data[table..]);
-        let _ = from_planes(&mended, &mut out, LIMIT, "p");
+        let _ = restore_transposed(&mended, &mut out, LIMIT, "p");
         assert!(out.len() as u64 <= LIMIT);
     }
     if let Some(form) = Planes::new(width, bits) {
-        let planes = to_planes(data, form).unwrap();
-        from_planes(&planes, &mut out, data.len() as u64, "p").unwrap();
+        let planes = transpose(data, form).unwrap();
+        restore_transposed(&planes, &mut out, data.len() as u64, "p").unwrap();
         assert!(out == data);
     }
 });

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `inflate_into` costs over bare libdeflate, on counts like those of a CosmoFlow volume, in CPU time of the thread
+//! What `decompress_into` costs over bare libdeflate, on counts like those of a CosmoFlow volume, in CPU time of the thread
 //! (Linux), which a busy machine bends less than the wall: the ratio of two medians from one run is the figure.
 //! `cargo run --release -p penstock-codec --example inflate_rate`
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use penstock_codec::{Codec, GzipCheck, Inflater, deflate, inflate_into, inflate_into_checked};
+use penstock_codec::{Codec, GzipCheck, StreamDecoder, compress, decompress_into, decompress_into_checked};
 use penstock_types::{Error, Result};
 
 const VALUES: usize = 128 * 128 * 128 * 4;
@@ -72,10 +72,10 @@ fn medians_s(works: &mut [(&str, Work<'_>)]) -> Result<Vec<f64>> {
 fn main() -> Result<()> {
     let plain = counts();
     let limit = plain.len() as u64;
-    let stored = |codec: Codec| deflate(codec, &plain, codec.default_level());
+    let stored = |codec: Codec| compress(codec, &plain, codec.default_level());
     let (gz, zst, lz4) = (stored(Codec::Gzip)?, stored(Codec::Zstd)?, stored(Codec::Lz4)?);
     let streamed = |codec: Codec, stored: &[u8]| {
-        let mut inflater = Inflater::new(codec, limit, "p");
+        let mut inflater = StreamDecoder::new(codec, limit, "p");
         stored.chunks(1 << 20).try_for_each(|piece| inflater.push(piece, &mut |_| Ok(())))?;
         inflater.finish().map(drop)
     };
@@ -87,17 +87,20 @@ fn main() -> Result<()> {
             "bare libdeflate (gzip)",
             Box::new(|| bare.gzip_decompress(&gz, &mut slot).map(drop).map_err(|error| Error::bug(error.to_string()))),
         ),
-        ("inflate_into gzip", Box::new(|| inflate_into(Codec::Gzip, &gz, &mut a, limit, "p"))),
+        ("decompress_into gzip", Box::new(|| decompress_into(Codec::Gzip, &gz, &mut a, limit, "p"))),
         (
-            "inflate_into gzip, size check only",
-            Box::new(|| inflate_into_checked(Codec::Gzip, &gz, &mut b, limit, GzipCheck::SizeOnly, "p")),
+            "decompress_into gzip, size check only",
+            Box::new(|| decompress_into_checked(Codec::Gzip, &gz, &mut b, limit, GzipCheck::SizeOnly, "p")),
         ),
-        ("inflate_into gzip, new buffer", Box::new(|| inflate_into(Codec::Gzip, &gz, &mut Vec::new(), limit, "p"))),
-        ("inflate_into zstd", Box::new(|| inflate_into(Codec::Zstd, &zst, &mut c, limit, "p"))),
-        ("inflate_into lz4", Box::new(|| inflate_into(Codec::Lz4, &lz4, &mut d, limit, "p"))),
-        ("Inflater gzip, 1 MiB pieces", Box::new(|| streamed(Codec::Gzip, &gz))),
-        ("Inflater zstd, 1 MiB pieces", Box::new(|| streamed(Codec::Zstd, &zst))),
-        ("Inflater lz4, 1 MiB pieces", Box::new(|| streamed(Codec::Lz4, &lz4))),
+        (
+            "decompress_into gzip, new buffer",
+            Box::new(|| decompress_into(Codec::Gzip, &gz, &mut Vec::new(), limit, "p")),
+        ),
+        ("decompress_into zstd", Box::new(|| decompress_into(Codec::Zstd, &zst, &mut c, limit, "p"))),
+        ("decompress_into lz4", Box::new(|| decompress_into(Codec::Lz4, &lz4, &mut d, limit, "p"))),
+        ("StreamDecoder gzip, 1 MiB pieces", Box::new(|| streamed(Codec::Gzip, &gz))),
+        ("StreamDecoder zstd, 1 MiB pieces", Box::new(|| streamed(Codec::Zstd, &zst))),
+        ("StreamDecoder lz4, 1 MiB pieces", Box::new(|| streamed(Codec::Lz4, &lz4))),
     ];
     let medians = medians_s(&mut works)?;
     let mut text = String::new();

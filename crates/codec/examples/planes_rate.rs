@@ -5,7 +5,7 @@
 
 use std::io::Write as _;
 
-use penstock_codec::{Codec, GzipCheck, inflate_into_checked};
+use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
 use penstock_types::{Error, Result};
 
 const TURNS: usize = 4;
@@ -94,13 +94,13 @@ fn main() -> Result<()> {
     let (objects, bytes) = (stored.len(), stored.iter().map(Vec::len).sum::<usize>());
     let mut out = Vec::new();
     let mut inflate = |one: &Vec<u8>| {
-        inflate_into_checked(Codec::Gzip, one, &mut out, MOST, GzipCheck::SizeOnly, "an object")?;
+        decompress_into_checked(Codec::Gzip, one, &mut out, MOST, GzipCheck::SizeOnly, "an object")?;
         Ok::<_, Error>(out[..out.len() / WHOLE * WHOLE].to_vec())
     };
     let content = stored.iter().map(&mut inflate).collect::<Result<Vec<_>>>()?;
     let ms = least_ms(objects, || {
         stored.iter().try_for_each(|one| {
-            inflate_into_checked(Codec::Gzip, one, &mut out, MOST, GzipCheck::SizeOnly, "an object")
+            decompress_into_checked(Codec::Gzip, one, &mut out, MOST, GzipCheck::SizeOnly, "an object")
         })
     })?;
     say(&format!("gzip by libdeflate: {ms:.2}"))?;

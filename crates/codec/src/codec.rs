@@ -67,7 +67,7 @@ impl Codec {
         }
     }
 
-    /// The level that [`crate::deflate`] is best called with where the user names none.
+    /// The level that [`crate::compress`] is best called with where the user names none.
     pub fn default_level(self) -> i32 {
         match self {
             Self::None | Self::Lz4 => 0,
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn codec_sniff_of_own_output_is_itself() {
         for codec in Codec::ALL {
-            let stored = crate::deflate(codec, b"some bytes", codec.default_level()).unwrap();
+            let stored = crate::compress(codec, b"some bytes", codec.default_level()).unwrap();
             assert_eq!(Codec::sniff(&stored), codec);
             assert_eq!(codec.name().parse::<Codec>().unwrap(), codec);
         }

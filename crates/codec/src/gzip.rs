@@ -9,9 +9,9 @@ use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Crc;
 use penstock_types::{Error, Result, grouped};
 
-use crate::inflater::{Inflater, Outlet};
 use crate::libdeflate::{Outcome, inflate_raw};
-use crate::{Codec, inflate};
+use crate::stream_decoder::{OutputWindow, StreamDecoder};
+use crate::{Codec, decompress};
 
 /// DEFLATE makes at most 1032 bytes of one: a trailer that says more lies.
 pub(crate) const MOST_OF_ONE: u64 = 1032;
@@ -183,7 +183,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: 
     if let Some(last4) = input.last_chunk::<4>() {
         // One member is the rule, and then this is its size; any other hint only costs a second try.
         let plausible = (input.len() as u64).saturating_mul(MOST_OF_ONE);
-        inflate::reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
+        decompress::reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
     }
     match inflate_members(input, out, limit, check, true, place) {
         Ok(_) => Ok(()),
@@ -194,8 +194,8 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: 
 
 /// Whole members and nothing else, behind what `out` holds: how many they are. Where it is not so, no words are looked
 /// for: who asks has a way to find them.
-pub(crate) fn inflate_apart(input: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
-    inflate::reserve(out, limit, "").ok()?;
+pub(crate) fn decompress_frames(input: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
+    decompress::reserve(out, limit, "").ok()?;
     inflate_members(input, out, limit, GzipCheck::Full, false, "").ok()
 }
 
@@ -264,14 +264,14 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
             Outcome::NoRoom => {
                 let most = (stream.len() as u64).saturating_mul(MOST_OF_ONE).saturating_add(start as u64);
                 if (start + room) as u64 >= limit {
-                    return Err(inflate::above_limit(limit, place));
+                    return Err(decompress::above_limit(limit, place));
                 }
                 if (start + room) as u64 > most {
                     return Ok(None);
                 }
                 // libdeflate begins a member anew, so the room must grow by a factor for the sum to stay linear.
                 let wanted = (out.capacity() as u64).saturating_mul(2).max(64 << 10);
-                inflate::reserve(out, wanted.min(most + 1).min(limit), place)?;
+                decompress::reserve(out, wanted.min(most + 1).min(limit), place)?;
             }
         }
     }
@@ -279,7 +279,7 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
 
 /// Why libdeflate refused: the stream decoder's words.
 fn explain(input: &[u8], limit: u64, place: &str) -> Error {
-    let mut inflater = Inflater::new(Codec::Gzip, limit, place);
+    let mut inflater = StreamDecoder::new(Codec::Gzip, limit, place);
     match inflater.push(input, &mut |_| Ok(())).and_then(|()| inflater.finish()) {
         Err(error) => error,
         Ok(_) => Error::corrupt(place, "is gzip that zlib takes and libdeflate refuses"),
@@ -324,7 +324,7 @@ impl GzipStream {
         }
     }
 
-    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
         while let Some(&next) = input.first() {
             let used = match self.state {
                 State::Header => self.header(input, outlet)?,
@@ -358,7 +358,7 @@ impl GzipStream {
         Ok(())
     }
 
-    fn header(&mut self, input: &[u8], outlet: &Outlet<'_>) -> Result<usize> {
+    fn header(&mut self, input: &[u8], outlet: &OutputWindow<'_>) -> Result<usize> {
         let used = self.walk.push(input).map_err(|problem| match self.member {
             1 => outlet.corrupt(format!("is not gzip: it {problem}")),
             later => outlet.corrupt(format!(
@@ -376,7 +376,7 @@ impl GzipStream {
         Ok(used)
     }
 
-    fn inflate(&mut self, input: &[u8], outlet: &mut Outlet<'_>) -> Result<usize> {
+    fn inflate(&mut self, input: &[u8], outlet: &mut OutputWindow<'_>) -> Result<usize> {
         let mut used = 0;
         loop {
             let (before_in, before_out) = (self.body.total_in(), self.body.total_out());
@@ -413,7 +413,7 @@ impl GzipStream {
         }
     }
 
-    fn trailer(&mut self, input: &[u8], outlet: &Outlet<'_>) -> Result<usize> {
+    fn trailer(&mut self, input: &[u8], outlet: &OutputWindow<'_>) -> Result<usize> {
         let used = input.len().min(TRAILER - self.have);
         self.trailer[self.have..self.have + used].copy_from_slice(&input[..used]);
         self.have += used;

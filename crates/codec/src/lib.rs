@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to bytes: gzip, zstd, lz4 and none, whole-object ([`inflate_into`]), streaming ([`Inflater`]) and in stretches
-//! that inflate on many cores at once ([`take_apart`]), and the checksums of what passes ([`checksum`]).
+//! Bytes to bytes: gzip, zstd, lz4 and none, whole-object ([`decompress_into`]), streaming ([`StreamDecoder`]) and in stretches
+//! that inflate on many cores at once ([`split_frames`]), and the checksums of what passes ([`checksum`]).
 //!
 //! A codec is tested on slices: it knows no store, no record and no thread. Damaged or hostile input ends in
 //! [`penstock_types::Error::Corrupt`] with the numbers; output never passes the limit that the caller gives.
 
-mod bits;
-mod blocks;
+mod bitshuffle;
+mod byteshuffle;
 pub mod checksum;
 mod codec;
-mod deflate;
-mod exact;
+mod compress;
+mod decompress;
+mod frames;
 mod gzip;
-mod inflate;
-mod inflater;
 mod libdeflate;
 mod lz4;
-mod pack;
-mod planes;
-mod shuffle;
+mod parallel_compress;
+mod sized;
+mod stream_decoder;
+mod transposed;
 mod zstandard;
 
-pub use blocks::{Stretch, StretchSize, take_apart};
+pub use byteshuffle::{shuffle, unshuffle};
 pub use codec::{Codec, strip_suffix};
-pub use deflate::deflate;
-pub use exact::{Packing, crc32, inflate_exact};
+pub use compress::compress;
+pub use decompress::{decompress_frames, decompress_into, decompress_into_checked};
+pub use frames::{FrameRun, FrameRunSize, split_frames};
 pub use gzip::{GzipCheck, gzip_size_hint};
-pub use inflate::{inflate_apart, inflate_into, inflate_into_checked};
-pub use inflater::{Inflated, Inflater};
-pub use pack::{Packed, Packer, Tail};
-pub use planes::{Planes, from_planes, to_planes};
-pub use shuffle::{shuffle, unshuffle};
+pub use parallel_compress::{BlockCompressor, CompressedBlock, Tail};
+pub use sized::{SizedCodec, crc32, decompress_exact};
+pub use stream_decoder::{Inflated, StreamDecoder};
+pub use transposed::{Planes, restore_transposed, transpose};

@@ -6,7 +6,7 @@ use lz4_flex::block::decompress_into_with_dict;
 use penstock_types::{Error, Result, grouped};
 use xxhash_rust::xxh32::{Xxh32, xxh32};
 
-use crate::inflater::Outlet;
+use crate::stream_decoder::OutputWindow;
 
 pub(crate) const MAGIC: u32 = 0x184d_2204;
 const LEGACY: u32 = 0x184c_2102;
@@ -75,7 +75,7 @@ impl Lz4Stream {
         }
     }
 
-    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
         while !input.is_empty() {
             if let Part::Skip { left } = self.part {
                 let used = input.len().min(left as usize);
@@ -111,7 +111,7 @@ impl Lz4Stream {
         (self.part, self.need) = (part, need);
     }
 
-    fn bad(&self, outlet: &Outlet<'_>, reason: String) -> Error {
+    fn bad(&self, outlet: &OutputWindow<'_>, reason: String) -> Error {
         outlet.corrupt(format!(
             "is damaged in lz4 frame {} before stored byte {}: {reason} (inflated {} bytes so far)",
             self.count,
@@ -121,7 +121,7 @@ impl Lz4Stream {
     }
 
     /// Takes the `need` bytes of the part.
-    fn take(&mut self, bytes: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+    fn take(&mut self, bytes: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
         match self.part {
             Part::Magic => self.magic(word(bytes), outlet),
             Part::SkipLen => {
@@ -147,7 +147,7 @@ impl Lz4Stream {
         }
     }
 
-    fn magic(&mut self, magic: u32, outlet: &Outlet<'_>) -> Result<()> {
+    fn magic(&mut self, magic: u32, outlet: &OutputWindow<'_>) -> Result<()> {
         match magic {
             MAGIC => {
                 self.count += 1;
@@ -174,7 +174,7 @@ impl Lz4Stream {
         }
     }
 
-    fn flags(&mut self, bytes: &[u8], outlet: &Outlet<'_>) -> Result<()> {
+    fn flags(&mut self, bytes: &[u8], outlet: &OutputWindow<'_>) -> Result<()> {
         let (flg, bd) = (bytes[0], bytes[1]);
         if flg >> 6 != 1 || flg & 2 != 0 || bd & 0x8f != 0 || bd >> 4 < 4 {
             return Err(self.bad(outlet, format!("its flags {flg:#04x} {bd:#04x} are of no known version")));
@@ -194,7 +194,7 @@ impl Lz4Stream {
         Ok(())
     }
 
-    fn descriptor(&mut self, bytes: &[u8], outlet: &Outlet<'_>) -> Result<()> {
+    fn descriptor(&mut self, bytes: &[u8], outlet: &OutputWindow<'_>) -> Result<()> {
         let (sizes, sum) = bytes.split_at(bytes.len() - 1);
         let mut hash = Xxh32::new(0);
         hash.update(&self.frame.flags);
@@ -211,7 +211,7 @@ impl Lz4Stream {
         Ok(())
     }
 
-    fn block_len(&mut self, word: u32, outlet: &Outlet<'_>) -> Result<()> {
+    fn block_len(&mut self, word: u32, outlet: &OutputWindow<'_>) -> Result<()> {
         if word == 0 {
             if let Some(want) = self.frame.content_size
                 && want != self.made
@@ -238,7 +238,7 @@ impl Lz4Stream {
         Ok(())
     }
 
-    fn block(&mut self, bytes: &[u8], plain: bool, outlet: &mut Outlet<'_>) -> Result<()> {
+    fn block(&mut self, bytes: &[u8], plain: bool, outlet: &mut OutputWindow<'_>) -> Result<()> {
         let (data, sum) = bytes.split_at(bytes.len() - if self.frame.block_sums { 4 } else { 0 });
         if self.frame.block_sums {
             let (is, want) = (xxh32(data, 0), word(sum));

@@ -5,8 +5,8 @@
 use penstock_types::{Error, Result, grouped};
 use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name, get_frame_content_size};
 
-use crate::inflate;
-use crate::inflater::Outlet;
+use crate::decompress;
+use crate::stream_decoder::OutputWindow;
 
 /// A block is at most 128 KiB of content in at least 4 bytes: a frame header that says more lies.
 const MOST_OF_ONE: u64 = 32 << 10;
@@ -90,10 +90,10 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             // With room for all of it the library inflates in one pass, with no window of its own.
             let total = size.saturating_add(out.len() as u64);
             if total > limit {
-                return Err(inflate::above_limit(limit, place));
+                return Err(decompress::above_limit(limit, place));
             }
             let plausible = (rest.len() as u64).saturating_mul(MOST_OF_ONE).saturating_add(out.len() as u64);
-            inflate::reserve(out, total.min(plausible), place)?;
+            decompress::reserve(out, total.min(plausible), place)?;
         }
         let before = out.len();
         let used = frames
@@ -102,7 +102,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
         at += used;
         // A buffer that the caller used before may have more room than the limit allows.
         if out.len() as u64 > limit {
-            return Err(inflate::above_limit(limit, place));
+            return Err(decompress::above_limit(limit, place));
         }
         if at == input.len() && !frames.inside && frames.frame > 1 {
             return Ok(frames.frame - 1);
@@ -113,14 +113,14 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             }
         } else if (out.len() as u64) < limit {
             let wanted = (out.capacity() as u64).saturating_mul(2).max(STREAM_BUFFER as u64);
-            inflate::reserve(out, wanted.min(limit), place)?;
+            decompress::reserve(out, wanted.min(limit), place)?;
         } else if used == 0 && out.len() == before {
             // Full to the limit and nothing moves: is there a byte more, or has the object been cut?
             let mut one_more = Vec::with_capacity(1);
             let _ = frames.step(&input[at..], &mut one_more);
             return Err(match one_more.is_empty() && at == input.len() {
                 true => cut_short(&frames, at, out.len(), place),
-                false => inflate::above_limit(limit, place),
+                false => decompress::above_limit(limit, place),
             });
         }
     }
@@ -150,7 +150,7 @@ impl ZstdStream {
         Self { frames: Frames::behind(frames), buffer: Vec::with_capacity(STREAM_BUFFER) }
     }
 
-    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut Outlet<'_>) -> Result<()> {
+    pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
         if input.is_empty() {
             return Ok(());
         }

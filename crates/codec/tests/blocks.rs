@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Objects taken apart and inflated stretch by stretch are what they are as a whole, whatever they claim of themselves.
 
-use penstock_codec::{Codec, Inflated, Inflater, StretchSize, deflate, inflate_apart, inflate_into, take_apart};
+use penstock_codec::{
+    Codec, FrameRunSize, Inflated, StreamDecoder, compress, decompress_frames, decompress_into, split_frames,
+};
 use penstock_types::Result;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -9,22 +11,22 @@ use proptest::test_runner::FileFailurePersistence;
 const LIMIT: u64 = 16 << 20;
 const COMPRESSED: [Codec; 3] = [Codec::Gzip, Codec::Zstd, Codec::Lz4];
 
-fn small() -> StretchSize {
-    StretchSize { stored: 300, content: 2_000 }
+fn small() -> FrameRunSize {
+    FrameRunSize { stored: 300, content: 2_000 }
 }
 
 /// As a caller does it: stretches as long as they hold, and from the first that does not, the stream.
-fn apart(codec: Codec, stored: &[u8], window: usize, size: StretchSize, limit: u64) -> Result<(Vec<u8>, usize)> {
+fn apart(codec: Codec, stored: &[u8], window: usize, size: FrameRunSize, limit: u64) -> Result<(Vec<u8>, usize)> {
     let (mut out, mut buffer, mut at, mut blocks, mut held) = (Vec::new(), Vec::new(), 0, 0, 0);
     'windows: while at < stored.len() {
         let end = stored.len().min(at + window);
-        let stretches = take_apart(codec, &stored[at..end], end == stored.len(), size);
+        let stretches = split_frames(codec, &stored[at..end], end == stored.len(), size);
         if stretches.is_empty() {
             break;
         }
         for stretch in stretches {
             let room = stretch.content.min(limit - out.len() as u64);
-            let Some(more) = inflate_apart(codec, &stored[at..at + stretch.stored], &mut buffer, room) else {
+            let Some(more) = decompress_frames(codec, &stored[at..at + stretch.stored], &mut buffer, room) else {
                 break 'windows;
             };
             out.extend_from_slice(&buffer);
@@ -32,7 +34,7 @@ fn apart(codec: Codec, stored: &[u8], window: usize, size: StretchSize, limit: u
         }
     }
     let passed = Inflated { bytes_in: at as u64, bytes_out: out.len() as u64 };
-    let mut rest = Inflater::behind(codec, limit, "p", passed, blocks);
+    let mut rest = StreamDecoder::resume_at(codec, limit, "p", passed, blocks);
     rest.push(&stored[at..], &mut |bytes| {
         out.extend_from_slice(bytes);
         Ok(())
@@ -43,14 +45,14 @@ fn apart(codec: Codec, stored: &[u8], window: usize, size: StretchSize, limit: u
 
 fn whole(codec: Codec, stored: &[u8], limit: u64) -> Result<Vec<u8>> {
     let mut out = Vec::new();
-    inflate_into(codec, stored, &mut out, limit, "p").map(|()| out)
+    decompress_into(codec, stored, &mut out, limit, "p").map(|()| out)
 }
 
 /// As bgzip(1) writes it: members of at most 64 KiB that say how long they are, and an empty one at the end.
 fn bgzf(content: &[u8], block: usize) -> Vec<u8> {
     let mut out = Vec::new();
     for piece in content.chunks(block).chain([&[][..]]) {
-        let member = deflate(Codec::Gzip, piece, 6).unwrap();
+        let member = compress(Codec::Gzip, piece, 6).unwrap();
         let size = (member.len() + 8 - 1) as u16;
         out.extend([0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 0xff, 6, 0, b'B', b'C', 2, 0]);
         out.extend(size.to_le_bytes());
@@ -79,14 +81,14 @@ proptest! {
     /// Many blocks, any window: nothing is read by the stream, and the content is right.
     #[test]
     fn prop_apart_is_the_whole(members in members(), codec in prop::sample::select(&COMPRESSED[..]), window in 4_000..20_000usize) {
-        let stored: Vec<u8> = members.iter().flat_map(|member| deflate(codec, member, codec.default_level()).unwrap()).collect();
+        let stored: Vec<u8> = members.iter().flat_map(|member| compress(codec, member, codec.default_level()).unwrap()).collect();
         let plain = members.concat();
         let (out, held) = apart(codec, &stored, window, small(), LIMIT).unwrap();
         prop_assert!(out == plain);
         let (out, _) = apart(codec, &stored, window, small(), plain.len() as u64).unwrap();
         prop_assert!(out == plain);
         if window >= stored.len() {
-            let covered: usize = take_apart(codec, &stored, true, small()).iter().map(|stretch| stretch.stored).sum();
+            let covered: usize = split_frames(codec, &stored, true, small()).iter().map(|stretch| stretch.stored).sum();
             prop_assert_eq!((covered, held > 0), (stored.len(), true));
         }
         if let Some(less) = (plain.len() as u64).checked_sub(1) {
@@ -102,7 +104,7 @@ proptest! {
     ) {
         let mut stored: Vec<u8> = match is_bgzf && codec == Codec::Gzip {
             true => bgzf(&members.concat(), 700),
-            false => members.iter().flat_map(|member| deflate(codec, member, codec.default_level()).unwrap()).collect(),
+            false => members.iter().flat_map(|member| compress(codec, member, codec.default_level()).unwrap()).collect(),
         };
         match is_cut {
             true => stored.truncate(cut.index(stored.len())),
@@ -119,10 +121,10 @@ proptest! {
 
     #[test]
     fn prop_noise_never_panics(codec in prop::sample::select(&COMPRESSED[..]), mut stored in prop::collection::vec(any::<u8>(), 0..400), is_end: bool) {
-        let head = deflate(codec, b"", codec.default_level()).unwrap();
+        let head = compress(codec, b"", codec.default_level()).unwrap();
         let len = stored.len().min(4);
         stored[..len].copy_from_slice(&head[..len]);
-        let stretches = take_apart(codec, &stored, is_end, small());
+        let stretches = split_frames(codec, &stored, is_end, small());
         prop_assert!(stretches.iter().map(|stretch| stretch.stored).sum::<usize>() <= stored.len());
         prop_assert!(stretches.iter().all(|stretch| stretch.stored > 0));
     }
@@ -132,15 +134,15 @@ proptest! {
 fn bgzf_is_taken_apart_by_its_own_account() {
     let plain = content(900_000);
     let stored = bgzf(&plain, 60_000);
-    let size = StretchSize { stored: 1 << 20, content: 200_000 };
-    let stretches = take_apart(Codec::Gzip, &stored, true, size);
+    let size = FrameRunSize { stored: 1 << 20, content: 200_000 };
+    let stretches = split_frames(Codec::Gzip, &stored, true, size);
     assert_eq!(
         stretches.iter().map(|stretch| stretch.content).collect::<Vec<_>>(),
         [240_000, 240_000, 240_000, 180_000]
     );
     assert_eq!(stretches.iter().map(|stretch| stretch.stored).sum::<usize>(), stored.len());
     // A window that ends inside a member gives what it holds whole.
-    let cut = take_apart(Codec::Gzip, &stored[..stored.len() / 2], false, size);
+    let cut = split_frames(Codec::Gzip, &stored[..stored.len() / 2], false, size);
     assert!(!cut.is_empty() && stretches.starts_with(&cut[..cut.len() - 1]));
     assert_eq!(apart(Codec::Gzip, &stored, 100_000, size, LIMIT).unwrap().0, plain);
 }
@@ -148,9 +150,9 @@ fn bgzf_is_taken_apart_by_its_own_account() {
 #[test]
 fn gzip_that_holds_gzip_is_not_fooled() {
     // Incompressible content is stored as it is: a header inside looks like a member's.
-    let inner = deflate(Codec::Gzip, &content(50_000), 6).unwrap();
-    let outer = deflate(Codec::Gzip, &[inner.as_slice(), &inner, &inner].concat(), 0).unwrap();
-    assert!(take_apart(Codec::Gzip, &outer, true, small()).len() > 1, "the guess is wrong, as it was meant to be");
+    let inner = compress(Codec::Gzip, &content(50_000), 6).unwrap();
+    let outer = compress(Codec::Gzip, &[inner.as_slice(), &inner, &inner].concat(), 0).unwrap();
+    assert!(split_frames(Codec::Gzip, &outer, true, small()).len() > 1, "the guess is wrong, as it was meant to be");
     let (out, held) = apart(Codec::Gzip, &outer, 1 << 20, small(), LIMIT).unwrap();
     assert_eq!((out == [inner.as_slice(), &inner, &inner].concat(), held), (true, 0));
 }
@@ -158,13 +160,13 @@ fn gzip_that_holds_gzip_is_not_fooled() {
 #[test]
 fn apart_ends_before_what_is_no_block() {
     for codec in COMPRESSED {
-        let block = deflate(codec, &content(5_000), codec.default_level()).unwrap();
+        let block = compress(codec, &content(5_000), codec.default_level()).unwrap();
         let stored = [block.as_slice(), &block, b"trailing words"].concat();
         let (one, other) = (whole(codec, &stored, LIMIT), apart(codec, &stored, 1 << 20, small(), LIMIT));
         assert_eq!(one.unwrap_err().to_string(), other.unwrap_err().to_string());
     }
     // Zeros behind the last member are padding.
-    let member = deflate(Codec::Gzip, &content(5_000), 6).unwrap();
+    let member = compress(Codec::Gzip, &content(5_000), 6).unwrap();
     let stored = [member.as_slice(), &member, &[0; 600]].concat();
     assert_eq!(apart(Codec::Gzip, &stored, 1 << 20, small(), LIMIT).unwrap().0.len(), 10_000);
     // Between members they are damage.
@@ -178,7 +180,7 @@ fn frames_of_the_reference_tools_are_taken_apart() {
     let plain = content(400_000);
     let frames: Vec<u8> = plain.chunks(100_000).flat_map(|piece| zstd::stream::encode_all(piece, 3).unwrap()).collect();
     let stored = [frames.as_slice(), &[0x5e, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3]].concat();
-    let stretches = take_apart(Codec::Zstd, &stored, true, small());
+    let stretches = split_frames(Codec::Zstd, &stored, true, small());
     assert_eq!(stretches.iter().map(|stretch| stretch.stored).sum::<usize>(), stored.len());
     assert!(stretches.len() >= 4);
     assert_eq!(apart(Codec::Zstd, &stored, 1 << 20, small(), LIMIT).unwrap(), (plain, stretches.len()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every codec, whole and in pieces: what goes in comes out, and nothing that is damaged passes or panics.
 
-use penstock_codec::{Codec, GzipCheck, Inflated, Inflater, deflate, inflate_into, inflate_into_checked};
+use penstock_codec::{Codec, GzipCheck, Inflated, StreamDecoder, compress, decompress_into, decompress_into_checked};
 use penstock_types::{Error, Result};
 use proptest::prelude::*;
 
@@ -9,13 +9,13 @@ const LIMIT: u64 = 64 << 20;
 
 fn whole(codec: Codec, stored: &[u8], limit: u64) -> Result<Vec<u8>> {
     let mut out = vec![7; 3];
-    inflate_into(codec, stored, &mut out, limit, "s3://b/k")?;
+    decompress_into(codec, stored, &mut out, limit, "s3://b/k")?;
     Ok(out)
 }
 
 fn pieces<'a>(codec: Codec, stored: impl Iterator<Item = &'a [u8]>, limit: u64) -> Result<(Vec<u8>, Inflated)> {
     let mut out = Vec::new();
-    let mut inflater = Inflater::new(codec, limit, "s3://b/k");
+    let mut inflater = StreamDecoder::new(codec, limit, "s3://b/k");
     for piece in stored {
         inflater.push(piece, &mut |bytes| {
             out.extend_from_slice(bytes);
@@ -53,7 +53,7 @@ proptest! {
     ) {
         let mut stored = Vec::new();
         for member in &members {
-            stored.extend(deflate(codec, member, codec.default_level()).unwrap());
+            stored.extend(compress(codec, member, codec.default_level()).unwrap());
         }
         let plain = members.concat();
         prop_assert_eq!(&whole(codec, &stored, LIMIT).unwrap(), &plain);
@@ -72,7 +72,7 @@ proptest! {
     fn prop_damage_errs_or_is_harmless_and_never_panics(
         plain in content(), codec in compressed(), at: proptest::sample::Index, flip in 1..=255u8, piece in 1..700usize,
     ) {
-        let mut stored = deflate(codec, &plain, codec.default_level()).unwrap();
+        let mut stored = compress(codec, &plain, codec.default_level()).unwrap();
         let at = at.index(stored.len());
         stored[at] ^= flip;
         let (one, other) = (whole(codec, &stored, LIMIT), pieces(codec, stored.chunks(piece), LIMIT));
@@ -88,7 +88,7 @@ proptest! {
         codec in compressed(), mut stored in proptest::collection::vec(any::<u8>(), 0..2000), magic: bool, piece in 1..99usize,
     ) {
         if magic {
-            let head = deflate(codec, b"", codec.default_level()).unwrap();
+            let head = compress(codec, b"", codec.default_level()).unwrap();
             let len = stored.len().min(10).min(head.len());
             stored[..len].copy_from_slice(&head[..len]);
         }
@@ -101,7 +101,7 @@ proptest! {
 fn inflate_at_every_split_gives_the_whole() {
     let plain: Vec<u8> = (0..3000u32).flat_map(|n| (n * n % 97).to_le_bytes()).collect();
     for codec in [Codec::Gzip, Codec::Zstd, Codec::Lz4] {
-        let one = deflate(codec, &plain, codec.default_level()).unwrap();
+        let one = compress(codec, &plain, codec.default_level()).unwrap();
         let stored = [one.as_slice(), &one].concat();
         for at in 0..=stored.len() {
             let (head, tail) = stored.split_at(at);
@@ -115,7 +115,7 @@ fn inflate_at_every_split_gives_the_whole() {
 fn inflate_cut_anywhere_says_where_it_ends() {
     let plain: Vec<u8> = (0..4000u32).map(|n| (n * n % 251) as u8).collect();
     for codec in [Codec::Gzip, Codec::Zstd, Codec::Lz4] {
-        let stored = deflate(codec, &plain, codec.default_level()).unwrap();
+        let stored = compress(codec, &plain, codec.default_level()).unwrap();
         for len in 0..stored.len() {
             let cut = &stored[..len];
             let text = problem(whole(codec, cut, LIMIT));
@@ -139,7 +139,7 @@ fn inflate_cut_anywhere_says_where_it_ends() {
 #[test]
 fn inflate_truncated_names_stored_and_inflated_bytes() {
     let plain = vec![1; 1 << 20];
-    let stored = deflate(Codec::Gzip, &plain, 6).unwrap();
+    let stored = compress(Codec::Gzip, &plain, 6).unwrap();
     assert_eq!(
         problem(whole(Codec::Gzip, &stored[..stored.len() - 5], LIMIT)),
         format!(
@@ -152,7 +152,7 @@ fn inflate_truncated_names_stored_and_inflated_bytes() {
 #[test]
 fn inflate_garbage_behind_errs_and_gzip_zero_padding_passes() {
     for codec in [Codec::Gzip, Codec::Zstd, Codec::Lz4] {
-        let stored = deflate(codec, b"content", codec.default_level()).unwrap();
+        let stored = compress(codec, b"content", codec.default_level()).unwrap();
         let behind = |tail: &[u8]| [stored.as_slice(), tail].concat();
         let text = problem(whole(codec, &behind(b"garbage"), LIMIT));
         assert!(text.contains("has bytes after"), "{text}");
@@ -172,7 +172,7 @@ fn inflate_garbage_behind_errs_and_gzip_zero_padding_passes() {
 
 /// A member with every optional header field.
 fn dressed(plain: &[u8], damage_header: bool) -> Vec<u8> {
-    let bare = deflate(Codec::Gzip, plain, 6).unwrap();
+    let bare = compress(Codec::Gzip, plain, 6).unwrap();
     let mut header = vec![0x1f, 0x8b, 8, 2 | 4 | 8 | 16, 1, 2, 3, 4, 0, 3];
     header.extend([5, 0]);
     header.extend(b"extra");
@@ -203,7 +203,7 @@ fn gzip_header_with_every_field_is_read_and_its_crc_checked() {
 
 #[test]
 fn gzip_wrong_trailer_is_named() {
-    let stored = deflate(Codec::Gzip, b"content", 6).unwrap();
+    let stored = compress(Codec::Gzip, b"content", 6).unwrap();
     let crc_at = stored.len() - 8;
     let mut damaged = stored.clone();
     damaged[crc_at] ^= 1;
@@ -211,10 +211,10 @@ fn gzip_wrong_trailer_is_named() {
     assert!(problem(pieces(Codec::Gzip, damaged.chunks(5), LIMIT).map(|(out, _)| out)).contains("wrong CRC-32"));
     // Content with checksums of its own may spare gzip's.
     let mut out = Vec::new();
-    inflate_into_checked(Codec::Gzip, &damaged, &mut out, LIMIT, GzipCheck::SizeOnly, "p").unwrap();
+    decompress_into_checked(Codec::Gzip, &damaged, &mut out, LIMIT, GzipCheck::SizeOnly, "p").unwrap();
     assert_eq!(out, b"content");
     damaged[crc_at + 4] ^= 1;
-    let error = inflate_into_checked(Codec::Gzip, &damaged, &mut out, LIMIT, GzipCheck::SizeOnly, "p").unwrap_err();
+    let error = decompress_into_checked(Codec::Gzip, &damaged, &mut out, LIMIT, GzipCheck::SizeOnly, "p").unwrap_err();
     assert_eq!(
         error.to_string(),
         "p has a wrong size in gzip member 1 (inflates to 7 bytes, its trailer says 6 modulo 2³²)"
@@ -226,9 +226,9 @@ fn gzip_wrong_trailer_is_named() {
 fn inflate_bomb_stops_at_the_limit_and_takes_no_more_memory() {
     let plain = vec![0; 32 << 20];
     for codec in [Codec::Gzip, Codec::Zstd, Codec::Lz4] {
-        let stored = deflate(codec, &plain, codec.default_level()).unwrap();
+        let stored = compress(codec, &plain, codec.default_level()).unwrap();
         let mut out = Vec::new();
-        let error = inflate_into(codec, &stored, &mut out, 1 << 20, "p").unwrap_err();
+        let error = decompress_into(codec, &stored, &mut out, 1 << 20, "p").unwrap_err();
         assert_eq!(error.to_string(), "p inflates to more than the limit of 1,048,576 bytes");
         assert!(out.capacity() <= 1 << 20, "{codec}: {}", out.capacity());
     }
@@ -236,11 +236,11 @@ fn inflate_bomb_stops_at_the_limit_and_takes_no_more_memory() {
 
 #[test]
 fn gzip_size_that_lies_costs_no_memory() {
-    let mut stored = deflate(Codec::Gzip, b"content", 6).unwrap();
+    let mut stored = compress(Codec::Gzip, b"content", 6).unwrap();
     let at = stored.len() - 4;
     stored[at..].copy_from_slice(&u32::MAX.to_le_bytes());
     let mut out = Vec::new();
-    inflate_into(Codec::Gzip, &stored, &mut out, u64::MAX, "p").unwrap_err();
+    decompress_into(Codec::Gzip, &stored, &mut out, u64::MAX, "p").unwrap_err();
     assert!(out.capacity() < 1 << 20);
 }
 
@@ -251,7 +251,7 @@ fn zstd_size_that_lies_costs_no_memory() {
     stored.extend((1u64 << 40).to_le_bytes());
     stored.extend([1, 0, 0]);
     let mut out = Vec::new();
-    inflate_into(Codec::Zstd, &stored, &mut out, u64::MAX, "p").unwrap_err();
+    decompress_into(Codec::Zstd, &stored, &mut out, u64::MAX, "p").unwrap_err();
     assert!(out.capacity() < 1 << 20);
     assert!(problem(whole(Codec::Zstd, &stored, LIMIT)).contains("more than the limit"));
 }
@@ -265,16 +265,16 @@ fn zstd_frame_that_holds_less_than_it_states_is_damaged_however_it_comes() {
     for stated in [1u32, 10, 620_000_000] {
         let frame = [&header[..], &stated.to_le_bytes(), &empty_last_block].concat();
         for size in [1, 5, frame.len()] {
-            let mut inflater = Inflater::new(Codec::Zstd, 1 << 16, "p");
+            let mut inflater = StreamDecoder::new(Codec::Zstd, 1 << 16, "p");
             let pushed = frame.chunks(size).try_for_each(|piece| inflater.push(piece, &mut |_| Ok(())));
             assert!(pushed.and_then(|()| inflater.finish()).is_err(), "{stated} in pieces of {size}");
         }
-        assert!(inflate_into(Codec::Zstd, &frame, &mut Vec::new(), 1 << 16, "p").is_err(), "{stated}");
+        assert!(decompress_into(Codec::Zstd, &frame, &mut Vec::new(), 1 << 16, "p").is_err(), "{stated}");
     }
     // Several frames that hold what they state, cut anywhere.
-    let frames = [deflate(Codec::Zstd, b"one", 1).unwrap(), deflate(Codec::Zstd, &[7; 300_000], 1).unwrap()].concat();
+    let frames = [compress(Codec::Zstd, b"one", 1).unwrap(), compress(Codec::Zstd, &[7; 300_000], 1).unwrap()].concat();
     for size in [1, 7, 50] {
-        let (mut inflater, mut len) = (Inflater::new(Codec::Zstd, 1 << 20, "p"), 0);
+        let (mut inflater, mut len) = (StreamDecoder::new(Codec::Zstd, 1 << 20, "p"), 0);
         for piece in frames.chunks(size) {
             inflater
                 .push(piece, &mut |bytes| {
@@ -304,7 +304,7 @@ fn zstd_of_unknown_size_inflates_whole() {
 fn skippable_frames_are_skipped() {
     let skip = [0x50, 0x2a, 0x4d, 0x18, 5, 0, 0, 0, 1, 2, 3, 4, 5];
     for codec in [Codec::Zstd, Codec::Lz4] {
-        let one = deflate(codec, b"content", codec.default_level()).unwrap();
+        let one = compress(codec, b"content", codec.default_level()).unwrap();
         let stored = [&skip[..], &one, &skip, &one].concat();
         assert_eq!(whole(codec, &stored, LIMIT).unwrap(), b"contentcontent");
         for piece in 1..stored.len() {
@@ -351,11 +351,11 @@ fn lz4_many_linked_blocks_of_a_byte_are_quick() {
 fn inflate_reuses_the_room_it_is_given() {
     let plain = vec![3; 100_000];
     for codec in Codec::ALL {
-        let stored = deflate(codec, &plain, codec.default_level()).unwrap();
+        let stored = compress(codec, &plain, codec.default_level()).unwrap();
         let mut out = Vec::new();
-        inflate_into(codec, &stored, &mut out, LIMIT, "p").unwrap();
+        decompress_into(codec, &stored, &mut out, LIMIT, "p").unwrap();
         let (room, address) = (out.capacity(), out.as_ptr());
-        inflate_into(codec, &stored, &mut out, LIMIT, "p").unwrap();
+        decompress_into(codec, &stored, &mut out, LIMIT, "p").unwrap();
         assert_eq!((out.capacity(), out.as_ptr()), (room, address));
         assert_eq!(out, plain);
     }
@@ -363,7 +363,7 @@ fn inflate_reuses_the_room_it_is_given() {
 
 #[test]
 fn many_empty_members_are_quick() {
-    let one = deflate(Codec::Gzip, b"", 6).unwrap();
+    let one = compress(Codec::Gzip, b"", 6).unwrap();
     let stored = one.repeat(50_000);
     assert!(whole(Codec::Gzip, &stored, LIMIT).unwrap().is_empty());
     assert!(pieces(Codec::Gzip, stored.chunks(1 << 16), LIMIT).unwrap().0.is_empty());
@@ -373,18 +373,18 @@ fn many_empty_members_are_quick() {
 fn deflate_is_deterministic_and_holds_no_time() {
     let plain = vec![5; 70_000];
     for codec in Codec::ALL {
-        assert_eq!(deflate(codec, &plain, codec.default_level()), deflate(codec, &plain, codec.default_level()));
+        assert_eq!(compress(codec, &plain, codec.default_level()), compress(codec, &plain, codec.default_level()));
     }
-    let stored = deflate(Codec::Gzip, &plain, 6).unwrap();
+    let stored = compress(Codec::Gzip, &plain, 6).unwrap();
     assert_eq!(stored[..8], [0x1f, 0x8b, 8, 0, 0, 0, 0, 0]);
-    assert!(matches!(deflate(Codec::Gzip, &plain, 13), Err(Error::Config { .. })));
-    assert!(matches!(deflate(Codec::Zstd, &plain, 99), Err(Error::Config { .. })));
+    assert!(matches!(compress(Codec::Gzip, &plain, 13), Err(Error::Config { .. })));
+    assert!(matches!(compress(Codec::Zstd, &plain, 99), Err(Error::Config { .. })));
 }
 
 #[test]
 fn inflater_passes_the_sinks_error_on_and_is_then_spent() {
-    let stored = deflate(Codec::Gzip, b"content", 6).unwrap();
-    let mut inflater = Inflater::new(Codec::Gzip, LIMIT, "p");
+    let stored = compress(Codec::Gzip, b"content", 6).unwrap();
+    let mut inflater = StreamDecoder::new(Codec::Gzip, LIMIT, "p");
     let error = inflater.push(&stored, &mut |_| Err(Error::Interrupted)).unwrap_err();
     assert_eq!(error, Error::Interrupted);
     assert!(matches!(inflater.push(&stored, &mut |_| Ok(())), Err(Error::Bug { .. })));

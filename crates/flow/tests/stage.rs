@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_codec::{Codec, deflate};
+use penstock_codec::{Codec, compress};
 use penstock_flow::Manifest;
 use penstock_flow::stage::{StageJob, StageOptions, StageRequest, Summary, WaitLimits, wait_for_leader};
 use penstock_store::{Memory, PutOptions, Store, StoreSettings};
@@ -102,7 +102,7 @@ fn noise(len: usize) -> Vec<u8> {
 }
 
 fn packed(codec: Codec, body: &[u8]) -> Vec<u8> {
-    deflate(codec, body, codec.default_level()).unwrap()
+    compress(codec, body, codec.default_level()).unwrap()
 }
 
 #[test]

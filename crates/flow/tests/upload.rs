@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use penstock_codec::{Codec, inflate_into};
+use penstock_codec::{Codec, decompress_into};
 use penstock_flow::Select;
 use penstock_flow::stage::{
     Deflate, StageJob, StageOptions, StageRequest, Summary, Verified, VerifyJob, VerifyRequest,
@@ -142,7 +142,7 @@ fn upload_is_whole_recorded_and_moves_nothing_twice() {
 
 #[test]
 fn upload_deflated_keeps_names_and_leaves_alone_what_is_compressed() {
-    let packed = penstock_codec::deflate(Codec::Gzip, &text(5000), 6).unwrap();
+    let packed = penstock_codec::compress(Codec::Gzip, &text(5000), 6).unwrap();
     let objects = [("large", text(40_000_000)), ("small", text(70_000)), ("noise", noise(70_000)), ("b.gz", packed)];
     let bench = Bench::new("upload-deflate", &objects);
     let done = bench.stage(deflating(Codec::Gzip)).unwrap();
@@ -153,7 +153,7 @@ fn upload_deflated_keeps_names_and_leaves_alone_what_is_compressed() {
             "large" | "small" => {
                 assert_eq!(meta.encoding.as_deref(), Some("gzip"));
                 let mut content = Vec::new();
-                inflate_into(Codec::Gzip, &stored, &mut content, u64::MAX, key).unwrap();
+                decompress_into(Codec::Gzip, &stored, &mut content, u64::MAX, key).unwrap();
                 assert!(content == *body && stored.len() * 2 < body.len());
             }
             _ => assert!(meta.encoding.is_none() && stored == *body, "{key}"),
@@ -170,7 +170,7 @@ fn upload_deflated_keeps_names_and_leaves_alone_what_is_compressed() {
 #[test]
 fn upload_inflated_drops_the_suffix() {
     let content = text(30_000_000);
-    let packed = penstock_codec::deflate(Codec::Zstd, &content, 1).unwrap();
+    let packed = penstock_codec::compress(Codec::Zstd, &content, 1).unwrap();
     let bench = Bench::new("upload-inflate", &[("a.zst", packed), ("plain", text(10))]);
     let done = bench.stage(StageOptions { inflate: true, ..StageOptions::default() }).unwrap();
     assert_eq!((done.moved, done.failed.len()), (2, 0), "{:?}", done.failed);

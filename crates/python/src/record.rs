@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! TFRecords for the dataset generators and for looking into a file by hand.
 
-use penstock_codec::{Codec, checksum, deflate, inflate_into};
-use penstock_record::example::{Example, Feature, FeatureValue, encode_example};
+use penstock_codec::{Codec, checksum, compress, decompress_into};
+use penstock_record::tf_example::{Example, Feature, FeatureValue, encode_example};
 use penstock_record::tfrecord::{Frames, write_frame};
 use penstock_types::Error;
 use pyo3::buffer::PyBuffer;
@@ -112,7 +112,7 @@ pub fn encode_tfrecord<'py>(
         let mut framed = Vec::new();
         write_frame(&payload, &mut framed);
         drop(payload);
-        if codec == Codec::None { Ok(framed) } else { deflate(codec, &framed, level) }
+        if codec == Codec::None { Ok(framed) } else { compress(codec, &framed, level) }
     })?;
     Ok(PyBytes::new(py, &stored))
 }
@@ -125,7 +125,7 @@ pub fn decode_tfrecord<'py>(py: Python<'py>, data: &[u8], codec: Option<&str>) -
     let codec = codec.map_or(Ok(Codec::sniff(data)), str::parse).map_err(|error| raise(py, error))?;
     let plain = enter(py, || {
         let mut plain = Vec::new();
-        inflate_into(codec, data, &mut plain, DECODE_LIMIT, PLACE).map(|()| plain)
+        decompress_into(codec, data, &mut plain, DECODE_LIMIT, PLACE).map(|()| plain)
     })?;
     let records = PyList::empty(py);
     for (at, frame) in Frames::new(&plain, PLACE, true).enumerate() {

@@ -7,19 +7,19 @@
 //! Everything here works on bytes in memory and copies no payload. It knows no store and no thread. Damaged or
 //! hostile bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
 
+mod byteswap;
 pub mod chunk;
-pub mod example;
-pub mod existing;
-mod feature;
 pub mod image;
 pub mod magic;
 pub mod mds;
 pub mod npy;
 pub mod npz;
 pub mod parquet;
-pub mod sequence;
-mod swap;
+mod protobuf;
+pub mod sidecar_index;
 pub mod tar;
 mod tar_header;
+pub mod tf_example;
+mod tf_feature;
+pub mod tf_sequence_example;
 pub mod tfrecord;
-mod wire;

@@ -6,7 +6,7 @@
 
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
-use crate::swap::swap_into;
+use crate::byteswap::swap_into;
 
 /// First bytes of every `.npy`.
 pub const MAGIC: &[u8; 6] = b"\x93NUMPY";

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use penstock_codec::{Packing, crc32, inflate_exact};
+use penstock_codec::{SizedCodec, crc32, decompress_exact};
 use penstock_types::{Error, Result, grouped};
 
 const END: u32 = 0x0605_4b50;
@@ -144,7 +144,7 @@ impl<'a> Directory<'a> {
                 return Err(Error::BudgetExceeded { what: place, need: entry.size, budget: 0 });
             }
             inflated.resize(entry.size as usize, 0);
-            inflate_exact(Packing::Deflate, stored, &mut inflated, &place)?;
+            decompress_exact(SizedCodec::Deflate, stored, &mut inflated, &place)?;
             Cow::Owned(inflated)
         } else {
             Cow::Borrowed(stored)

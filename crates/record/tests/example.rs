@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use penstock_record::example::{Example, Feature, FeatureValue, encode_example, find_feature, read_feature_into};
+use penstock_record::tf_example::{Example, Feature, FeatureValue, encode_example, find_feature, read_feature_into};
 use penstock_types::{DType, Error, TensorSpec};
 use proptest::prelude::*;
 

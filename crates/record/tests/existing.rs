@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Other programs' indexes say of their own files what a scan says of them, and old ones are found out.
 
-use penstock_record::existing::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
+use penstock_record::sidecar_index::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
 use penstock_record::tar::{Members, Samples};
 use penstock_record::tfrecord::{scan, write_frame};
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ fn dali_tar(bytes: &[u8]) -> String {
 fn ustar() -> Vec<u8> {
     let stored = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ustar.tar.gz")).unwrap();
     let mut bytes = Vec::new();
-    penstock_codec::inflate_into(penstock_codec::Codec::Gzip, &stored, &mut bytes, 1 << 20, "p").unwrap();
+    penstock_codec::decompress_into(penstock_codec::Codec::Gzip, &stored, &mut bytes, 1 << 20, "p").unwrap();
     bytes
 }
 

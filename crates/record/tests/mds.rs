@@ -5,7 +5,7 @@ mod goldens;
 
 use std::collections::BTreeMap;
 
-use penstock_codec::{Codec, inflate_into};
+use penstock_codec::{Codec, decompress_into};
 use penstock_record::mds::{Column, Encoding, Shard, parse_index, sample_parts};
 use penstock_types::{DType, Error};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ fn shards(folder: &str) -> Vec<(Vec<Column>, Vec<u8>)> {
             let stored = &files[&format!("{folder}/{}", info.name)];
             assert_eq!(stored.len() as u64, info.stored);
             let mut bytes = Vec::new();
-            inflate_into(info.codec, stored, &mut bytes, info.size, &info.name).unwrap();
+            decompress_into(info.codec, stored, &mut bytes, info.size, &info.name).unwrap();
             assert_eq!(Shard::new(&bytes, "p").unwrap().len() as u64, info.samples);
             (info.columns, bytes)
         })

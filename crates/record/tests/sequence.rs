@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ragged features, byte strings where they lie, and tf.SequenceExample as TensorFlow writes it.
 
-use penstock_record::example::{
+use penstock_record::tf_example::{
     Example, Feature, FeatureValue, encode_example, feature_bytes, feature_len, read_ragged_into,
 };
-use penstock_record::sequence::{feature_list_names, find_feature_list, write_feature_list};
+use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list, write_feature_list};
 use penstock_types::{DType, TensorSpec};
 use proptest::prelude::*;
 

@@ -2,7 +2,7 @@
 //! Archives by Python's tarfile (golden) and by the `tar` crate (random) read as their writers meant them, and damaged
 //! ones end in one error that says where.
 
-use penstock_codec::{Codec, inflate_into};
+use penstock_codec::{Codec, decompress_into};
 use penstock_record::tar::{Members, Samples, split_name};
 use penstock_types::Error;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn golden(name: &str) -> (Vec<u8>, String) {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
     let stored = std::fs::read(format!("{folder}/{name}.tar.gz")).unwrap();
     let mut bytes = Vec::new();
-    inflate_into(Codec::Gzip, &stored, &mut bytes, 1 << 20, name).unwrap();
+    decompress_into(Codec::Gzip, &stored, &mut bytes, 1 << 20, name).unwrap();
     (bytes, std::fs::read_to_string(format!("{folder}/{name}.tar.txt")).unwrap())
 }
 

@@ -2,13 +2,13 @@
 //! What every compressed stream is held to: no panic, no more than the limit, how it is cut changes nothing, and taken
 //! apart into stretches it is what it is as a whole.
 
-use penstock_codec::{Codec, Inflated, Inflater, StretchSize, inflate_apart, inflate_into, take_apart};
+use penstock_codec::{Codec, Inflated, StreamDecoder, FrameRunSize, decompress_frames, decompress_into, split_frames};
 
 pub const LIMIT: u64 = 1 << 16;
 
 fn inflate<'a>(codec: Codec, pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     let mut out = Vec::new();
-    let mut inflater = Inflater::new(codec, LIMIT, "p");
+    let mut inflater = StreamDecoder::new(codec, LIMIT, "p");
     for piece in pieces {
         let pushed = inflater.push(piece, &mut |bytes| {
             out.extend_from_slice(bytes);
@@ -26,7 +26,7 @@ pub fn check(codec: Codec, data: &[u8]) {
     let at_once = inflate(codec, [data].into_iter());
     assert!(inflate(codec, data.chunks(usize::from(cut) + 1)) == at_once);
     let mut out = Vec::new();
-    let whole = inflate_into(codec, data, &mut out, LIMIT, "p");
+    let whole = decompress_into(codec, data, &mut out, LIMIT, "p");
     assert_eq!(whole.is_ok(), at_once.is_some(), "{whole:?}");
     assert!(inflate_stretches(codec, data, usize::from(cut)) == at_once);
     if let Some(at_once) = at_once {
@@ -37,15 +37,15 @@ pub fn check(codec: Codec, data: &[u8]) {
 /// Stretch by stretch as long as they hold, and the rest as a stream.
 fn inflate_stretches(codec: Codec, data: &[u8], size: usize) -> Option<Vec<u8>> {
     let (mut out, mut buffer, mut at, mut blocks) = (Vec::new(), Vec::new(), 0, 0);
-    for stretch in take_apart(codec, data, true, StretchSize { stored: size, content: size as u64 * 4 }) {
+    for stretch in split_frames(codec, data, true, FrameRunSize { stored: size, content: size as u64 * 4 }) {
         let room = stretch.content.min(LIMIT - out.len() as u64);
-        let Some(more) = inflate_apart(codec, &data[at..at + stretch.stored], &mut buffer, room) else { break };
+        let Some(more) = decompress_frames(codec, &data[at..at + stretch.stored], &mut buffer, room) else { break };
         assert!(buffer.len() as u64 <= room);
         out.extend_from_slice(&buffer);
         (at, blocks) = (at + stretch.stored, blocks + more);
     }
     let passed = Inflated { bytes_in: at as u64, bytes_out: out.len() as u64 };
-    let mut rest = Inflater::behind(codec, LIMIT, "p", passed, blocks);
+    let mut rest = StreamDecoder::behind(codec, LIMIT, "p", passed, blocks);
     let pushed = rest.push(&data[at..], &mut |bytes| {
         out.extend_from_slice(bytes);
         Ok(())

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_codec::{
-    Codec, GzipCheck, Planes, from_planes, gzip_size_hint, inflate_into, inflate_into_checked, to_planes,
+    Codec, GzipCheck, Planes, decompress_into, decompress_into_checked, gzip_size_hint, restore_transposed, transpose,
 };
 use penstock_store::{Meta, ObjectRef};
 use penstock_types::{ByteRange, Error, Metric, Result, Stopwatch, Url, grouped};
@@ -208,20 +208,20 @@ impl Transcoder {
     /// inflate, which is its reader's to judge: all checksums are looked at, and the copy is read again.
     fn tried(&self, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<(Vec<u8>, Trial)> {
         let (mut content, mut again) = (Vec::new(), Vec::new());
-        inflate_into(codec, stored, &mut content, MOST_INFLATED, "").ok()?;
+        decompress_into(codec, stored, &mut content, MOST_INFLATED, "").ok()?;
         let known = self.state().form;
         let form = known.or_else(|| Planes::best(&content).ok())?;
         self.state().form = Some(form);
-        let planes = to_planes(&content, form).ok()?;
-        from_planes(&planes, &mut again, MOST_INFLATED, "").ok().filter(|()| again == content)?;
+        let planes = transpose(&content, form).ok()?;
+        restore_transposed(&planes, &mut again, MOST_INFLATED, "").ok().filter(|()| again == content)?;
         let (mut inflated, mut read) = (Duration::MAX, Duration::MAX);
         let turns = if self.is_undecided() { TURNS } else { 0 };
         for _ in 0..turns {
             let watch = Stopwatch::start();
-            inflate_into_checked(codec, stored, &mut content, MOST_INFLATED, check, "").ok()?;
+            decompress_into_checked(codec, stored, &mut content, MOST_INFLATED, check, "").ok()?;
             inflated = inflated.min(watch.elapsed());
             let watch = Stopwatch::start();
-            from_planes(&planes, &mut again, MOST_INFLATED, "").ok()?;
+            restore_transposed(&planes, &mut again, MOST_INFLATED, "").ok()?;
             read = read.min(watch.elapsed());
         }
         let trial = Trial { inflated, read, stored: stored.len() as u64, planes: planes.len() as u64 };
@@ -261,7 +261,7 @@ impl NodeCache {
         self.transcoder.state().verdict.as_ref().map(Verdict::to_string)
     }
 
-    /// The object in planes ([`from_planes`] gives its content), if there is a sound copy; a broken one is taken away.
+    /// The object in planes ([`restore_transposed`] gives its content), if there is a sound copy; a broken one is taken away.
     pub async fn in_planes(&self, object: &ObjectRef) -> Result<Option<Bytes>> {
         let name = Name::of(self.root_url(), object, Form::Planes);
         let Some(name) = name.filter(|_| self.transcoder.transcode != Transcode::Never) else { return Ok(None) };

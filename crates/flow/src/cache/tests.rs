@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use penstock_codec::{Codec, GzipCheck, deflate, from_planes};
+use penstock_codec::{Codec, GzipCheck, compress, restore_transposed};
 use penstock_store::{Count, Memory, PutOptions, Version, read_whole, suite};
 
 use super::*;
@@ -283,7 +283,7 @@ fn compressed(seed: usize) -> (Vec<u8>, Vec<u8>) {
         (state >> 40) as u16 % 7
     };
     let content: Vec<u8> = (0..100_000).flat_map(|_| number().to_le_bytes()).collect();
-    let stored = deflate(Codec::Gzip, &content, 6).unwrap();
+    let stored = compress(Codec::Gzip, &content, 6).unwrap();
     (content, stored)
 }
 
@@ -306,7 +306,7 @@ async fn cache_copy_in_planes_takes_the_place_of_what_was_stored() {
         let planes = cache.in_planes(&object).await.unwrap().unwrap();
         assert_eq!(planes, made);
         let mut inflated = Vec::new();
-        from_planes(&planes, &mut inflated, 1 << 20, "p").unwrap();
+        restore_transposed(&planes, &mut inflated, 1 << 20, "p").unwrap();
         assert!(inflated == content);
     }
     let lies = disk_bytes(made.len() as u64);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, stream};
 use penstock_codec::{Codec, strip_suffix};
-use penstock_record::existing::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
+use penstock_record::sidecar_index::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
 use penstock_record::tfrecord::frame_len;
 use penstock_store::{ObjectRef, Store, read_whole};
 use penstock_types::{Deadline, Error, Key, Result, grouped};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_codec::{Codec, Inflater, gzip_size_hint};
+use penstock_codec::{Codec, StreamDecoder, gzip_size_hint};
 use penstock_types::{Deadline, Error, Result, grouped};
 
 use super::beside::{Beside, Imported};
@@ -257,7 +257,7 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
         let (mut most, codec) = (END as usize, source.codec(object));
         loop {
             let (mut end, mut size) = (Vec::new(), 0);
-            let mut inflater = Inflater::new(codec, u64::MAX, &place);
+            let mut inflater = StreamDecoder::new(codec, u64::MAX, &place);
             inflater.push(&bytes, &mut |inflated| {
                 size += inflated.len() as u64;
                 end.extend_from_slice(inflated);

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use penstock_codec::{Codec, GzipCheck, inflate_into_checked};
+use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
 use penstock_types::{Error, Result, grouped, now};
 
 use super::field::{Field, Kind};
@@ -74,7 +74,7 @@ pub(crate) fn decode(
         Codec::None if blocks.is_some() => scratch.as_slice(),
         Codec::None => stored.as_ref(),
         codec => {
-            object.stored.inflate_into(codec, framing, scratch, object.limit, place)?;
+            object.stored.decompress_into(codec, framing, scratch, object.limit, place)?;
             scratch.as_slice()
         }
     };
@@ -112,7 +112,7 @@ fn decode_table(
         Codec::None => stored.clone(),
         codec => {
             let mut inflated = Vec::new();
-            inflate_into_checked(codec, stored, &mut inflated, object.limit, GzipCheck::Full, place)?;
+            decompress_into_checked(codec, stored, &mut inflated, object.limit, GzipCheck::Full, place)?;
             inflated.into()
         }
     };

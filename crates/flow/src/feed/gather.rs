@@ -121,7 +121,7 @@ impl Feed {
             let content = match (fetched, source.codec(object)) {
                 (fetched, codec) if !cached && codec != Codec::None => {
                     let mut inflated = Vec::new();
-                    fetched.inflate_into(codec, source.framing(), &mut inflated, self.limit, &place)?;
+                    fetched.decompress_into(codec, source.framing(), &mut inflated, self.limit, &place)?;
                     Content::Whole(Bytes::from(inflated))
                 }
                 (content, _) => content,

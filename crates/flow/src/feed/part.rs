@@ -6,8 +6,8 @@
 
 use std::borrow::Cow;
 
-use penstock_record::example::Feature;
-use penstock_record::sequence::FeatureList;
+use penstock_record::tf_example::Feature;
+use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, grouped};
 
 /// What a record holds under a name.

@@ -5,7 +5,7 @@
 //! read together where the gap between them costs less than another request would.
 
 use bytes::Bytes;
-use penstock_codec::{Codec, GzipCheck, from_planes, inflate_into_checked};
+use penstock_codec::{Codec, GzipCheck, decompress_into_checked, restore_transposed};
 use penstock_types::{ByteRange, Error, Result};
 
 use super::format::{Framing, Span};
@@ -60,7 +60,7 @@ impl Content {
     }
 
     /// Inflates an object that came whole into `out`: at most `limit` bytes.
-    pub fn inflate_into(
+    pub fn decompress_into(
         &self,
         codec: Codec,
         framing: &dyn Framing,
@@ -69,8 +69,8 @@ impl Content {
         place: &str,
     ) -> Result<()> {
         match self {
-            Self::Whole(stored) => inflate_into_checked(codec, stored, out, limit, gzip_check(framing), place),
-            Self::Planes(planes) => from_planes(planes, out, limit, place),
+            Self::Whole(stored) => decompress_into_checked(codec, stored, out, limit, gzip_check(framing), place),
+            Self::Planes(planes) => restore_transposed(planes, out, limit, place),
             Self::Ranges(_) => Err(Error::bug(format!("ranges of {place}, which is compressed, were read"))),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use penstock_codec::{Codec, Inflater, gzip_size_hint, inflate_into};
+use penstock_codec::{Codec, StreamDecoder, decompress_into, gzip_size_hint};
 use penstock_record::magic;
 use penstock_record::tfrecord::{FrameStream, frame_len};
 use penstock_types::{Deadline, Error, Result, grouped};
@@ -99,7 +99,9 @@ fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
     };
     let content = match codec {
         Codec::None => stored,
-        codec if is_likely && inflate_into(codec, stored, &mut inflated, WHOLE, &place).is_ok() => inflated.as_slice(),
+        codec if is_likely && decompress_into(codec, stored, &mut inflated, WHOLE, &place).is_ok() => {
+            inflated.as_slice()
+        }
         _ => {
             let mut pass = Pass::new(source, object);
             pass.push(stored)?;
@@ -113,7 +115,7 @@ fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
 
 /// An object on its way past.
 struct Pass<'a> {
-    inflater: Inflater,
+    inflater: StreamDecoder,
     records: Records<'a>,
 }
 
@@ -147,7 +149,7 @@ impl<'a> Pass<'a> {
             Codec::None => (u64::MAX, MAX_PLAIN_WINDOW),
             _ => (MAX_INFLATED, MAX_COMPRESSED_WINDOW),
         };
-        let inflater = Inflater::new(codec, limit, &place);
+        let inflater = StreamDecoder::new(codec, limit, &place);
         let framing = source.framing();
         let holding = if framing.span_of(0).is_some() { Holding::Sized } else { Holding::First(Vec::new()) };
         Self { inflater, records: Records { framing, place, spans: Vec::new(), size: 0, max, holding } }
@@ -282,7 +284,7 @@ pub(super) fn behind(error: Error, at: u64) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use penstock_codec::deflate;
+    use penstock_codec::compress;
     use penstock_record::tfrecord::write_frame;
     use penstock_store::{Memory, PutOptions, Store};
     use penstock_types::{Key, Metrics};
@@ -320,7 +322,7 @@ mod tests {
             let (name, mut content) = if is_tar { ("a.tar", tar(&sizes)) } else { ("a.tfrecord", tfrecord(&sizes)) };
             content.truncate(content.len() - cut.unwrap_or(0).min(content.len()));
             let codec = Codec::ALL[codec];
-            let stored = deflate(codec, &content, codec.default_level()).unwrap();
+            let stored = compress(codec, &content, codec.default_level()).unwrap();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let store = Arc::new(Memory::named(&format!("scan-{name}-{codec}")));
             let (scanned, want) = runtime.block_on(async {

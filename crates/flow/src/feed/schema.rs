@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_codec::{Codec, Inflater, inflate_into};
-use penstock_record::example::Feature;
+use penstock_codec::{Codec, StreamDecoder, decompress_into};
+use penstock_record::tf_example::Feature;
 use penstock_record::tfrecord::frame_len;
 use penstock_types::{DType, Deadline, Error, Result, TensorSpec};
 
@@ -101,7 +101,7 @@ struct Start {
 async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Option<Start>> {
     let size = source.entry(object).size;
     let place = source.place(object);
-    let inflater = Inflater::new(source.codec(object), u64::MAX, &place);
+    let inflater = StreamDecoder::new(source.codec(object), u64::MAX, &place);
     let mut head = Head { inflater, content: Vec::new(), target: HEAD, first: None, is_whole: false, place };
     for at in (0..size).step_by(STEP as usize) {
         let stored = source.stretch(object, at, STEP.min(size - at), deadline).await?;
@@ -116,7 +116,7 @@ async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Resu
 
 /// Decompressed bytes that are searched for a first record.
 struct Head {
-    inflater: Inflater,
+    inflater: StreamDecoder,
     content: Vec<u8>,
     /// How many are searched next.
     target: usize,
@@ -198,7 +198,7 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
         Codec::None => stored,
         codec => {
             let mut inflated = Vec::new();
-            inflate_into(codec, &stored, &mut inflated, MAX_HEAD as u64, &place)?;
+            decompress_into(codec, &stored, &mut inflated, MAX_HEAD as u64, &place)?;
             inflated.into()
         }
     };

@@ -2,8 +2,8 @@
 //! The feed over the memory store: what comes out, what goes wrong and where it says so, what stays held.
 
 use bytes::Bytes;
-use penstock_codec::deflate;
-use penstock_record::example::{FeatureValue, encode_example};
+use penstock_codec::compress;
+use penstock_record::tf_example::{FeatureValue, encode_example};
 use penstock_record::tfrecord::write_frame;
 use penstock_store::{Count, Memory, PutOptions, Store};
 use penstock_types::{Deadline, Key, Metric, Metrics};
@@ -50,7 +50,7 @@ impl World {
             (0..count).for_each(|at| record(id + at, &mut bytes));
             id += count;
             let name = format!("o{object:03}.tfrecord{}", if gzip { ".gz" } else { "" });
-            self.put(&name, if gzip { deflate(Codec::Gzip, &bytes, 6).unwrap() } else { bytes });
+            self.put(&name, if gzip { compress(Codec::Gzip, &bytes, 6).unwrap() } else { bytes });
         }
     }
 

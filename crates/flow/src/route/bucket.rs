@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use penstock_codec::{Codec, inflate_into};
+use penstock_codec::{Codec, decompress_into};
 use penstock_store::{GetResult, ObjectRef, Opened, Version, read_whole};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, grouped};
 use tokio::sync::OnceCell;
@@ -107,7 +107,7 @@ impl Bucket {
 async fn inflated(codec: Codec, stored: Bytes, size: u64, place: String) -> Result<Bytes> {
     let work = move || {
         let mut out = Vec::new();
-        inflate_into(codec, &stored, &mut out, size, &place)?;
+        decompress_into(codec, &stored, &mut out, size, &place)?;
         Ok(Bytes::from(out))
     };
     tokio::task::spawn_blocking(work).await.map_err(|error| Error::bug(format!("inflating: {error}")))?

@@ -146,7 +146,7 @@ async fn lost_object_comes_from_the_bucket_inflated_and_is_put_back() {
     let mut rig = Rig::new();
     let body = noise(50_000);
     let object = rig.put("a.bin", &body, Placed { own: None, nodes: Some(vec![2]) }).await;
-    rig.keep("a.bin.gz", &penstock_codec::deflate(Codec::Gzip, &body, 1).unwrap()).await;
+    rig.keep("a.bin.gz", &penstock_codec::compress(Codec::Gzip, &body, 1).unwrap()).await;
     rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
     let routed = rig.routed(true);
     assert_eq!(whole(&routed, &object).await.unwrap(), body);
@@ -356,7 +356,7 @@ async fn bucket_that_has_another_version_than_the_pool_was_filled_from_fills_not
 async fn lost_object_that_only_its_bytes_or_header_call_gzip_is_inflated() {
     let mut rig = Rig::new();
     let body = noise(50_000);
-    let gzip = penstock_codec::deflate(Codec::Gzip, &body, 1).unwrap();
+    let gzip = penstock_codec::compress(Codec::Gzip, &body, 1).unwrap();
     for (name, encoding) in [("content.npy", None), ("header.bin", Some("x-gzip".to_owned()))] {
         let object = rig.put(name, &body, Placed { own: None, nodes: Some(vec![2]) }).await;
         let options = PutOptions { encoding, ..PutOptions::default() };
@@ -372,7 +372,7 @@ async fn ranges_of_a_lost_object_cost_one_fetch_even_where_nothing_is_put_back()
     let mut rig = Rig::new();
     let body = noise(40_000);
     let object = rig.put("a.bin", &body, Placed { own: None, nodes: Some(vec![2]) }).await;
-    rig.keep("a.bin.gz", &penstock_codec::deflate(Codec::Gzip, &body, 1).unwrap()).await;
+    rig.keep("a.bin.gz", &penstock_codec::compress(Codec::Gzip, &body, 1).unwrap()).await;
     let down = (0..4).map(|_| (0, unreachable())).collect();
     let routed = rig.routed_by(true, Arc::new(Breaking::refusing(rig.pool.clone(), down)), None);
     for at in [0, 10_000, 20_000, 30_000] {

@@ -8,7 +8,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use penstock_codec::{Codec, Inflated, Inflater, Stretch, StretchSize, inflate_apart, take_apart};
+use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, decompress_frames, split_frames};
 use penstock_types::Result;
 use tokio::sync::Semaphore;
 
@@ -37,7 +37,7 @@ pub(crate) struct Apart<'a> {
     buffers: Mutex<Vec<Vec<u8>>>,
     window: usize,
     /// From where on blocks cannot be told apart.
-    stream: Option<Inflater>,
+    stream: Option<StreamDecoder>,
 }
 
 impl<'a> Apart<'a> {
@@ -91,7 +91,7 @@ impl<'a> Apart<'a> {
         if means.threads < 2 || means.cores.available_permits() == 0 {
             return None;
         }
-        let stretches = take_apart(codec, stored, true, StretchSize::default());
+        let stretches = split_frames(codec, stored, true, FrameRunSize::default());
         if stretches.len() < 2 {
             return None;
         }
@@ -109,7 +109,7 @@ impl<'a> Apart<'a> {
 
     fn round(&mut self, is_end: bool, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let held = std::mem::take(&mut self.held);
-        let stretches = take_apart(self.codec, &held, is_end, StretchSize::default());
+        let stretches = split_frames(self.codec, &held, is_end, FrameRunSize::default());
         if stretches.is_empty() && !is_end && self.window < quarter(self.means.memory) {
             self.window = (self.window * 2).min(quarter(self.means.memory));
             self.held = held;
@@ -129,15 +129,15 @@ impl<'a> Apart<'a> {
     }
 
     /// The stream decoder, from where whole blocks end.
-    fn go_on(&self) -> Inflater {
-        Inflater::behind(self.codec, self.limit, self.place, self.passed, self.blocks)
+    fn go_on(&self) -> StreamDecoder {
+        StreamDecoder::resume_at(self.codec, self.limit, self.place, self.passed, self.blocks)
     }
 
     /// Inflates `stretches`, which begin with `stored`, as far as they hold: the stored bytes they came to.
     fn inflate(
         &mut self,
         stored: &[u8],
-        stretches: &[Stretch],
+        stretches: &[FrameRun],
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<usize> {
         let (mut at, mut rest) = (0, stretches);
@@ -165,7 +165,7 @@ impl<'a> Apart<'a> {
     fn batch(
         &mut self,
         stored: &[u8],
-        stretches: &[Stretch],
+        stretches: &[FrameRun],
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<(usize, bool)> {
         let more =
@@ -223,7 +223,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Bench<'a> {
     codec: Codec,
     stored: &'a [u8],
-    stretches: &'a [Stretch],
+    stretches: &'a [FrameRun],
     starts: Vec<usize>,
     limit: u64,
     state: Mutex<State>,
@@ -240,7 +240,7 @@ struct State {
 }
 
 impl<'a> Bench<'a> {
-    fn new(codec: Codec, stored: &'a [u8], stretches: &'a [Stretch], limit: u64) -> Self {
+    fn new(codec: Codec, stored: &'a [u8], stretches: &'a [FrameRun], limit: u64) -> Self {
         let starts =
             stretches.iter().scan(0, |at, stretch| Some(std::mem::replace(at, *at + stretch.stored))).collect();
         let state = State { next: 0, results: stretches.iter().map(|_| None).collect() };
@@ -261,7 +261,7 @@ impl<'a> Bench<'a> {
         let stretch = &self.stretches[nth];
         let stored = &self.stored[self.starts[nth]..][..stretch.stored];
         let mut content = lock(buffers).pop().unwrap_or_default();
-        let blocks = inflate_apart(self.codec, stored, &mut content, stretch.content.min(self.limit));
+        let blocks = decompress_frames(self.codec, stored, &mut content, stretch.content.min(self.limit));
         let mut state = lock(&self.state);
         if blocks.is_none() {
             state.next = self.stretches.len(); // what is behind it will not be asked for
@@ -295,7 +295,7 @@ impl<'a> Bench<'a> {
 
 #[cfg(test)]
 mod tests {
-    use penstock_codec::deflate;
+    use penstock_codec::compress;
     use penstock_types::Error;
     use proptest::prelude::*;
 
@@ -328,7 +328,7 @@ mod tests {
         for codec in [Codec::Gzip, Codec::Zstd, Codec::Lz4] {
             let level = if codec == Codec::Gzip { 1 } else { codec.default_level() };
             let stored: Vec<u8> =
-                plain.chunks(1 << 20).flat_map(|piece| deflate(codec, piece, level).unwrap()).collect();
+                plain.chunks(1 << 20).flat_map(|piece| compress(codec, piece, level).unwrap()).collect();
             assert!(inflated(codec, &stored, 256 << 20, 1 << 20, 1 << 30).unwrap() == plain);
             // Hardly any memory, so the stream does it.
             assert!(inflated(codec, &stored, 1 << 20, 1 << 20, 1 << 30).unwrap() == plain);
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn sinks_error_ends_it_and_cores_come_back() {
-        let stored: Vec<u8> = (0..20).flat_map(|_| deflate(Codec::Gzip, &noise(3 << 20), 1).unwrap()).collect();
+        let stored: Vec<u8> = (0..20).flat_map(|_| compress(Codec::Gzip, &noise(3 << 20), 1).unwrap()).collect();
         let cores = Semaphore::new(3);
         let done =
             Apart::whole(Codec::Gzip, 1 << 30, "p", means(&cores, 64 << 20), &stored, &mut |_| Err(Error::Interrupted));
@@ -357,11 +357,11 @@ mod tests {
         /// Damage anywhere gives the stream decoder's own answer.
         #[test]
         fn prop_damage_is_told_as_the_stream_tells_it(sizes in prop::collection::vec(1..600_000usize, 1..8), at: prop::sample::Index, flip: u8, piece in 10_000..900_000usize) {
-            let mut stored: Vec<u8> = sizes.iter().flat_map(|size| deflate(Codec::Gzip, &noise(*size), 1).unwrap()).collect();
+            let mut stored: Vec<u8> = sizes.iter().flat_map(|size| compress(Codec::Gzip, &noise(*size), 1).unwrap()).collect();
             let at = at.index(stored.len());
             stored[at] ^= flip;
             let mut streamed = Vec::new();
-            let mut inflater = Inflater::new(Codec::Gzip, 1 << 30, "p");
+            let mut inflater = StreamDecoder::new(Codec::Gzip, 1 << 30, "p");
             let want = inflater.push(&stored, &mut |content| { streamed.extend_from_slice(content); Ok(()) }).and_then(|()| inflater.finish().map(drop));
             match (want, inflated(Codec::Gzip, &stored, 8 << 20, piece, 1 << 30)) {
                 (Ok(()), Ok(content)) => prop_assert!(content == streamed),

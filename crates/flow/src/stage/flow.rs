@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::checksum::crc32c;
-use penstock_codec::{Codec, Inflater};
+use penstock_codec::{Codec, StreamDecoder};
 use penstock_store::{Part, PartAt, combined};
 use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
 use tokio::sync::mpsc;
@@ -120,7 +120,11 @@ pub(crate) async fn send(yard: &Arc<Yard>, load: &Load, entry: &Entry) -> Result
 
 /// Inflates of `piece` what makes about a part, and gives back what it did not come to: a piece of hostile content would
 /// else be all of the memory.
-fn inflate_some(inflater: &mut Inflater, piece: Bytes, stored: &mut Stored) -> Result<(Vec<Bytes>, Option<Bytes>)> {
+fn inflate_some(
+    inflater: &mut StreamDecoder,
+    piece: Bytes,
+    stored: &mut Stored,
+) -> Result<(Vec<Bytes>, Option<Bytes>)> {
     let (mut contents, mut content, mut rest) = (Vec::new(), BytesMut::new(), piece);
     while !rest.is_empty() && contents.is_empty() {
         let step = rest.split_to(rest.len().min(STEP));
@@ -160,7 +164,7 @@ impl Vessel<'_> {
         let mut stored = Stored::new(self.promised);
         let place = self.yard.inlet.place(self.entry);
         let (undo, limit) = (self.change.item.undo, self.yard.inflated_limit(self.change.item.undo, self.entry.size));
-        let mut inflater = (undo != Codec::None).then(|| Inflater::new(undo, limit, &place));
+        let mut inflater = (undo != Codec::None).then(|| StreamDecoder::new(undo, limit, &place));
         let mut press = match self.change.pack {
             Some(deflate) => Some(Press::new(deflate, self.yard.cores.clone(), self.yard.threads)?),
             None => None,

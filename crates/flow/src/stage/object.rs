@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_codec::checksum::Xxh3;
-use penstock_codec::{Codec, Inflater, gzip_size_hint, inflate_into};
+use penstock_codec::{Codec, StreamDecoder, decompress_into, gzip_size_hint};
 use penstock_store::owned::OwnedFile;
 use penstock_store::{Meta, cheapest};
 use penstock_types::{Digest, Error, Result};
@@ -167,7 +167,7 @@ impl Workshop {
         if hint <= self.whole_most {
             let mut content = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
             let whole =
-                inflate_into(item.undo, stored, &mut content, limit.min(self.whole_most), &self.inlet.place(entry));
+                decompress_into(item.undo, stored, &mut content, limit.min(self.whole_most), &self.inlet.place(entry));
             let done = whole.and_then(|()| sink.take(&content));
             self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(content);
             match done {
@@ -176,7 +176,7 @@ impl Workshop {
                 other => return other,
             }
         }
-        let mut inflater = Inflater::new(item.undo, limit, &self.inlet.place(entry));
+        let mut inflater = StreamDecoder::new(item.undo, limit, &self.inlet.place(entry));
         for piece in stored.chunks(1 << 20) {
             inflater.push(piece, &mut |content| sink.take(content))?;
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use penstock_codec::checksum::crc32c;
-use penstock_codec::{Codec, inflate_into};
+use penstock_codec::{Codec, decompress_into};
 use penstock_store::owned::OwnedFile;
 use penstock_store::{Meta, Precondition, PutOptions, UploadId, cheapest};
 use penstock_types::{Algorithm, Digest, Error, Key, Result, unix_now};
@@ -287,7 +287,7 @@ impl Yard {
         if change.item.undo != Codec::None {
             let limit = self.inflated_limit(change.item.undo, stored.len() as u64);
             let mut inflated = Vec::new();
-            match inflate_into(
+            match decompress_into(
                 change.item.undo,
                 stored,
                 &mut inflated,

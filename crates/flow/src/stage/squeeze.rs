@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use penstock_codec::{Codec, Packed, Packer, Tail, deflate};
+use penstock_codec::{BlockCompressor, Codec, CompressedBlock, Tail, compress};
 use penstock_types::{Error, Result};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -63,16 +63,16 @@ impl Deflate {
     /// Errs with `Config` for a codec or level that cannot be.
     pub fn new(codec: Codec, level: Option<i32>) -> Result<Self> {
         let level = level.unwrap_or_else(|| codec.default_level());
-        Packer::new(codec, level).map(|_| Self { codec, level })
+        BlockCompressor::new(codec, level).map(|_| Self { codec, level })
     }
 
-    fn packer(self) -> Result<Packer> {
-        Packer::new(self.codec, self.level)
+    fn packer(self) -> Result<BlockCompressor> {
+        BlockCompressor::new(self.codec, self.level)
     }
 
     /// All of a small object, compressed.
     pub(crate) fn whole(self, content: &[u8]) -> Result<Vec<u8>> {
-        deflate(self.codec, content, self.level)
+        compress(self.codec, content, self.level)
     }
 }
 
@@ -89,17 +89,17 @@ pub(crate) fn is_packed(entry: &Entry) -> bool {
 pub(crate) fn is_worth(codec: Codec, head: &[u8]) -> bool {
     let head = &head[..head.len().min(TRIED)];
     Codec::sniff(head) == Codec::None
-        && deflate(codec, head, TRIED_AT).is_ok_and(|packed| packed.len() * WORTH.1 <= head.len() * WORTH.0)
+        && compress(codec, head, TRIED_AT).is_ok_and(|packed| packed.len() * WORTH.1 <= head.len() * WORTH.0)
 }
 
 /// Content that comes in pieces, compressed in blocks on blocking threads; what comes out is in order.
 pub(crate) struct Press {
-    packer: Packer,
+    packer: BlockCompressor,
     cores: Arc<Semaphore>,
     at_once: usize,
     before: Bytes,
     block: BytesMut,
-    flying: VecDeque<JoinHandle<Result<Packed>>>,
+    flying: VecDeque<JoinHandle<Result<CompressedBlock>>>,
     tail: Tail,
     is_begun: bool,
 }
@@ -187,7 +187,7 @@ pub(crate) struct Squeeze<'a> {
     means: Means<'a>,
     held: Vec<u8>,
     /// Of what is large: bytes of `held` that are only the next block's window, and the end in the making.
-    large: Option<(Packer, usize, Tail)>,
+    large: Option<(BlockCompressor, usize, Tail)>,
 }
 
 impl<'a> Squeeze<'a> {
@@ -240,7 +240,7 @@ impl<'a> Squeeze<'a> {
                 let end = (start + size).min(held.len());
                 packer.pack(&held[..start], &held[start..end], is_end && number + 1 == blocks)
             };
-            let packed: Vec<Result<Packed>> = std::thread::scope(|scope| {
+            let packed: Vec<Result<CompressedBlock>> = std::thread::scope(|scope| {
                 let others: Vec<_> = (1..many).map(|number| scope.spawn(move || one(number))).collect();
                 let first = one(0);
                 let joined = others
@@ -289,7 +289,7 @@ mod tests {
             .collect();
         assert!(!is_worth(Codec::Gzip, &noise) && !is_worth(Codec::Zstd, b""));
         assert!(is_worth(Codec::Gzip, &[7; 5000]));
-        let twice = deflate(Codec::Gzip, &[7; 5_000_000], 1).unwrap();
+        let twice = compress(Codec::Gzip, &[7; 5_000_000], 1).unwrap();
         assert!(!is_worth(Codec::Zstd, &twice), "it begins like what it is");
     }
 
@@ -324,7 +324,7 @@ mod tests {
             }
             assert!(seen.windows(2).all(|pair| pair[0] == pair[1]));
             let mut got = Vec::new();
-            penstock_codec::inflate_into(codec, &seen[0], &mut got, u64::MAX, "here").unwrap();
+            penstock_codec::decompress_into(codec, &seen[0], &mut got, u64::MAX, "here").unwrap();
             assert!(got == content);
         }
     }

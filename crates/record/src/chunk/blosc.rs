@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use penstock_codec::{Packing, inflate_exact, unshuffle};
+use penstock_codec::{SizedCodec, decompress_exact, unshuffle};
 use penstock_types::{Error, Result, grouped};
 
 use super::shuffle::unshuffle_bits;
@@ -73,9 +73,9 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
     let packing = match flags >> 5 {
         0 => None,
-        1 => Some(Packing::Lz4Block),
-        3 => Some(Packing::Zlib),
-        4 => Some(Packing::Zstd),
+        1 => Some(SizedCodec::Lz4Block),
+        3 => Some(SizedCodec::Zlib),
+        4 => Some(SizedCodec::Zstd),
         other => {
             let what = format!("Blosc's compressor {other} ({place})");
             return Err(Error::Unsupported { what, by: "the reader of chunks".to_owned() });
@@ -108,7 +108,7 @@ fn streams_into(
     mut source: &[u8],
     target: &mut [u8],
     streams: usize,
-    packing: Option<Packing>,
+    packing: Option<SizedCodec>,
     place: &str,
     number: usize,
 ) -> Result<()> {
@@ -124,7 +124,7 @@ fn streams_into(
         match packing {
             // A stream that did not shrink is stored as it was.
             _ if stored.len() == slot.len() => slot.copy_from_slice(stored),
-            Some(packing) => inflate_exact(packing, stored, slot, place)?,
+            Some(packing) => decompress_exact(packing, stored, slot, place)?,
             None if blosclz(stored, slot).is_some() => {}
             None => return Err(corrupt("is damaged blosclz")),
         }

@@ -15,16 +15,16 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use penstock_codec::checksum::crc32c;
-use penstock_codec::{Packing, inflate_exact, unshuffle};
+use penstock_codec::{SizedCodec, decompress_exact, unshuffle};
 use penstock_types::{Error, Result, grouped};
 
-use crate::swap::swap_into;
+use crate::byteswap::swap_into;
 
 /// What undoes one filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// A compression whose stream says nothing of the size.
-    Inflate(Packing),
+    Inflate(SizedCodec),
     /// numcodecs' LZ4: the size in four bytes, then a block.
     SizedLz4,
     /// A Blosc 1 buffer, its own shuffle included.
@@ -62,7 +62,7 @@ pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Resul
             continue;
         }
         steps.push(match filter {
-            1 => Step::Inflate(Packing::Zlib),
+            1 => Step::Inflate(SizedCodec::Zlib),
             2 => match values.first() {
                 Some(&size) if size > 0 => Step::Unshuffle(size as usize),
                 _ => return Err(Error::corrupt(place, "has a shuffle filter without an element size")),
@@ -72,7 +72,7 @@ pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Resul
             5 => return refused("the filter n-bit".to_owned()),
             6 => return refused("the filter scale-offset".to_owned()),
             32_001 => Step::Blosc,
-            32_015 => Step::Inflate(Packing::Zstd),
+            32_015 => Step::Inflate(SizedCodec::Zstd),
             other => return refused(unread_filter(other)),
         });
     }
@@ -181,10 +181,10 @@ fn sized(have: &[u8], want: usize, place: &str) -> Result<()> {
 
 fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     match step {
-        Step::Inflate(packing) => inflate_exact(packing, input, out, place),
+        Step::Inflate(packing) => decompress_exact(packing, input, out, place),
         Step::SizedLz4 => match input.split_first_chunk::<4>() {
             Some((size, block)) if u32::from_le_bytes(*size) as usize == out.len() => {
-                inflate_exact(Packing::Lz4Block, block, out, place)
+                decompress_exact(SizedCodec::Lz4Block, block, out, place)
             }
             Some((size, _)) => {
                 let (have, want) = (grouped(u32::from_le_bytes(*size).into()), grouped(out.len() as u64));

@@ -2,7 +2,7 @@
 //! Zarr's metadata (`zarr.json` of version 3, `.zarray` of version 2): shape, chunks, their keys and steps, the value of
 //! what was never written, and the index of shards.
 
-use penstock_codec::Packing;
+use penstock_codec::SizedCodec;
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 use serde_json::Value;
 
@@ -222,9 +222,9 @@ impl Reader<'_> {
 
     fn codec(&self, id: &str) -> Result<Step> {
         Ok(match id.strip_prefix("numcodecs.").unwrap_or(id) {
-            "zlib" => Step::Inflate(Packing::Zlib),
-            "gzip" => Step::Inflate(Packing::Gzip),
-            "zstd" => Step::Inflate(Packing::Zstd),
+            "zlib" => Step::Inflate(SizedCodec::Zlib),
+            "gzip" => Step::Inflate(SizedCodec::Gzip),
+            "zstd" => Step::Inflate(SizedCodec::Zstd),
             "lz4" => Step::SizedLz4,
             "blosc" => Step::Blosc,
             other => return Err(self.refused(format!("the codec `{}`", other.escape_default()))),

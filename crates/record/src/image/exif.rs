@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! EXIF's orientation: what it says, and how a stored image is turned by it.
 
-use super::region::Region;
+use super::crop::Region;
 
 /// How a shown pixel is found in what is stored: axes swapped first, then each of the stored axes run backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

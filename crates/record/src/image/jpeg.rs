@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use penstock_types::{Error, Result, grouped};
 use turbojpeg_sys as tj;
 
-use super::region::Region;
+use super::crop::Region;
 use super::{Pixels, Probe};
 
 /// Scans of a progressive image; encoders make some ten, a bomb makes thousands.

@@ -12,12 +12,12 @@
 //! A JPEG is decoded at the least scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`, and
 //! only where the crop is.
 
+mod crop;
 mod exif;
-mod finish;
 mod jpeg;
-mod markers;
+mod jpeg_header;
+mod normalize;
 mod png;
-mod region;
 
 use std::cell::RefCell;
 
@@ -26,8 +26,8 @@ use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
+use self::crop::Region;
 use self::exif::Turn;
-use self::region::Region;
 
 /// Pixels that an image may have unless the spec says otherwise; Pillow warns a little below it.
 pub const MOST_PIXELS: u64 = 100_000_000;
@@ -178,7 +178,7 @@ pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         by: "image decoding (JPEG, PNG)".to_owned(),
     };
     match bytes {
-        [0xff, 0xd8, ..] => markers::probe(bytes, place),
+        [0xff, 0xd8, ..] => jpeg_header::probe(bytes, place),
         [0x89, b'P', b'N', b'G', ..] => png::probe(bytes, place),
         [b'G', b'I', b'F', b'8', ..] => Err(unknown("GIF")),
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Err(unknown("WebP")),
@@ -240,7 +240,7 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
         return Err(Error::corrupt(place, format!("is an image of {width} x {height} pixels, 1 to {most} are taken")));
     }
     let turn = if spec.orient { Turn::of(probe.orientation) } else { Turn::default() };
-    let mut draws = region::Draws::new(key);
+    let mut draws = crop::Draws::new(key);
     let mirrored = draws.unit() < spec.flip;
     let (shown_width, shown_height) = turn.shown(probe.width, probe.height);
     let shown = Region::choose(spec, shown_width, shown_height, &mut draws);
@@ -267,7 +267,7 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
             small.resize(len, 0);
         }
         resize(pixels, &region, (width, height), resizer, &mut small[..len], place)?;
-        finish::write(&small[..len], spec, turn, mirrored, out);
+        normalize::write(&small[..len], spec, turn, mirrored, out);
         Ok(())
     })
 }

@@ -4,7 +4,7 @@
 use std::io::Read;
 
 use ::parquet::basic::Compression;
-use penstock_codec::{Codec, GzipCheck, Packing, inflate_exact, inflate_into_checked};
+use penstock_codec::{Codec, GzipCheck, SizedCodec, decompress_exact, decompress_into_checked};
 use penstock_types::{Error, Result, grouped};
 
 /// Bytes that Brotli's decoder buffers of its input.
@@ -16,7 +16,7 @@ pub(super) fn page(codec: Compression, levels: &[u8], input: &[u8], want: usize,
     let mut made = Vec::new();
     // Inflated where it stays: the general way would hold a large page twice.
     if matches!(codec, Compression::GZIP(_)) && body > 0 {
-        inflate_into_checked(Codec::Gzip, input, &mut made, body as u64, GzipCheck::Full, place)?;
+        decompress_into_checked(Codec::Gzip, input, &mut made, body as u64, GzipCheck::Full, place)?;
         if made.len() != body {
             return Err(other_size(made.len() as u64, body, place));
         }
@@ -59,9 +59,9 @@ fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> 
                 Err(problem) => Err(damaged(format!("is damaged Snappy: {problem}"), place)),
             },
         },
-        Compression::GZIP(_) => inflate_exact(Packing::Gzip, input, out, place),
-        Compression::ZSTD(_) => inflate_exact(Packing::Zstd, input, out, place),
-        Compression::LZ4_RAW => inflate_exact(Packing::Lz4Block, input, out, place),
+        Compression::GZIP(_) => decompress_exact(SizedCodec::Gzip, input, out, place),
+        Compression::ZSTD(_) => decompress_exact(SizedCodec::Zstd, input, out, place),
+        Compression::LZ4_RAW => decompress_exact(SizedCodec::Lz4Block, input, out, place),
         Compression::LZ4 => lz4(input, out, place),
         Compression::BROTLI(_) => {
             let mut stream = brotli_decompressor::Decompressor::new(input, BROTLI_INPUT);
@@ -85,10 +85,10 @@ fn lz4(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
     if Codec::sniff(input) == Codec::Lz4 {
         let mut made = Vec::new();
-        inflate_into_checked(Codec::Lz4, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
+        decompress_into_checked(Codec::Lz4, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
         return decompress(Compression::UNCOMPRESSED, &made, out, place);
     }
-    inflate_exact(Packing::Lz4Block, input, out, place)
+    decompress_exact(SizedCodec::Lz4Block, input, out, place)
 }
 
 /// Blocks, each behind its size decompressed and its size, both big-endian; `None` for other bytes.
@@ -98,7 +98,7 @@ fn hadoop_lz4(mut input: &[u8], mut out: &mut [u8], place: &str) -> Option<()> {
         let (stored, rest) = rest.split_first_chunk::<4>()?;
         let (block, rest) = rest.split_at_checked(u32::from_be_bytes(*stored) as usize)?;
         let (slot, behind) = out.split_at_mut_checked(u32::from_be_bytes(*made) as usize)?;
-        inflate_exact(Packing::Lz4Block, block, slot, place).ok()?;
+        decompress_exact(SizedCodec::Lz4Block, block, slot, place).ok()?;
         (input, out) = (rest, behind);
     }
     out.is_empty().then_some(())

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use penstock_codec::{Codec, inflate_into};
+use penstock_codec::{Codec, decompress_into};
 use penstock_record::tar::Members;
 
 /// The files of `tests/golden/NAME.tar.gz`.
 pub fn files(name: &str) -> BTreeMap<String, Vec<u8>> {
     let stored = std::fs::read(format!("{}/tests/golden/{name}.tar.gz", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let mut bytes = Vec::new();
-    inflate_into(Codec::Gzip, &stored, &mut bytes, 64 << 20, name).unwrap();
+    decompress_into(Codec::Gzip, &stored, &mut bytes, 64 << 20, name).unwrap();
     let content = |offset: u64, size: u64| bytes[offset as usize..][..size as usize].to_vec();
     Members::new(&bytes, name)
         .map(Result::unwrap)

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use penstock_codec::{Codec, Inflater};
+use penstock_codec::{Codec, StreamDecoder};
 use penstock_record::magic;
 use penstock_types::{Deadline, Error, Result, grouped};
 
@@ -112,7 +112,7 @@ impl Source {
 /// The first decompressed bytes behind a head; those that are whole before what does not decompress.
 fn first_bytes(codec: Codec, head: &[u8], place: &str) -> Vec<u8> {
     let mut content = Vec::new();
-    let ended = Inflater::new(codec, u64::MAX, place).push(head, &mut |bytes| {
+    let ended = StreamDecoder::new(codec, u64::MAX, place).push(head, &mut |bytes| {
         content.extend_from_slice(&bytes[..bytes.len().min(magic::HEAD_LEN)]);
         if content.len() < magic::HEAD_LEN { Ok(()) } else { Err(Error::bug("enough was decompressed")) }
     });

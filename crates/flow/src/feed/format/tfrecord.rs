@@ -3,9 +3,9 @@
 
 use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;
-use penstock_record::example::{Example, find_feature};
 use penstock_record::magic;
-use penstock_record::sequence::{feature_list_names, find_feature_list};
+use penstock_record::tf_example::{Example, find_feature};
+use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list};
 use penstock_record::tfrecord::{FOOTER_LEN, FrameStream, Frames, HEADER_LEN, frame_len};
 use penstock_types::{Error, Result, grouped};
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_codec::{Codec, deflate};
-use penstock_record::example::{FeatureValue, encode_example};
+use penstock_codec::{Codec, compress};
+use penstock_record::tf_example::{FeatureValue, encode_example};
 use penstock_record::tfrecord::write_frame;
 use penstock_store::{Memory, PutOptions, Store};
 use penstock_types::{DType, Deadline, Key, Metrics};
@@ -41,7 +41,7 @@ impl Case {
         let store = Arc::new(Memory::named(&format!("unindexed-{}", CASES.fetch_add(1, Ordering::Relaxed))));
         for (number, content) in objects.iter().enumerate() {
             let (bytes, suffix) = match codec {
-                Codec::Gzip => (deflate(Codec::Gzip, content, 1).unwrap(), ".gz"),
+                Codec::Gzip => (compress(Codec::Gzip, content, 1).unwrap(), ".gz"),
                 _ => (content.clone(), ""),
             };
             let key = Key::from(&*format!("d/{number:03}.tfrecord{suffix}"));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
-use penstock_codec::{Codec, Inflater, inflate_into};
+use penstock_codec::{Codec, StreamDecoder, decompress_into};
 use penstock_types::{Deadline, Error, Result, grouped, now};
 use tokio::sync::mpsc;
 
@@ -87,7 +87,7 @@ struct Cutter<'a> {
     source: &'a Source,
     codec: Codec,
     is_one_part: bool,
-    inflater: Inflater,
+    inflater: StreamDecoder,
     place: String,
     out: &'a mpsc::Sender<Result<Window>>,
     cut: Cut,
@@ -108,7 +108,7 @@ impl<'a> Cutter<'a> {
     fn new(source: &'a Source, object: u64, place: String, out: &'a mpsc::Sender<Result<Window>>) -> Self {
         // An object that is a stream may inflate to anything: what is held of it is bounded.
         let codec = source.codec(object);
-        let inflater = Inflater::new(codec, u64::MAX, &place);
+        let inflater = StreamDecoder::new(codec, u64::MAX, &place);
         let is_one_part = source.entry(object).size <= PART;
         let cut = Cut { pending: Vec::new(), base: 0, first: 0, target: WINDOW as usize };
         Self { source, codec, is_one_part, inflater, place, out, cut, sent: now(), first_byte: None }
@@ -123,8 +123,8 @@ impl<'a> Cutter<'a> {
             let Self { source, inflater, place, out, cut, sent, codec, is_one_part, .. } = &mut self;
             // At once costs half of what piece by piece does. What it refuses gets its words below.
             if *is_one_part && *codec != Codec::None {
-                if inflate_into(*codec, &part, &mut cut.pending, WINDOW, place).is_ok() {
-                    self.inflater = Inflater::new(Codec::None, 0, &self.place);
+                if decompress_into(*codec, &part, &mut cut.pending, WINDOW, place).is_ok() {
+                    self.inflater = StreamDecoder::new(Codec::None, 0, &self.place);
                     continue;
                 }
                 cut.pending.clear();

@@ -3,7 +3,7 @@
 
 use penstock_types::{DType, TensorSpec, grouped};
 
-use crate::wire::{Message, Problem, Value, varint};
+use crate::protobuf::{Message, Problem, Value, varint};
 
 /// A feature, its values still in the payload.
 #[derive(Debug, Clone, PartialEq)]
@@ -218,7 +218,7 @@ pub struct Ints<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Run<'a> {
     /// Whole varints, checked.
-    Packed(&'a [u8]),
+    CompressedBlock(&'a [u8]),
     /// Single fields that followed one another.
     Single(Vec<i64>),
 }
@@ -230,7 +230,7 @@ impl<'a> Ints<'a> {
             match field {
                 (1, Value::Bytes(run)) => {
                     self.len += count_varints(run)?;
-                    self.runs.push(Run::Packed(run));
+                    self.runs.push(Run::CompressedBlock(run));
                 }
                 (1, Value::Varint(one)) => {
                     self.len += 1;
@@ -259,7 +259,7 @@ impl<'a> Ints<'a> {
     pub fn iter(&self) -> impl Iterator<Item = i64> + use<'a, '_> {
         self.runs.iter().flat_map(|run| {
             let (mut packed, single): (&[u8], &[i64]) = match run {
-                Run::Packed(bytes) => (bytes, &[]),
+                Run::CompressedBlock(bytes) => (bytes, &[]),
                 Run::Single(values) => (&[], values),
             };
             std::iter::from_fn(move || varint(&mut packed).ok().map(|value| value as i64)).chain(single.iter().copied())

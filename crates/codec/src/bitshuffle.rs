@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bits of bytes, all lowest before all next, and back: of small numbers the upper ones are all alike.
 
-use crate::shuffle::unshuffle_eight;
+use crate::byteshuffle::unshuffle_eight;
 
 /// `plane`, a multiple of eight bytes, as eight planes of its bits, the lowest first. Both buffers are of one length.
 pub(crate) fn to_bits(plane: &[u8], out: &mut [u8]) {

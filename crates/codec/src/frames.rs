@@ -5,7 +5,7 @@
 //!
 //! zstd and LZ4 frames and bgzf members (a `BC` field in the header, as SAM and BAM files have it) say how long they are.
 //! Other gzip members do not: there, what looks like a header is taken for one. A cut is thus a guess, and is proven by
-//! inflating: the stretch before it must end there, whole (see [`crate::inflate_apart`]). A wrong guess costs time.
+//! inflating: the stretch before it must end there, whole (see [`crate::decompress_frames`]). A wrong guess costs time.
 
 use crate::Codec;
 use crate::gzip::{MOST_OF_ONE, TRAILER};
@@ -23,7 +23,7 @@ const ZSTD_BLOCK: u64 = 128 << 10;
 
 /// Whole blocks of an object, one after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stretch {
+pub struct FrameRun {
     /// Stored bytes; it begins where the one before it ends.
     pub stored: usize,
     /// What it inflates to by its own account: exactly (gzip), or at most (the others, where a frame says no size).
@@ -32,14 +32,14 @@ pub struct Stretch {
 
 /// What a stretch is to come to: it ends with the block that reaches either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StretchSize {
+pub struct FrameRunSize {
     /// Stored bytes.
     pub stored: usize,
     /// Inflated bytes.
     pub content: u64,
 }
 
-impl Default for StretchSize {
+impl Default for FrameRunSize {
     /// Small enough that content is still in a core's cache when it is hashed and written, large enough that handing it
     /// from thread to thread costs nothing beside inflating it.
     fn default() -> Self {
@@ -52,8 +52,8 @@ impl Default for StretchSize {
 /// the object ends with the window.
 ///
 /// Believes nothing: what a stretch says of itself comes from the object.
-pub fn take_apart(codec: Codec, window: &[u8], is_end: bool, size: StretchSize) -> Vec<Stretch> {
-    let (mut stretches, mut open) = (Vec::new(), Stretch { stored: 0, content: 0 });
+pub fn split_frames(codec: Codec, window: &[u8], is_end: bool, size: FrameRunSize) -> Vec<FrameRun> {
+    let (mut stretches, mut open) = (Vec::new(), FrameRun { stored: 0, content: 0 });
     let mut at = 0;
     while at < window.len() {
         let rest = &window[at..];
@@ -68,7 +68,7 @@ pub fn take_apart(codec: Codec, window: &[u8], is_end: bool, size: StretchSize) 
         open.stored += block.stored;
         open.content = open.content.saturating_add(block.content);
         if open.stored >= size.stored || open.content >= size.content {
-            stretches.push(std::mem::replace(&mut open, Stretch { stored: 0, content: 0 }));
+            stretches.push(std::mem::replace(&mut open, FrameRun { stored: 0, content: 0 }));
         }
     }
     if open.stored > 0 {
@@ -78,12 +78,12 @@ pub fn take_apart(codec: Codec, window: &[u8], is_end: bool, size: StretchSize) 
 }
 
 /// The member that `bytes` begin with.
-fn gzip_member(bytes: &[u8], is_end: bool) -> Option<Stretch> {
+fn gzip_member(bytes: &[u8], is_end: bool) -> Option<FrameRun> {
     if !is_gzip_header(bytes) {
         return None;
     }
     if let Some(stored) = bgzf_size(bytes) {
-        return bytes.get(..stored).and_then(gzip_content).map(|content| Stretch { stored, content });
+        return bytes.get(..stored).and_then(gzip_content).map(|content| FrameRun { stored, content });
     }
     let mut from = GZIP_LEAST;
     while let Some(next) = bytes.get(from..).and_then(|rest| find(rest, GZIP)) {
@@ -91,13 +91,13 @@ fn gzip_member(bytes: &[u8], is_end: bool) -> Option<Stretch> {
         if is_gzip_header(&bytes[stored..])
             && let Some(content) = gzip_content(&bytes[..stored])
         {
-            return Some(Stretch { stored, content });
+            return Some(FrameRun { stored, content });
         }
         from = stored + 1;
     }
     // The last member of all: nothing follows that would say where it ends.
     let content = gzip_content(bytes).filter(|_| is_end)?;
-    Some(Stretch { stored: bytes.len(), content })
+    Some(FrameRun { stored: bytes.len(), content })
 }
 
 /// True for ten bytes that compressors write: no reserved flag, and a level and a system that there are.
@@ -144,13 +144,13 @@ fn word(bytes: &[u8]) -> Option<u32> {
 }
 
 /// A skippable frame, which zstd and LZ4 share.
-fn skippable(bytes: &[u8]) -> Option<Stretch> {
+fn skippable(bytes: &[u8]) -> Option<FrameRun> {
     let len = usize::try_from(word(bytes.get(4..)?)?).ok()?;
-    Some(Stretch { stored: len.checked_add(8)?, content: 0 })
+    Some(FrameRun { stored: len.checked_add(8)?, content: 0 })
 }
 
 /// The frame that `bytes` begin with: its header, then blocks that say their length.
-fn zstd_frame(bytes: &[u8]) -> Option<Stretch> {
+fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         ZSTD => {}
         magic if magic & !0xf == lz4::SKIPPABLE => return skippable(bytes),
@@ -193,11 +193,11 @@ fn zstd_frame(bytes: &[u8]) -> Option<Stretch> {
         }
     }
     let stored = at + if flags & 4 != 0 { 4 } else { 0 };
-    Some(Stretch { stored, content: said.unwrap_or(most).min(most) })
+    Some(FrameRun { stored, content: said.unwrap_or(most).min(most) })
 }
 
 /// The frame that `bytes` begin with: its header, then blocks that say their length.
-fn lz4_frame(bytes: &[u8]) -> Option<Stretch> {
+fn lz4_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         lz4::MAGIC => {}
         magic if magic & !0xf == lz4::SKIPPABLE => return skippable(bytes),
@@ -222,5 +222,5 @@ fn lz4_frame(bytes: &[u8]) -> Option<Stretch> {
     }
     let said =
         (sized == 1).then(|| bytes.get(6..)?.first_chunk::<8>().map(|eight| u64::from_le_bytes(*eight))).flatten();
-    Some(Stretch { stored: at + 4 * sum, content: said.unwrap_or(most).min(most) })
+    Some(FrameRun { stored: at + 4 * sum, content: said.unwrap_or(most).min(most) })
 }

@@ -6,9 +6,9 @@ use penstock_types::{Error, Result, grouped};
 use crate::gzip::GzipStream;
 use crate::lz4::Lz4Stream;
 use crate::zstandard::ZstdStream;
-use crate::{Codec, inflate};
+use crate::{Codec, decompress};
 
-/// What passed through an [`Inflater`].
+/// What passed through an [`StreamDecoder`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inflated {
     /// Stored bytes.
@@ -26,7 +26,7 @@ enum Decoder {
 
 /// Inflates one object as its bytes arrive. Holds at most a window and a block of it; the sink sees at most `limit`
 /// bytes. After an error, of ours or of the sink, it is spent.
-pub struct Inflater {
+pub struct StreamDecoder {
     place: String,
     decoder: Decoder,
     limit: u64,
@@ -34,15 +34,15 @@ pub struct Inflater {
     failed: bool,
 }
 
-impl Inflater {
+impl StreamDecoder {
     /// An inflater of the object that messages call `place`.
     pub fn new(codec: Codec, limit: u64, place: &str) -> Self {
-        Self::behind(codec, limit, place, Inflated { bytes_in: 0, bytes_out: 0 }, 0)
+        Self::resume_at(codec, limit, place, Inflated { bytes_in: 0, bytes_out: 0 }, 0)
     }
 
     /// One that goes on where `blocks` whole gzip members, or zstd or LZ4 frames, have been inflated by other means
-    /// ([`crate::inflate_apart`]): `passed` went through them. Limit and messages are those of the whole object.
-    pub fn behind(codec: Codec, limit: u64, place: &str, passed: Inflated, blocks: u64) -> Self {
+    /// ([`crate::decompress_frames`]): `passed` went through them. Limit and messages are those of the whole object.
+    pub fn resume_at(codec: Codec, limit: u64, place: &str, passed: Inflated, blocks: u64) -> Self {
         let decoder = match codec {
             Codec::None => Decoder::None,
             Codec::Gzip => Decoder::Gzip(Box::new(GzipStream::behind(blocks))),
@@ -57,7 +57,7 @@ impl Inflater {
         if self.failed {
             return Err(Error::bug(format!("an inflater was pushed to after its error ({})", self.place)));
         }
-        let mut outlet = Outlet { place: &self.place, limit: self.limit, passed: &mut self.passed, sink };
+        let mut outlet = OutputWindow { place: &self.place, limit: self.limit, passed: &mut self.passed, sink };
         let result = match &mut self.decoder {
             Decoder::None => outlet.emit(input).map(|()| outlet.took(input.len())),
             Decoder::Gzip(stream) => stream.push(input, &mut outlet),
@@ -107,14 +107,14 @@ impl Inflater {
 }
 
 /// Where a decoder's output goes, and its numbers.
-pub(crate) struct Outlet<'a> {
+pub(crate) struct OutputWindow<'a> {
     place: &'a str,
     limit: u64,
     passed: &'a mut Inflated,
     sink: &'a mut dyn FnMut(&[u8]) -> Result<()>,
 }
 
-impl Outlet<'_> {
+impl OutputWindow<'_> {
     /// Gives the sink `bytes`, if the limit allows.
     pub(crate) fn emit(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
@@ -122,7 +122,7 @@ impl Outlet<'_> {
         }
         let after = self.passed.bytes_out.saturating_add(bytes.len() as u64);
         if after > self.limit {
-            return Err(inflate::above_limit(self.limit, self.place));
+            return Err(decompress::above_limit(self.limit, self.place));
         }
         (self.sink)(bytes)?;
         self.passed.bytes_out = after;

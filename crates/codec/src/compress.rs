@@ -11,7 +11,7 @@ use crate::Codec;
 
 /// `input` compressed. Levels: gzip 0 to 12 (libdeflate's), zstd its own range; LZ4 and none have one level and ignore
 /// it. Every codec's output carries a checksum of its content and, but for gzip above 4 GiB, its size.
-pub fn deflate(codec: Codec, input: &[u8], level: i32) -> Result<Vec<u8>> {
+pub fn compress(codec: Codec, input: &[u8], level: i32) -> Result<Vec<u8>> {
     match codec {
         Codec::None => Ok(input.to_vec()),
         Codec::Gzip => gzip(input, level),

@@ -4,19 +4,19 @@
 use penstock_types::{Error, Result, grouped};
 
 use crate::gzip::{self, GzipCheck};
-use crate::{Codec, Inflater, zstandard};
+use crate::{Codec, StreamDecoder, zstandard};
 
 /// Inflates the whole object `input` into `out`, which then holds exactly its content: what was there is replaced, the
 /// room is reused, and nothing is zeroed first. `limit` bounds the content (a bomb stops there); on an error `out` is
 /// empty. `place` names the object in messages.
 ///
 /// Gzip goes through libdeflate, zstd in one pass where the frame says its size, LZ4 block by block.
-pub fn inflate_into(codec: Codec, input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
-    inflate_into_checked(codec, input, out, limit, GzipCheck::Full, place)
+pub fn decompress_into(codec: Codec, input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
+    decompress_into_checked(codec, input, out, limit, GzipCheck::Full, place)
 }
 
-/// [`inflate_into`] with a say in how much of gzip's trailer is checked; the other codecs check all they carry.
-pub fn inflate_into_checked(
+/// [`decompress_into`] with a say in how much of gzip's trailer is checked; the other codecs check all they carry.
+pub fn decompress_into_checked(
     codec: Codec,
     input: &[u8],
     out: &mut Vec<u8>,
@@ -39,7 +39,7 @@ pub fn inflate_into_checked(
 
 /// An LZ4 object: its frames.
 fn lz4(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> {
-    let mut inflater = Inflater::new(Codec::Lz4, limit, place);
+    let mut inflater = StreamDecoder::new(Codec::Lz4, limit, place);
     let mut append = |bytes: &[u8]| {
         reserve_more(out, bytes.len(), limit, place)?;
         out.extend_from_slice(bytes);
@@ -50,17 +50,17 @@ fn lz4(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> 
     inflater.finish().map(|_| blocks)
 }
 
-/// Inflates one stretch that [`crate::take_apart`] gave into `out`, whose content is replaced: the blocks it holds.
+/// Inflates one stretch that [`crate::split_frames`] gave into `out`, whose content is replaced: the blocks it holds.
 /// `None` where it does not consist of whole blocks that inflate, checksums included, to at most `limit` bytes: then
-/// nothing behind it is to be believed, and [`Inflater::behind`] reads on from where it begins.
+/// nothing behind it is to be believed, and [`StreamDecoder::resume_at`] reads on from where it begins.
 ///
 /// Stretches inflate apart, in any order and on any thread. That each of them, from the first one on, consists of whole
 /// blocks proves the cuts: a block that begins where a whole one has ended begins there.
-pub fn inflate_apart(codec: Codec, stretch: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
+pub fn decompress_frames(codec: Codec, stretch: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
     out.clear();
     let blocks = match codec {
         Codec::None => None,
-        Codec::Gzip => gzip::inflate_apart(stretch, out, limit),
+        Codec::Gzip => gzip::decompress_frames(stretch, out, limit),
         Codec::Zstd => zstandard::inflate_whole(stretch, out, limit, "").ok(),
         Codec::Lz4 => lz4(stretch, out, limit, "").ok(),
     };

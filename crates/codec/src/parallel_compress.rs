@@ -8,7 +8,7 @@
 use flate2::{Compress, Compression, FlushCompress, Status};
 use penstock_types::{Error, Result};
 
-use crate::{Codec, deflate};
+use crate::{Codec, compress};
 
 /// What a gzip block sees of the one before it: DEFLATE's window.
 const WINDOW: usize = 32 << 10;
@@ -17,7 +17,7 @@ const SLACK: usize = 1 << 10;
 
 /// One block, compressed.
 #[derive(Debug)]
-pub struct Packed {
+pub struct CompressedBlock {
     /// Its bytes in the object.
     pub bytes: Vec<u8>,
     /// Bytes that it was made of.
@@ -28,7 +28,7 @@ pub struct Packed {
 
 /// What the blocks of one object share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Packer {
+pub struct BlockCompressor {
     codec: Codec,
     level: i32,
 }
@@ -42,7 +42,7 @@ pub struct Tail {
 
 impl Tail {
     /// Takes in the next block, in order.
-    pub fn take(&mut self, block: &Packed) {
+    pub fn take(&mut self, block: &CompressedBlock) {
         let iso = crc_fast::CrcAlgorithm::Crc32IsoHdlc;
         self.crc = match self.len {
             0 => u64::from(block.crc),
@@ -52,7 +52,7 @@ impl Tail {
     }
 }
 
-impl Packer {
+impl BlockCompressor {
     /// Blocks of gzip or zstd at that level; errs with `Config` for a level that the codec has not.
     pub fn new(codec: Codec, level: i32) -> Result<Self> {
         match codec {
@@ -61,7 +61,7 @@ impl Packer {
                 return Err(Error::config("--deflate", format!("`{codec}` is neither gzip nor zstd")));
             }
         }
-        deflate(codec, b"", level)?;
+        compress(codec, b"", level)?;
         Ok(Self { codec, level })
     }
 
@@ -89,11 +89,11 @@ impl Packer {
         }
     }
 
-    /// Compresses a block; `before` is what stands before it, at least its last [`Packer::window`] bytes.
-    pub fn pack(self, before: &[u8], block: &[u8], is_last: bool) -> Result<Packed> {
+    /// Compresses a block; `before` is what stands before it, at least its last [`BlockCompressor::window`] bytes.
+    pub fn pack(self, before: &[u8], block: &[u8], is_last: bool) -> Result<CompressedBlock> {
         let len = block.len() as u64;
         if self.codec == Codec::Zstd {
-            return Ok(Packed { bytes: deflate(Codec::Zstd, block, self.level)?, len, crc: 0 });
+            return Ok(CompressedBlock { bytes: compress(Codec::Zstd, block, self.level)?, len, crc: 0 });
         }
         let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, block) as u32;
         let failed = |what: String| Error::bug(format!("gzip: {what}"));
@@ -120,7 +120,7 @@ impl Packer {
                 Status::Ok | Status::BufError => bytes.reserve(block.len() / 4 + SLACK),
             }
         }
-        Ok(Packed { bytes, len, crc })
+        Ok(CompressedBlock { bytes, len, crc })
     }
 
     /// What the object ends with.
@@ -139,9 +139,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Inflater;
+    use crate::StreamDecoder;
 
-    fn whole(blocks: Packer, content: &[u8], block: usize) -> Vec<u8> {
+    fn whole(blocks: BlockCompressor, content: &[u8], block: usize) -> Vec<u8> {
         let (mut out, mut tail, mut at) = (blocks.head(), Tail::default(), 0);
         loop {
             let end = (at + block).min(content.len());
@@ -168,9 +168,9 @@ mod tests {
                 if at % 5 < 3 { (at / 64) as u8 } else { (state >> 61) as u8 }
             }).collect();
             let codec = if is_zstd { Codec::Zstd } else { Codec::Gzip };
-            let stored = whole(Packer::new(codec, level.max(i32::from(is_zstd))).unwrap(), &content, block);
+            let stored = whole(BlockCompressor::new(codec, level.max(i32::from(is_zstd))).unwrap(), &content, block);
             let mut got = Vec::new();
-            let mut inflater = Inflater::new(codec, u64::MAX, "here");
+            let mut inflater = StreamDecoder::new(codec, u64::MAX, "here");
             inflater.push(&stored, &mut |piece| { got.extend_from_slice(piece); Ok(()) }).unwrap();
             inflater.finish().unwrap();
             prop_assert!(got == content);
@@ -188,7 +188,7 @@ mod tests {
         for (codec, level) in
             [(Codec::Gzip, 13), (Codec::Gzip, -1), (Codec::Zstd, 23), (Codec::Lz4, 1), (Codec::None, 0)]
         {
-            assert_eq!(Packer::new(codec, level).unwrap_err().code(), "config");
+            assert_eq!(BlockCompressor::new(codec, level).unwrap_err().code(), "config");
         }
     }
 }

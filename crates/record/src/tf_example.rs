@@ -9,8 +9,8 @@ use std::collections::HashMap;
 
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
-pub use crate::feature::{Feature, Floats, Ints};
-use crate::wire::{Message, Problem, Value, field_len, put_len, put_varint, varint_len};
+use crate::protobuf::{Message, Problem, Value, field_len, put_len, put_varint, varint_len};
+pub use crate::tf_feature::{Feature, Floats, Ints};
 
 /// Names that a message lists when the one asked for is not there.
 const NAMES_SHOWN: usize = 8;

@@ -6,9 +6,9 @@
 
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
-use crate::example::{entry_name, not_of_kind};
-use crate::feature::Feature;
-use crate::wire::{Message, Problem, Value};
+use crate::protobuf::{Message, Problem, Value};
+use crate::tf_example::{entry_name, not_of_kind};
+use crate::tf_feature::Feature;
 
 /// What a name stands for in `feature_lists`: a feature for each step, `None` for one of no kind.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -83,7 +83,7 @@ fn entry_list(entry: &[u8]) -> Result<FeatureList<'_>, Problem> {
 }
 
 /// The names of a record's feature lists, each once, in the order in which they first stand. For its context,
-/// [`crate::example::Example::parse`] reads the same payload.
+/// [`crate::tf_example::Example::parse`] reads the same payload.
 pub fn feature_list_names<'a>(payload: &'a [u8], place: &str) -> Result<Vec<&'a [u8]>> {
     let (mut names, mut known) = (Vec::new(), std::collections::HashSet::new());
     each_list(payload, |entry| {

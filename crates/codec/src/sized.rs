@@ -6,11 +6,11 @@ use std::mem::MaybeUninit;
 use penstock_types::{Error, Result, grouped};
 
 use crate::libdeflate::{self, Outcome};
-use crate::{Codec, GzipCheck, inflate_into_checked};
+use crate::{Codec, GzipCheck, decompress_into_checked};
 
 /// How the bytes of a chunk are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Packing {
+pub enum SizedCodec {
     /// A bare DEFLATE stream (RFC 1951), as zip has it.
     Deflate,
     /// RFC 1950: DEFLATE between two bytes and an Adler-32.
@@ -27,13 +27,13 @@ pub enum Packing {
 ///
 /// # Errors
 /// [`Error::Corrupt`] when `input` is damaged, makes fewer or more bytes, or has bytes to spare.
-pub fn inflate_exact(packing: Packing, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
+pub fn decompress_exact(packing: SizedCodec, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     match packing {
-        Packing::Deflate => deflate(input, out, place).and_then(|used| all_of(used, input.len(), place)),
-        Packing::Zlib => zlib(input, out, place),
-        Packing::Gzip => gzip(input, out, place),
-        Packing::Zstd => zstd(input, out, place),
-        Packing::Lz4Block => match lz4_flex::block::decompress_into(input, out) {
+        SizedCodec::Deflate => compress(input, out, place).and_then(|used| all_of(used, input.len(), place)),
+        SizedCodec::Zlib => zlib(input, out, place),
+        SizedCodec::Gzip => gzip(input, out, place),
+        SizedCodec::Zstd => zstd(input, out, place),
+        SizedCodec::Lz4Block => match lz4_flex::block::decompress_into(input, out) {
             Ok(made) => whole(made, out.len(), place),
             Err(problem) => Err(Error::corrupt(place, format!("is a damaged LZ4 block: {problem}"))),
         },
@@ -59,7 +59,7 @@ fn all_of(used: usize, have: usize, place: &str) -> Result<()> {
 }
 
 /// The stored bytes that the stream took.
-fn deflate(input: &[u8], out: &mut [u8], place: &str) -> Result<usize> {
+fn compress(input: &[u8], out: &mut [u8], place: &str) -> Result<usize> {
     let want = out.len();
     // SAFETY: bytes that are initialised may be looked at as if they were not; nothing but bytes is written to them.
     let slot = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<u8>]) };
@@ -78,7 +78,7 @@ fn zlib(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     if !sound || flags & 0x20 != 0 {
         return Err(Error::corrupt(place, format!("is no zlib stream (it begins {method:#04x} {flags:#04x})")));
     }
-    let used = deflate(rest, out, place)?;
+    let used = compress(rest, out, place)?;
     let Some((sum, behind)) = rest[used..].split_first_chunk::<4>() else {
         return Err(Error::corrupt(place, "ends inside the checksum of its zlib stream"));
     };
@@ -96,7 +96,7 @@ fn gzip(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     // A member may have names and comments and be followed by more: the whole-object path knows all of it. The copy
     // costs a tenth of the inflating.
     let mut made = Vec::new();
-    inflate_into_checked(Codec::Gzip, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
+    decompress_into_checked(Codec::Gzip, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
     whole(made.len(), out.len(), place)?;
     out.copy_from_slice(&made);
     Ok(())
@@ -127,25 +127,26 @@ mod tests {
 
     use super::*;
 
-    fn packed(packing: Packing, bytes: &[u8]) -> Vec<u8> {
+    fn packed(packing: SizedCodec, bytes: &[u8]) -> Vec<u8> {
         match packing {
-            Packing::Deflate => {
+            SizedCodec::Deflate => {
                 let mut writer = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::new(6));
                 writer.write_all(bytes).unwrap();
                 writer.finish().unwrap()
             }
-            Packing::Zlib => {
+            SizedCodec::Zlib => {
                 let mut writer = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::new(6));
                 writer.write_all(bytes).unwrap();
                 writer.finish().unwrap()
             }
-            Packing::Gzip => crate::deflate(Codec::Gzip, bytes, 6).unwrap(),
-            Packing::Zstd => crate::deflate(Codec::Zstd, bytes, 3).unwrap(),
-            Packing::Lz4Block => lz4_flex::block::compress(bytes),
+            SizedCodec::Gzip => crate::compress(Codec::Gzip, bytes, 6).unwrap(),
+            SizedCodec::Zstd => crate::compress(Codec::Zstd, bytes, 3).unwrap(),
+            SizedCodec::Lz4Block => lz4_flex::block::compress(bytes),
         }
     }
 
-    const ALL: [Packing; 5] = [Packing::Deflate, Packing::Zlib, Packing::Gzip, Packing::Zstd, Packing::Lz4Block];
+    const ALL: [SizedCodec; 5] =
+        [SizedCodec::Deflate, SizedCodec::Zlib, SizedCodec::Gzip, SizedCodec::Zstd, SizedCodec::Lz4Block];
 
     proptest! {
         #[test]
@@ -153,15 +154,15 @@ mod tests {
             for packing in ALL {
                 let stored = packed(packing, &bytes);
                 let mut out = vec![0; bytes.len()];
-                inflate_exact(packing, &stored, &mut out, "p").unwrap();
+                decompress_exact(packing, &stored, &mut out, "p").unwrap();
                 prop_assert_eq!(&out, &bytes);
-                prop_assert!(inflate_exact(packing, &stored, &mut vec![0; bytes.len() + more], "p").is_err());
+                prop_assert!(decompress_exact(packing, &stored, &mut vec![0; bytes.len() + more], "p").is_err());
                 if let Some(less) = bytes.len().checked_sub(more) {
-                    prop_assert!(inflate_exact(packing, &stored, &mut vec![0; less], "p").is_err());
+                    prop_assert!(decompress_exact(packing, &stored, &mut vec![0; less], "p").is_err());
                 }
-                prop_assert!(inflate_exact(packing, &stored[..cut.index(stored.len())], &mut out, "p").is_err()
+                prop_assert!(decompress_exact(packing, &stored[..cut.index(stored.len())], &mut out, "p").is_err()
                     || bytes.is_empty());
-                prop_assert!(inflate_exact(packing, &[&stored[..], b"\x01"].concat(), &mut out, "p").is_err()
+                prop_assert!(decompress_exact(packing, &[&stored[..], b"\x01"].concat(), &mut out, "p").is_err()
                     || bytes.is_empty());
             }
         }
@@ -169,12 +170,12 @@ mod tests {
 
     #[test]
     fn exact_zlib_checks_its_sum_and_head() {
-        let mut stored = packed(Packing::Zlib, b"some bytes");
+        let mut stored = packed(SizedCodec::Zlib, b"some bytes");
         let last = stored.len() - 1;
         stored[last] ^= 1;
-        let error = inflate_exact(Packing::Zlib, &stored, &mut [0; 10], "p").unwrap_err().to_string();
+        let error = decompress_exact(SizedCodec::Zlib, &stored, &mut [0; 10], "p").unwrap_err().to_string();
         assert!(error.starts_with("p has a damaged zlib stream: Adler-32 is 0x"), "{error}");
-        let error = inflate_exact(Packing::Zlib, b"\x1f\x8b\x08", &mut [0; 10], "p").unwrap_err().to_string();
+        let error = decompress_exact(SizedCodec::Zlib, b"\x1f\x8b\x08", &mut [0; 10], "p").unwrap_err().to_string();
         assert_eq!(error, "p is no zlib stream (it begins 0x1f 0x8b)");
     }
 }

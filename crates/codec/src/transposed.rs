@@ -11,11 +11,11 @@ use std::cell::RefCell;
 
 use penstock_types::{Error, Result, grouped};
 
-use crate::bits::{from_bits, to_bits};
+use crate::bitshuffle::{from_bits, to_bits};
+use crate::byteshuffle::{shuffle, unshuffle};
 use crate::checksum::crc32c;
-use crate::inflate::above_limit;
-use crate::shuffle::{shuffle, unshuffle};
-use crate::{Packing, inflate_exact};
+use crate::decompress::above_limit;
+use crate::{SizedCodec, decompress_exact};
 
 /// The last byte is the form's version.
 const MAGIC: [u8; 8] = *b"pstkpln1";
@@ -141,7 +141,7 @@ impl Planes {
 ///
 /// # Errors
 /// `Bug` where zstd fails.
-pub fn to_planes(content: &[u8], form: Planes) -> Result<Vec<u8>> {
+pub fn transpose(content: &[u8], form: Planes) -> Result<Vec<u8>> {
     let blocks = content.len().div_ceil(BLOCK);
     let table = HEADER + 4 * blocks;
     let mut out = Vec::with_capacity(table + 4);
@@ -203,12 +203,12 @@ fn told<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Told<'a>> {
     Ok(Told { form, block, content: content as usize, lens, blocks })
 }
 
-/// The content of what [`to_planes`] made, into `out`, which then holds exactly it. `limit` bounds it; on an error `out`
+/// The content of what [`transpose`] made, into `out`, which then holds exactly it. `limit` bounds it; on an error `out`
 /// is empty. `place` names it in messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged or hostile input, and for content above the limit.
-pub fn from_planes(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
+pub fn restore_transposed(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
     let done = told(input, limit, place).and_then(|told| fill(&told, out, place));
     if done.is_err() {
         out.clear();
@@ -237,7 +237,7 @@ fn fill(told: &Told<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
             if stored.len() == block.len() {
                 bytes.copy_from_slice(stored);
             } else {
-                inflate_exact(Packing::Zstd, stored, bytes, place)?;
+                decompress_exact(SizedCodec::Zstd, stored, bytes, place)?;
             }
             told.form.put_together(bytes, bits, block);
         }
@@ -263,17 +263,19 @@ mod tests {
             let content = counts(300_000, width);
             let form = Planes::best(&content).unwrap();
             assert_eq!(form.width, width);
-            let bytes = to_planes(&content, Planes::new(1, 0).unwrap()).unwrap();
-            assert!(to_planes(&content, form).unwrap().len() < bytes.len());
+            let bytes = transpose(&content, Planes::new(1, 0).unwrap()).unwrap();
+            assert!(transpose(&content, form).unwrap().len() < bytes.len());
         }
     }
 
     #[test]
     fn planes_above_the_limit_and_forms_that_are_none_are_refused() {
         let content = counts(1000, 2);
-        let planes = to_planes(&content, Planes::new(2, 1).unwrap()).unwrap();
+        let planes = transpose(&content, Planes::new(2, 1).unwrap()).unwrap();
         let mut out = Vec::new();
-        assert!(from_planes(&planes, &mut out, 1999, "p").unwrap_err().to_string().contains("limit of 1,999 bytes"));
+        assert!(
+            restore_transposed(&planes, &mut out, 1999, "p").unwrap_err().to_string().contains("limit of 1,999 bytes")
+        );
         assert!(Planes::new(3, 0).is_none() && Planes::new(2, 3).is_none() && Planes::new(0, 0).is_none());
     }
 
@@ -286,9 +288,9 @@ mod tests {
         ) {
             let content = bytes.repeat(repeats);
             for form in Planes::ALL {
-                let planes = to_planes(&content, form).unwrap();
+                let planes = transpose(&content, form).unwrap();
                 let mut out = before.clone();
-                from_planes(&planes, &mut out, content.len() as u64, "p").unwrap();
+                restore_transposed(&planes, &mut out, content.len() as u64, "p").unwrap();
                 prop_assert!(out == content);
             }
         }
@@ -301,9 +303,9 @@ mod tests {
             cut: prop::sample::Index,
             is_mended: bool,
         ) {
-            let mut planes = to_planes(&content, Planes { width: 2, bits: 1 }).unwrap();
+            let mut planes = transpose(&content, Planes { width: 2, bits: 1 }).unwrap();
             let mut out = Vec::new();
-            prop_assert!(from_planes(&planes[..cut.index(planes.len())], &mut out, 1 << 20, "p").is_err());
+            prop_assert!(restore_transposed(&planes[..cut.index(planes.len())], &mut out, 1 << 20, "p").is_err());
             let at = at.index(planes.len());
             planes[at] = to;
             let table = HEADER + 4 * content.len().div_ceil(BLOCK);
@@ -311,7 +313,7 @@ mod tests {
                 let sum = crc32c(&planes[..table]);
                 planes[table..table + 4].copy_from_slice(&sum.to_le_bytes());
             }
-            if from_planes(&planes, &mut out, 1 << 20, "p").is_ok() {
+            if restore_transposed(&planes, &mut out, 1 << 20, "p").is_ok() {
                 prop_assert_eq!(out.len() as u64, u64::from_le_bytes(planes[16..HEADER].try_into().unwrap()));
                 prop_assert!(is_mended || out.len() == content.len());
             }

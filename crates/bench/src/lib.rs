@@ -6,13 +6,13 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
+mod aligned_buffer;
 mod arrivals;
-mod buffer;
 mod content;
+mod cpu_usage;
 mod histogram;
 pub mod object;
 pub mod storage;
-mod usage;
 
 pub use arrivals::{Arrivals, Schedule};
 pub use histogram::{Histogram, Latency};

@@ -7,22 +7,22 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
 mod bucket;
-mod condition;
 mod connections;
-mod facts;
-mod folder;
-mod front;
-mod incoming;
+mod fs_backend;
+mod key_path;
 mod limits;
 mod list;
-mod outgoing;
-mod seat;
+mod object_metadata;
+mod preconditions;
+mod request_body;
+mod response_body;
 mod server;
-mod shaped;
 mod signing;
+mod throttle_layer;
+mod throttled_body;
 mod tier;
 
-pub use front::Stats;
 pub use limits::{Connection, Limits, Refusal, Request, Route};
 pub use server::{Emulator, Keys, Settings, bucket_name};
+pub use throttle_layer::Stats;
 pub use tier::{Confidence, Kind, Latency, Limit, Number, Observation, Scope, Throttle, Tier, What};

@@ -12,9 +12,9 @@ use std::time::Duration;
 use penstock_types::unix_now;
 use rustix::fs::{AtFlags, FileType, OFlags};
 
-use crate::facts::Stamp;
-use crate::folder::{Folder, found_etag, stamp_of};
-use crate::seat::STATE;
+use crate::fs_backend::{Folder, found_etag, stamp_of};
+use crate::key_path::STATE;
+use crate::object_metadata::Stamp;
 
 /// S3 addresses no longer key, so a deeper file is not listed.
 const LONGEST_KEY: usize = 1024;

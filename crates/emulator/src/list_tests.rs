@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::facts::Fact;
+use crate::object_metadata::Fact;
 
 fn filled(keys: &[String]) -> (tempfile::TempDir, Folder) {
     let dir = tempfile::tempdir().unwrap();

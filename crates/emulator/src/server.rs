@@ -18,11 +18,11 @@ use tokio::sync::watch;
 
 use crate::bucket::{Bucket, REGION, Uploads};
 use crate::connections::Connections;
-use crate::facts::Stamp;
-use crate::folder::Folder;
-use crate::front::{Counters, Front, Stats};
+use crate::fs_backend::Folder;
 use crate::limits::Limits;
-use crate::outgoing::Buffers;
+use crate::object_metadata::Stamp;
+use crate::response_body::Buffers;
+use crate::throttle_layer::{Counters, Front, Stats};
 use crate::tier::Tier;
 
 /// A client that opened a connection must send a request's head within this.

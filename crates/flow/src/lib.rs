@@ -5,26 +5,26 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
-mod budget;
 pub mod cache;
-pub mod course;
 mod diff;
 pub mod feed;
+mod key_filter;
 mod manifest;
+mod memory_budget;
 pub mod order;
-mod route;
-mod select;
+mod pool_read;
+pub mod sampler;
 mod share;
 pub mod stage;
-mod urls;
+mod url_list;
 
-pub use budget::{Budget, Reservation};
 pub use diff::{Change, Difference, diff};
+pub use key_filter::Select;
 pub use manifest::{
     Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, SaidBy, index,
     index_selected, list, without_pattern,
 };
-pub use route::{Placed, Reader, Routed, Routes};
-pub use select::Select;
+pub use memory_budget::{Budget, Reservation};
+pub use pool_read::{Placed, Reader, Routed, Routes};
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};
-pub use urls::{Listed, UrlList};
+pub use url_list::{Listed, UrlList};

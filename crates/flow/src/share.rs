@@ -12,8 +12,8 @@ use penstock_codec::Codec;
 use penstock_types::{Error, Result};
 
 use crate::feed::Glob;
+use crate::key_filter::last_component;
 use crate::manifest::{Entry, Manifest};
-use crate::select::last_component;
 
 /// The most nodes of one job: a plan has a number for each.
 const MOST_NODES: u32 = 1 << 20;

@@ -13,8 +13,8 @@ use pyo3::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::enter::{enter, enter_async};
-use crate::raise::raise;
+use crate::errors::raise;
+use crate::runtime::{enter, enter_async};
 
 fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| Error::config(what, error.to_string()))

@@ -12,7 +12,7 @@ use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 use pyo3::prelude::*;
 
-use crate::enter::enter_async;
+use crate::runtime::enter_async;
 use crate::stage::{duration, with_budget};
 
 /// Compares `a` with `b`; returns the difference as JSON.

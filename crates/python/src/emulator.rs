@@ -9,7 +9,7 @@ use penstock_emulator::{Emulator as Core, Keys, Settings, Stats, Tier};
 use penstock_types::Error;
 use pyo3::prelude::*;
 
-use crate::enter::enter;
+use crate::runtime::enter;
 
 /// See `_native.pyi`. Serves on threads of its own, so the GIL plays no part while it does.
 #[pyclass(module = "penstock._native", frozen)]

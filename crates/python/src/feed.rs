@@ -18,10 +18,10 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::course::PyCourse;
-use crate::enter::{enter, enter_async};
-use crate::pass::{PyFeed, PyRun};
-use crate::raise::raise;
+use crate::epoch::{PyFeed, PyRun};
+use crate::errors::raise;
+use crate::runtime::{enter, enter_async};
+use crate::sampler::PyCourse;
 use crate::tensor::{PyCudaDevice, PyRagged, PyTensor};
 use crate::unindexed::PyUnindexed;
 

@@ -10,7 +10,7 @@ use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Metric, Metrics, Url};
 use pyo3::prelude::*;
 
-use crate::enter::enter_async;
+use crate::runtime::enter_async;
 use crate::stage::{duration, with_budget};
 
 /// Lists `url` and writes its manifest to `output`; returns the facts as JSON.

@@ -5,17 +5,17 @@
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
 mod bench;
-mod course;
 mod diff;
 mod dlpack;
 mod emulator;
-mod enter;
+mod epoch;
+mod errors;
 mod feed;
-mod files;
+mod fsspec;
 mod index;
-mod pass;
-mod raise;
 mod record;
+mod runtime;
+mod sampler;
 mod stage;
 mod tensor;
 mod unindexed;
@@ -37,7 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // Stands in every result: rates of a debug build are not to be believed.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;
-    module.add_class::<files::PyFiles>()?;
+    module.add_class::<fsspec::PyFiles>()?;
     module.add_class::<bench::PyStoragePhase>()?;
     module.add_class::<bench::PyObjectPhase>()?;
     module.add_function(wrap_pyfunction!(bench::clear_objects, module)?)?;

@@ -9,8 +9,8 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping};
 
-use crate::enter::enter;
-use crate::raise::raise;
+use crate::errors::raise;
+use crate::runtime::enter;
 
 /// `decode_tfrecord` is for looking into files; it inflates no more than this (1 GiB).
 const DECODE_LIMIT: u64 = 1 << 30;

@@ -16,8 +16,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::Serialize;
 
-use crate::enter::{enter, enter_async, runtime};
-use crate::raise::raise;
+use crate::errors::raise;
+use crate::runtime::{enter, enter_async, runtime};
 
 /// A time in seconds from Python.
 pub fn duration(what: &str, seconds: Option<f64>) -> Result<Option<Duration>> {

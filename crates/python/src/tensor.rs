@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::dlpack;
-use crate::enter::enter;
+use crate::runtime::enter;
 
 /// One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
 #[pyclass(name = "Tensor", module = "penstock._native", frozen)]

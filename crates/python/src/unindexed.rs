@@ -12,9 +12,9 @@ use penstock_types::{Error, Metrics, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::enter::{enter, runtime};
+use crate::epoch::{Own, PyRun, metrics_of};
 use crate::feed::PySource;
-use crate::pass::{Own, PyRun, metrics_of};
+use crate::runtime::{enter, runtime};
 
 /// A pass of either kind of feed.
 pub(crate) enum Pass {

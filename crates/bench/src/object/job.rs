@@ -20,7 +20,7 @@ use super::spec::{ObjectSpec, Operation};
 use super::stats::Stats;
 use super::worker::{Brought, work};
 use crate::content::Content;
-use crate::usage::{CpuTime, Machine};
+use crate::cpu_usage::{CpuTime, Machine};
 
 /// Counts of one kind, as they grow.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::spec::Operation;
 use super::stats::{Failures, Stats};
 use crate::Latency;
-use crate::usage::CpuTime;
+use crate::cpu_usage::CpuTime;
 
 /// Requests of one kind that were answered, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]

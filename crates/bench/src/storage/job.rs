@@ -16,7 +16,7 @@ use super::target;
 use super::worker::Worker;
 use crate::Histogram;
 use crate::content::Content;
-use crate::usage::{CpuTime, Machine};
+use crate::cpu_usage::{CpuTime, Machine};
 
 /// First distance of samples; it doubles whenever there are too many.
 const SAMPLE: Duration = Duration::from_millis(100);

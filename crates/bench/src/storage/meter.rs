@@ -13,7 +13,7 @@ use super::spec::{Phase, StorageSpec};
 use super::target::Target;
 use crate::arrivals::wait_until;
 use crate::content::Content;
-use crate::usage::Machine;
+use crate::cpu_usage::Machine;
 use crate::{Arrivals, Histogram};
 
 /// One worker's counts, for others to see; a cache line of its own.

@@ -10,7 +10,7 @@ use super::blocks::Walk;
 use super::meter::Meter;
 use super::spec::Phase;
 use super::tree::failed;
-use crate::buffer::Buffer;
+use crate::aligned_buffer::Buffer;
 
 /// A file that is being read or written.
 pub(super) struct Open<'a> {

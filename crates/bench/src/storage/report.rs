@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::Latency;
-use crate::usage::CpuTime;
+use crate::cpu_usage::CpuTime;
 
 /// Counts since a phase began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]

@@ -16,7 +16,7 @@ use super::meter::{Begun, Meter};
 use super::pwrite::Open;
 use super::spec::Phase;
 use super::tree::failed;
-use crate::buffer::Buffer;
+use crate::aligned_buffer::Buffer;
 
 /// One read or write in flight.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use s3s::{S3Request, S3Response, S3Result};
 
 use super::headers::{checksum_type, state};
 use super::{Bucket, blocking};
-use crate::condition::{modified, no_such_key};
-use crate::facts::{Checksum as StoredChecksum, Fact};
+use crate::object_metadata::{Checksum as StoredChecksum, Fact};
+use crate::preconditions::{modified, no_such_key};
 
 /// Parts in one answer.
 const MAX_PARTS: i32 = 1000;

@@ -13,11 +13,11 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 use super::headers::{Kept, state};
 use super::parts::check_part_number;
 use super::{Bucket, Failure, blocking};
-use crate::condition::{Reading, modified, no_such_key};
-use crate::facts::{Checksum as StoredChecksum, Stamp};
-use crate::folder::{Folder, Found, read_range};
-use crate::incoming::{Received, hasher, value_of};
-use crate::seat::hex;
+use crate::fs_backend::{Folder, Found, read_range};
+use crate::key_path::hex;
+use crate::object_metadata::{Checksum as StoredChecksum, Stamp};
+use crate::preconditions::{Reading, modified, no_such_key};
+use crate::request_body::{Received, hasher, value_of};
 
 /// The conditions on the source of a copy; CopyObject and UploadPartCopy have the same fields.
 macro_rules! source_conditions {

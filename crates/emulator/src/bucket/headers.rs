@@ -8,7 +8,7 @@ use s3s::S3Result;
 use s3s::dto::{ChecksumType, Metadata};
 
 use super::tags::{Tags, parse_tags};
-use crate::facts::{Checksum, Fact};
+use crate::object_metadata::{Checksum, Fact};
 
 /// Headers, metadata and tags that are kept with an object.
 #[derive(Debug, Clone, Default)]

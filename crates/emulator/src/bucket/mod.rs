@@ -21,12 +21,12 @@ use std::sync::Arc;
 use s3s::dto::*;
 use s3s::{S3, S3Error, S3Request, S3Response, S3Result, s3_error};
 
-use crate::condition::modified;
-use crate::facts::Stamp;
-use crate::folder::Folder;
-use crate::incoming::{internal, io_error};
+use crate::fs_backend::Folder;
 use crate::list::{Query, page};
-use crate::outgoing::Buffers;
+use crate::object_metadata::Stamp;
+use crate::preconditions::modified;
+use crate::request_body::{internal, io_error};
+use crate::response_body::Buffers;
 pub(crate) use uploads::Uploads;
 
 /// The region that the endpoint says it is in; any is accepted in signatures.

@@ -8,8 +8,8 @@ use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::{Bucket, blocking};
-use crate::condition::modified;
 use crate::list::{Item, Query, page};
+use crate::preconditions::modified;
 
 /// S3 gives no longer page.
 const MOST_KEYS: i32 = 1000;

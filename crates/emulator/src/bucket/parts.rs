@@ -9,9 +9,9 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 use super::Bucket;
 use super::headers::{state, stated};
 use super::uploads::{Upload, open_upload};
-use crate::condition::modified;
-use crate::facts::Stamp;
-use crate::incoming::{Promise, Received, receive};
+use crate::object_metadata::Stamp;
+use crate::preconditions::modified;
+use crate::request_body::{Promise, Received, receive};
 
 /// S3 refuses to join shorter parts, the last apart.
 const SHORTEST_PART: u64 = 5 << 20;

@@ -8,11 +8,11 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::headers::{metadata_of, object_headers, put_header};
 use super::{Bucket, Failure, blocking};
-use crate::condition::{Reading, modified, no_such_key};
-use crate::facts::{Checksum as StoredChecksum, Fact};
-use crate::folder::{Folder, Found, read_all};
-use crate::incoming::{hasher, value_of};
-use crate::outgoing::Outgoing;
+use crate::fs_backend::{Folder, Found, read_all};
+use crate::object_metadata::{Checksum as StoredChecksum, Fact};
+use crate::preconditions::{Reading, modified, no_such_key};
+use crate::request_body::{hasher, value_of};
+use crate::response_body::Outgoing;
 
 /// What GET and HEAD ask.
 struct Asked {

@@ -8,7 +8,7 @@ use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 
 use super::{Bucket, blocking};
-use crate::condition::no_such_key;
+use crate::preconditions::no_such_key;
 
 /// Tags by key.
 pub(super) type Tags = BTreeMap<String, String>;

@@ -15,11 +15,11 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use super::headers::{Kept, checksum_type, state, stated};
 use super::parts::{PartHeld, check_parts};
 use super::{Bucket, Failure, blocking};
-use crate::condition::{check_write, modified};
-use crate::facts::{Checksum as StoredChecksum, Fact, Stamp};
-use crate::folder::{Temp, read_all};
-use crate::incoming::{Received, hasher, value_of};
-use crate::seat::hex;
+use crate::fs_backend::{Temp, read_all};
+use crate::key_path::hex;
+use crate::object_metadata::{Checksum as StoredChecksum, Fact, Stamp};
+use crate::preconditions::{check_write, modified};
+use crate::request_body::{Received, hasher, value_of};
 
 pub(super) struct Upload {
     key: String,

@@ -8,9 +8,9 @@ use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::headers::{Kept, put_checksum};
 use super::{Bucket, Failure, blocking};
-use crate::condition::{Deleting, check_write};
-use crate::folder::Folder;
-use crate::incoming::{Promise, receive};
+use crate::fs_backend::Folder;
+use crate::preconditions::{Deleting, check_write};
+use crate::request_body::{Promise, receive};
 
 impl Bucket {
     pub(super) async fn put(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {

@@ -6,10 +6,10 @@
 //! Owns what is kept and what gives way; what is read next it is told ([`Future`]). A cache that cannot be written or
 //! read costs speed, never a sample: every doubt ends in asking the store again.
 
+mod directory;
 mod entry;
-mod folder;
-mod planes;
-mod victims;
+mod eviction;
+mod transcode;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,11 +22,11 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_store::{Buffers, Chunk, GetResult, Meta, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result};
 
+use directory::{Folder, Turn};
 use entry::{Entry, Form, Name, Writer, disk_bytes};
-use folder::{Folder, Turn};
-pub use planes::Transcode;
-use planes::Transcoder;
-use victims::Victims;
+use eviction::Victims;
+pub use transcode::Transcode;
+use transcode::Transcoder;
 
 /// What an object of which ranges are asked is fetched in, several at a time: one connection of a public cloud gives 50
 /// to 90 MB/s (reference: AWS and Azure performance guides).

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use libloading::Library;
 use penstock_types::{Error, Result};
 
-use super::slot::{Hold, Tensor};
+use super::batch_buffer::{Hold, Tensor};
 
 const DRIVER: &str = "libcuda.so.1";
 

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
 use penstock_types::{Error, Result, grouped, now};
 
+use super::batch_plan::Want;
+use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
 use super::format::{Record, RecordId, Span};
 use super::memory::PartHold;
-use super::plan::Want;
-use super::reads::{Content, known_span};
-use super::rows::{Row, Rows};
+use super::read_ranges::{Content, known_span};
 use super::source::Source;
 
 /// An object to decode.

@@ -4,37 +4,37 @@
 //! Owns the way from the store to the batch: counts, plan, fetches, decoding threads, slots. Knows no Python and decides
 //! no epoch: the caller says which epoch, from where, for which rank.
 
-mod ahead;
-mod arrays;
-mod beside;
+mod batch_buffer;
+mod batch_plan;
+mod batch_rows;
 mod braces;
-mod count;
+mod chunked_arrays;
 mod cuda;
 mod decode;
+mod epoch_iter;
+mod epoch_prefetch;
+mod epoch_run;
 mod field;
 mod format;
-mod gather;
 mod glob;
 mod index;
-mod learned;
 mod memory;
-mod mend;
-mod part;
-mod pass;
-mod plan;
-mod portions;
-mod reads;
-mod rows;
-mod run;
+mod next_use;
+mod offset_cache;
+mod on_error;
+mod random_access;
+mod read_ranges;
+mod read_split;
+mod record_counts;
 mod scan;
-mod schedule;
 mod schema;
-mod slot;
+mod sidecar_indexes;
 mod source;
-pub(crate) mod staged;
-mod tell;
+pub(crate) mod staged_offsets;
 mod timing;
 mod unindexed;
+mod value;
+mod zarr_metadata;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,33 +44,33 @@ use penstock_codec::Codec;
 use penstock_types::{DType, Error, Result};
 use tokio::runtime::Handle;
 
-pub use beside::{Beside, indexes_in, without_indexes};
-pub use count::{Counted, Known, Rung, count, kept, scan};
+pub use batch_buffer::Tensor;
+pub use batch_plan::{Steps, Tail};
+pub use batch_rows::Column;
 pub use cuda::CudaDevice;
+pub use epoch_iter::{Delivered, Next, Pass};
+pub use epoch_run::Run;
 pub use field::{Field, Kind};
 pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold, keep_likely};
-pub use gather::Wanted;
 pub(crate) use glob::{Glob, plain_len};
 pub use glob::{glob_matches, split_glob};
 pub use index::RecordIndex;
-pub use mend::{Mended, OnError};
-pub use pass::{Delivered, Next, Pass};
-pub use plan::{Steps, Tail};
-pub use rows::Column;
-pub use run::Run;
+pub use on_error::{Mended, OnError};
+pub use random_access::Wanted;
+pub use record_counts::{Counted, Known, Rung, count, kept, scan};
 pub use schema::{Schema, Seen, schema};
-pub use slot::Tensor;
+pub use sidecar_indexes::{Beside, indexes_in, without_indexes};
 pub use source::{LARGEST_AT_ONCE, Source, requests_of};
 #[doc(hidden)]
-pub use staged::records_noted;
+pub use staged_offsets::records_noted;
 pub use timing::{Busy, Waits};
 pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 
-use crate::budget::Budget;
-use crate::course::{Course, Leaf, Walk};
+use crate::memory_budget::Budget;
+use crate::sampler::{Course, Leaf, Walk};
+use batch_buffer::{Layout, Pool};
 use memory::PartMemory;
-use portions::{Grain, reach};
-use slot::{Layout, Pool};
+use read_split::{Grain, reach};
 
 /// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
 pub const WEIGHT: &str = "weight";
@@ -150,8 +150,8 @@ pub struct Feed {
     looks_ahead: bool,
     /// What of the budget may hold objects of the next epoch: the rest carries its first window by itself.
     ahead_bytes: u64,
-    ahead: Mutex<Option<ahead::Ahead>>,
-    gathered: gather::Cache,
+    ahead: Mutex<Option<epoch_prefetch::Ahead>>,
+    gathered: random_access::Cache,
     /// Memory for parts that are decompressed one by one.
     part_memory: PartMemory,
     /// Held by the one thread that decompresses an object into more than its share.
@@ -289,7 +289,7 @@ impl Feed {
             looks_ahead: settings.looks_ahead,
             ahead_bytes,
             ahead: Mutex::default(),
-            gathered: gather::Cache::default(),
+            gathered: random_access::Cache::default(),
             part_memory: PartMemory::new(parts, memory_bytes),
             large_object: Mutex::default(),
         }))

@@ -14,20 +14,20 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, g
 use std::time::{Duration, Instant};
 
 use super::MAX_PLANNED_IN_ORDER;
-use super::arrays::Blocks;
-use super::format::rows::Rows;
+use super::batch_plan::Steps;
+use super::chunked_arrays::Blocks;
+use super::format::array_rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
 use super::index::RecordIndex;
-use super::learned::Learned;
-use super::plan::Steps;
-use super::reads::{Content, Reads, gzip_check, known_span};
-use super::schedule::Schedule;
+use super::next_use::Schedule;
+use super::offset_cache::Learned;
+use super::read_ranges::{Content, Reads, gzip_check, known_span};
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
-use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
 use crate::order::Counts;
-use crate::route::Routes;
+use crate::pool_read::Routes;
+use crate::sampler::Leaf;
 
 /// An object above twice this is read in parts of this size, several at a time: one connection gives 50 to 90 MB/s on
 /// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.

@@ -9,8 +9,8 @@ use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 
 use super::{Entry, Manifest};
 use crate::feed::split_glob;
-use crate::select::{Select, last_component};
-use crate::urls::UrlList;
+use crate::key_filter::{Select, last_component};
+use crate::url_list::UrlList;
 
 /// Names that begin with this are our own state (journal, manifest, locks) and never part of a dataset.
 pub const OWN_PREFIX: &[u8] = b".penstock";

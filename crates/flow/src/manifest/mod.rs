@@ -6,12 +6,12 @@
 //! Parquet (`document`, `text`, `parquet`, `columns`). Opens no object: codec and format come from names alone.
 
 mod columns;
-mod document;
 mod entry;
+mod io;
 mod listing;
 mod parquet;
 mod record_format;
-mod text;
+mod serde_key;
 
 use bytes::BytesMut;
 use penstock_codec::Codec;
@@ -19,15 +19,15 @@ use penstock_types::{Error, Key, Result, unix_now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-pub(crate) use document::{Head, write};
-pub use document::{MANIFEST_VERSION, ManifestFormat};
 pub use entry::{Entry, Inflated, Origin, SaidBy};
+pub(crate) use io::{Head, write};
+pub use io::{MANIFEST_VERSION, ManifestFormat};
 pub(crate) use listing::is_own;
 pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
 pub use record_format::RecordFormat;
-pub(crate) use text::{codec_text, key_text};
+pub(crate) use serde_key::{codec_text, key_text};
 
-use crate::select::Select;
+use crate::key_filter::Select;
 
 /// The list. Sorted by logical name, then key, so that object *i* of a compressed dataset is object *i* of its inflated
 /// copy (`a.gz` sorts after `a-b.gz`, but `a` before `a-b`).

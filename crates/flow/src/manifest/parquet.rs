@@ -27,7 +27,7 @@ use penstock_types::{Error, Key, Result, catch_panic};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Cell, Column, Kind, columns};
-use super::document::other_version;
+use super::io::other_version;
 use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, pack_keys};
 
 /// What a Parquet file begins with.

@@ -4,7 +4,7 @@
 use penstock_codec::strip_suffix;
 use serde::{Deserialize, Serialize};
 
-use crate::select::last_component;
+use crate::key_filter::last_component;
 
 /// How records are framed inside an object, once it is inflated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -25,7 +25,7 @@ use super::progress::Progress;
 use super::seal::{Seal, Seen, Stored, checked_of};
 use super::sink::Sink;
 use super::squeeze::Deflate;
-use crate::feed::staged;
+use crate::feed::staged_offsets;
 use crate::manifest::{Entry, OWN_PREFIX, Origin};
 
 /// The most that is inflated in one piece; beyond it, content streams to the file.
@@ -259,7 +259,7 @@ impl Workshop {
             self.compare(entry, &seal.digests(), &inflated.digests)?;
         }
         let node = format!("{}-of-{}", self.options.node, self.options.nodes);
-        staged::note(|| self.jail.folder(OWN_PREFIX).ok().flatten(), &node, &item.target, file, state);
+        staged_offsets::note(|| self.jail.folder(OWN_PREFIX).ok().flatten(), &node, &item.target, file, state);
         Ok(Line {
             target: item.target.clone(),
             size: state.size,

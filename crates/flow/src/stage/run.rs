@@ -21,7 +21,7 @@ use super::remote::{self, Target};
 use super::request::{StageRequest, Summary};
 use super::status::Leader;
 use crate::manifest::{Manifest, index_selected, without_pattern};
-use crate::urls::UrlList;
+use crate::url_list::UrlList;
 
 /// A stage that runs.
 pub type StageJob = Job<Summary>;

@@ -26,8 +26,8 @@ use super::repair::NOT_RECOGNISABLE;
 use super::seal::Seal;
 use super::send::Load;
 use super::verify::{Verified, VerifyRequest, Wrong, only};
+use crate::key_filter::Select;
 use crate::manifest::{Entry, Manifest, is_own};
-use crate::select::Select;
 
 /// Strangers that are named; all of them are counted.
 const STRANGERS_NAMED: usize = 1_000;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tar::KEY;
 use super::{Each, Framing, Record, RecordId, Span};
-use crate::feed::part::{Array, Part};
+use crate::feed::value::{Array, Part};
 use crate::manifest::Manifest;
 
 /// The part that is the file.

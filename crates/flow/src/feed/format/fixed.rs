@@ -7,7 +7,7 @@ use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 use serde::{Deserialize, Serialize};
 
 use super::{Each, Framing, Record, RecordId, Span};
-use crate::feed::part::{Array, Part};
+use crate::feed::value::{Array, Part};
 
 /// A column of a record of fixed size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

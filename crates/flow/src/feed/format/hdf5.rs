@@ -6,7 +6,7 @@ use penstock_record::chunk::{Step, hdf5_steps};
 use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, grouped};
 use serde::{Deserialize, Serialize};
 
-use crate::feed::arrays::{Blocks, Column, Stored, numbers};
+use crate::feed::chunked_arrays::{Blocks, Column, Stored, numbers};
 use crate::manifest::Manifest;
 
 /// Of a dataset that is not chunked, rows of about so many bytes are read together.

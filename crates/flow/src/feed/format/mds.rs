@@ -8,7 +8,7 @@ use penstock_types::{Error, Result, TensorSpec};
 
 use super::{Each, Framing, Record, RecordId, Span};
 use crate::feed::field::Kind;
-use crate::feed::part::{Array, Part};
+use crate::feed::value::{Array, Part};
 use crate::manifest::Manifest;
 
 /// The object that describes a dataset.

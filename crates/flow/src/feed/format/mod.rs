@@ -4,14 +4,14 @@
 //! Owns which format a dataset is in and the document that says it. A format works on bytes in memory: what is fetched,
 //! how it is inflated and where its parts go is the business of others.
 
+pub(super) mod array_rows;
+mod detect;
 mod files;
 mod fixed;
-mod guess;
 mod hdf5;
 mod mds;
 mod npy;
 mod parquet;
-pub(super) mod rows;
 mod tar;
 mod tfrecord;
 pub(super) mod zarr;
@@ -26,15 +26,15 @@ use penstock_record::tfrecord::FrameStream;
 use penstock_types::{Error, Key, Result, grouped};
 use serde::{Deserialize, Serialize};
 
+pub use detect::keep_likely;
 pub use files::Labels;
 pub use fixed::Column;
-pub use guess::keep_likely;
 pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
 pub use zarr::Told as ZarrTold;
 
-use super::arrays::Blocks;
+use super::chunked_arrays::Blocks;
 use super::memory::PartHold;
-use super::part::Part;
+use super::value::Part;
 use crate::manifest::{Manifest, RecordFormat, codec_text};
 
 /// A format and its facts, as Python says them and a pickled dataset keeps them.

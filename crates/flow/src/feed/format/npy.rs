@@ -9,7 +9,7 @@ use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
 use super::{Each, Framing, HeadRows, Record, RecordId, Span};
 use crate::feed::memory::PartHold;
-use crate::feed::part::{Array, Part};
+use crate::feed::value::{Array, Part};
 
 /// The part that a `.npy` holds.
 const ARRAY: &str = "array";

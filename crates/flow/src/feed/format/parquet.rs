@@ -12,7 +12,7 @@ use penstock_record::parquet::{Element, Table as File, Values};
 use penstock_types::{Error, Result};
 
 use super::{Each, EachRow, EndTells, Framing, Record, RecordId, Span, Table};
-use crate::feed::part::{Array, Part};
+use crate::feed::value::{Array, Part};
 
 /// Rows wanted of a row group are decoded at once where that is at most so many bytes, else `STEP` wanted rows at a time.
 const AT_ONCE: u64 = 256 << 20;

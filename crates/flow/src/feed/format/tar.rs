@@ -8,7 +8,7 @@ use penstock_record::tar::{Members, Sample, Samples, sniff};
 use penstock_types::{Error, Result};
 
 use super::{Each, Framing, Record, RecordId, Span};
-use crate::feed::part::{Array, Part};
+use crate::feed::value::{Array, Part};
 
 /// The part that is a sample's key.
 pub(super) const KEY: &str = "__key__";

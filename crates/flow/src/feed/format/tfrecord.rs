@@ -10,7 +10,7 @@ use penstock_record::tfrecord::{FOOTER_LEN, FrameStream, Frames, HEADER_LEN, fra
 use penstock_types::{Error, Result, grouped};
 
 use super::{Each, Framing, Record, RecordId, Span};
-use crate::feed::part::Part;
+use crate::feed::value::Part;
 
 /// Before the name of a feature that a feature list shares.
 const CONTEXT: &str = "context/";

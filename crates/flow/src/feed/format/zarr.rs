@@ -9,7 +9,7 @@ use penstock_record::chunk::zarr::Array;
 use penstock_types::{ByteRange, Error, Result, grouped};
 use serde::{Deserialize, Serialize};
 
-use crate::feed::arrays::{Blocks, Column, MOST_CHUNKS, Stored, numbers};
+use crate::feed::chunked_arrays::{Blocks, Column, MOST_CHUNKS, Stored, numbers};
 use crate::manifest::Manifest;
 
 /// The part that a lone array gives.

@@ -5,10 +5,10 @@
 //! Owns the order and the place in it, an (object, record) of one rank of one world: no other world can go on from it,
 //! since nobody knows how many records lie before. Nothing is said of how many batches there will be.
 
-mod decoding;
-mod feeder;
-mod pass;
-mod windows;
+mod assign;
+mod decode_workers;
+mod epoch_run;
+mod window;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,16 +17,16 @@ use penstock_codec::Codec;
 use penstock_types::{Error, Result};
 use tokio::runtime::Handle;
 
+use super::batch_buffer::{Layout, Pool};
 use super::field::Field;
 use super::format::FormatSpec;
-use super::slot::{Layout, Pool};
 use super::source::Source;
 use super::{DEFAULT_MEMORY, FeedSettings, LIKELY_RATIO, OnError, SPARE_SLOTS};
-use crate::budget::Budget;
+use crate::memory_budget::Budget;
 use crate::order::{Counts, Order, Permutation, Shuffle};
 
-pub use pass::UnindexedRun;
-use windows::{PARTS_AHEAD, WINDOW};
+pub use epoch_run::UnindexedRun;
+use window::{PARTS_AHEAD, WINDOW};
 
 /// Objects whose streams are open at a time, at most.
 const MOST_AHEAD: usize = 16;

@@ -13,11 +13,11 @@ use penstock_types::{DType, Deadline, Key, Metrics};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
+use super::super::batch_rows::Rows;
+use super::super::epoch_iter::Underway;
 use super::super::memory::Values;
-use super::super::pass::Underway;
-use super::super::rows::Rows;
 use super::super::{Next, OnError};
-use super::pass::{Open, Shared};
+use super::epoch_run::{Open, Shared};
 use super::*;
 use crate::manifest::index;
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use penstock_types::{Error, Result, TensorSpec};
 
 use super::{Each, Framing, Record, RecordId, Span};
-use crate::feed::arrays::Blocks;
-use crate::feed::part::{Array, Part};
+use crate::feed::chunked_arrays::Blocks;
+use crate::feed::value::{Array, Part};
 
 /// Rows.
 #[derive(Debug)]

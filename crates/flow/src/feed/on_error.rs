@@ -11,7 +11,7 @@ use penstock_types::{Error, Result};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::plan::Want;
+use super::batch_plan::Want;
 use crate::order::Counts;
 
 /// What to do with a sample that cannot be read.

@@ -8,10 +8,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::Feed;
-use super::plan::{Task, Tasks, Want};
-use super::reads::{Reads, is_open, is_partial, opens};
+use super::batch_plan::{Task, Tasks, Want};
+use super::read_ranges::{Reads, is_open, is_partial, opens};
 use super::source::{PART, Source};
-use crate::course::Leaf;
+use crate::sampler::Leaf;
 
 /// A portion of a local file: the copy is still in the processor's last cache when it is decoded.
 const LOCAL_PORTION: u64 = 4 << 20;
@@ -162,10 +162,10 @@ mod tests {
 
     use super::super::{FeedSettings, Field, FixedColumn, FormatSpec, Next, OnError, Steps, Tail};
     use super::*;
-    use crate::course::Course;
     use crate::manifest::{Entry, Manifest, index};
     use crate::order::{Counts, Order, Shuffle};
-    use crate::route::{Placed, Routes};
+    use crate::pool_read::{Placed, Routes};
+    use crate::sampler::Course;
 
     const RECORD: usize = 1 << 20;
     const EACH: u64 = 20;

@@ -5,8 +5,8 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 
-use crate::facts::Stamp;
-use crate::folder::Found;
+use crate::fs_backend::Found;
+use crate::object_metadata::Stamp;
 
 /// What a read asks to hold.
 #[derive(Default)]

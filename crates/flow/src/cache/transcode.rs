@@ -18,8 +18,8 @@ use penstock_store::{Meta, ObjectRef};
 use penstock_types::{ByteRange, Error, Metric, Result, Stopwatch, Url, grouped};
 use tokio::sync::Semaphore;
 
+use super::directory::Turn;
 use super::entry::{Form, Name, Writer, disk_bytes};
-use super::folder::Turn;
 use super::{Admitted, Future, NodeCache, Stretch, blocking};
 
 /// Objects that are measured before `Auto` decides, and how often each is read both ways: the quickest counts.

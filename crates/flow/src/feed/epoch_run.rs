@@ -18,18 +18,18 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use super::ahead::Ahead;
+use super::batch_plan::{Steps, Tail, Task, Tasks, Want};
+use super::batch_rows::{Column, Rows};
 use super::decode::{Decoded, Object, decode};
+use super::epoch_iter::{Delivered, Next, Pass, Underway};
+use super::epoch_prefetch::Ahead;
 use super::memory::Values;
-use super::mend::{MOST_TRIES, Mending, OnError, Tries, is_about_data, substitute};
-use super::pass::{Delivered, Next, Pass, Underway};
-use super::plan::{Steps, Tail, Task, Tasks, Want};
-use super::portions::Portions;
-use super::reads::{Content, Reads};
-use super::rows::{Column, Rows};
+use super::on_error::{MOST_TRIES, Mending, OnError, Tries, is_about_data, substitute};
+use super::read_ranges::{Content, Reads};
+use super::read_split::Portions;
 use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
-use crate::budget::Reservation;
+use crate::memory_budget::Reservation;
 
 /// A batch under way.
 struct Batch {

@@ -14,9 +14,9 @@ use penstock_types::{Deadline, Error, Metric, Metrics, Result, Unit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::course::PyCourse;
-use crate::enter::{SIGNAL_POLL, enter, enter_async, runtime};
 use crate::feed::{Indexed, PySource};
+use crate::runtime::{SIGNAL_POLL, enter, enter_async, runtime};
+use crate::sampler::PyCourse;
 use crate::tensor::set_column;
 use crate::unindexed::Pass;
 

@@ -14,12 +14,12 @@ use penstock_types::{Error, Result, now};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::super::mend::{Mending, OnError, is_about_data};
-use super::super::pass::{Delivered, Next, Pass, Underway};
-use super::super::rows::Rows;
+use super::super::batch_rows::Rows;
+use super::super::epoch_iter::{Delivered, Next, Pass, Underway};
+use super::super::on_error::{Mending, OnError, is_about_data};
 use super::super::timing::{Busy, Trace};
-use super::decoding::work;
-use super::feeder::Feeder;
+use super::assign::Feeder;
+use super::decode_workers::work;
 use super::{Position, Unindexed};
 
 /// A batch under way.

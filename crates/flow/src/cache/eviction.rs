@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_types::Url;
 
+use super::directory::Folder;
 use super::entry::{Form, Name};
-use super::folder::Folder;
 use super::{Future, Stretch};
 
 /// What lies in the folder, by when it is needed next. Built when room is first needed, and followed from then on.

@@ -17,10 +17,10 @@ use penstock_types::Error;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::facts::{Fact, Facts, Stamp};
+use crate::key_path::{STATE, hex, plain_path, side_name};
 use crate::list::Directories;
-use crate::outgoing::CHUNK;
-use crate::seat::{STATE, hex, plain_path, side_name};
+use crate::object_metadata::{Fact, Facts, Stamp};
+use crate::response_body::CHUNK;
 
 const TEMPORARY: &str = "incoming-";
 /// A client's request names the object that is replaced or removed, and the user the folder that is served.

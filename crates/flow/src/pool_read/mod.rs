@@ -7,11 +7,11 @@
 //! after which the objects of the nodes that failed go straight to the bucket for a while. Of a pool's processes one is
 //! the first to fetch a lost object, by its name; the others give it a moment to put the object back.
 
-mod bucket;
 mod health;
-mod patient;
+mod origin;
+mod origin_fetch;
 mod read;
-mod refetch;
+mod timeout_store;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -25,11 +25,11 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Url, now}
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use self::bucket::Bucket;
 use self::health::Health;
-use self::patient::Patient;
+use self::origin::Bucket;
+use self::origin_fetch::{AT_ONCE, Refetches};
 use self::read::Read;
-use self::refetch::{AT_ONCE, Refetches};
+use self::timeout_store::Patient;
 use crate::manifest::Manifest;
 
 /// How long a process waits for each that comes before it in fetching a lost object, and how many it waits for.

@@ -15,9 +15,9 @@ use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Sha1, Sha256};
 use s3s::dto::StreamingBlob;
 use s3s::{S3Error, S3Result, TrailingHeaders, s3_error};
 
-use crate::facts::Checksum;
-use crate::folder::{Folder, Temp};
-use crate::seat::hex;
+use crate::fs_backend::{Folder, Temp};
+use crate::key_path::hex;
+use crate::object_metadata::Checksum;
 
 /// The checksums that S3 knows, as it writes them.
 pub(crate) const ALGORITHMS: [&str; 5] = ["CRC32C", "CRC32", "CRC64NVME", "SHA1", "SHA256"];

@@ -11,7 +11,7 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{GLANCE, Known, Shared};
-use crate::budget::{Budget, Reservation};
+use crate::memory_budget::{Budget, Reservation};
 
 /// Bytes of objects that are fetched whole, or kept for others, at a time. A larger one is fetched whole only where the
 /// bucket does not have it as the pool had it, and then alone. What goes back into the pool is [`REFILLS`] objects more.

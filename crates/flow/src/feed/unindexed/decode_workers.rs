@@ -8,13 +8,13 @@ use crossbeam_channel::Receiver;
 use penstock_types::{Error, Result, now};
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::super::batch_rows::Rows;
 use super::super::decode::fill;
 use super::super::format::RecordId;
 use super::super::memory::PartMemory;
-use super::super::rows::Rows;
 use super::super::timing::Trace;
-use super::pass::Shared;
-use super::windows::Window;
+use super::epoch_run::Shared;
+use super::window::Window;
 
 /// Records of a window that belong to one batch.
 pub(super) struct Job {

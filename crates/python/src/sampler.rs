@@ -3,13 +3,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_flow::course::{Course, Leaf, Walk};
 use penstock_flow::order::Shuffle;
+use penstock_flow::sampler::{Course, Leaf, Walk};
 use penstock_types::Error;
 use pyo3::prelude::*;
 
-use crate::enter::enter;
 use crate::feed::{Indexed, PyCounted, PySource};
+use crate::runtime::enter;
 
 /// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
 #[pyclass(name = "Course", module = "penstock._native", frozen)]

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked, restore_transposed};
 use penstock_types::{ByteRange, Error, Result};
 
+use super::batch_plan::Want;
 use super::format::{Framing, Span};
-use super::plan::Want;
 use super::source::Source;
 
 /// A gap that is read and thrown away: at 90 MB/s a connection, 20 ms of a request's latency are 1.8 MB; half of that

@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::mend::{Mended, Mending};
-use super::rows::Column;
+use super::batch_rows::Column;
+use super::on_error::{Mended, Mending};
 use super::timing::{Busy, Trace, Waits};
 
 /// A batch, delivered. Its memory is the holder's.

@@ -11,15 +11,15 @@ use penstock_types::{Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::super::batch_rows::Rows;
 use super::super::memory::Values;
-use super::super::mend::{OnError, is_about_data};
-use super::super::rows::Rows;
+use super::super::on_error::{OnError, is_about_data};
 use super::super::timing::Trace;
-use super::decoding::{Held, Job};
-use super::pass::{Open, Shared};
-use super::windows::{Window, windows};
+use super::decode_workers::{Held, Job};
+use super::epoch_run::{Open, Shared};
+use super::window::{Window, windows};
 use super::{MOST_AHEAD, Position, Turns, stream_bytes};
-use crate::budget::Reservation;
+use crate::memory_budget::Reservation;
 
 /// A stream that is open.
 struct Ahead {

@@ -13,8 +13,8 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_store::{Meta, Store};
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Result, Scheme, Url};
 
+use crate::key_filter::Select;
 use crate::manifest::{Entry, Manifest};
-use crate::select::Select;
 
 /// A longer file is refused before it is read: it would name some 10^7 objects.
 const MOST_BYTES: u64 = 1 << 30;

@@ -11,12 +11,12 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::{Codec, StreamDecoder, gzip_size_hint};
 use penstock_types::{Deadline, Error, Result, grouped};
 
-use super::beside::{Beside, Imported};
 use super::format::{EndTells, FormatSpec};
 use super::index::{IndexWriter, RecordIndex, stamp};
 use super::scan::{Scanned, scan_object};
+use super::sidecar_indexes::{Beside, Imported};
 use super::source::Source;
-use super::staged::Staged;
+use super::staged_offsets::Staged;
 use crate::manifest::Entry;
 use crate::order::Counts;
 

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use penstock_record::image::decode_into;
 use penstock_types::{DType, Error, Result, TensorSpec};
 
+use super::batch_buffer::{Layout, Pool, Slot, Tensor};
 use super::field::{Field, Kind};
 use super::memory::Values;
-use super::part::Part;
-use super::slot::{Layout, Pool, Slot, Tensor};
+use super::value::Part;
 
 /// Values whose samples differ in length, row by row.
 type Loose = Mutex<Vec<Value>>;

@@ -12,7 +12,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::enter::{enter, enter_async};
+use crate::runtime::{enter, enter_async};
 
 /// (key, size, version, seconds since the epoch).
 type Described = (Vec<u8>, u64, Option<String>, Option<f64>);

@@ -17,8 +17,8 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::limits::{Connection, Limits, Refusal, Request, Route};
-use crate::shaped::Shaped;
 use crate::signing::{add_amz_date, has_bad_expiry, unsigned_header};
+use crate::throttled_body::Shaped;
 use crate::tier::Kind;
 
 /// A refused upload is read to its end up to here, so that its client hears the answer instead of a reset.

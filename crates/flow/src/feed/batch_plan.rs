@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use penstock_types::{Error, Result};
 
-use crate::course::Walk;
+use crate::sampler::Walk;
 
 /// What happens to the samples that fill no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,8 +239,8 @@ impl Iterator for Tasks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::course::{Course, Leaf};
     use crate::order::{Counts, Order, Place, Shuffle};
+    use crate::sampler::{Course, Leaf};
     use proptest::prelude::*;
     use std::sync::Arc;
 

@@ -13,12 +13,12 @@ use penstock_codec::Codec;
 use penstock_types::{Deadline, Error, Result};
 
 use super::Feed;
+use super::batch_buffer::Layout;
+use super::batch_plan::Want;
+use super::batch_rows::{Column, Rows};
 use super::decode::{Object, decode};
 use super::memory::Values;
-use super::plan::Want;
-use super::reads::{Content, Reads};
-use super::rows::{Column, Rows};
-use super::slot::Layout;
+use super::read_ranges::{Content, Reads};
 
 /// Share of the memory budget that inflated objects may keep between calls.
 const CACHED: u64 = 4;

@@ -9,7 +9,7 @@ use penstock_types::{Error, Result};
 use pyo3::prelude::*;
 use tokio::runtime::{Handle, Runtime};
 
-use crate::raise::raise;
+use crate::errors::raise;
 
 /// How often a wait looks for a pending Ctrl-C; short enough to feel instant, long enough to cost nothing.
 pub const SIGNAL_POLL: Duration = Duration::from_millis(50);

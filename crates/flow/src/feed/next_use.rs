@@ -11,13 +11,13 @@ use penstock_codec::strip_suffix;
 use penstock_store::ObjectRef;
 use penstock_types::{ByteRange, Key};
 
-use super::arrays::Blocks;
-use super::plan::Steps;
+use super::batch_plan::Steps;
+use super::chunked_arrays::Blocks;
 use super::source::asked;
 use crate::cache::{Future, Keeps, Stretch};
-use crate::course::Leaf;
 use crate::manifest::{Entry, Manifest};
 use crate::order::{EpochOrder, Place};
+use crate::sampler::Leaf;
 
 /// Epochs looked ahead: in a job of many nodes the next reader of an object may be another node for a while.
 const EPOCHS_AHEAD: u64 = 4;

@@ -13,11 +13,11 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::Feed;
-use super::plan::{Steps, Task, Tasks};
-use super::portions::Portions;
-use super::reads::Content;
+use super::batch_plan::{Steps, Task, Tasks};
+use super::read_ranges::Content;
+use super::read_split::Portions;
 use super::timing::Trace;
-use crate::budget::Reservation;
+use crate::memory_budget::Reservation;
 
 /// Of the bytes that a pass has read, at most one in so many is read ahead for the next.
 const SHARE: u64 = 16;

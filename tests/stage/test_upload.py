@@ -279,6 +279,36 @@ def test_verify_repair_sends_nothing_that_the_record_does_not_recognise(promised
     assert not (folder / "set/data.bin").exists()
 
 
+@pytest.mark.parametrize("kind", ["emulator", "versitygw"])
+def test_stages_of_two_sources_to_one_prefix_keep_both_manifests(kind, request, run_cli, tmp_path, state):
+    """At the same time, and one after the other: the last to end took the other's manifest, and verify forgot its objects."""
+    sources = [tmp_path / "a", tmp_path / "b"]
+    for source in sources:
+        source.mkdir()
+        for at in range(5):
+            (source / f"{source.name}{at}.bin").write_bytes(os.urandom(2000))
+    if kind == "emulator":
+        served = request.getfixturevalue("emulator")(folder=tmp_path)
+        url, env = f"{served.url}runs/", served.env | state
+    else:
+        peer = request.getfixturevalue("versitygw")
+        peer.bucket("two-sources")
+        url, env = "s3://two-sources/runs/", peer.env | state
+    jobs = [launch("stage", source, url, env=env, log=tmp_path / f"log-{source.name}") for source in sources]
+    assert [job.wait(60) for job in jobs] == [0, 0]
+    for source in sources:
+        again = facts(run_cli("stage", source, url, "--json", env=env))
+        assert (again["moved"], again["failed"]) == (0, [])
+    found = facts(run_cli("verify", url, "--json", env=env))
+    assert (found["good"], found["strangers_in_all"]) == (10, 0)
+    if kind == "emulator":
+        for name in ("a1.bin", "b1.bin"):
+            (tmp_path / "runs" / name).write_bytes(b"other bytes")
+        ran = run_cli("verify", url, "--repair", "--json", env=env)
+        assert (ran.code, facts(ran)["repaired"]) == (0, ["a1.bin", "b1.bin"]), ran.err
+        assert facts(run_cli("verify", url, "--quick", "--json", env=env))["good"] == 10
+
+
 def test_stage_by_two_nodes_gives_shares_and_two_manifests(emulator, run_cli, tmp_path, outputs, state):
     served = emulator()
     env = {**served.env, **state}

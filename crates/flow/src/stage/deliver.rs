@@ -24,6 +24,7 @@ use super::launch::Launch;
 use super::object::blocking;
 use super::plan::StageOptions;
 use super::progress::{Failure, Progress};
+use super::recorded::share_of;
 use super::remote::Target;
 use super::remote_recorded::{documents, manifest_names, record, staged_manifest};
 use super::send::{Load, Yard};
@@ -74,7 +75,7 @@ pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<String> {
     let items = missing.iter().map(|load| &load.item).chain(&done);
     let mut staged = staged_manifest(&to.url, &journal, &manifest, items);
     staged.source = Some(source_url);
-    record(&to, staged, share, &recorded, deadline).await
+    record(&to, staged, &node, deadline).await
 }
 
 /// Sends the objects, as many at once as pace, memory and cores allow. The journal comes back with what was finished,
@@ -157,9 +158,9 @@ pub(crate) async fn again(
     let (journal, outcome) = work(&yard, journal, &manifest, &loads, cancelled).await?;
     outcome?;
     let names = manifest_names(&to, deadline).await?;
-    let mut recorded = documents(&to, names, deadline).await?;
-    let Some(at) = recorded.iter().position(|document| document.node == node) else { return Ok(()) };
-    let mut amended = recorded[at].manifest.clone();
+    let recorded = documents(&to, names, deadline).await?;
+    let Some(document) = recorded.into_iter().find(|document| document.node == node) else { return Ok(()) };
+    let mut amended = document.manifest;
     for entry in &mut amended.objects {
         let sent = loads.iter().any(|load| load.item.target == entry.key);
         if let Some(line) = journal.line(&entry.key).filter(|line| sent && line.size == entry.size) {
@@ -167,9 +168,7 @@ pub(crate) async fn again(
             entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
         }
     }
-    let share = node.split_once("-of-").and_then(|(node, nodes)| Some((node.parse().ok()?, nodes.parse().ok()?)));
-    recorded.truncate(at + 1);
-    record(&to, amended, share.unwrap_or((0, 1)), &recorded, deadline).await.map(|_| ())
+    record(&to, amended, share_of(&node), deadline).await.map(drop)
 }
 
 /// A sent object, and the files of ours that are of no use once it is journaled.

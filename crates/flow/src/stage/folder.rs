@@ -92,13 +92,14 @@ fn record_staged(
         })
     });
     let own = Arc::new(jail.make_folder(b".penstock")?);
-    let name = manifest_name(share, format);
+    let share = format!("{}-of-{}", share.0, share.1);
+    let name = manifest_name(&share, format);
     let place = jail.place(format!(".penstock/{name}").as_bytes());
     let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
     replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
     // An earlier stage of more or fewer objects left one of the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
-        owned::remove_file(&own, manifest_name(share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
+        owned::remove_file(&own, manifest_name(&share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
     }
     Ok(place)
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_codec::Codec;
+use penstock_store::Version;
 use penstock_types::{Digest, Key, Result, Url};
 use serde::{Deserialize, Serialize};
 
@@ -40,11 +41,13 @@ pub(crate) struct Document {
     /// Its file's name below `.penstock`.
     name: String,
     pub format: ManifestFormat,
-    /// `0-of-4`.
+    /// `0-of-4`; `0-of-4-SOURCE` where `0-of-4` is of another source.
     pub node: String,
     /// `of-4`: manifests of one launch share it.
     launch: String,
     pub manifest: Manifest,
+    /// The version of the object that holds it, in a store that has versions.
+    pub version: Option<Version>,
 }
 
 /// A manifest's name below `.penstock`.
@@ -71,16 +74,22 @@ impl<'a> Named<'a> {
 
     fn document(&self, name: &str, manifest: Manifest) -> Document {
         let launch = self.node.split_once('-').map_or("", |(_, nodes)| nodes).to_owned();
-        Document { name: name.to_owned(), format: self.format, node: self.node.to_owned(), launch, manifest }
+        let (name, node) = (name.to_owned(), self.node.to_owned());
+        Document { name, format: self.format, node, launch, manifest, version: None }
     }
 }
 
-/// The name below `.penstock` of the manifest of one of `nodes` shares.
-pub(crate) fn manifest_name((node, nodes): (u32, u32), format: ManifestFormat) -> String {
-    match nodes {
-        1 => format!("manifest.{}", format.name()),
-        _ => format!("manifest-{node}-of-{nodes}.{}", format.name()),
+/// The name below `.penstock` of the manifest of a share (`0-of-4`), or of a share of a certain source (`0-of-4-SOURCE`).
+pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
+    match node {
+        "0-of-1" => format!("manifest.{}", format.name()),
+        _ => format!("manifest-{node}.{}", format.name()),
     }
+}
+
+/// The share that a manifest's node names, without a source.
+pub(crate) fn share_of(node: &str) -> &str {
+    node.match_indices('-').nth(2).map_or(node, |(end, _)| &node[..end])
 }
 
 /// True for the name of a manifest below `.penstock`.
@@ -138,7 +147,7 @@ pub(crate) fn read(jail: &Jail) -> Result<Option<Recorded>> {
                     inflate: entry.origin.as_ref().is_some_and(|origin| origin.undone != Codec::None),
                     origin: entry.origin.map(|origin| *origin),
                     source: manifest.source.clone(),
-                    journal: format!("journal-{node}.jsonl"),
+                    journal: format!("journal-{}.jsonl", share_of(&node)),
                 },
             };
             records.insert(entry.key, record);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The manifests that stages leave in a destination store: read before, written at the end.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_codec::Codec;
-use penstock_store::{Meta, ObjectRef, PutOptions, read_whole};
+use penstock_store::{Meta, ObjectRef, Precondition, PutOptions, read_whole};
 use penstock_types::{Deadline, Error, Key, Result, unix_now};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::journal::{Journal, Line};
 use super::object::blocking;
@@ -14,16 +17,24 @@ use super::recorded::{Document, is_manifest_name, latest, manifest_name};
 use super::remote::Target;
 use crate::manifest::{Entry, Manifest, ManifestFormat};
 
+/// How often a manifest is written again because another stage wrote one of its name.
+const MAX_ATTEMPTS: u32 = 8;
+
 pub(crate) fn is_manifest(key: &Key) -> bool {
     key.as_bytes().strip_prefix(b".penstock/").is_some_and(is_manifest_name)
 }
 
-/// The manifests that stages have left in a store; one that is none is none of ours.
+/// The manifests of the last launch of each source that stages have left in a store.
 pub(crate) async fn documents(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
+    Ok(latest(read(to, names, deadline).await?))
+}
+
+/// The manifests of these names; an object that is not a manifest is an error.
+async fn read(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
     let mut found = Vec::new();
     for name in names {
         let object = ObjectRef::current(to.key(&name));
-        let (_, bytes) = match read_whole(&*to.store, &object, None, deadline).await {
+        let (meta, bytes) = match read_whole(&*to.store, &object, None, deadline).await {
             Ok(read) => read,
             Err(Error::NotFound { .. }) => continue, // taken away since it was listed
             Err(error) => return Err(error),
@@ -33,12 +44,13 @@ pub(crate) async fn documents(to: &Target, names: Vec<Key>, deadline: Deadline) 
             let name = name.as_bytes().strip_prefix(b".penstock/").unwrap_or(name.as_bytes());
             Ok(Document::parse(name, &bytes, &place))
         });
-        let document = document.await?;
-        if let Some(document) = document {
-            found.push(document?);
+        if let Some(document) = document.await? {
+            let mut document = document?;
+            document.version = meta.version;
+            found.push(document);
         }
     }
-    Ok(latest(found))
+    Ok(found)
 }
 
 /// The names of manifests in a destination.
@@ -81,39 +93,66 @@ pub(crate) fn staged_manifest<'a>(
     Manifest::new(url.to_owned(), objects.collect())
 }
 
-/// Writes this node's manifest into the destination, unless the same stands there. Returns its URL.
-pub(crate) async fn record(
-    to: &Target,
-    staged: Manifest,
-    share: (u32, u32),
-    recorded: &[Document],
-    deadline: Deadline,
-) -> Result<String> {
-    let node = format!("{}-of-{}", share.0, share.1);
-    let same = |document: &&Document| document.node == node;
-    let name = |format: ManifestFormat| format!(".penstock/{}", manifest_name(share, format));
-    let is_same = recorded
-        .iter()
-        .find(same)
-        .filter(|document| document.manifest.objects == staged.objects && document.manifest.source == staged.source);
-    if let Some(document) = is_same {
-        return Ok(format!("{}{}", to.url, name(document.format)));
-    }
+/// Writes the manifest of a share (`0-of-4`) into the destination, unless the same stands there. Returns its URL.
+///
+/// The manifest of another source stays: where it has the share's name, this one's name ends with a digest of its source.
+/// Conditional writes decide between stages that end at the same time.
+pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline: Deadline) -> Result<String> {
+    let of_source = format!("{share}-{:016x}", xxh3_64(staged.source.as_deref().unwrap_or_default().as_bytes()));
+    let path = |node: &str, format: ManifestFormat| format!(".penstock/{}", manifest_name(node, format));
+    let key = |node: &str, format: ManifestFormat| to.key(&Key::from(path(node, format).as_str()));
+    let nodes = [share, &of_source];
     let format = ManifestFormat::for_objects(staged.objects.len());
-    let key = |format: ManifestFormat| to.key(&Key::from(name(format).as_str()));
-    let written = blocking(move || match format {
-        ManifestFormat::Json => staged.to_json(),
-        ManifestFormat::Parquet => staged.to_parquet(),
-    });
-    let bytes = vec![Bytes::from(written.await?)];
-    to.store.put(&key(format), bytes, &PutOptions::default(), deadline).await?;
-    // An earlier stage of more or fewer objects left one of the other format.
-    let others = recorded.iter().filter(|document| same(document) && document.format != format);
-    let others: Vec<Key> = others.map(|document| key(document.format)).collect();
-    if !others.is_empty() {
-        to.store.delete(&others, deadline).await?;
+    let staged = Arc::new(staged);
+    let mut written: Option<Bytes> = None;
+    for _ in 0..MAX_ATTEMPTS {
+        let mut names = manifest_names(to, deadline).await?;
+        names.retain(|name| {
+            let is_of = |format| nodes.iter().any(|node| *name == Key::from(path(node, format).as_str()));
+            is_of(ManifestFormat::Json) || is_of(ManifestFormat::Parquet)
+        });
+        let standing = read(to, names, deadline).await?;
+        let is_taken = standing.iter().any(|other| other.node == share && other.manifest.source != staged.source);
+        let node = nodes[usize::from(is_taken)];
+        let mine: Vec<&Document> = standing.iter().filter(|document| document.node == node).collect();
+        let is_same = |document: &&&Document| {
+            document.manifest.objects == staged.objects && document.manifest.source == staged.source
+        };
+        if let Some(document) = mine.iter().find(is_same) {
+            return Ok(format!("{}{}", to.url, path(node, document.format)));
+        }
+        let precondition = match mine.iter().find(|document| document.format == format) {
+            _ if !to.store.capabilities().preconditions => Precondition::None,
+            None => Precondition::Absent,
+            Some(document) => document.version.clone().map_or(Precondition::None, Precondition::Matches),
+        };
+        let bytes = match &written {
+            Some(bytes) => bytes.clone(),
+            None => {
+                let staged = staged.clone();
+                let bytes = blocking(move || match format {
+                    ManifestFormat::Json => staged.to_json(),
+                    ManifestFormat::Parquet => staged.to_parquet(),
+                });
+                written.insert(bytes.await?.into()).clone()
+            }
+        };
+        let options = PutOptions { precondition, ..PutOptions::default() };
+        match to.store.put(&key(node, format), vec![bytes], &options, deadline).await {
+            // Another stage wrote that name since it was listed.
+            Err(Error::Precondition { .. }) => continue,
+            put => put?,
+        };
+        // An earlier stage of more or fewer objects left one of the other format.
+        let others = mine.iter().filter(|document| document.format != format);
+        let others: Vec<Key> = others.map(|document| key(node, document.format)).collect();
+        if !others.is_empty() {
+            to.store.delete(&others, deadline).await?;
+        }
+        return Ok(format!("{}{}", to.url, path(node, format)));
     }
-    Ok(format!("{}{}", to.url, name(format)))
+    let holder = format!("other stages wrote manifests there {MAX_ATTEMPTS} times in a row");
+    Err(Error::Busy { place: format!("{}.penstock/", to.url), holder })
 }
 
 impl Line {

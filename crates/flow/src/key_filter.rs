@@ -15,7 +15,7 @@ const MOST_PATTERNS: usize = 4096;
 
 /// Patterns that a key must and must not fit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Select {
+pub struct KeyFilter {
     /// The pattern of a URL: it is held against the whole key, and its plain beginning bounds the listing.
     within: Option<(Vec<u8>, Glob)>,
     include: Vec<Pattern>,
@@ -48,7 +48,7 @@ pub(crate) fn last_component(key: &[u8]) -> &[u8] {
     key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
-impl Select {
+impl KeyFilter {
     /// Keys that fit one of `include` (all, where there is none) and none of `exclude`.
     pub fn new<T: AsRef<str>>(include: &[T], exclude: &[T]) -> Result<Self> {
         let patterns = |flag: &str, texts: &[T]| -> Result<Vec<Pattern>> {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     fn taken(include: &[&str], exclude: &[&str], key: &str) -> bool {
-        Select::new(include, exclude).unwrap().takes(&Key::from(key))
+        KeyFilter::new(include, exclude).unwrap().takes(&Key::from(key))
     }
 
     #[test]
@@ -119,21 +119,21 @@ mod tests {
         assert!(taken(&["/x"], &[], "x") && !taken(&["/x"], &[], "a/x"));
         assert!(taken(&["a", "b"], &[], "b") && !taken(&["a", "b"], &["b"], "b"));
         assert!(!taken(&[], &["**/tmp/**"], "a/tmp/x"));
-        assert!(Select::new(&[""], &[]).is_err());
+        assert!(KeyFilter::new(&[""], &[]).is_err());
     }
 
     #[test]
     fn select_of_a_url_names_what_all_its_keys_begin_with() {
-        let select = Select::default().within(b"train/a-*/x?.gz".to_vec());
+        let select = KeyFilter::default().within(b"train/a-*/x?.gz".to_vec());
         assert_eq!(select.literal_prefix(), b"train/a-");
         assert!(select.takes(&Key::from("train/a-1/x2.gz")) && !select.takes(&Key::from("train/a-1/y.gz")));
-        assert!(!select.is_all() && Select::default().is_all());
+        assert!(!select.is_all() && KeyFilter::default().is_all());
     }
 
     proptest! {
         #[test]
         fn prop_select_survives_any_pattern_and_key(pattern in ".{1,30}", key in prop::collection::vec(any::<u8>(), 0..40)) {
-            let select = Select::new(&[pattern.as_str()], &["*.x"]).unwrap();
+            let select = KeyFilter::new(&[pattern.as_str()], &["*.x"]).unwrap();
             let _ = select.takes(&Key::new(key));
         }
     }

@@ -19,12 +19,12 @@ pub mod stage;
 mod url_list;
 
 pub use diff::{Change, Difference, diff};
-pub use key_filter::Select;
+pub use key_filter::KeyFilter;
 pub use manifest::{
-    Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, SaidBy, index,
+    CodecSource, Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, index,
     index_selected, list, without_pattern,
 };
-pub use memory_budget::{Budget, Reservation};
-pub use pool_read::{Placed, Reader, Routed, Routes};
+pub use memory_budget::{MemoryBudget, Reservation};
+pub use pool_read::{Placement, Placements, PoolStore, Reader};
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};
 pub use url_list::{Listed, UrlList};

@@ -11,7 +11,7 @@ const PAGE: u64 = 4096;
 
 /// A number of bytes that many may share. Waiters are served in the order in which they came.
 #[derive(Debug, Clone)]
-pub struct Budget {
+pub struct MemoryBudget {
     bytes: u64,
     pages: Arc<Semaphore>,
 }
@@ -20,7 +20,7 @@ pub struct Budget {
 #[derive(Debug)]
 pub struct Reservation(#[expect(dead_code, reason = "held for its drop")] Option<OwnedSemaphorePermit>);
 
-impl Budget {
+impl MemoryBudget {
     /// A budget of `bytes`.
     pub fn new(bytes: u64) -> Self {
         let pages = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
@@ -58,7 +58,7 @@ mod tests {
 
     #[tokio::test]
     async fn budget_waits_and_gives_back() {
-        let budget = Budget::new(3 * PAGE);
+        let budget = MemoryBudget::new(3 * PAGE);
         let first = budget.reserve("a", 2 * PAGE).await.unwrap();
         let later = tokio::spawn({
             let budget = budget.clone();
@@ -73,7 +73,7 @@ mod tests {
 
     #[tokio::test]
     async fn budget_refuses_what_never_fits() {
-        let error = Budget::new(2 * PAGE).reserve("a batch", 2 * PAGE + 1).await.unwrap_err();
+        let error = MemoryBudget::new(2 * PAGE).reserve("a batch", 2 * PAGE + 1).await.unwrap_err();
         assert!(matches!(error, Error::BudgetExceeded { need: 8193, budget: 8192, .. }), "{error}");
     }
 }

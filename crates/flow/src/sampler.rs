@@ -17,14 +17,14 @@ pub const MOST_WEIGHT: u64 = 1 << 48;
 
 /// One dataset of a course: its counts, the samples that were selected of it, and their order.
 #[derive(Debug, Clone)]
-pub struct Leaf {
+pub struct DatasetView {
     counts: Counts,
     order: Order,
     /// Where the selection begins.
     first: Place,
 }
 
-impl Leaf {
+impl DatasetView {
     /// All samples of a dataset, or those of `select` (numbered as they are stored), in the order of `shuffle`.
     pub fn new(counts: Counts, select: Option<Range<u64>>, shuffle: Option<Shuffle>) -> Result<Self> {
         let samples = counts.samples();
@@ -101,24 +101,24 @@ fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
 /// What a course does with positions.
 #[derive(Debug, Clone)]
 enum Step {
-    Leaf(usize),
-    Range { of: Box<Course>, start: u64 },
-    Repeat { of: Box<Course> },
-    Mix { of: Vec<Course>, schedule: Schedule },
+    DatasetView(usize),
+    Range { of: Box<Sampler>, start: u64 },
+    Repeat { of: Box<Sampler> },
+    Mix { of: Vec<Sampler>, schedule: MixSchedule },
 }
 
-/// The positions of an epoch, over the samples of one or several [`Leaf`]s.
+/// The positions of an epoch, over the samples of one or several [`DatasetView`]s.
 #[derive(Debug, Clone)]
-pub struct Course {
+pub struct Sampler {
     step: Step,
     samples: u64,
     leaves: usize,
 }
 
-impl Course {
+impl Sampler {
     /// One dataset, as its order says.
-    pub fn leaf(leaf: &Leaf) -> Self {
-        Self { step: Step::Leaf(0), samples: leaf.order.samples(), leaves: 1 }
+    pub fn leaf(leaf: &DatasetView) -> Self {
+        Self { step: Step::DatasetView(0), samples: leaf.order.samples(), leaves: 1 }
     }
 
     /// Positions `range` of each epoch (cut where the epoch ends).
@@ -139,7 +139,7 @@ impl Course {
     /// Samples of several courses in the proportion of `weights`, `samples` to an epoch. Each course goes on where it
     /// stood when the epoch ended, and begins its next epoch when its own is through. The leaves are numbered course
     /// after course.
-    pub fn mix(courses: Vec<Course>, weights: &[u64], samples: u64) -> Result<Self> {
+    pub fn mix(courses: Vec<Sampler>, weights: &[u64], samples: u64) -> Result<Self> {
         if courses.is_empty() || courses.len() != weights.len() {
             return Err(Error::config("mix", format!("{} datasets have {} weights", courses.len(), weights.len())));
         }
@@ -151,7 +151,7 @@ impl Course {
             return Err(Error::config("mix", "a dataset without samples cannot be mixed"));
         }
         let leaves = courses.iter().map(|course| course.leaves).sum();
-        Ok(Self { samples, leaves, step: Step::Mix { schedule: Schedule::new(weights), of: courses } })
+        Ok(Self { samples, leaves, step: Step::Mix { schedule: MixSchedule::new(weights), of: courses } })
     }
 
     /// Samples in an epoch.
@@ -166,22 +166,22 @@ impl Course {
 
     /// True when the positions are those of one dataset's order.
     pub fn is_plain(&self) -> bool {
-        matches!(self.step, Step::Leaf(_))
+        matches!(self.step, Step::DatasetView(_))
     }
 
     /// True when samples of several datasets alternate.
     pub fn is_mixed(&self) -> bool {
         match &self.step {
-            Step::Leaf(_) => false,
+            Step::DatasetView(_) => false,
             Step::Range { of, .. } | Step::Repeat { of } => of.is_mixed(),
             Step::Mix { .. } => true,
         }
     }
 
     /// Positions that one shuffle window is spread over, at most.
-    pub fn span(&self, leaves: &[Leaf]) -> u64 {
+    pub fn span(&self, leaves: &[DatasetView]) -> u64 {
         match &self.step {
-            Step::Leaf(number) => leaves.get(*number).map_or(1, Leaf::window_samples),
+            Step::DatasetView(number) => leaves.get(*number).map_or(1, DatasetView::window_samples),
             Step::Range { of, .. } => of.span(leaves).min(self.samples.max(1)),
             Step::Repeat { of } => of.span(leaves),
             Step::Mix { of, schedule } => {
@@ -201,7 +201,7 @@ impl Course {
     /// The leaf, its epoch and its position that stand at `position` of `epoch`; `position` is below [`Self::samples`].
     pub fn locate(&self, epoch: u64, position: u64) -> (usize, u64, u64) {
         match &self.step {
-            Step::Leaf(number) => (*number, epoch, position),
+            Step::DatasetView(number) => (*number, epoch, position),
             Step::Range { of, start } => of.locate(epoch, start + position),
             Step::Repeat { of } => {
                 let times = self.samples / of.samples.max(1);
@@ -210,10 +210,10 @@ impl Course {
             }
             Step::Mix { of, schedule } => {
                 let global = u128::from(epoch) * u128::from(self.samples) + u128::from(position);
-                let (seat, draw) = schedule.at(global);
-                let samples = u128::from(of[seat].samples);
-                let (leaf, epoch, position) = of[seat].locate((draw / samples) as u64, (draw % samples) as u64);
-                (of[..seat].iter().map(|course| course.leaves).sum::<usize>() + leaf, epoch, position)
+                let (source, draw) = schedule.at(global);
+                let samples = u128::from(of[source].samples);
+                let (leaf, epoch, position) = of[source].locate((draw / samples) as u64, (draw % samples) as u64);
+                (of[..source].iter().map(|course| course.leaves).sum::<usize>() + leaf, epoch, position)
             }
         }
     }
@@ -222,12 +222,12 @@ impl Course {
 /// Which source each position of a mixture draws from: a binary tree of sources, at each node of which the left side
 /// takes ⌊(g·a + t/2) / t⌋ of the first g positions. Every cursor is a closed form, and stays within 2 of its share.
 #[derive(Debug, Clone)]
-struct Schedule {
+struct MixSchedule {
     weights: Vec<u64>,
     sum: u64,
 }
 
-impl Schedule {
+impl MixSchedule {
     fn new(weights: &[u64]) -> Self {
         Self { weights: weights.to_vec(), sum: weights.iter().sum() }
     }
@@ -240,24 +240,24 @@ impl Schedule {
 
     /// The source of position `g`, and how many positions before `g` it had.
     fn at(&self, mut g: u128) -> (usize, u128) {
-        let (mut seats, mut sum) = (0..self.weights.len(), self.sum);
-        while seats.len() > 1 {
-            let middle = seats.start + seats.len() / 2;
-            let a: u64 = self.weights[seats.start..middle].iter().sum();
+        let (mut sources, mut sum) = (0..self.weights.len(), self.sum);
+        while sources.len() > 1 {
+            let middle = sources.start + sources.len() / 2;
+            let a: u64 = self.weights[sources.start..middle].iter().sum();
             let before = Self::left(g, a, sum);
             if Self::left(g + 1, a, sum) > before {
-                (seats, sum, g) = (seats.start..middle, a, before);
+                (sources, sum, g) = (sources.start..middle, a, before);
             } else {
-                (seats, sum, g) = (middle..seats.end, sum - a, g - before);
+                (sources, sum, g) = (middle..sources.end, sum - a, g - before);
             }
         }
-        (seats.start, g)
+        (sources.start, g)
     }
 }
 
 /// Where a position's sample is stored, and the run of its leaf's positions that lie in the same few objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub struct Located {
     /// Which leaf.
     pub leaf: usize,
     /// The leaf's epoch.
@@ -270,27 +270,27 @@ pub struct Found {
 
 /// Looks positions up, and keeps what neighbours share: a leaf's order of an epoch, and its window.
 #[derive(Debug)]
-pub struct Walk {
-    course: Arc<Course>,
-    leaves: Arc<[Leaf]>,
-    seats: Vec<Option<Seat>>,
+pub struct SamplerCursor {
+    course: Arc<Sampler>,
+    leaves: Arc<[DatasetView]>,
+    states: Vec<Option<EpochState>>,
 }
 
 #[derive(Debug)]
-struct Seat {
+struct EpochState {
     epoch: u64,
     order: EpochOrder,
     window: Range<u64>,
     samples: Permutation,
 }
 
-impl Walk {
+impl SamplerCursor {
     /// A walk over a course of these leaves.
-    pub fn new(course: Arc<Course>, leaves: Arc<[Leaf]>) -> Result<Self> {
+    pub fn new(course: Arc<Sampler>, leaves: Arc<[DatasetView]>) -> Result<Self> {
         if course.leaves != leaves.len() {
             return Err(Error::bug(format!("a course of {} leaves was given {}", course.leaves, leaves.len())));
         }
-        Ok(Self { seats: leaves.iter().map(|_| None).collect(), course, leaves })
+        Ok(Self { states: leaves.iter().map(|_| None).collect(), course, leaves })
     }
 
     /// How many leaves it walks over.
@@ -299,20 +299,20 @@ impl Walk {
     }
 
     /// What stands at `position` (below the course's samples) of `epoch`.
-    pub fn at(&mut self, epoch: u64, position: u64) -> Found {
+    pub fn at(&mut self, epoch: u64, position: u64) -> Located {
         let (leaf, epoch, position) = self.course.locate(epoch, position);
-        let seat = match &mut self.seats[leaf] {
-            Some(seat) if seat.epoch == epoch => seat,
+        let state = match &mut self.states[leaf] {
+            Some(state) if state.epoch == epoch => state,
             empty => {
                 let order = self.leaves[leaf].order.epoch(epoch);
-                empty.insert(Seat { epoch, order, window: 0..0, samples: Permutation::identity(0) })
+                empty.insert(EpochState { epoch, order, window: 0..0, samples: Permutation::identity(0) })
             }
         };
-        if !seat.window.contains(&position) {
-            (seat.window, seat.samples) = seat.order.window(position).parts();
+        if !state.window.contains(&position) {
+            (state.window, state.samples) = state.order.window(position).parts();
         }
-        let place = seat.order.place(seat.window.start + seat.samples.at(position - seat.window.start));
-        Found { leaf, epoch, window: seat.window.start, place: self.leaves[leaf].stored(place) }
+        let place = state.order.place(state.window.start + state.samples.at(position - state.window.start));
+        Located { leaf, epoch, window: state.window.start, place: self.leaves[leaf].stored(place) }
     }
 }
 
@@ -322,12 +322,12 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn leaf(counts: &[u64], seed: u64) -> Leaf {
-        Leaf::new(Counts::of(counts), None, Some(Shuffle { seed, window: 3 })).unwrap()
+    fn leaf(counts: &[u64], seed: u64) -> DatasetView {
+        DatasetView::new(Counts::of(counts), None, Some(Shuffle { seed, window: 3 })).unwrap()
     }
 
-    fn places(course: &Course, leaves: &[Leaf], epoch: u64) -> Vec<(usize, Place)> {
-        let mut walk = Walk::new(Arc::new(course.clone()), leaves.into()).unwrap();
+    fn places(course: &Sampler, leaves: &[DatasetView], epoch: u64) -> Vec<(usize, Place)> {
+        let mut walk = SamplerCursor::new(Arc::new(course.clone()), leaves.into()).unwrap();
         let found = (0..course.samples()).map(|position| walk.at(epoch, position));
         found.map(|found| (found.leaf, found.place)).collect()
     }
@@ -337,13 +337,13 @@ mod tests {
         fn prop_a_cursor_counts_what_went_to_its_source(
             weights in prop::collection::vec(1u64..1000, 1..9), from in 0u64..1 << 60,
         ) {
-            let schedule = Schedule::new(&weights);
+            let schedule = MixSchedule::new(&weights);
             let mut next: Vec<Option<u128>> = vec![None; weights.len()];
             for g in u128::from(from)..u128::from(from) + 3000 {
-                let (seat, draw) = schedule.at(g);
-                prop_assert!(next[seat].is_none_or(|want| want == draw));
-                next[seat] = Some(draw + 1);
-                let share = (g + 1) as f64 * weights[seat] as f64 / schedule.sum as f64;
+                let (state, draw) = schedule.at(g);
+                prop_assert!(next[state].is_none_or(|want| want == draw));
+                next[state] = Some(draw + 1);
+                let share = (g + 1) as f64 * weights[state] as f64 / schedule.sum as f64;
                 if from < 1 << 40 {
                     prop_assert!((draw as f64 + 1.0 - share).abs() < 2.0, "{draw} at {g}, share {share}");
                 }
@@ -359,8 +359,8 @@ mod tests {
             let range = cut.0.min(cut.1).min(samples)..cut.0.max(cut.1).min(samples);
             let stored = Order::new(all.clone(), None).epoch(0);
             let want: HashSet<Place> = range.clone().map(|sample| stored.locate(sample)).collect();
-            let leaf = Leaf::new(all, Some(range.clone()), Some(Shuffle { seed, window })).unwrap();
-            let found = places(&Course::leaf(&leaf), &[leaf], 4);
+            let leaf = DatasetView::new(all, Some(range.clone()), Some(Shuffle { seed, window })).unwrap();
+            let found = places(&Sampler::leaf(&leaf), &[leaf], 4);
             prop_assert_eq!(found.len() as u64, range.end - range.start);
             prop_assert_eq!(found.into_iter().map(|(_, place)| place).collect::<HashSet<_>>(), want);
         }
@@ -370,7 +370,7 @@ mod tests {
             counts in prop::collection::vec(0u64..6, 1..20), seed: u64, shards in 1u64..7, times in 1u64..4, epoch in 0u64..5,
         ) {
             let leaf = leaf(&counts, seed);
-            let whole = Course::leaf(&leaf);
+            let whole = Sampler::leaf(&leaf);
             let samples = whole.samples();
             let mut parted = Vec::new();
             for shard in 0..shards {
@@ -390,9 +390,9 @@ mod tests {
             counts in prop::collection::vec(prop::collection::vec(1u64..5, 1..6), 1..4), weights in prop::collection::vec(1u64..9, 4),
             samples in 1u64..80,
         ) {
-            let leaves: Vec<Leaf> = counts.iter().enumerate().map(|(at, counts)| leaf(counts, at as u64)).collect();
-            let courses: Vec<Course> = leaves.iter().map(Course::leaf).collect();
-            let mixed = Course::mix(courses.clone(), &weights[..leaves.len()], samples).unwrap();
+            let leaves: Vec<DatasetView> = counts.iter().enumerate().map(|(at, counts)| leaf(counts, at as u64)).collect();
+            let courses: Vec<Sampler> = leaves.iter().map(Sampler::leaf).collect();
+            let mixed = Sampler::mix(courses.clone(), &weights[..leaves.len()], samples).unwrap();
             let mut own: Vec<Vec<Place>> = vec![Vec::new(); leaves.len()];
             for epoch in 0..3 {
                 for (leaf, place) in places(&mixed, &leaves, epoch) {
@@ -409,18 +409,19 @@ mod tests {
     /// Saved states lean on the schedule as they lean on the order.
     #[test]
     fn schedule_stays_what_it_was() {
-        let schedule = Schedule::new(&[7, 2, 1]);
-        let seats: Vec<usize> = (0..20).map(|g| schedule.at(g).0).collect();
-        assert_eq!(seats, GOLDEN);
+        let schedule = MixSchedule::new(&[7, 2, 1]);
+        let states: Vec<usize> = (0..20).map(|g| schedule.at(g).0).collect();
+        assert_eq!(states, GOLDEN);
     }
     const GOLDEN: [usize; 20] = [0, 1, 0, 0, 0, 2, 0, 0, 1, 0, 0, 1, 0, 0, 0, 2, 0, 0, 1, 0];
 
     #[test]
     fn a_late_epoch_of_a_large_mixture_is_at_hand() {
-        let leaf = Leaf::new(Counts::Equal { objects: 1 << 40, each: 1 }, None, Some(Shuffle { seed: 1, window: 16 }));
+        let leaf =
+            DatasetView::new(Counts::Equal { objects: 1 << 40, each: 1 }, None, Some(Shuffle { seed: 1, window: 16 }));
         let leaves = [leaf.clone().unwrap(), leaf.unwrap()];
-        let mixed = Course::mix(leaves.iter().map(Course::leaf).collect(), &[1, 2], u64::MAX).unwrap();
-        let mut walk = Walk::new(Arc::new(mixed), leaves.as_slice().into()).unwrap();
+        let mixed = Sampler::mix(leaves.iter().map(Sampler::leaf).collect(), &[1, 2], u64::MAX).unwrap();
+        let mut walk = SamplerCursor::new(Arc::new(mixed), leaves.as_slice().into()).unwrap();
         let seen: HashSet<(usize, Place)> =
             (0..1000).map(|at| walk.at(1 << 62, u64::MAX - 1000 + at)).map(|found| (found.leaf, found.place)).collect();
         assert_eq!(seen.len(), 1000);
@@ -429,14 +430,14 @@ mod tests {
     #[test]
     fn impossible_courses_are_refused() {
         let leaf = leaf(&[2, 2], 1);
-        let course = Course::leaf(&leaf);
+        let course = Sampler::leaf(&leaf);
         assert!(course.clone().repeat(0).is_err());
         assert!(course.clone().repeat(u64::MAX).is_err());
-        assert!(Course::mix(vec![], &[], 1).is_err());
-        assert!(Course::mix(vec![course.clone()], &[0], 1).is_err());
-        assert!(Course::mix(vec![course.clone(), course.clone()], &[MOST_WEIGHT, 1], 1).is_err());
-        assert!(Course::mix(vec![course.clone().range(3..3)], &[1], 1).is_err());
-        assert!(Leaf::new(leaf.counts.clone(), Some(2..9), None).is_err());
+        assert!(Sampler::mix(vec![], &[], 1).is_err());
+        assert!(Sampler::mix(vec![course.clone()], &[0], 1).is_err());
+        assert!(Sampler::mix(vec![course.clone(), course.clone()], &[MOST_WEIGHT, 1], 1).is_err());
+        assert!(Sampler::mix(vec![course.clone().range(3..3)], &[1], 1).is_err());
+        assert!(DatasetView::new(leaf.counts.clone(), Some(2..9), None).is_err());
         assert_eq!(course.range(1..100).samples(), 3);
     }
 }

@@ -187,7 +187,7 @@ impl SharePlan {
         if !objects.is_sorted_by(|a, b| a.key <= b.key) {
             order.sort_by(|&a, &b| objects[a as usize].key.cmp(&objects[b as usize].key));
         }
-        let mut deal = Deal::new(objects, nodes, &division.weights);
+        let mut deal = Balancer::new(objects, nodes, &division.weights);
         if let ShareBy::Name(rule) = &division.by {
             order = deal.by_name(&order, rule)?;
         }
@@ -255,7 +255,7 @@ fn has_kinds(objects: &[Entry], inflate: bool) -> bool {
 
 /// A plan as it is being made.
 #[derive(Clone)]
-struct Deal<'a> {
+struct Balancer<'a> {
     objects: &'a [Entry],
     weights: &'a Weights,
     owner: Vec<u32>,
@@ -281,7 +281,7 @@ impl Ord for Fullness {
     }
 }
 
-impl<'a> Deal<'a> {
+impl<'a> Balancer<'a> {
     fn new(objects: &'a [Entry], nodes: u32, weights: &'a Weights) -> Self {
         let nodes = nodes as usize;
         Self { objects, weights, owner: vec![0; objects.len()], loads: vec![0; nodes], counts: vec![0; nodes] }

@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_store::{Meta, Store};
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Result, Scheme, Url};
 
-use crate::key_filter::Select;
+use crate::key_filter::KeyFilter;
 use crate::manifest::{Entry, Manifest};
 
 /// A longer file is refused before it is read: it would name some 10^7 objects.
@@ -140,7 +140,7 @@ impl UrlList {
         self,
         store: &dyn Store,
         prefix: &Key,
-        select: &Select,
+        select: &KeyFilter,
         deadline: Deadline,
     ) -> Result<Manifest> {
         let Self { folder, mut objects } = self;

@@ -43,7 +43,7 @@ impl Bench {
             destination: self.folder.path().join("dst"),
             remote: None,
             manifest: None,
-            select: penstock_flow::Select::default(),
+            select: penstock_flow::KeyFilter::default(),
             rates: penstock_store::Rates::default(),
             options,
             dry_run: false,

@@ -12,8 +12,8 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_flow::Select;
-use penstock_flow::cache::{Future, Keeps, NodeCache, Stretch, Transcode};
+use penstock_flow::KeyFilter;
+use penstock_flow::cache::{AccessPlan, CachedRange, Extent, NodeCache, Transcode};
 use penstock_flow::stage::{PART_BYTES, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest};
 use penstock_store::{Memory, ObjectRef, PutOptions, Rates, Store, StoreSettings, read_whole};
 use penstock_types::{ByteRange, Deadline, Key, Metrics};
@@ -157,7 +157,7 @@ fn request(destination: &Path, overwrite: bool, remote: Option<&str>) -> StageRe
         destination: destination.to_owned(),
         remote: remote.map(|url| url.parse().unwrap()),
         manifest: None,
-        select: Select::default(),
+        select: KeyFilter::default(),
         rates: Rates::default(),
         options: StageOptions { overwrite, ..StageOptions::default() },
         dry_run: false,
@@ -186,7 +186,7 @@ fn perform(runtime: &Runtime, action: Action, base: &Path) {
         }
         Action::Repair => {
             let request = VerifyRequest {
-                select: Select::default(),
+                select: KeyFilter::default(),
                 destination: base.join("dst"),
                 remote: None,
                 quick: false,
@@ -276,17 +276,17 @@ proptest! {
 #[derive(Debug)]
 struct Known(BTreeMap<Key, ObjectRef>);
 
-impl Future for Known {
+impl AccessPlan for Known {
     fn now(&self) -> u64 {
         0
     }
 
-    fn next_use(&self, what: &Stretch) -> u64 {
+    fn next_use(&self, what: &Extent) -> u64 {
         self.0.keys().rev().position(|key| *key == what.key).map_or(u64::MAX, |at| at as u64)
     }
 
-    fn keeps(&self, _: &Key, _: &[ByteRange]) -> Option<Keeps> {
-        Some(Keeps { range: ByteRange::WHOLE, size: 50_000 })
+    fn keeps(&self, _: &Key, _: &[ByteRange]) -> Option<CachedRange> {
+        Some(CachedRange { range: ByteRange::WHOLE, size: 50_000 })
     }
 
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_codec::{Codec, decompress_into};
-use penstock_flow::Select;
+use penstock_flow::KeyFilter;
 use penstock_flow::stage::{
     Deflate, StageJob, StageOptions, StageRequest, Summary, Verified, VerifyJob, VerifyRequest,
 };
@@ -62,7 +62,7 @@ impl Bench {
             destination: self.home.path().join("state"),
             remote: Some(format!("memory://{}-to/run", self.name).parse().unwrap()),
             manifest: None,
-            select: Select::default(),
+            select: KeyFilter::default(),
             mirrors: Vec::new(),
             rates: penstock_store::Rates::default(),
             options,
@@ -86,7 +86,7 @@ impl Bench {
 
     fn verify(&self, quick: bool, repair: bool) -> Verified {
         let request = VerifyRequest {
-            select: Select::default(),
+            select: KeyFilter::default(),
             destination: self.home.path().join("verify"),
             remote: self.request(StageOptions::default()).remote,
             quick,

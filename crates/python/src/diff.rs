@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_flow::stage::{recorded_manifest, recorded_remotely};
-use penstock_flow::{Entry, Manifest, Select, list};
+use penstock_flow::{Entry, KeyFilter, Manifest, list};
 use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 use pyo3::prelude::*;
@@ -32,7 +32,7 @@ pub fn diff(
     exclude: Vec<String>,
 ) -> PyResult<String> {
     enter_async(py, async move {
-        let select = Select::new(&select, &exclude)?;
+        let select = KeyFilter::new(&select, &exclude)?;
         let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
         let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
         let (old, old_is) = manifest_of(&a, &select, &settings, deadline).await?;
@@ -58,7 +58,7 @@ pub fn diff(
 /// The manifest of a place, and what the place turned out to be.
 async fn manifest_of(
     place: &str,
-    select: &Select,
+    select: &KeyFilter,
     settings: &StoreSettings,
     deadline: Deadline,
 ) -> Result<(Manifest, &'static str)> {

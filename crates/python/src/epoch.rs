@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use penstock_flow::feed::{Feed, FeedSettings, Field, Next, Source, Steps, Wanted};
+use penstock_flow::feed::{Feed, FeedSettings, Field, Next, RecordRef, Source, Steps};
 use penstock_types::{Deadline, Error, Metric, Metrics, Result, Unit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -125,8 +125,15 @@ impl PyFeed {
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             let threads = threads.unwrap_or(cores);
             let on_error = on_error.parse()?;
-            let settings =
-                FeedSettings { memory_bytes, max_in_flight, read_ahead, threads, deadline, on_error, looks_ahead };
+            let settings = FeedSettings {
+                memory_bytes,
+                max_in_flight,
+                read_ahead,
+                threads,
+                deadline,
+                on_error,
+                prefetches_next_epoch: looks_ahead,
+            };
             let feed = Feed::new(sources, course.leaves.clone(), course.course.clone(), fields, steps, &settings)?;
             Ok(Self {
                 threads: feed.threads(),
@@ -153,7 +160,7 @@ impl PyFeed {
     fn gather<'py>(
         &self,
         py: Python<'py>,
-        wanted: Vec<Wanted>,
+        wanted: Vec<RecordRef>,
         epoch: u64,
         positions: Vec<u64>,
     ) -> PyResult<Bound<'py, PyDict>> {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Beside, Counted, Field, FormatSpec, Known, LARGEST_AT_ONCE, RecordIndex, Rung, Source, count, glob_matches,
-    indexes_in, keep_likely, kept, requests_of, scan, schema, split_glob, without_indexes,
+    CountSource, Counted, Field, FormatSpec, Known, LARGEST_AT_ONCE, RecordIndex, SidecarIndexes, Source, count,
+    glob_matches, indexes_in, keep_likely, kept, requests_of, scan, schema, split_glob, without_indexes,
 };
 use penstock_flow::order::{Counts, ORDER_VERSION, default_window};
-use penstock_flow::{Manifest, Routed, Routes, index};
+use penstock_flow::{Manifest, Placements, PoolStore, index};
 use penstock_store::{Govern, Governor, LocalReads, ObjectRef, Opened, Rates, StoreSettings, open, read_whole};
 use penstock_types::{Deadline, Error, Metrics, Result, Scheme, Url};
 use pyo3::exceptions::PyIndexError;
@@ -50,7 +50,7 @@ fn opened(
     format: Option<&FormatSpec>,
     env: &HashMap<String, String>,
     in_flight: usize,
-    routes: Option<&Routes>,
+    routes: Option<&Placements>,
 ) -> Result<(Source, Arc<Metrics>)> {
     let metrics = Arc::<Metrics>::default();
     let url: Url = manifest.url.parse()?;
@@ -84,7 +84,7 @@ fn opened(
             });
             let (pool, bucket) = (open(&url, &settings, metrics.clone())?, bucket.transpose()?);
             let prefix = pool.prefix.clone();
-            let routed = Routed::new(pool, governor(&url), &manifest, routes, bucket, reads, metrics.clone())?;
+            let routed = PoolStore::new(pool, governor(&url), &manifest, routes, bucket, reads, metrics.clone())?;
             Opened { store: Arc::new(routed), prefix }
         }
     };
@@ -127,7 +127,7 @@ fn told(
     format: FormatSpec,
     env: &HashMap<String, String>,
 ) -> PyResult<FormatSpec> {
-    let Some(key) = format.asks_for() else { return Ok(format) };
+    let Some(key) = format.metadata_object() else { return Ok(format) };
     let url = enter(py, || manifest.url.parse::<Url>())?;
     let settings = enter(py, || StoreSettings::from_env(env))?;
     let found = enter(py, || open(&url, &settings, Arc::<Metrics>::default()))?;
@@ -155,7 +155,7 @@ pub struct PySource {
     ignored: usize,
     format: FormatSpec,
     /// Where the objects lie, of a pool.
-    routes: Option<Arc<Routes>>,
+    routes: Option<Arc<Placements>>,
 }
 
 impl PySource {
@@ -254,7 +254,7 @@ impl PySource {
             let manifest = Manifest::from_json(&manifest, "a pickled dataset")?;
             let indexes = indexes.map(|json| Manifest::from_json(&json, "a pickled dataset")).transpose()?;
             let format = FormatSpec::from_json(format)?;
-            let routes = routes.map(Routes::from_json).transpose()?.map(Arc::new);
+            let routes = routes.map(Placements::from_json).transpose()?.map(Arc::new);
             Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored, format, routes })
         })
     }
@@ -270,7 +270,7 @@ impl PySource {
     /// The same objects, read by these ways: a pool's, as JSON.
     fn routed(&self, py: Python<'_>, routes: &str) -> PyResult<Self> {
         enter(py, || {
-            let routes = Some(Arc::new(Routes::from_json(routes)?));
+            let routes = Some(Arc::new(Placements::from_json(routes)?));
             let (blocks, indexes) = (self.blocks.clone(), self.indexes.clone());
             let (manifest, format) = (self.manifest.clone(), self.format.clone());
             Ok(Self { manifest, blocks, indexes, ignored: self.ignored, format, routes })
@@ -280,7 +280,7 @@ impl PySource {
     /// The ways to them, as JSON.
     #[getter]
     fn routes(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        enter(py, || self.routes.as_deref().map(Routes::to_json).transpose())
+        enter(py, || self.routes.as_deref().map(Placements::to_json).transpose())
     }
 
     /// The format as JSON.
@@ -383,7 +383,7 @@ impl PySource {
         let beside = match &self.indexes {
             Some(listed) => Some(enter(py, || {
                 let opened = open(&listed.url.parse()?, &StoreSettings::from_env(&env)?, Arc::<Metrics>::default())?;
-                Ok(Beside::new(opened.store, opened.prefix, listed.clone()))
+                Ok(SidecarIndexes::new(opened.store, opened.prefix, listed.clone()))
             })?),
             None => None,
         };
@@ -453,7 +453,7 @@ impl PyCounted {
     ) -> PyResult<Self> {
         enter(py, || {
             let bad = || Error::bug("pickled counts do not read");
-            let rung = Rung::ALL.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
+            let rung = CountSource::ALL.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
             let records: Vec<u64> =
                 runs.iter().flat_map(|&(records, times)| std::iter::repeat_n(records, times)).collect();
             let fingerprint = u128::from_str_radix(fingerprint, 16).map_err(|_| bad())?;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_flow::{ManifestFormat, Select, list};
+use penstock_flow::{KeyFilter, ManifestFormat, list};
 use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Metric, Metrics, Url};
 use pyo3::prelude::*;
@@ -32,7 +32,7 @@ pub fn index(
 ) -> PyResult<String> {
     enter_async(py, async move {
         let url: Url = url.parse()?;
-        let select = Select::new(&select, &exclude)?;
+        let select = KeyFilter::new(&select, &exclude)?;
         let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
         let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
         let metrics = Arc::<Metrics>::default();

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_flow::order::Shuffle;
-use penstock_flow::sampler::{Course, Leaf, Walk};
+use penstock_flow::sampler::{DatasetView, Sampler, SamplerCursor};
 use penstock_types::Error;
 use pyo3::prelude::*;
 
@@ -12,23 +12,28 @@ use crate::feed::{Indexed, PyCounted, PySource};
 use crate::runtime::enter;
 
 /// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
-#[pyclass(name = "Course", module = "penstock._native", frozen)]
+#[pyclass(name = "Sampler", module = "penstock._native", frozen)]
 pub struct PyCourse {
-    pub(crate) course: Course,
-    pub(crate) leaves: Vec<Leaf>,
+    pub(crate) course: Sampler,
+    pub(crate) leaves: Vec<DatasetView>,
     pub(crate) sources: Vec<Py<PySource>>,
     /// Of each source, where its records lie.
     pub(crate) indexes: Vec<Option<Indexed>>,
     /// What neighbouring look-ups share.
-    walk: Mutex<Option<Walk>>,
+    walk: Mutex<Option<SamplerCursor>>,
 }
 
 impl PyCourse {
-    fn new(course: Course, leaves: Vec<Leaf>, sources: Vec<Py<PySource>>, indexes: Vec<Option<Indexed>>) -> Self {
+    fn new(
+        course: Sampler,
+        leaves: Vec<DatasetView>,
+        sources: Vec<Py<PySource>>,
+        indexes: Vec<Option<Indexed>>,
+    ) -> Self {
         Self { course, leaves, sources, indexes, walk: Mutex::default() }
     }
 
-    fn with(&self, py: Python<'_>, course: Course) -> Self {
+    fn with(&self, py: Python<'_>, course: Sampler) -> Self {
         let sources = self.sources.iter().map(|source| source.clone_ref(py)).collect();
         Self::new(course, self.leaves.clone(), sources, self.indexes.clone())
     }
@@ -49,8 +54,8 @@ impl PyCourse {
     ) -> PyResult<Self> {
         let shuffle = seed.map(|seed| Shuffle { seed, window });
         let select = select.map(|(first, end)| first..end);
-        let leaf = enter(py, || Leaf::new(counted.counts().clone(), select, shuffle))?;
-        Ok(Self::new(Course::leaf(&leaf), vec![leaf], vec![source], vec![counted.index()]))
+        let leaf = enter(py, || DatasetView::new(counted.counts().clone(), select, shuffle))?;
+        Ok(Self::new(Sampler::leaf(&leaf), vec![leaf], vec![source], vec![counted.index()]))
     }
 
     /// Positions `start` to `stop` of each epoch.
@@ -68,7 +73,7 @@ impl PyCourse {
     #[staticmethod]
     fn mix(py: Python<'_>, courses: Vec<Py<PyCourse>>, weights: Vec<u64>, samples: u64) -> PyResult<Self> {
         let steps = courses.iter().map(|course| course.get().course.clone()).collect();
-        let mixed = enter(py, || Course::mix(steps, &weights, samples))?;
+        let mixed = enter(py, || Sampler::mix(steps, &weights, samples))?;
         let leaves = courses.iter().flat_map(|course| course.get().leaves.clone()).collect();
         let sources = courses.iter().flat_map(|course| course.get().sources.iter());
         let sources = sources.map(|source| source.clone_ref(py)).collect();
@@ -98,7 +103,7 @@ impl PyCourse {
             let mut kept = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
             let mut walk = match kept.take() {
                 Some(walk) => walk,
-                None => Walk::new(Arc::new(self.course.clone()), self.leaves.as_slice().into())?,
+                None => SamplerCursor::new(Arc::new(self.course.clone()), self.leaves.as_slice().into())?,
             };
             let found = positions.iter().map(|&position| {
                 let found = walk.at(epoch, position);

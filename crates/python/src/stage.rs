@@ -9,7 +9,7 @@ use penstock_flow::stage::{
     Deflate, Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, leader_ends,
     wait_for_leader,
 };
-use penstock_flow::{Division, Select, ShareBy, Weights};
+use penstock_flow::{Division, KeyFilter, ShareBy, Weights};
 use penstock_store::{Rates, StoreSettings};
 use penstock_types::{Error, Metric, Metrics, Result};
 use pyo3::prelude::*;
@@ -119,7 +119,7 @@ impl PyStageRequest {
                 destination,
                 remote: remote.as_deref().map(str::parse).transpose()?,
                 manifest,
-                select: Select::new(&select, &exclude)?,
+                select: KeyFilter::new(&select, &exclude)?,
                 options: StageOptions {
                     inflate,
                     node,
@@ -204,7 +204,7 @@ pub fn verify(
             destination,
             remote: remote.as_deref().map(str::parse).transpose()?,
             quick,
-            select: Select::new(&select, &exclude)?,
+            select: KeyFilter::new(&select, &exclude)?,
             repair,
             settings: vouching(&env, give_up_after_s)?,
             deadline: duration("--deadline", deadline_s)?,

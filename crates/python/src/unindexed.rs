@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_flow::feed::{
-    Busy, FeedSettings, Field, Mended, Next, Position, Run, Turns, Unindexed, UnindexedRun, Waits,
+    Busy, ErrorCounts, FeedSettings, Field, Next, Position, Run, Turns, Unindexed, UnindexedRun, Waits,
 };
 use penstock_types::{Error, Metrics, Result};
 use pyo3::prelude::*;
@@ -46,7 +46,7 @@ impl Pass {
         }
     }
 
-    pub fn mended(&mut self) -> Result<Mended> {
+    pub fn mended(&mut self) -> Result<ErrorCounts> {
         match self {
             Self::Counted(run) => run.mended(),
             Self::Unindexed(run) => run.mended(),
@@ -113,7 +113,7 @@ impl PyUnindexed {
                 threads,
                 deadline,
                 on_error,
-                looks_ahead: false,
+                prefetches_next_epoch: false,
             };
             let (source, metrics) = source.opened(&env, max_in_flight)?;
             let turns = Turns { batch, rank, world, drops_tail };

@@ -45,7 +45,7 @@ fn inflate_stretches(codec: Codec, data: &[u8], size: usize) -> Option<Vec<u8>> 
         (at, blocks) = (at + stretch.stored, blocks + more);
     }
     let passed = Inflated { bytes_in: at as u64, bytes_out: out.len() as u64 };
-    let mut rest = StreamDecoder::behind(codec, LIMIT, "p", passed, blocks);
+    let mut rest = StreamDecoder::resume_at(codec, LIMIT, "p", passed, blocks);
     let pushed = rest.push(&data[at..], &mut |bytes| {
         out.extend_from_slice(bytes);
         Ok(())

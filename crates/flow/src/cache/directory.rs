@@ -38,7 +38,7 @@ pub(super) struct Folder {
 
 /// The right to write one entry; others wait until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct EntryLock {
     part: OwnedFile,
     name: Name,
 }
@@ -122,11 +122,11 @@ impl Folder {
     }
 
     /// The right to write an entry, if nobody has it now.
-    pub fn turn(&self, name: Name) -> Result<Option<Turn>> {
+    pub fn turn(&self, name: Name) -> Result<Option<EntryLock>> {
         match OwnedFile::lock(&self.parts, &name.hex()) {
             Ok(part) => {
                 part.clear()?;
-                Ok(Some(Turn { part, name }))
+                Ok(Some(EntryLock { part, name }))
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
@@ -189,7 +189,7 @@ impl Folder {
     }
 }
 
-impl Turn {
+impl EntryLock {
     /// What is written.
     pub fn file(&self) -> &File {
         self.part.file()

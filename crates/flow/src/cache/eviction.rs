@@ -9,14 +9,14 @@ use penstock_types::Url;
 
 use super::directory::Folder;
 use super::entry::{Form, Name};
-use super::{Future, Stretch};
+use super::{AccessPlan, Extent};
 
 /// What lies in the folder, by when it is needed next. Built when room is first needed, and followed from then on.
 #[derive(Debug)]
-pub(super) struct Victims {
+pub(super) struct EvictionQueue {
     folder: Arc<Folder>,
     root: Url,
-    future: Arc<dyn Future>,
+    future: Arc<dyn AccessPlan>,
     /// Copies in planes are of use to this run, before stored bytes are.
     reads_planes: bool,
     kept: Mutex<Option<Kept>>,
@@ -25,11 +25,11 @@ pub(super) struct Victims {
 #[derive(Debug, Default)]
 struct Kept {
     by_next_use: BTreeSet<(u64, Name)>,
-    known: HashMap<Name, (u64, Option<Stretch>)>,
+    known: HashMap<Name, (u64, Option<Extent>)>,
 }
 
 impl Kept {
-    fn set(&mut self, name: Name, next_use: u64, what: Option<Stretch>) {
+    fn set(&mut self, name: Name, next_use: u64, what: Option<Extent>) {
         if let Some((before, _)) = self.known.insert(name, (next_use, what)) {
             self.by_next_use.remove(&(before, name));
         }
@@ -37,7 +37,7 @@ impl Kept {
     }
 
     /// Entries whose time has passed were read by other processes of the node, and are needed at another time now.
-    fn catch_up(&mut self, future: &dyn Future) {
+    fn catch_up(&mut self, future: &dyn AccessPlan) {
         let now = future.now();
         let passed: Vec<Name> = self.by_next_use.range(..(now, Name(0))).map(|entry| entry.1).collect();
         for name in passed {
@@ -48,17 +48,17 @@ impl Kept {
     }
 }
 
-impl Victims {
-    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn Future>, reads_planes: bool) -> Self {
+impl EvictionQueue {
+    pub fn new(folder: Arc<Folder>, root: Url, future: Arc<dyn AccessPlan>, reads_planes: bool) -> Self {
         Self { folder, root, future, reads_planes, kept: Mutex::default() }
     }
 
-    pub fn future(&self) -> &dyn Future {
+    pub fn future(&self) -> &dyn AccessPlan {
         &*self.future
     }
 
     /// An entry was read or written: it is needed at another time now.
-    pub fn note(&self, name: Name, what: &Stretch) {
+    pub fn note(&self, name: Name, what: &Extent) {
         if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner) {
             kept.set(name, self.future.next_use(what), Some(what.clone()));
         }
@@ -84,7 +84,7 @@ impl Victims {
     }
 
     /// The entry that is needed last, if that is later than `what` is; it is no longer followed.
-    pub fn later_than(&self, what: &Stretch) -> Option<Name> {
+    pub fn later_than(&self, what: &Extent) -> Option<Name> {
         let wanted = self.future.next_use(what);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = kept.get_or_insert_with(|| self.stock());
@@ -105,7 +105,7 @@ impl Victims {
             let forms = [self.reads_planes.then_some(Form::Planes), Some(Form::Stored(range))];
             let mut names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));
             if let Some(name) = names.find(|name| found.remove(name)) {
-                let what = Stretch { key: object.key.clone(), range };
+                let what = Extent { key: object.key.clone(), range };
                 kept.set(name, self.future.next_use(&what), Some(what));
             }
         }

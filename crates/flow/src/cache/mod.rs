@@ -3,7 +3,7 @@
 //! processes of the node, each fetched once. Whole ones, but for those of which only stretches are ever read. Compressed
 //! ones may be kept in planes instead (`planes`), which only who asks for them sees.
 //!
-//! Owns what is kept and what gives way; what is read next it is told ([`Future`]). A cache that cannot be written or
+//! Owns what is kept and what gives way; what is read next it is told ([`AccessPlan`]). A cache that cannot be written or
 //! read costs speed, never a sample: every doubt ends in asking the store again.
 
 mod directory;
@@ -22,9 +22,9 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_store::{Buffers, Chunk, GetResult, Meta, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result};
 
-use directory::{Folder, Turn};
+use directory::{EntryLock, Folder};
 use entry::{Entry, Form, Name, Writer, disk_bytes};
-use eviction::Victims;
+use eviction::EvictionQueue;
 pub use transcode::Transcode;
 use transcode::Transcoder;
 
@@ -40,7 +40,7 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::fr
 
 /// What one entry keeps: an object, or a stretch of one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Stretch {
+pub struct Extent {
     /// The object's key.
     pub key: Key,
     /// [`ByteRange::WHOLE`] for all of it.
@@ -49,29 +49,29 @@ pub struct Stretch {
 
 /// What a read is answered from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keeps {
+pub struct CachedRange {
     /// Of the object, what the entry holds: all of it, or a stretch that the read lies in.
     pub range: ByteRange,
     /// Stored bytes of the object.
     pub size: u64,
 }
 
-impl Keeps {
+impl CachedRange {
     fn bytes(&self) -> u64 {
         if self.range.is_whole() { self.size } else { self.range.len }
     }
 }
 
 /// What a run knows of the reads to come.
-pub trait Future: Send + Sync + fmt::Debug {
+pub trait AccessPlan: Send + Sync + fmt::Debug {
     /// The time, in the measure of `next_use`: what was to be read before it has been.
     fn now(&self) -> u64;
 
     /// When this node reads it next, behind the read under way; later is larger, `u64::MAX` is never.
-    fn next_use(&self, what: &Stretch) -> u64;
+    fn next_use(&self, what: &Extent) -> u64;
 
     /// What is kept of an object of which `ranges` are read; `None` for one that the run knows nothing of, which is not.
-    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<Keeps>;
+    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange>;
 
     /// All that may be read at all. What else lies in the folder gives way first.
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_>;
@@ -82,7 +82,7 @@ pub trait Future: Send + Sync + fmt::Debug {
 pub struct NodeCache {
     inner: Arc<dyn Store>,
     folder: Arc<Folder>,
-    victims: Arc<Victims>,
+    victims: Arc<EvictionQueue>,
     buffers: Arc<Buffers>,
     metrics: Arc<Metrics>,
     transcoder: Arc<Transcoder>,
@@ -94,31 +94,31 @@ struct Read<'a> {
     ranges: &'a [ByteRange],
     name: Name,
     /// `None` for an object that is not kept.
-    keeps: Option<Keeps>,
+    keeps: Option<CachedRange>,
     deadline: Deadline,
 }
 
 impl Read<'_> {
-    fn what(&self) -> Stretch {
-        Stretch { key: self.object.key.clone(), range: self.keeps.map_or(ByteRange::WHOLE, |keeps| keeps.range) }
+    fn what(&self) -> Extent {
+        Extent { key: self.object.key.clone(), range: self.keeps.map_or(ByteRange::WHOLE, |keeps| keeps.range) }
     }
 }
 
 /// Bytes counted in for an entry under way; counted out again unless it is kept.
-struct Admitted {
+struct Admission {
     folder: Arc<Folder>,
     bytes: u64,
 }
 
-impl Admitted {
-    fn keep(mut self, turn: &Turn) -> std::io::Result<()> {
+impl Admission {
+    fn keep(mut self, turn: &EntryLock) -> std::io::Result<()> {
         turn.keep(&self.folder, self.bytes)?;
         self.bytes = 0;
         Ok(())
     }
 }
 
-impl Drop for Admitted {
+impl Drop for Admission {
     fn drop(&mut self) {
         if self.bytes > 0 {
             // A count that stays too high is set right by the next process that finds itself alone there.
@@ -155,7 +155,7 @@ impl NodeCache {
         inner: Arc<dyn Store>,
         folder: &Path,
         limit_bytes: u64,
-        future: Arc<dyn Future>,
+        future: Arc<dyn AccessPlan>,
         metrics: Arc<Metrics>,
         transcode: Transcode,
     ) -> Result<Self> {
@@ -164,7 +164,7 @@ impl NodeCache {
         let folder = Arc::new(folder);
         let transcoder = Arc::new(Transcoder::new(transcode, future.clone(), limit_bytes));
         let reads_planes = transcode != Transcode::Never;
-        let victims = Arc::new(Victims::new(folder.clone(), inner.root().clone(), future, reads_planes));
+        let victims = Arc::new(EvictionQueue::new(folder.clone(), inner.root().clone(), future, reads_planes));
         Ok(Self { inner, folder, victims, buffers: Buffers::of_process(), metrics, transcoder })
     }
 
@@ -205,7 +205,7 @@ impl NodeCache {
     }
 
     /// Counts a hit in.
-    fn hit(&self, name: Name, what: &Stretch, bytes: usize) {
+    fn hit(&self, name: Name, what: &Extent, bytes: usize) {
         self.metrics.count(Metric::CacheHits);
         self.metrics.add(Metric::CacheBytes, bytes as u64);
         self.victims.note(name, what);
@@ -225,7 +225,7 @@ impl NodeCache {
     }
 
     /// The right to fetch an object; `None` once somebody else has fetched it, or where the disk fails.
-    async fn turn(&self, name: Name, deadline: Deadline) -> Result<Option<Turn>> {
+    async fn turn(&self, name: Name, deadline: Deadline) -> Result<Option<EntryLock>> {
         let mut pause = LOOK_AGAIN.0;
         loop {
             let folder = self.folder.clone();
@@ -246,7 +246,7 @@ impl NodeCache {
     }
 
     /// Room for an entry, made by what is needed later than it; `None` when nothing is.
-    async fn room(&self, what: Stretch, bytes: u64) -> Result<Option<Admitted>> {
+    async fn room(&self, what: Extent, bytes: u64) -> Result<Option<Admission>> {
         let (folder, victims, metrics) = (self.folder.clone(), self.victims.clone(), self.metrics.clone());
         let admitted = blocking(move || {
             let admitted = folder.admit(bytes, || {
@@ -254,14 +254,14 @@ impl NodeCache {
                 metrics.count(Metric::CacheEvictions);
                 Some(victim)
             })?;
-            std::io::Result::Ok(admitted.then(|| Admitted { folder, bytes }))
+            std::io::Result::Ok(admitted.then(|| Admission { folder, bytes }))
         })
         .await?;
         Ok(self.doubt(admitted).flatten())
     }
 
     /// Fetches what is kept into the folder and answers from what was fetched.
-    async fn fetch(&self, turn: Turn, read: &Read<'_>) -> Result<GetResult> {
+    async fn fetch(&self, turn: EntryLock, read: &Read<'_>) -> Result<GetResult> {
         let Read { object, ranges, deadline, .. } = *read;
         let room = match read.keeps {
             Some(keeps) => self.room(read.what(), disk_bytes(keeps.bytes())).await?,
@@ -299,11 +299,11 @@ impl NodeCache {
     /// One request; the bytes are at hand for the answer.
     async fn fetch_at_once(
         &self,
-        turn: Turn,
+        turn: EntryLock,
         object: &ObjectRef,
-        keeps: Keeps,
+        keeps: CachedRange,
         deadline: Deadline,
-        room: Admitted,
+        room: Admission,
     ) -> Result<(Meta, Option<Bytes>)> {
         let got = self.inner.get_ranges(object, &[keeps.range], deadline).await?;
         let meta = got.meta.clone();
@@ -332,11 +332,11 @@ impl NodeCache {
     /// Parts, several at a time, each written as it comes: no more than they are held in memory.
     async fn fetch_parts(
         &self,
-        turn: Turn,
+        turn: EntryLock,
         object: &ObjectRef,
-        keeps: Keeps,
+        keeps: CachedRange,
         deadline: Deadline,
-        room: Admitted,
+        room: Admission,
     ) -> Result<Meta> {
         let (first, size) = (keeps.range.start, keeps.bytes());
         let part = |start: u64| async move {

@@ -18,19 +18,19 @@ struct Told {
     now: AtomicU64,
 }
 
-impl Future for Told {
+impl AccessPlan for Told {
     fn now(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }
 
-    fn next_use(&self, what: &Stretch) -> u64 {
+    fn next_use(&self, what: &Extent) -> u64 {
         self.next.lock().unwrap().get(&what.key).copied().unwrap_or(u64::MAX)
     }
 
-    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<Keeps> {
+    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange> {
         let size = self.sizes.lock().unwrap().get(key).map(|known| known.0)?;
         let is_array = key.as_bytes().starts_with(b"array");
-        Some(Keeps { range: if is_array { ranges[0] } else { ByteRange::WHOLE }, size })
+        Some(CachedRange { range: if is_array { ranges[0] } else { ByteRange::WHOLE }, size })
     }
 
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_> {
@@ -438,18 +438,18 @@ async fn cache_of_what_cannot_be_copied_decides_so() {
 #[derive(Debug)]
 struct Asks(Arc<Memory>);
 
-impl Future for Asks {
+impl AccessPlan for Asks {
     fn now(&self) -> u64 {
         0
     }
 
-    fn next_use(&self, _: &Stretch) -> u64 {
+    fn next_use(&self, _: &Extent) -> u64 {
         0
     }
 
-    fn keeps(&self, key: &Key, _: &[ByteRange]) -> Option<Keeps> {
+    fn keeps(&self, key: &Key, _: &[ByteRange]) -> Option<CachedRange> {
         let meta = futures::executor::block_on(self.0.head(key, soon())).ok()?;
-        Some(Keeps { range: ByteRange::WHOLE, size: meta.size })
+        Some(CachedRange { range: ByteRange::WHOLE, size: meta.size })
     }
 
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_> {

@@ -18,9 +18,9 @@ use penstock_store::{Meta, ObjectRef};
 use penstock_types::{ByteRange, Error, Metric, Result, Stopwatch, Url, grouped};
 use tokio::sync::Semaphore;
 
-use super::directory::Turn;
+use super::directory::EntryLock;
 use super::entry::{Form, Name, Writer, disk_bytes};
-use super::{Admitted, Future, NodeCache, Stretch, blocking};
+use super::{AccessPlan, Admission, Extent, NodeCache, blocking};
 
 /// Objects that are measured before `Auto` decides, and how often each is read both ways: the quickest counts.
 const TRIALS: usize = 3;
@@ -138,7 +138,7 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Transcoder {
     transcode: Transcode,
-    future: Arc<dyn Future>,
+    future: Arc<dyn AccessPlan>,
     limit: u64,
     /// The least that an object takes of the gate.
     share: u64,
@@ -147,7 +147,7 @@ pub(super) struct Transcoder {
 }
 
 impl Transcoder {
-    pub fn new(transcode: Transcode, future: Arc<dyn Future>, limit: u64) -> Self {
+    pub fn new(transcode: Transcode, future: Arc<dyn AccessPlan>, limit: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let gate = Arc::new(Semaphore::new((MAKING / UNIT) as usize));
         let share = MAKING / UNIT / cores.min(MAKING / UNIT);
@@ -303,7 +303,7 @@ impl NodeCache {
         let (turn, is_there) = blocking(move || (folder.turn(name), folder.find(name).is_some())).await?;
         let turn = self.doubt(turn).flatten();
         if is_there {
-            turn.inspect(Turn::discard);
+            turn.inspect(EntryLock::discard);
             let found = self.in_planes(object).await?;
             if found.is_some() {
                 self.drop_stored(object).await?;
@@ -339,8 +339,8 @@ impl NodeCache {
         object: &ObjectRef,
         size: u64,
         planes: Bytes,
-        turn: Turn,
-        room: Admitted,
+        turn: EntryLock,
+        room: Admission,
     ) -> Result<()> {
         let meta = Meta {
             key: object.key.clone(),
@@ -388,8 +388,8 @@ impl NodeCache {
     }
 }
 
-fn whole(object: &ObjectRef) -> Stretch {
-    Stretch { key: object.key.clone(), range: ByteRange::WHOLE }
+fn whole(object: &ObjectRef) -> Extent {
+    Extent { key: object.key.clone(), range: ByteRange::WHOLE }
 }
 
 #[cfg(test)]

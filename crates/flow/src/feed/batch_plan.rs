@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use penstock_types::{Error, Result};
 
-use crate::sampler::Walk;
+use crate::sampler::SamplerCursor;
 
 /// What happens to the samples that fill no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Steps {
 
 /// One record, wanted in one row of one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Want {
+pub struct RowRequest {
     /// Which record of the object.
     pub record: u64,
     /// The batch, counted from the cursor.
@@ -125,7 +125,7 @@ pub struct Task {
     /// Which object.
     pub object: u64,
     /// What is wanted; never empty, batches ascend.
-    pub wants: Vec<Want>,
+    pub wants: Vec<RowRequest>,
 }
 
 impl Task {
@@ -153,7 +153,7 @@ struct Growing {
 /// is wanted for later than so many positions becomes a task of its own, and a second read.
 #[derive(Debug)]
 pub struct Tasks {
-    walk: Walk,
+    walk: SamplerCursor,
     epoch: u64,
     steps: Steps,
     horizon: u64,
@@ -171,7 +171,7 @@ pub struct Tasks {
 
 impl Tasks {
     /// The tasks of `steps` of an epoch.
-    pub fn new(walk: Walk, epoch: u64, steps: Steps, horizon: u64) -> Self {
+    pub fn new(walk: SamplerCursor, epoch: u64, steps: Steps, horizon: u64) -> Self {
         let at = vec![None; walk.leaves()];
         let (growing, seats) = (VecDeque::new(), HashMap::new());
         Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, last_seat: None, at }
@@ -197,7 +197,7 @@ impl Tasks {
         let found = self.walk.at(self.epoch, position % self.steps.samples);
         let window = (found.leaf, found.epoch, position / self.steps.samples, found.window);
         self.at[found.leaf] = Some(window);
-        let want = Want { record: found.place.record, batch, row };
+        let want = RowRequest { record: found.place.record, batch, row };
         let next = self.first + self.growing.len() as u64;
         let key = (window, found.place.object);
         let seat = match self.last_seat {
@@ -240,13 +240,13 @@ impl Iterator for Tasks {
 mod tests {
     use super::*;
     use crate::order::{Counts, Order, Place, Shuffle};
-    use crate::sampler::{Course, Leaf};
+    use crate::sampler::{DatasetView, Sampler};
     use proptest::prelude::*;
     use std::sync::Arc;
 
     fn tasks(order: &Order, epoch: u64, steps: Steps) -> Tasks {
-        let leaf = Leaf::from_order(order.clone());
-        let walk = Walk::new(Arc::new(Course::leaf(&leaf)), [leaf].as_slice().into()).unwrap();
+        let leaf = DatasetView::from_order(order.clone());
+        let walk = SamplerCursor::new(Arc::new(Sampler::leaf(&leaf)), [leaf].as_slice().into()).unwrap();
         Tasks::new(walk, epoch, steps, u64::MAX)
     }
 
@@ -321,11 +321,11 @@ mod tests {
             samples in 1u64..60, (batch, world) in (1u64..12, 1u64..5), horizon in 1u64..40, tail in tails(),
         ) {
             let shuffle = Some(Shuffle { seed: 5, window: 3 });
-            let leaves: Vec<Leaf> =
-                counts.iter().map(|counts| Leaf::new(Counts::of(counts), None, shuffle).unwrap()).collect();
-            let course = Course::mix(leaves.iter().map(Course::leaf).collect(), &weights[..leaves.len()], samples).unwrap();
-            let (course, leaves): (_, Arc<[Leaf]>) = (Arc::new(course), leaves.into());
-            let walk = || Walk::new(course.clone(), leaves.clone()).unwrap();
+            let leaves: Vec<DatasetView> =
+                counts.iter().map(|counts| DatasetView::new(Counts::of(counts), None, shuffle).unwrap()).collect();
+            let course = Sampler::mix(leaves.iter().map(Sampler::leaf).collect(), &weights[..leaves.len()], samples).unwrap();
+            let (course, leaves): (_, Arc<[DatasetView]>) = (Arc::new(course), leaves.into());
+            let walk = || SamplerCursor::new(course.clone(), leaves.clone()).unwrap();
             for rank in 0..world {
                 let steps = Steps { samples, cursor: 0, global_batch: batch, rank, world, tail };
                 let mut rows: Vec<Vec<Option<(usize, Place)>>> =

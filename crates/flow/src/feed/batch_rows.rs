@@ -13,17 +13,17 @@ use super::memory::Values;
 use super::value::Part;
 
 /// Values whose samples differ in length, row by row.
-type Loose = Mutex<Vec<Value>>;
+type Loose = Mutex<Vec<RowValue>>;
 
 /// The value of one row.
 #[derive(Debug, Clone, Default)]
-struct Value {
+struct RowValue {
     bytes: Vec<u8>,
     /// Of a list of byte strings: where each ends.
     ends: Vec<usize>,
 }
 
-impl Value {
+impl RowValue {
     fn size_bytes(&self) -> usize {
         self.bytes.len() + size_of::<usize>() * self.ends.len()
     }
@@ -90,7 +90,8 @@ impl Column {
 impl Rows {
     /// Memory for `rows` rows of these fields: in `slot`, and as much as `values` allow where samples differ in length.
     pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
-        let loose = fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![Value::default(); rows]))).collect();
+        let loose =
+            fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![RowValue::default(); rows]))).collect();
         Self { slot: Arc::new(slot), loose, values }
     }
 
@@ -113,7 +114,7 @@ impl Rows {
         // Asked for before it is made.
         let admit = |bytes: usize| self.values.admit(loose()?[row].size_bytes(), bytes, &field.name);
         let put = |bytes: Vec<u8>, ends: Vec<usize>| {
-            loose()?[row] = Value { bytes, ends };
+            loose()?[row] = RowValue { bytes, ends };
             Ok(())
         };
         match &field.kind {
@@ -157,7 +158,7 @@ impl Rows {
         let default = field.default.as_deref().unwrap_or_default();
         match &self.loose[seat] {
             Some(loose) => {
-                let value = Value { bytes: default.to_vec(), ends: Vec::new() };
+                let value = RowValue { bytes: default.to_vec(), ends: Vec::new() };
                 loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = value;
             }
             None => {
@@ -202,7 +203,7 @@ impl Rows {
             for &row in dead {
                 match loose {
                     Some(loose) => {
-                        loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = Value::default()
+                        loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = RowValue::default()
                     }
                     // SAFETY: the caller's promise.
                     None => unsafe { self.slot.row(seat, row as usize) }.fill(0),

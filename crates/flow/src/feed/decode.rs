@@ -7,7 +7,7 @@ use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
 use penstock_types::{Error, Result, grouped, now};
 
-use super::batch_plan::Want;
+use super::batch_plan::RowRequest;
 use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
 use super::format::{Record, RecordId, Span};
@@ -30,7 +30,7 @@ pub(crate) struct Object<'a> {
     /// What is asked for before a part of a record is decompressed.
     pub memory: &'a PartHold<'a>,
     /// What random crops of a row follow from.
-    pub key: &'a dyn Fn(&Want) -> u64,
+    pub key: &'a dyn Fn(&RowRequest) -> u64,
 }
 
 /// What became of a block.
@@ -47,7 +47,7 @@ pub(crate) type RowsOf<'a, 'r> = &'a dyn Fn(u64) -> Option<&'r Rows>;
 /// same ones at the same time. Errs where nothing of the object can be read.
 pub(crate) fn decode(
     object: &Object<'_>,
-    wants: &[Want],
+    wants: &[RowRequest],
     fields: &[Field],
     rows: RowsOf<'_, '_>,
     scratch: &mut Vec<u8>,
@@ -103,7 +103,7 @@ pub(crate) fn decode(
 fn decode_table(
     object: &Object<'_>,
     stored: &Bytes,
-    wants: &[Want],
+    wants: &[RowRequest],
     fields: &[Field],
     rows: RowsOf<'_, '_>,
 ) -> Result<Decoded> {
@@ -181,7 +181,13 @@ impl Cut<'_> {
     }
 
     /// Reads every want into its row; those that could not be.
-    fn each(&self, object: &Object<'_>, wants: &[Want], fields: &[Field], rows: RowsOf<'_, '_>) -> Vec<(usize, Error)> {
+    fn each(
+        &self,
+        object: &Object<'_>,
+        wants: &[RowRequest],
+        fields: &[Field],
+        rows: RowsOf<'_, '_>,
+    ) -> Vec<(usize, Error)> {
         let head = match (object.source.learned().head(object.number), self.span(object, 0)) {
             (Some(head), _) => head,
             (None, Ok(first)) => self.slice(&Span { offset: 0, len: first.offset, crc: 0 }).unwrap_or_default(),
@@ -199,7 +205,7 @@ impl Cut<'_> {
     }
 
     /// Reads one record into its row.
-    fn read(&self, object: &Object<'_>, head: &[u8], want: &Want, fields: &[Field], rows: &Rows) -> Result<()> {
+    fn read(&self, object: &Object<'_>, head: &[u8], want: &RowRequest, fields: &[Field], rows: &Rows) -> Result<()> {
         let (place, framing) = (object.place, object.source.framing());
         let span = self.span(object, want.record)?;
         let Some(bytes) = self.slice(&span) else {

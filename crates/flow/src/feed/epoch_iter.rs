@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One pass as its consumer holds it: batches come out in order, and its threads and requests end when it is dropped.
 //!
-//! Knows nothing of what is read or how: that is the business of what is [`Underway`].
+//! Knows nothing of what is read or how: that is the business of what is [`EpochSource`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::batch_rows::Column;
-use super::on_error::{Mended, Mending};
+use super::on_error::{ErrorCounts, ErrorLog};
 use super::timing::{Busy, Trace, Waits};
 
 /// A batch, delivered. Its memory is the holder's.
@@ -29,7 +29,7 @@ pub struct Delivered {
     pub cursor: u64,
 }
 
-/// What [`Pass::next`] found.
+/// What [`EpochIter::next`] found.
 #[derive(Debug)]
 pub enum Next {
     /// The next batch.
@@ -41,8 +41,8 @@ pub enum Next {
 }
 
 /// What the consumer, the runtime's tasks and the decoding threads of a pass share.
-pub trait Underway: Send + Sync + 'static {
-    /// True when [`Underway::take`] of this batch would answer at once.
+pub trait EpochSource: Send + Sync + 'static {
+    /// True when [`EpochSource::take`] of this batch would answer at once.
     fn is_ready(&self, number: u64) -> bool;
     /// This batch, waited for at most `patience`, and when its last rows came about.
     fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)>;
@@ -51,26 +51,26 @@ pub trait Underway: Send + Sync + 'static {
     /// What the threads spent.
     fn busy(&self) -> &Busy;
     /// What was done about samples that could not be read.
-    fn mending(&self) -> &Mending;
+    fn mending(&self) -> &ErrorLog;
 }
 
 /// One pass. Dropping it ends its threads and requests.
-pub struct Pass<S: Underway> {
-    crew: Option<Crew<S>>,
+pub struct EpochIter<S: EpochSource> {
+    crew: Option<Threads<S>>,
     pid: u32,
     /// The times of a pass that has been closed.
     timing: (Waits, Busy),
-    mended: Mended,
+    mended: ErrorCounts,
 }
 
-impl<S: Underway> std::fmt::Debug for Pass<S> {
+impl<S: EpochSource> std::fmt::Debug for EpochIter<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pass").field("pid", &self.pid).finish_non_exhaustive()
+        f.debug_struct("EpochIter").field("pid", &self.pid).finish_non_exhaustive()
     }
 }
 
 /// Who works on a pass, and how far its consumer is.
-struct Crew<S> {
+struct Threads<S> {
     shared: Arc<S>,
     consumed: watch::Sender<u64>,
     feeder: AbortHandle,
@@ -81,7 +81,7 @@ struct Crew<S> {
     waiting: Option<Instant>,
 }
 
-impl<S: Underway> Pass<S> {
+impl<S: EpochSource> EpochIter<S> {
     /// Starts `feeder` on the runtime and as many threads that `work`. `consumed` tells the feeder which batch is next.
     pub(super) fn start(
         shared: Arc<S>,
@@ -100,11 +100,16 @@ impl<S: Underway> Pass<S> {
             })
             .collect::<Result<Vec<_>>>()?;
         let feeder = runtime.spawn(feeder).abort_handle();
-        let crew = Crew { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
-        Ok(Self { crew: Some(crew), pid: std::process::id(), timing: Default::default(), mended: Mended::default() })
+        let crew = Threads { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
+        Ok(Self {
+            crew: Some(crew),
+            pid: std::process::id(),
+            timing: Default::default(),
+            mended: ErrorCounts::default(),
+        })
     }
 
-    fn crew(&mut self) -> Result<Option<&mut Crew<S>>> {
+    fn crew(&mut self) -> Result<Option<&mut Threads<S>>> {
         if self.pid != std::process::id() {
             return Err(Error::config(
                 "iterator",
@@ -124,7 +129,7 @@ impl<S: Underway> Pass<S> {
         next
     }
 
-    /// True when [`Pass::next`] would answer at once.
+    /// True when [`EpochIter::next`] would answer at once.
     pub fn is_ready(&mut self) -> Result<bool> {
         Ok(self.crew()?.is_none_or(|crew| crew.shared.is_ready(crew.next)))
     }
@@ -138,7 +143,7 @@ impl<S: Underway> Pass<S> {
     }
 
     /// What was done about samples that could not be read.
-    pub fn mended(&mut self) -> Result<Mended> {
+    pub fn mended(&mut self) -> Result<ErrorCounts> {
         if let Some(crew) = self.crew()? {
             self.mended = crew.shared.mending().snapshot();
         }
@@ -165,13 +170,13 @@ impl<S: Underway> Pass<S> {
     }
 }
 
-impl<S: Underway> Drop for Pass<S> {
+impl<S: EpochSource> Drop for EpochIter<S> {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl<S: Underway> Crew<S> {
+impl<S: EpochSource> Threads<S> {
     fn next(&mut self, patience: Duration) -> Result<Next> {
         let began = *self.waiting.get_or_insert_with(now);
         let (next, trace) = self.shared.take(self.next, patience)?;

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use super::Feed;
 use super::batch_plan::{Steps, Task, Tasks};
 use super::read_ranges::Content;
-use super::read_split::Portions;
+use super::read_split::ReadSplitter;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;
 
@@ -29,7 +29,7 @@ const LEAST_READS: u64 = 32;
 pub(super) type Fetched = (Result<Content>, Trace);
 
 /// A fetch that no pass waits for yet. Dropping it ends it.
-struct Early {
+struct Prefetched {
     task: Task,
     reserved: Reservation,
     fetch: Fetch,
@@ -52,19 +52,22 @@ impl Drop for Fetch {
 }
 
 /// The first tasks of an epoch, in the order of need.
-pub(super) struct Ahead {
+pub(super) struct EpochPrefetch {
     epoch: u64,
     steps: Steps,
-    early: VecDeque<Early>,
+    early: VecDeque<Prefetched>,
 }
 
-impl std::fmt::Debug for Ahead {
+impl std::fmt::Debug for EpochPrefetch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ahead").field("epoch", &self.epoch).field("tasks", &self.early.len()).finish_non_exhaustive()
+        f.debug_struct("EpochPrefetch")
+            .field("epoch", &self.epoch)
+            .field("tasks", &self.early.len())
+            .finish_non_exhaustive()
     }
 }
 
-impl Ahead {
+impl EpochPrefetch {
     /// The fetch of `task`, if it is the next that was begun; else what was begun is of no use.
     pub fn take(&mut self, task: &Task) -> Option<(Fetch, Reservation)> {
         let early = self.early.pop_front()?;
@@ -78,13 +81,13 @@ impl Ahead {
 
 impl Feed {
     /// What was fetched for a pass that begins so; anything else is dropped.
-    pub(super) fn taken_ahead(&self, epoch: u64, steps: Steps) -> Option<Ahead> {
+    pub(super) fn take_prefetched(&self, epoch: u64, steps: Steps) -> Option<EpochPrefetch> {
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
         ahead.filter(|ahead| ahead.epoch == epoch && ahead.steps == steps)
     }
 
     /// Begins to fetch for the epoch behind `epoch`, whose pass has read `read` bytes in `reads` and sends no further request.
-    pub(super) async fn look_ahead(
+    pub(super) async fn prefetch_next_epoch(
         self: &Arc<Self>,
         epoch: u64,
         steps: Steps,
@@ -95,7 +98,7 @@ impl Feed {
         let steps = Steps { cursor: 0, ..steps };
         let mut room = self.ahead_bytes.min(read / SHARE);
         let tasks = Tasks::new(self.walk()?, epoch, steps, self.horizon);
-        for (task, reads) in Portions::new(self, tasks) {
+        for (task, reads) in ReadSplitter::new(self, tasks) {
             let source = &self.sources[task.leaf];
             if reads.bytes > room {
                 break;
@@ -112,9 +115,9 @@ impl Feed {
                     fetched
                 }
             });
-            let early = Early { task, reserved, fetch: Fetch(fetch) };
+            let early = Prefetched { task, reserved, fetch: Fetch(fetch) };
             let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-            ahead.get_or_insert_with(|| Ahead { epoch, steps, early: VecDeque::new() }).early.push_back(early);
+            ahead.get_or_insert_with(|| EpochPrefetch { epoch, steps, early: VecDeque::new() }).early.push_back(early);
         }
         Ok(())
     }

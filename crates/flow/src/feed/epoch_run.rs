@@ -18,15 +18,15 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use super::batch_plan::{Steps, Tail, Task, Tasks, Want};
+use super::batch_plan::{RowRequest, Steps, Tail, Task, Tasks};
 use super::batch_rows::{Column, Rows};
 use super::decode::{Decoded, Object, decode};
-use super::epoch_iter::{Delivered, Next, Pass, Underway};
-use super::epoch_prefetch::Ahead;
+use super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
+use super::epoch_prefetch::EpochPrefetch;
 use super::memory::Values;
-use super::on_error::{MOST_TRIES, Mending, OnError, Tries, is_about_data, substitute};
+use super::on_error::{ErrorLog, MOST_TRIES, OnError, Retries, is_about_data, substitute};
 use super::read_ranges::{Content, Reads};
-use super::read_split::Portions;
+use super::read_split::ReadSplitter;
 use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::memory_budget::Reservation;
@@ -76,8 +76,8 @@ pub struct Shared {
     wake: Condvar,
     closed: AtomicBool,
     busy: Busy,
-    mending: Mending,
-    tries: Tries,
+    mending: ErrorLog,
+    tries: Retries,
     runtime: Handle,
     epoch: u64,
 }
@@ -90,7 +90,7 @@ impl Shared {
 
     /// Notes that these wants have ended, in every batch that waits for them; `bad` are those (by their place) that no
     /// sample will take.
-    fn settle(&self, batches: &Batches, wants: &[Want], trace: Trace, bad: &[(usize, Error)]) {
+    fn settle(&self, batches: &Batches, wants: &[RowRequest], trace: Trace, bad: &[(usize, Error)]) {
         for (at, error) in bad {
             let (want, skips) = (wants[*at], self.feed.on_error == OnError::Skip && is_about_data(error));
             let Some(batch) = batches.get(&want.batch) else { continue };
@@ -165,10 +165,10 @@ impl Job {
     /// The same work for several threads, where it is of pictures and each can be read by itself: a picture takes a
     /// millisecond, and those of one object would wait for one another.
     fn shared_among(self, feed: &Feed) -> Vec<Self> {
-        let is_shared = feed.decodes_images && feed.grains[self.task.leaf].is_partial && self.content.is_ok();
+        let is_shared = feed.decodes_images && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
         let each = if is_shared { self.task.wants.len().div_ceil(feed.threads) } else { self.task.wants.len() };
         let Task { leaf, object, wants } = self.task;
-        let share = |wants: &[Want]| Self {
+        let share = |wants: &[RowRequest]| Self {
             task: Task { leaf, object, wants: wants.to_vec() },
             batches: self.batches.clone(),
             content: self.content.clone(),
@@ -182,12 +182,12 @@ impl Job {
 }
 
 /// One pass over an epoch whose records are counted.
-pub type Run = Pass<Shared>;
+pub type Run = EpochIter<Shared>;
 
 impl Run {
     pub(super) fn over(feed: Arc<Feed>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Self> {
         let tasks = Tasks::new(feed.walk()?, epoch, steps, feed.horizon);
-        let ahead = feed.taken_ahead(epoch, steps);
+        let ahead = feed.take_prefetched(epoch, steps);
         let (consumed, watched) = watch::channel(0u64);
         let (jobs, queue) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
@@ -197,8 +197,8 @@ impl Run {
             wake: Condvar::new(),
             closed: AtomicBool::new(false),
             busy: Busy::default(),
-            mending: Mending::default(),
-            tries: Tries::default(),
+            mending: ErrorLog::default(),
+            tries: Retries::default(),
             runtime: runtime.clone(),
             epoch,
         });
@@ -214,11 +214,11 @@ impl Run {
                 }
             }
         };
-        Pass::start(shared, consumed, feed.threads, work, runtime, feeder)
+        EpochIter::start(shared, consumed, feed.threads, work, runtime, feeder)
     }
 }
 
-impl Underway for Shared {
+impl EpochSource for Shared {
     fn is_ready(&self, number: u64) -> bool {
         if number >= self.steps.count() || self.steps.slice(number).is_empty() {
             return true;
@@ -260,7 +260,7 @@ impl Underway for Shared {
         &self.busy
     }
 
-    fn mending(&self) -> &Mending {
+    fn mending(&self) -> &ErrorLog {
         &self.mending
     }
 }
@@ -290,7 +290,7 @@ impl Shared {
 async fn run_ahead(
     shared: &Arc<Shared>,
     tasks: Tasks,
-    mut ahead: Option<Ahead>,
+    mut ahead: Option<EpochPrefetch>,
     jobs: Sender<Job>,
     mut consumed: watch::Receiver<u64>,
 ) -> Result<()> {
@@ -300,7 +300,7 @@ async fn run_ahead(
     let mut read = (0, 0);
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
     let mut fetches = JoinSet::new();
-    for (task, reads) in Portions::new(feed, tasks) {
+    for (task, reads) in ReadSplitter::new(feed, tasks) {
         let first = task.first_batch();
         let steps = shared.steps;
         let position = (steps.slice(first).start + u64::from(task.wants[0].row)) % steps.samples;
@@ -354,8 +354,8 @@ async fn run_ahead(
         });
     }
     drop(ahead);
-    if feed.looks_ahead {
-        feed.look_ahead(shared.epoch, shared.steps, read, &requests).await?;
+    if feed.prefetches_next_epoch {
+        feed.prefetch_next_epoch(shared.epoch, shared.steps, read, &requests).await?;
     }
     while let Some(done) = fetches.join_next().await {
         joined(done)?;
@@ -432,9 +432,9 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let (number, feed) = (job.task.object, &shared.feed);
     let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
     let place = source.place(number);
-    let position = |want: &Want| shared.steps.slice(want.batch).start + u64::from(want.row);
+    let position = |want: &RowRequest| shared.steps.slice(want.batch).start + u64::from(want.row);
     // Of the position, so that it is the same on any world size and the repeats of a padded tail differ.
-    let key = |want: &Want| leaf.order().key_of(shared.epoch, position(want));
+    let key = |want: &RowRequest| leaf.order().key_of(shared.epoch, position(want));
     let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
     let codec = source.codec(number);
     let decode_within = |limit: u64, scratch: &mut Vec<u8>| {
@@ -496,7 +496,7 @@ fn mend(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(us
     }
     let gone: Vec<usize> = retried.iter().map(|(at, _)| *at).collect();
     let kept: Vec<usize> = (0..task.wants.len()).filter(|at| !gone.contains(at)).collect();
-    let wants: Vec<Want> = kept.iter().map(|&at| task.wants[at]).collect();
+    let wants: Vec<RowRequest> = kept.iter().map(|&at| task.wants[at]).collect();
     let place = |at: usize| kept.iter().position(|&kept| kept == at);
     let bad: Vec<(usize, Error)> = bad.iter().filter_map(|(at, error)| Some((place(*at)?, error.clone()))).collect();
     shared.settle(&batches, &wants, trace, &bad);

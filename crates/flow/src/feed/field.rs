@@ -39,7 +39,7 @@ pub enum Kind {
 /// A field as Python says it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Said {
+struct FieldDocument {
     name: String,
     kind: String,
     #[serde(default)]
@@ -49,7 +49,7 @@ struct Said {
     #[serde(default)]
     shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    image: Option<SaidImage>,
+    image: Option<ImageDocument>,
     /// In hex.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
@@ -58,7 +58,7 @@ struct Said {
 /// A picture's specification as Python says it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SaidImage {
+struct ImageDocument {
     height: u32,
     width: u32,
     crop: String,
@@ -75,7 +75,7 @@ struct SaidImage {
     exact: bool,
 }
 
-impl SaidImage {
+impl ImageDocument {
     fn spec(&self, dtype: DType) -> Result<ImageSpec> {
         let crop = match self.crop.as_str() {
             "none" => Crop::None,
@@ -165,12 +165,12 @@ impl Field {
 
     /// Reads the fields that Python says, as JSON.
     pub fn from_json(json: &str) -> Result<Vec<Self>> {
-        let said: Vec<Said> =
+        let said: Vec<FieldDocument> =
             serde_json::from_str(json).map_err(|error| Error::config("fields", format!("do not read: {error}")))?;
         said.into_iter().map(Self::of_said).collect()
     }
 
-    fn of_said(said: Said) -> Result<Self> {
+    fn of_said(said: FieldDocument) -> Result<Self> {
         let dtype = said.dtype.as_deref().map(str::parse::<DType>).transpose()?;
         let spec = || {
             let dtype = dtype.ok_or_else(|| Error::config("fields", format!("{} has no dtype", said.name)))?;
@@ -196,19 +196,19 @@ impl Field {
 
     /// Fields as the JSON that [`Field::from_json`] reads.
     pub fn to_json(fields: &[Self]) -> Result<String> {
-        let said: Vec<Said> = fields.iter().map(Self::said).collect();
+        let said: Vec<FieldDocument> = fields.iter().map(Self::said).collect();
         serde_json::to_string(&said).map_err(|error| Error::bug(format!("fields do not serialise: {error}")))
     }
 
-    fn said(&self) -> Said {
+    fn said(&self) -> FieldDocument {
         let (kind, spec, image) = match &self.kind {
             Kind::Tensor(spec) => ("tensor", Some(spec.clone()), None),
             Kind::Ragged(spec) => ("ragged", Some(spec.clone()), None),
             Kind::Bytes => ("bytes", None, None),
             Kind::BytesList => ("bytes_list", None, None),
-            Kind::Image(image) => ("image", Some(image.tensor()), Some(SaidImage::of(image))),
+            Kind::Image(image) => ("image", Some(image.tensor()), Some(ImageDocument::of(image))),
         };
-        Said {
+        FieldDocument {
             name: self.name.clone(),
             kind: kind.to_owned(),
             of: self.of.clone(),

@@ -48,29 +48,29 @@ pub use batch_buffer::Tensor;
 pub use batch_plan::{Steps, Tail};
 pub use batch_rows::Column;
 pub use cuda::CudaDevice;
-pub use epoch_iter::{Delivered, Next, Pass};
+pub use epoch_iter::{Delivered, EpochIter, Next};
 pub use epoch_run::Run;
 pub use field::{Field, Kind};
-pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrTold, keep_likely};
+pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
 pub(crate) use glob::{Glob, plain_len};
 pub use glob::{glob_matches, split_glob};
 pub use index::RecordIndex;
-pub use on_error::{Mended, OnError};
-pub use random_access::Wanted;
-pub use record_counts::{Counted, Known, Rung, count, kept, scan};
+pub use on_error::{ErrorCounts, OnError};
+pub use random_access::RecordRef;
+pub use record_counts::{CountSource, Counted, Known, count, kept, scan};
 pub use schema::{Schema, Seen, schema};
-pub use sidecar_indexes::{Beside, indexes_in, without_indexes};
+pub use sidecar_indexes::{SidecarIndexes, indexes_in, without_indexes};
 pub use source::{LARGEST_AT_ONCE, Source, requests_of};
 #[doc(hidden)]
 pub use staged_offsets::records_noted;
 pub use timing::{Busy, Waits};
 pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 
-use crate::memory_budget::Budget;
-use crate::sampler::{Course, Leaf, Walk};
+use crate::memory_budget::MemoryBudget;
+use crate::sampler::{DatasetView, Sampler, SamplerCursor};
 use batch_buffer::{Layout, Pool};
 use memory::PartMemory;
-use read_split::{Grain, reach};
+use read_split::{AccessPattern, read_ahead_for};
 
 /// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
 pub const WEIGHT: &str = "weight";
@@ -108,15 +108,15 @@ pub struct FeedSettings {
     /// What to do with a sample that cannot be read.
     pub on_error: OnError,
     /// While an epoch ends, the first objects of the next are fetched.
-    pub looks_ahead: bool,
+    pub prefetches_next_epoch: bool,
 }
 
 /// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
 #[derive(Debug)]
 pub struct Feed {
     sources: Vec<Arc<Source>>,
-    leaves: Arc<[Leaf]>,
-    course: Arc<Course>,
+    leaves: Arc<[DatasetView]>,
+    course: Arc<Sampler>,
     /// Positions that the batches under way for one object may span.
     horizon: u64,
     fields: Vec<Field>,
@@ -136,9 +136,9 @@ pub struct Feed {
     /// Of an object whose single records can be read, at most so much is read at a time: a quarter of the budget.
     part: u64,
     /// Of each source, what its requests are like.
-    grains: Vec<Grain>,
+    patterns: Vec<AccessPattern>,
     on_error: OnError,
-    budget: Budget,
+    budget: MemoryBudget,
     scratches: Mutex<Vec<Vec<u8>>>,
     /// What an object is likely to inflate to.
     scratch_bytes: usize,
@@ -147,10 +147,10 @@ pub struct Feed {
     read_ahead: u64,
     limit: u64,
     deadline: Duration,
-    looks_ahead: bool,
+    prefetches_next_epoch: bool,
     /// What of the budget may hold objects of the next epoch: the rest carries its first window by itself.
     ahead_bytes: u64,
-    ahead: Mutex<Option<epoch_prefetch::Ahead>>,
+    ahead: Mutex<Option<epoch_prefetch::EpochPrefetch>>,
     gathered: random_access::Cache,
     /// Memory for parts that are decompressed one by one.
     part_memory: PartMemory,
@@ -167,8 +167,8 @@ impl Feed {
     /// window spans, one stored object, and what one thread inflates into.
     pub fn new(
         sources: Vec<Arc<Source>>,
-        leaves: Vec<Leaf>,
-        course: Course,
+        leaves: Vec<DatasetView>,
+        course: Sampler,
         mut fields: Vec<Field>,
         steps: Steps,
         settings: &FeedSettings,
@@ -202,9 +202,10 @@ impl Feed {
         let loose_bytes = sources.iter().zip(&leaves).map(|(source, leaf)| source.stored_a_sample(leaf.counts())).max();
         let slot = layout.bytes as u64 + if has_loose { rows as u64 * loose_bytes.unwrap_or(0) } else { 0 };
         let part = settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4;
-        let grains: Vec<Grain> = sources.iter().zip(&leaves).map(|(source, leaf)| Grain::of(source, leaf)).collect();
+        let patterns: Vec<AccessPattern> =
+            sources.iter().zip(&leaves).map(|(source, leaf)| AccessPattern::of(source, leaf)).collect();
         let (mut stored, mut scratch, mut inflates) = (0, 0, false);
-        for ((source, leaf), grain) in sources.iter().zip(&leaves).zip(&grains) {
+        for ((source, leaf), grain) in sources.iter().zip(&leaves).zip(&patterns) {
             let objects = &source.manifest().objects;
             let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
             if let Some(blocks) = source.blocks() {
@@ -228,7 +229,7 @@ impl Feed {
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
         // What is read in ranges is not planned further ahead than makes the first batch wait, either.
-        let planned = match grains.iter().all(|grain| grain.is_partial) {
+        let planned = match patterns.iter().all(|grain| grain.is_partial) {
             true if leaves.iter().any(|leaf| leaf.order().is_shuffled()) => MAX_PLANNED,
             true => MAX_PLANNED_IN_ORDER,
             false => u64::MAX,
@@ -253,12 +254,12 @@ impl Feed {
         let rest = rest - more_threads * scratch;
         let threads = 1 + more_threads as usize;
         let most = settings.max_in_flight.max(1);
-        let (max_in_flight, read_ahead) = reach(&grains, most, threads, rows as u64, slot, rest / 4);
+        let (max_in_flight, read_ahead) = read_ahead_for(&patterns, most, threads, rows as u64, slot, rest / 4);
         let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
         // As many as are under way, so that a delivered batch's memory is the next one's.
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
         let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts);
-        let budget = Budget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
+        let budget = MemoryBudget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
         let held = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(pages);
         let ahead_bytes = budget.bytes().saturating_sub(held).min(budget.bytes() / 4);
         Ok(Arc::new(Self {
@@ -276,7 +277,7 @@ impl Feed {
             value_bytes: AtomicU64::new(if has_loose { loose_bytes.unwrap_or(0) } else { 0 }),
             inflates_values: has_loose && inflates,
             part,
-            grains,
+            patterns,
             on_error: settings.on_error,
             budget,
             scratches: Mutex::default(),
@@ -286,7 +287,7 @@ impl Feed {
             read_ahead,
             limit: memory_bytes,
             deadline: settings.deadline,
-            looks_ahead: settings.looks_ahead,
+            prefetches_next_epoch: settings.prefetches_next_epoch,
             ahead_bytes,
             ahead: Mutex::default(),
             gathered: random_access::Cache::default(),
@@ -296,8 +297,8 @@ impl Feed {
     }
 
     /// A walk over the order of its samples.
-    pub fn walk(&self) -> Result<Walk> {
-        Walk::new(self.course.clone(), self.leaves.clone())
+    pub fn walk(&self) -> Result<SamplerCursor> {
+        SamplerCursor::new(self.course.clone(), self.leaves.clone())
     }
 
     /// The fields of a batch; with a padded tail, last, the weights.

@@ -14,10 +14,10 @@ use penstock_types::{ByteRange, Key};
 use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
 use super::source::asked;
-use crate::cache::{Future, Keeps, Stretch};
+use crate::cache::{AccessPlan, CachedRange, Extent};
 use crate::manifest::{Entry, Manifest};
 use crate::order::{EpochOrder, Place};
-use crate::sampler::Leaf;
+use crate::sampler::DatasetView;
 
 /// Epochs looked ahead: in a job of many nodes the next reader of an object may be another node for a while.
 const EPOCHS_AHEAD: u64 = 4;
@@ -27,14 +27,14 @@ const FEW_RECORDS: u64 = 16;
 
 /// The times of one node's reads of one dataset, as positions counted over all epochs.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(super) struct NextUse {
     /// The objects that lie in the store.
     listing: Arc<Manifest>,
     /// What the listing's keys are below.
     base: Key,
     /// Of arrays, who reads what.
     readers: Option<Readers>,
-    leaf: Leaf,
+    leaf: DatasetView,
     /// Which rank reads what; `None` where a mixture or a selection of positions stands between.
     steps: Option<Steps>,
     /// The ranks of this node.
@@ -91,9 +91,9 @@ impl Readers {
     }
 }
 
-impl Schedule {
+impl NextUse {
     /// For the ranks `node` of the job that `steps` describes (whose cursor and rank do not matter here).
-    pub fn new(listing: Arc<Manifest>, base: Key, leaf: Leaf, steps: Option<Steps>, node: Range<u64>) -> Self {
+    pub fn new(listing: Arc<Manifest>, base: Key, leaf: DatasetView, steps: Option<Steps>, node: Range<u64>) -> Self {
         let steps = steps.map(|steps| Steps { cursor: 0, ..steps });
         let (epoch, front, orders) = Default::default();
         Self { listing, base, readers: None, leaf, steps, node, epoch, front, orders }
@@ -175,13 +175,13 @@ impl Schedule {
     }
 }
 
-impl Future for Schedule {
+impl AccessPlan for NextUse {
     fn now(&self) -> u64 {
         let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
         epoch.saturating_mul(self.samples()).saturating_add(front)
     }
 
-    fn next_use(&self, what: &Stretch) -> u64 {
+    fn next_use(&self, what: &Extent) -> u64 {
         let Some((object, _)) = self.entry(&what.key) else { return u64::MAX };
         match &self.readers {
             None => self.next_read(object),
@@ -191,12 +191,12 @@ impl Future for Schedule {
         }
     }
 
-    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<Keeps> {
+    fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange> {
         let size = self.entry(key)?.1.size;
         match (&self.readers, ranges) {
-            (None, _) => Some(Keeps { range: ByteRange::WHOLE, size }),
+            (None, _) => Some(CachedRange { range: ByteRange::WHOLE, size }),
             // Each read of an array is one of its stretches.
-            (Some(_), [range]) => Some(Keeps { range: *range, size }),
+            (Some(_), [range]) => Some(CachedRange { range: *range, size }),
             (Some(_), _) => None,
         }
     }

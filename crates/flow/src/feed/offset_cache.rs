@@ -31,13 +31,13 @@ enum Layout {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Learned {
+pub(crate) struct OffsetCache {
     /// By object; empty where there are too many.
     layouts: Box<[OnceLock<Layout>]>,
     bytes: AtomicU64,
 }
 
-impl Learned {
+impl OffsetCache {
     /// Of so many objects.
     pub fn new(objects: usize) -> Self {
         let objects = if objects <= MOST_OBJECTS { objects } else { 0 };
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn what_is_noted_is_known_and_has_bounds() {
         let spans = |count: u64| (0..count).map(|at| Span { offset: at, len: 1, crc: 0 }).collect::<Vec<Span>>();
-        let learned = Learned::new(3);
+        let learned = OffsetCache::new(3);
         learned.note(0, LEAST_BYTES, &spans(3));
         assert_eq!((learned.span(0, 2), learned.span(0, 3)), (Some(spans(3)[2]), None));
         learned.note(0, LEAST_BYTES, &spans(2));
@@ -105,12 +105,12 @@ mod tests {
         learned.note(1, LEAST_BYTES, &spans(2));
         assert!(learned.span(1, 1).is_some(), "what was too much takes no room");
         learned.note(3, LEAST_BYTES, &spans(2));
-        assert_eq!(Learned::new(MOST_OBJECTS + 1).span(0, 0), None);
+        assert_eq!(OffsetCache::new(MOST_OBJECTS + 1).span(0, 0), None);
     }
 
     #[test]
     fn rows_are_noted_with_their_head() {
-        let learned = Learned::new(2);
+        let learned = OffsetCache::new(2);
         let rows = HeadRows { head: 3, row: 4, count: 5 };
         learned.note_rows(0, rows, b"headrows");
         assert_eq!((learned.head(0), learned.span(0, 4)), (Some(&b"hea"[..]), rows.span(4)));

@@ -11,7 +11,7 @@ use penstock_types::{Error, Result};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::batch_plan::Want;
+use super::batch_plan::RowRequest;
 use crate::order::Counts;
 
 /// What to do with a sample that cannot be read.
@@ -52,29 +52,35 @@ pub(crate) const MOST_TRIES: u32 = 16;
 const TRIES_INSIDE: u32 = 8;
 
 /// The (object, want) that takes the place of one that cannot be read, after `tries` others.
-pub(crate) fn substitute(object: u64, want: &Want, counts: &Counts, whole: bool, tries: u32) -> (u64, Want) {
+pub(crate) fn substitute(
+    object: u64,
+    want: &RowRequest,
+    counts: &Counts,
+    whole: bool,
+    tries: u32,
+) -> (u64, RowRequest) {
     let records = counts.records(object);
     if !whole && tries < TRIES_INSIDE && records > 1 {
-        return (object, Want { record: (want.record + 1) % records, ..*want });
+        return (object, RowRequest { record: (want.record + 1) % records, ..*want });
     }
     let objects = counts.objects();
     let next = (1..=objects).map(|step| (object + step) % objects).find(|&next| counts.records(next) > 0);
     let next = next.unwrap_or(object);
-    (next, Want { record: want.record % counts.records(next).max(1), ..*want })
+    (next, RowRequest { record: want.record % counts.records(next).max(1), ..*want })
 }
 
 /// Fetches of what takes the place of others, which nobody waits for. They hold the decoding threads' queue open, so that
 /// they end with the pass: a store may hang for as long as their deadline.
 #[derive(Debug)]
-pub(crate) struct Tries(Mutex<Option<JoinSet<()>>>);
+pub(crate) struct Retries(Mutex<Option<JoinSet<()>>>);
 
-impl Default for Tries {
+impl Default for Retries {
     fn default() -> Self {
         Self(Mutex::new(Some(JoinSet::new())))
     }
 }
 
-impl Tries {
+impl Retries {
     fn tasks(&self) -> MutexGuard<'_, Option<JoinSet<()>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +104,7 @@ const KEPT: usize = 8;
 
 /// What a pass had to do about bad samples.
 #[derive(Debug, Clone, Default)]
-pub struct Mended {
+pub struct ErrorCounts {
     /// Rows left out.
     pub skipped: u64,
     /// Rows that another sample took.
@@ -107,11 +113,11 @@ pub struct Mended {
     pub errors: Vec<String>,
 }
 
-/// [`Mended`], as several threads count it.
+/// [`ErrorCounts`], as several threads count it.
 #[derive(Debug, Default)]
-pub struct Mending(Mutex<Mended>);
+pub struct ErrorLog(Mutex<ErrorCounts>);
 
-impl Mending {
+impl ErrorLog {
     pub fn skipped(&self, error: &Error) {
         self.note(error, |mended| mended.skipped += 1);
     }
@@ -120,7 +126,7 @@ impl Mending {
         self.note(error, |mended| mended.substituted += 1);
     }
 
-    fn note(&self, error: &Error, count: impl FnOnce(&mut Mended)) {
+    fn note(&self, error: &Error, count: impl FnOnce(&mut ErrorCounts)) {
         let mut mended = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         count(&mut mended);
         if mended.errors.len() < KEPT {
@@ -128,7 +134,7 @@ impl Mending {
         }
     }
 
-    pub fn snapshot(&self) -> Mended {
+    pub fn snapshot(&self) -> ErrorCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -143,18 +149,18 @@ mod tests {
     #[test]
     fn substitutes_are_the_next_records_then_the_next_objects() {
         let counts = Counts::of(&[3, 0, 2]);
-        let want = Want { record: 2, batch: 5, row: 1 };
-        assert_eq!(substitute(0, &want, &counts, false, 0), (0, Want { record: 0, ..want }));
-        assert_eq!(substitute(0, &want, &counts, true, 0), (2, Want { record: 0, ..want }));
+        let want = RowRequest { record: 2, batch: 5, row: 1 };
+        assert_eq!(substitute(0, &want, &counts, false, 0), (0, RowRequest { record: 0, ..want }));
+        assert_eq!(substitute(0, &want, &counts, true, 0), (2, RowRequest { record: 0, ..want }));
         assert_eq!(substitute(2, &want, &counts, false, TRIES_INSIDE), (0, want));
         let single = Counts::of(&[1, 1]);
-        assert_eq!(substitute(1, &Want { record: 0, ..want }, &single, false, 0).0, 0);
+        assert_eq!(substitute(1, &RowRequest { record: 0, ..want }, &single, false, 0).0, 0);
     }
 
     #[test]
     fn fetch_that_hangs_lets_go_of_the_queue_when_its_pass_ends() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let (tries, (queue, jobs)) = (Tries::default(), channel::<()>());
+        let (tries, (queue, jobs)) = (Retries::default(), channel::<()>());
         let hangs = |queue: Sender<()>| async move {
             std::future::pending::<()>().await;
             let _ = queue.send(());

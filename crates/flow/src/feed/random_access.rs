@@ -14,7 +14,7 @@ use penstock_types::{Deadline, Error, Result};
 
 use super::Feed;
 use super::batch_buffer::Layout;
-use super::batch_plan::Want;
+use super::batch_plan::RowRequest;
 use super::batch_rows::{Column, Rows};
 use super::decode::{Object, decode};
 use super::memory::Values;
@@ -60,14 +60,14 @@ impl Cache {
 }
 
 /// A record to gather: of which dataset of the course, which object, which of its records.
-pub type Wanted = (usize, u64, u64);
+pub type RecordRef = (usize, u64, u64);
 
 impl Feed {
     /// The fields of these records, a row each in the order given. Objects that several rows need are read once. Each row
     /// is at one of `positions` of `epoch`: random crops follow from that, as in a pass.
     pub async fn gather(
         self: Arc<Self>,
-        wanted: Vec<Wanted>,
+        wanted: Vec<RecordRef>,
         epoch: u64,
         positions: Arc<[u64]>,
     ) -> Result<Vec<Column>> {
@@ -77,14 +77,14 @@ impl Feed {
         let layout = Arc::new(Layout::new(&self.fields, wanted.len())?);
         let values = Values::limited(self.limit);
         let rows = Arc::new(Rows::new(self.pool.take(&layout)?, &self.fields, wanted.len(), values));
-        let mut tasks: BTreeMap<(usize, u64), Vec<Want>> = BTreeMap::new();
+        let mut tasks: BTreeMap<(usize, u64), Vec<RowRequest>> = BTreeMap::new();
         for (row, &(leaf, object, record)) in wanted.iter().enumerate() {
             let known = self.leaves.get(leaf).filter(|leaf| object < leaf.counts().objects());
             let records = known.map(|leaf| leaf.counts().records(object));
             if records.is_none_or(|records| record >= records) {
                 return Err(Error::config("index", format!("no record {record} of object {object} of dataset {leaf}")));
             }
-            tasks.entry((leaf, object)).or_default().push(Want { record, batch: 0, row: row as u32 });
+            tasks.entry((leaf, object)).or_default().push(RowRequest { record, batch: 0, row: row as u32 });
         }
         stream::iter(tasks)
             .map(|((leaf, object), wants)| {
@@ -101,7 +101,7 @@ impl Feed {
         self: Arc<Self>,
         leaf: usize,
         object: u64,
-        wants: Vec<Want>,
+        wants: Vec<RowRequest>,
         rows: Arc<Rows>,
         epoch: u64,
         positions: Arc<[u64]>,

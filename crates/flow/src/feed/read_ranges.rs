@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked, restore_transposed};
 use penstock_types::{ByteRange, Error, Result};
 
-use super::batch_plan::Want;
+use super::batch_plan::RowRequest;
 use super::format::{Framing, Span};
 use super::source::Source;
 
@@ -112,7 +112,7 @@ impl Reads {
     }
 
     /// What these records of an object need.
-    pub fn of(source: &Source, object: u64, wants: &[Want]) -> Self {
+    pub fn of(source: &Source, object: u64, wants: &[RowRequest]) -> Self {
         let whole = Self::whole(source, object);
         if source.codec(object) != Codec::None {
             return whole;

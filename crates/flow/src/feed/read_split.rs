@@ -8,10 +8,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::Feed;
-use super::batch_plan::{Task, Tasks, Want};
+use super::batch_plan::{RowRequest, Task, Tasks};
 use super::read_ranges::{Reads, is_open, is_partial, opens};
 use super::source::{PART, Source};
-use crate::sampler::Leaf;
+use crate::sampler::DatasetView;
 
 /// A portion of a local file: the copy is still in the processor's last cache when it is decoded.
 const LOCAL_PORTION: u64 = 4 << 20;
@@ -27,7 +27,7 @@ fn portion(source: &Source) -> u64 {
 
 /// What a dataset's requests are like.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Grain {
+pub(super) struct AccessPattern {
     /// Single records of every object can be read.
     pub is_partial: bool,
     /// Bytes of a portion of what is wanted in order.
@@ -39,8 +39,8 @@ pub(super) struct Grain {
     is_local: bool,
 }
 
-impl Grain {
-    pub fn of(source: &Source, leaf: &Leaf) -> Self {
+impl AccessPattern {
+    pub fn of(source: &Source, leaf: &DatasetView) -> Self {
         let (counts, bytes, objects) = (leaf.counts(), source.manifest().bytes(), source.manifest().objects.len());
         let (samples, objects) = (counts.samples().max(1), objects.max(1) as u64);
         let (is_partial, portion) = (is_partial(source), portion(source));
@@ -55,8 +55,8 @@ impl Grain {
 }
 
 /// Requests that are under way at a time, at most `most`, and batches besides the next one that keep them busy.
-pub(super) fn reach(
-    grains: &[Grain],
+pub(super) fn read_ahead_for(
+    patterns: &[AccessPattern],
     most: usize,
     threads: usize,
     rows: u64,
@@ -64,20 +64,20 @@ pub(super) fn reach(
     room: u64,
 ) -> (usize, u64) {
     let mut requests = most;
-    if grains.iter().all(|grain| grain.is_local) {
-        let bytes = grains.iter().map(|grain| grain.request_bytes).max().unwrap_or(1);
+    if patterns.iter().all(|grain| grain.is_local) {
+        let bytes = patterns.iter().map(|grain| grain.request_bytes).max().unwrap_or(1);
         requests = usize::try_from(LOCAL_IN_FLIGHT / bytes).unwrap_or(most).max(2 * threads).min(most);
     }
     let batches = |samples: u64| samples.div_ceil(rows.max(1)) + 1;
     // At least a sample a request; as many as it brings where memory has room for their batches.
-    let samples = grains.iter().map(|grain| grain.request_samples).min().unwrap_or(1);
+    let samples = patterns.iter().map(|grain| grain.request_samples).min().unwrap_or(1);
     let wanted = batches(samples.saturating_mul(requests as u64));
     (requests, wanted.min(room / batch_bytes.max(1)).max(batches(requests as u64)))
 }
 
 /// The tasks of a pass, in the order of need, each with what is read for it.
 #[derive(Debug)]
-pub(super) struct Portions<'f> {
+pub(super) struct ReadSplitter<'f> {
     feed: &'f Feed,
     tasks: std::iter::Peekable<Tasks>,
     /// What is left of tasks that were cut, by the first batch and row that wait for it: one object's second portion may
@@ -85,7 +85,7 @@ pub(super) struct Portions<'f> {
     left: BTreeMap<(u64, u32), VecDeque<Task>>,
 }
 
-impl<'f> Portions<'f> {
+impl<'f> ReadSplitter<'f> {
     pub fn new(feed: &'f Feed, tasks: Tasks) -> Self {
         Self { feed, tasks: tasks.peekable(), left: BTreeMap::new() }
     }
@@ -108,7 +108,7 @@ impl<'f> Portions<'f> {
     /// In how many portions a task is read. One `is_cut` is of whole records and may have some bytes more than a portion:
     /// it is cut again only where it must be.
     fn number(&self, task: &Task, bytes: u64, is_cut: bool) -> u64 {
-        let grain = &self.feed.grains[task.leaf];
+        let grain = &self.feed.patterns[task.leaf];
         if task.wants.len() < 2 || !is_open(&self.feed.sources[task.leaf], task.object) {
             return 1;
         }
@@ -126,11 +126,11 @@ fn need(task: &Task) -> (u64, u32) {
     (task.wants[0].batch, task.wants[0].row)
 }
 
-fn is_in_order(wants: &[Want]) -> bool {
+fn is_in_order(wants: &[RowRequest]) -> bool {
     wants.is_sorted_by_key(|want| want.record)
 }
 
-impl Iterator for Portions<'_> {
+impl Iterator for ReadSplitter<'_> {
     type Item = (Task, Reads);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -164,8 +164,8 @@ mod tests {
     use super::*;
     use crate::manifest::{Entry, Manifest, index};
     use crate::order::{Counts, Order, Shuffle};
-    use crate::pool_read::{Placed, Routes};
-    use crate::sampler::Course;
+    use crate::pool_read::{Placement, Placements};
+    use crate::sampler::Sampler;
 
     const RECORD: usize = 1 << 20;
     const EACH: u64 = 20;
@@ -178,7 +178,7 @@ mod tests {
             threads: 3,
             deadline: Duration::from_secs(20),
             on_error: OnError::Raise,
-            looks_ahead: false,
+            prefetches_next_epoch: false,
         }
     }
 
@@ -204,10 +204,10 @@ mod tests {
         let column = FixedColumn { name: "x".to_owned(), dtype: "uint8".to_owned(), shape: vec![RECORD] };
         let format = FormatSpec::Fixed { header_bytes: 0, columns: vec![column] };
         let source = Source::of_format(store, Key::default(), manifest, Arc::<Metrics>::default(), format).unwrap();
-        let leaf = Leaf::from_order(Order::new(Counts::Equal { objects: 2, each: EACH }, shuffle));
+        let leaf = DatasetView::from_order(Order::new(Counts::Equal { objects: 2, each: EACH }, shuffle));
         let steps = Steps { samples: 2 * EACH, cursor: 0, global_batch: 3, rank: 0, world: 1, tail: Tail::Ragged };
         let settings = settings(memory_bytes);
-        let course = Course::leaf(&leaf);
+        let course = Sampler::leaf(&leaf);
         let fields = vec![Field::tensor("x", DType::U8, &[RECORD])];
         (Feed::new(vec![Arc::new(source)], vec![leaf], course, fields, steps, &settings).unwrap(), steps)
     }
@@ -237,8 +237,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (feed, steps) = feed("portions-in-order", &runtime, None, 256 << 20);
         let tasks = || Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
-        let whole: Vec<Want> = tasks().flat_map(|task| task.wants).collect();
-        let portions: Vec<(Task, Reads)> = Portions::new(&feed, tasks()).collect();
+        let whole: Vec<RowRequest> = tasks().flat_map(|task| task.wants).collect();
+        let portions: Vec<(Task, Reads)> = ReadSplitter::new(&feed, tasks()).collect();
         // 20 MiB are three portions of 8 MiB at most.
         assert_eq!(portions.iter().map(|(task, _)| task.wants.len()).collect::<Vec<_>>(), [7, 7, 6, 7, 7, 6]);
         assert!(portions.iter().all(|(task, reads)| reads.bytes == (task.wants.len() * RECORD) as u64));
@@ -247,32 +247,32 @@ mod tests {
     }
 
     /// Records of one object as its portions hold them, where nobody has put it anywhere.
-    fn cut(name: &str, record: u64, number: u64, routes: &Routes) -> Vec<usize> {
+    fn cut(name: &str, record: u64, number: u64, routes: &Placements) -> Vec<usize> {
         let entry = Entry::new(Key::from("o.bin"), number * record);
         let manifest = Manifest::new(format!("memory://{name}/"), vec![entry]);
         let column = FixedColumn { name: "x".to_owned(), dtype: "uint8".to_owned(), shape: vec![record as usize] };
         let format = FormatSpec::Fixed { header_bytes: 0, columns: vec![column] };
         let store = Arc::new(Memory::named(name));
         let source = Source::of_format(store, Key::default(), manifest, Arc::<Metrics>::default(), format).unwrap();
-        let leaf = Leaf::from_order(Order::new(Counts::Equal { objects: 1, each: number }, None));
+        let leaf = DatasetView::from_order(Order::new(Counts::Equal { objects: 1, each: number }, None));
         let steps = Steps { samples: number, cursor: 0, global_batch: 3, rank: 0, world: 1, tail: Tail::Ragged };
         let fields = vec![Field::tensor("x", DType::U8, &[record as usize])];
-        let (course, sources) = (Course::leaf(&leaf), vec![Arc::new(source.routed(routes))]);
+        let (course, sources) = (Sampler::leaf(&leaf), vec![Arc::new(source.routed(routes))]);
         let feed = Feed::new(sources, vec![leaf], course, fields, steps, &settings(256 << 20)).unwrap();
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
-        Portions::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect()
+        ReadSplitter::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect()
     }
 
     #[test]
     fn portions_of_framed_records_are_cut_once() {
         // As many as the requests are reckoned with, each a hair above 8 MiB.
-        assert_eq!(cut("portions-framed", (1 << 20) + 16, 64, &Routes::default()), [8; 8]);
+        assert_eq!(cut("portions-framed", (1 << 20) + 16, 64, &Placements::default()), [8; 8]);
     }
 
     #[test]
     fn portions_of_a_pool_are_those_of_files_where_all_objects_are_the_nodes_own() {
-        let mut routes = Routes::default();
-        let known = |own| Placed { own, nodes: Some(vec![0]) };
+        let mut routes = Placements::default();
+        let known = |own| Placement { own, nodes: Some(vec![0]) };
         assert_eq!(cut("portions-unknown", 1 << 20, 16, &routes), [8; 2]);
         routes.objects.insert("o.bin".to_owned(), known(None));
         assert_eq!(cut("portions-others", 1 << 20, 16, &routes), [8; 2]);
@@ -285,7 +285,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (feed, steps) = feed("portions-shuffled", &runtime, Some(Shuffle { seed: 3, window: 2 }), 256 << 20);
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
-        let sizes: Vec<u64> = Portions::new(&feed, tasks).map(|(_, reads)| reads.bytes).collect();
+        let sizes: Vec<u64> = ReadSplitter::new(&feed, tasks).map(|(_, reads)| reads.bytes).collect();
         // Read whole, 20 MiB each in parts that are put together.
         assert_eq!(sizes, [EACH * RECORD as u64; 2]);
         let mut ids = delivered(&feed, &runtime, steps);
@@ -300,14 +300,14 @@ mod tests {
         // A quarter of this holds no object, so each comes in portions, and each portion lies all over it.
         let (feed, steps) = feed("portions-of-need", &runtime, Some(Shuffle { seed: 3, window: 2 }), 72 << 20);
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
-        let needs: Vec<(u64, u32)> = Portions::new(&feed, tasks).map(|(task, _)| need(&task)).collect();
+        let needs: Vec<(u64, u32)> = ReadSplitter::new(&feed, tasks).map(|(task, _)| need(&task)).collect();
         assert!(needs.len() > 3 && needs.is_sorted(), "{needs:?}");
         assert_eq!(delivered(&feed, &runtime, steps).len(), 40);
     }
 
     #[test]
     fn reach_follows_what_a_request_brings() {
-        let grain = |request_bytes, request_samples, is_local| Grain {
+        let grain = |request_bytes, request_samples, is_local| AccessPattern {
             is_partial: true,
             portion: PART,
             request_bytes,
@@ -316,13 +316,13 @@ mod tests {
         };
         let room = 256 << 20;
         // A sample a request, over a network: as many requests as are allowed, and batches for them.
-        assert_eq!(reach(&[grain(7 << 20, 1, false)], 64, 2, 4, 64 << 20, room), (64, 17));
+        assert_eq!(read_ahead_for(&[grain(7 << 20, 1, false)], 64, 2, 4, 64 << 20, room), (64, 17));
         // Local files: few large ones, many small ones, two a thread in any case.
-        assert_eq!(reach(&[grain(7 << 20, 1, true)], 64, 2, 4, 64 << 20, room), (4, 2));
-        assert_eq!(reach(&[grain(100 << 10, 1, true)], 64, 2, 32, 3 << 20, room), (64, 3));
-        assert_eq!(reach(&[grain(16 << 20, 1, true)], 64, 16, 4, 64 << 20, room), (32, 9));
+        assert_eq!(read_ahead_for(&[grain(7 << 20, 1, true)], 64, 2, 4, 64 << 20, room), (4, 2));
+        assert_eq!(read_ahead_for(&[grain(100 << 10, 1, true)], 64, 2, 32, 3 << 20, room), (64, 3));
+        assert_eq!(read_ahead_for(&[grain(16 << 20, 1, true)], 64, 16, 4, 64 << 20, room), (32, 9));
         // Requests that bring many samples need many batches ahead, if there is room for them.
-        assert_eq!(reach(&[grain(8 << 20, 80, false)], 64, 2, 32, 1 << 20, room), (64, 161));
-        assert_eq!(reach(&[grain(8 << 20, 80, false)], 64, 2, 32, 8 << 20, room), (64, 32));
+        assert_eq!(read_ahead_for(&[grain(8 << 20, 80, false)], 64, 2, 32, 1 << 20, room), (64, 161));
+        assert_eq!(read_ahead_for(&[grain(8 << 20, 80, false)], 64, 2, 32, 8 << 20, room), (64, 32));
     }
 }

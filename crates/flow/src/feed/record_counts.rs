@@ -11,10 +11,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::{Codec, StreamDecoder, gzip_size_hint};
 use penstock_types::{Deadline, Error, Result, grouped};
 
-use super::format::{EndTells, FormatSpec};
+use super::format::{FormatSpec, TrailerCount};
 use super::index::{IndexWriter, RecordIndex, stamp};
 use super::scan::{Scanned, scan_object};
-use super::sidecar_indexes::{Beside, Imported};
+use super::sidecar_indexes::{Imported, SidecarIndexes};
 use super::source::Source;
 use super::staged_offsets::Staged;
 use crate::manifest::Entry;
@@ -31,7 +31,7 @@ const SCANS_IN_FLIGHT: usize = 4;
 
 /// How the counts were found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rung {
+pub enum CountSource {
     /// The user said so.
     Declared,
     /// The manifest knows.
@@ -48,7 +48,7 @@ pub enum Rung {
     Scan,
 }
 
-impl Rung {
+impl CountSource {
     /// Every rung.
     pub const ALL: [Self; 7] =
         [Self::Declared, Self::Manifest, Self::Index, Self::Existing, Self::Format, Self::Sizes, Self::Scan];
@@ -73,7 +73,7 @@ pub struct Counted {
     /// Records in each object.
     pub counts: Counts,
     /// How they were found.
-    pub rung: Rung,
+    pub rung: CountSource,
     /// The dataset's identity, whatever path it is read by.
     pub fingerprint: u128,
     /// Where the records lie, where that is known.
@@ -86,14 +86,14 @@ pub struct Known<'a> {
     /// The folder of our own indexes.
     pub cache: Option<&'a Path>,
     /// Other programs'.
-    pub beside: Option<&'a Beside>,
+    pub beside: Option<&'a SidecarIndexes>,
     /// What is wrong with those that were set aside.
     pub notes: Vec<String>,
 }
 
 impl Counted {
     /// Errs with `Config` if no object holds a record.
-    fn new(source: &Source, records: &[u64], rung: Rung, index: Option<Arc<RecordIndex>>) -> Result<Self> {
+    fn new(source: &Source, records: &[u64], rung: CountSource, index: Option<Arc<RecordIndex>>) -> Result<Self> {
         let (fingerprint, counts) = (source.manifest().fingerprint(records), Counts::of(records));
         if counts.samples() == 0 {
             return Err(no_record(source));
@@ -128,12 +128,12 @@ pub async fn count(
     {
         index = Some(staged.import(source, index.as_ref(), writer(source, known.cache)?)?);
     }
-    let (mut rung, mut listed) = (Rung::Index, None);
+    let (mut rung, mut listed) = (CountSource::Index, None);
     if !index.as_ref().is_some_and(RecordIndex::is_complete)
         && let Some(beside) = known.beside
     {
         (index, listed) = import(source, beside, index.as_ref(), known, deadline).await?;
-        rung = Rung::Existing;
+        rung = CountSource::Existing;
     }
     let index = index.filter(RecordIndex::is_complete).map(Arc::new);
     let counted = |records: &[u64], rung| Counted::new(source, records, rung, index.clone()).map(Some);
@@ -143,13 +143,13 @@ pub async fn count(
         }
         let framing = source.framing();
         let records: Vec<u64> = (0..objects.len() as u64).filter_map(|block| framing.count_of_object(block)).collect();
-        return Counted::new(source, &records, Rung::Format, None).map(Some);
+        return Counted::new(source, &records, CountSource::Format, None).map(Some);
     }
     if let Some(each) = declared {
-        return counted(&vec![each; objects.len()], Rung::Declared);
+        return counted(&vec![each; objects.len()], CountSource::Declared);
     }
     if let Some(records) = objects.iter().map(|entry| entry.records).collect::<Option<Vec<u64>>>() {
-        return counted(&records, Rung::Manifest);
+        return counted(&records, CountSource::Manifest);
     }
     if let Some(index) = &index {
         let records: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| index.count(object)).collect();
@@ -158,19 +158,19 @@ pub async fn count(
         }
     }
     if let Some(records) = listed {
-        return counted(&records, Rung::Existing);
+        return counted(&records, CountSource::Existing);
     }
     let framing = source.framing();
     let told: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| framing.count_of_object(object)).collect();
     if let Some(records) = told {
-        return counted(&records, Rung::Format);
+        return counted(&records, CountSource::Format);
     }
     let by_size = |object: u64| match source.codec(object) {
         Codec::None => framing.count_of_size(source.entry(object).size, &source.place(object)),
         _ => None,
     };
     if let Some(records) = (0..objects.len() as u64).map(by_size).collect::<Option<Result<Vec<u64>>>>() {
-        return counted(&records?, Rung::Format);
+        return counted(&records?, CountSource::Format);
     }
     if let Some(most) = framing.head_for_count()
         && codecs_none(source)
@@ -184,10 +184,10 @@ pub async fn count(
             .buffered(TRAILERS_IN_FLIGHT)
             .try_collect()
             .await?;
-        return counted(&records, Rung::Format);
+        return counted(&records, CountSource::Format);
     }
     if framing.is_table() && codecs_none(source) {
-        return counted(&tables(source, deadline).await?, Rung::Format);
+        return counted(&tables(source, deadline).await?, CountSource::Format);
     }
     // Where records do not say where they end, equal sizes of objects would not mean equal counts either.
     if !framing.checks_itself() {
@@ -220,7 +220,7 @@ pub async fn count(
         .try_all(|hint| std::future::ready(hint == size & u64::from(u32::MAX)))
         .await?;
     let each = spans.len() as u64;
-    if same { counted(&vec![each; objects.len()], Rung::Sizes) } else { Ok(None) }
+    if same { counted(&vec![each; objects.len()], CountSource::Sizes) } else { Ok(None) }
 }
 
 fn codecs_none(source: &Source) -> bool {
@@ -239,8 +239,8 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
         for _ in 0..2 {
             let end = source.end(object, most, deadline).await?;
             match source.framing().count_of_end(&end, size, &place)? {
-                EndTells::Count(count) => return Ok(count),
-                EndTells::Wants(more) => most = more,
+                TrailerCount::Count(count) => return Ok(count),
+                TrailerCount::Wants(more) => most = more,
             }
         }
         Err(Error::corrupt(place, "changes while its footer is read"))
@@ -269,9 +269,9 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
             })?;
             inflater.finish()?;
             match source.framing().count_of_end(&end, size, &place)? {
-                EndTells::Count(count) => return Ok(count),
-                EndTells::Wants(more) if more > most as u64 => most = usize::try_from(more).unwrap_or(usize::MAX),
-                EndTells::Wants(_) => return Err(Error::bug("the end of a table is not enough of it")),
+                TrailerCount::Count(count) => return Ok(count),
+                TrailerCount::Wants(more) if more > most as u64 => most = usize::try_from(more).unwrap_or(usize::MAX),
+                TrailerCount::Wants(_) => return Err(Error::bug("the end of a table is not enough of it")),
             }
         }
     });
@@ -296,13 +296,13 @@ pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
     let Some(records) = (0..objects).map(|object| index.count(object)).collect::<Option<Vec<u64>>>() else {
         return Ok(None);
     };
-    Counted::new(source, &records, Rung::Index, Some(index)).map(Some)
+    Counted::new(source, &records, CountSource::Index, Some(index)).map(Some)
 }
 
 /// Another program's indexes as one of ours, kept in the cache where there is one; and the counts of its list of shards.
 async fn import(
     source: &Arc<Source>,
-    beside: &Beside,
+    beside: &SidecarIndexes,
     before: Option<&RecordIndex>,
     known: &mut Known<'_>,
     deadline: Deadline,
@@ -324,7 +324,7 @@ fn writer(source: &Source, cache: Option<&Path>) -> Result<IndexWriter> {
 pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline) -> Result<Counted> {
     // A table is held whole for any row of it: there is nothing to index.
     if source.framing().is_table() {
-        return Counted::new(source, &tables(source, deadline).await?, Rung::Scan, None);
+        return Counted::new(source, &tables(source, deadline).await?, CountSource::Scan, None);
     }
     // Where rows of arrays lie is arithmetic: no index says it better.
     if source.blocks().is_some()
@@ -368,10 +368,10 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
         }
     }
     let index = writer.and_then(|writer| writer.finish(objects).ok()).map(Arc::new);
-    Counted::new(source, &records, Rung::Scan, index)
+    Counted::new(source, &records, CountSource::Scan, index)
 }
 
-/// Keeps an index of the first `done` objects, and of those behind them what an older one has: another process goes on
+/// CachedRange an index of the first `done` objects, and of those behind them what an older one has: another process goes on
 /// from there.
 fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Option<&RecordIndex>) {
     for (object, entry) in objects.iter().enumerate().skip(done) {

@@ -65,7 +65,7 @@ pub(super) async fn scan_object(source: &Arc<Source>, object: u64, deadline: Dea
     }
     let (parts, mut arriving) = mpsc::channel::<Result<Bytes>>(1);
     let scanning = tokio::task::spawn_blocking(move || {
-        let mut pass = Pass::new(&framed, object);
+        let mut pass = ObjectScan::new(&framed, object);
         while let Some(part) = arriving.blocking_recv() {
             pass.push(&part?)?;
         }
@@ -103,7 +103,7 @@ fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
             inflated.as_slice()
         }
         _ => {
-            let mut pass = Pass::new(source, object);
+            let mut pass = ObjectScan::new(source, object);
             pass.push(stored)?;
             return pass.finish();
         }
@@ -114,7 +114,7 @@ fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
 }
 
 /// An object on its way past.
-struct Pass<'a> {
+struct ObjectScan<'a> {
     inflater: StreamDecoder,
     records: Records<'a>,
 }
@@ -142,7 +142,7 @@ enum Holding {
     Window(Window),
 }
 
-impl<'a> Pass<'a> {
+impl<'a> ObjectScan<'a> {
     fn new(source: &'a Source, object: u64) -> Self {
         let (codec, place) = (source.codec(object), source.place(object));
         let (limit, max) = match codec {

@@ -41,7 +41,7 @@ const MOST_NOTES: usize = 8;
 
 /// Indexes that lie somewhere: beside the objects, or in a folder of their own.
 #[derive(Debug)]
-pub struct Beside {
+pub struct SidecarIndexes {
     store: Arc<dyn Store>,
     base: Key,
     manifest: Manifest,
@@ -92,7 +92,7 @@ fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
     [[logical, b".idx"].concat(), [stem, b".idx"].concat()]
 }
 
-impl Beside {
+impl SidecarIndexes {
     /// The indexes of `manifest`, whose keys are below `base` in `store`.
     pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest) -> Self {
         Self { store, base, manifest }

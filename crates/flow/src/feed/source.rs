@@ -19,15 +19,15 @@ use super::chunked_arrays::Blocks;
 use super::format::array_rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
 use super::index::RecordIndex;
-use super::next_use::Schedule;
-use super::offset_cache::Learned;
+use super::next_use::NextUse;
+use super::offset_cache::OffsetCache;
 use super::read_ranges::{Content, Reads, gzip_check, known_span};
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
 use crate::manifest::{Entry, Manifest};
 use crate::order::Counts;
-use crate::pool_read::Routes;
-use crate::sampler::Leaf;
+use crate::pool_read::Placements;
+use crate::sampler::DatasetView;
 
 /// An object above twice this is read in parts of this size, several at a time: one connection gives 50 to 90 MB/s on
 /// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.
@@ -60,12 +60,12 @@ pub struct Source {
     metrics: Arc<Metrics>,
     /// What comes in several chunks is put together here.
     buffers: Arc<Buffers>,
-    learned: Learned,
+    learned: OffsetCache,
     ignored: usize,
     format: FormatSpec,
     framing: Box<dyn Framing>,
     index: Option<Arc<RecordIndex>>,
-    schedule: Option<Arc<Schedule>>,
+    schedule: Option<Arc<NextUse>>,
     is_local: bool,
     /// The node's cache, where there is one; `store` is it then.
     cache: Option<Arc<NodeCache>>,
@@ -137,7 +137,7 @@ impl Source {
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
         let (index, schedule, cache) = (None, None, None);
         let is_local = store.root().scheme == Scheme::File;
-        let (buffers, learned) = (Buffers::of_process(), Learned::new(manifest.objects.len()));
+        let (buffers, learned) = (Buffers::of_process(), OffsetCache::new(manifest.objects.len()));
         Ok(Self {
             store,
             base,
@@ -163,7 +163,7 @@ impl Source {
     }
 
     /// The same source, in local files too where `routes` have all that is read in files of this node.
-    pub fn routed(self, routes: &Routes) -> Self {
+    pub fn routed(self, routes: &Placements) -> Self {
         let is_local = self.is_local || self.listing.objects.iter().all(|entry| routes.has_own(&entry.key));
         Self { is_local, ..self }
     }
@@ -185,12 +185,12 @@ impl Source {
         self,
         folder: &Path,
         limit_bytes: u64,
-        leaf: &Leaf,
+        leaf: &DatasetView,
         steps: Option<Steps>,
         node: Range<u64>,
         transcode: Transcode,
     ) -> Result<Self> {
-        let mut schedule = Schedule::new(self.listing.clone(), self.base.clone(), leaf.clone(), steps, node);
+        let mut schedule = NextUse::new(self.listing.clone(), self.base.clone(), leaf.clone(), steps, node);
         if let Some(blocks) = &self.blocks {
             schedule = schedule.of_blocks(blocks, PART);
         }
@@ -240,7 +240,7 @@ impl Source {
     }
 
     /// Where records lie in objects that were read without an index.
-    pub(super) fn learned(&self) -> &Learned {
+    pub(super) fn learned(&self) -> &OffsetCache {
         &self.learned
     }
 

@@ -84,7 +84,7 @@ fn settings() -> FeedSettings {
         threads: 2,
         deadline: Duration::from_secs(20),
         on_error: OnError::Raise,
-        looks_ahead: true,
+        prefetches_next_epoch: true,
     }
 }
 
@@ -94,8 +94,8 @@ fn steps(samples: u64, global_batch: u64, rank: u64, world: u64, tail: Tail) -> 
 
 /// A feed of one dataset.
 fn feed(source: Arc<Source>, order: Order, fields: Vec<Field>, steps: Steps, set: &FeedSettings) -> Result<Arc<Feed>> {
-    let leaf = Leaf::from_order(order);
-    let course = Course::leaf(&leaf);
+    let leaf = DatasetView::from_order(order);
+    let course = Sampler::leaf(&leaf);
     Feed::new(vec![source], vec![leaf], course, fields, steps, set)
 }
 
@@ -182,14 +182,14 @@ fn counts_come_from_sizes_where_objects_are_alike_and_from_a_scan_where_not() {
     let alike = World::new("feed-alike");
     alike.fill(&[3, 3, 3], true);
     let counted = alike.count(&alike.source(alike.list().unwrap())).unwrap();
-    assert_eq!((counted.rung, counted.counts.samples()), (Rung::Sizes, 9));
+    assert_eq!((counted.rung, counted.counts.samples()), (CountSource::Sizes, 9));
     let plain = World::new("feed-alike-plain");
     plain.fill(&[3, 3, 3], false);
     assert_eq!(plain.count(&plain.source(plain.list().unwrap())).unwrap().fingerprint, counted.fingerprint);
     let mixed = World::new("feed-mixed");
     mixed.fill(&[3, 1, 3], true);
     let counted = mixed.count(&mixed.source(mixed.list().unwrap())).unwrap();
-    assert_eq!((counted.rung, counted.counts.samples()), (Rung::Scan, 7));
+    assert_eq!((counted.rung, counted.counts.samples()), (CountSource::Scan, 7));
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn the_next_epochs_first_objects_are_fetched_while_this_one_ends() {
     assert_eq!(metrics.get(Metric::Gets), 128 + 4, "nothing is read twice");
     // The same batches as of a feed that does not look ahead.
     let (case, plain, steps, metrics) =
-        counted_world("feed-not-ahead", &FeedSettings { looks_ahead: false, ..settings() });
+        counted_world("feed-not-ahead", &FeedSettings { prefetches_next_epoch: false, ..settings() });
     for (epoch, want) in [first, second].into_iter().enumerate() {
         assert_eq!(ids(&mut plain.start(case.runtime.handle(), epoch as u64, steps).unwrap()).unwrap(), want);
     }
@@ -455,7 +455,7 @@ fn another_pass_than_the_next_epoch_drops_what_was_fetched_for_it() {
         let want: Vec<u64> = (cursor..64).map(|position| order.locate(position).object).collect();
         assert_eq!(batches.concat(), want);
     }
-    drop(feed.taken_ahead(0, steps));
+    drop(feed.take_prefetched(0, steps));
     wait_for("all given back", || feed.budget.free() == whole);
     assert!(metrics.get(Metric::Gets) <= 4 * 68);
 }

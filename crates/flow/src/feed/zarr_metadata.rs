@@ -4,7 +4,7 @@
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Result, grouped};
 
-use super::format::{FormatSpec, ZarrTold, zarr};
+use super::format::{FormatSpec, ZarrMetadata, zarr};
 use super::source::Source;
 
 /// Requests under way at a time.
@@ -37,7 +37,7 @@ impl Source {
             .try_collect()
             .await?;
         let is_named = !arrays.is_empty();
-        let mut told = ZarrTold::default();
+        let mut told = ZarrMetadata::default();
         told.arrays.extend(found.into_iter().filter(|(_, json)| is_named || !zarr::is_group(json.as_bytes())));
         if told.arrays.is_empty() {
             return Err(Error::NotFound { place: format!("any array in the group {}", listing.url) });

@@ -6,7 +6,7 @@ use penstock_codec::Codec;
 use penstock_store::Version;
 use penstock_types::{Algorithm, Digest, Key};
 
-use crate::manifest::{Entry, Inflated, Origin, RecordFormat, SaidBy};
+use crate::manifest::{CodecSource, Entry, Inflated, Origin, RecordFormat};
 
 /// One cell.
 #[derive(Debug, Clone, PartialEq)]
@@ -131,11 +131,11 @@ fn of_words(text: &str) -> impl Iterator<Item = Option<Digest>> {
     text.split(' ').filter(|word| !word.is_empty()).map(|word| word.parse().ok())
 }
 
-fn said_by_name(said: SaidBy) -> &'static str {
+fn said_by_name(said: CodecSource) -> &'static str {
     match said {
-        SaidBy::Suffix => "suffix",
-        SaidBy::Header => "header",
-        SaidBy::Content => "content",
+        CodecSource::Suffix => "suffix",
+        CodecSource::Header => "header",
+        CodecSource::Content => "content",
     }
 }
 
@@ -251,7 +251,7 @@ impl Column {
             }
             (Field::OriginUndoneBy, Cell::Bytes(said)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                let known = [SaidBy::Suffix, SaidBy::Header, SaidBy::Content];
+                let known = [CodecSource::Suffix, CodecSource::Header, CodecSource::Content];
                 let named = known.into_iter().find(|known| said_by_name(*known).as_bytes() == &said[..]);
                 origin.undone_by = Some(named.ok_or_else(|| bad("is none of suffix, header and content"))?);
             }

@@ -128,7 +128,7 @@ pub struct Origin {
     pub undone: Codec,
     /// Who said that it was in that codec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub undone_by: Option<SaidBy>,
+    pub undone_by: Option<CodecSource>,
     /// What it was compressed in on the way, by `--deflate`.
     #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
     pub packed: Codec,
@@ -169,7 +169,7 @@ impl Origin {
 /// What said how an object is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SaidBy {
+pub enum CodecSource {
     /// Its name, which lost its suffix when the object was inflated.
     Suffix,
     /// Its Content-Encoding, borne out by its first bytes; the name stays.

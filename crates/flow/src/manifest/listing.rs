@@ -9,7 +9,7 @@ use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 
 use super::{Entry, Manifest};
 use crate::feed::split_glob;
-use crate::key_filter::{Select, last_component};
+use crate::key_filter::{KeyFilter, last_component};
 use crate::url_list::UrlList;
 
 /// Names that begin with this are our own state (journal, manifest, locks) and never part of a dataset.
@@ -20,7 +20,7 @@ pub const OWN_PREFIX: &[u8] = b".penstock";
 ///
 /// `url` is what the user wrote; the manifest's URL is its folder. Errs with `NotFound` when nothing is there.
 pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
-    index_selected(store, prefix, url, &Select::default(), deadline).await
+    index_selected(store, prefix, url, &KeyFilter::default(), deadline).await
 }
 
 /// [`index`] of what is meant alone; the store is asked for nothing else where the patterns allow it.
@@ -28,7 +28,7 @@ pub async fn index_selected(
     store: &dyn Store,
     prefix: &Key,
     url: &Url,
-    select: &Select,
+    select: &KeyFilter,
     deadline: Deadline,
 ) -> Result<Manifest> {
     let folder = prefix.as_folder();
@@ -82,7 +82,7 @@ pub async fn index_selected(
 }
 
 /// A URL without its pattern, and what is meant below it: `s3://b/train/*.gz`. A local path that is there is no pattern.
-pub fn without_pattern(url: &Url, select: Select) -> (Url, Select) {
+pub fn without_pattern(url: &Url, select: KeyFilter) -> (Url, KeyFilter) {
     match split_glob(url).filter(|_| !url.to_path().is_some_and(|path| path.exists())) {
         Some((folder, pattern)) => (folder, select.within(pattern)),
         None => (url.clone(), select),
@@ -92,7 +92,7 @@ pub fn without_pattern(url: &Url, select: Select) -> (Url, Select) {
 /// Opens what a URL (with a pattern or without) or a local list of URLs names, and lists what is meant.
 pub async fn list(
     url: &Url,
-    select: Select,
+    select: KeyFilter,
     settings: &StoreSettings,
     metrics: Arc<Metrics>,
     deadline: Deadline,

@@ -19,7 +19,7 @@ use penstock_types::{Error, Key, Result, unix_now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-pub use entry::{Entry, Inflated, Origin, SaidBy};
+pub use entry::{CodecSource, Entry, Inflated, Origin};
 pub(crate) use io::{Head, write};
 pub use io::{MANIFEST_VERSION, ManifestFormat};
 pub(crate) use listing::is_own;
@@ -27,7 +27,7 @@ pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
 pub use record_format::RecordFormat;
 pub(crate) use serde_key::{codec_text, key_text};
 
-use crate::key_filter::Select;
+use crate::key_filter::KeyFilter;
 
 /// The list. Sorted by logical name, then key, so that object *i* of a compressed dataset is object *i* of its inflated
 /// copy (`a.gz` sorts after `a-b.gz`, but `a` before `a-b`).
@@ -84,7 +84,7 @@ impl Manifest {
     }
 
     /// The same without the objects that are not meant.
-    pub fn keep(mut self, select: &Select) -> Self {
+    pub fn keep(mut self, select: &KeyFilter) -> Self {
         if !select.is_all() {
             self.objects.retain(|entry| select.takes(&entry.key));
         }
@@ -92,7 +92,7 @@ impl Manifest {
     }
 
     /// [`Manifest::keep`]; errs where nothing is left.
-    pub fn only(self, select: &Select) -> Result<Self> {
+    pub fn only(self, select: &KeyFilter) -> Result<Self> {
         let kept = self.keep(select);
         match kept.objects.is_empty() && !select.is_all() {
             true => Err(select.none_of(format_args!("any object under {}", kept.url))),

@@ -20,7 +20,7 @@ pub(super) struct Health {
 
 #[derive(Debug, Default)]
 struct State {
-    away: HashMap<u32, Away>,
+    away: HashMap<u32, Backoff>,
     /// Until when the engine's directory is not asked.
     engine: Option<Instant>,
     /// Lost objects that were put into the pool again.
@@ -31,7 +31,7 @@ struct State {
 
 /// A node whose last answer was none.
 #[derive(Debug, Clone, Copy)]
-struct Away {
+struct Backoff {
     until: Instant,
     rest: Duration,
     /// Its rest was over, and one read asks it again.
@@ -82,7 +82,7 @@ impl Health {
                 Some(away) if away.is_asked => (away.rest * 2).min(LONGEST_REST),
                 Some(_) => continue,
             };
-            state.away.insert(node, Away { until: now() + rest, rest, is_asked: false });
+            state.away.insert(node, Backoff { until: now() + rest, rest, is_asked: false });
         }
     }
 

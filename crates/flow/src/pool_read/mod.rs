@@ -2,7 +2,7 @@
 //! Reads in a pool: a node's own files first, then the engine's protocol, then the bucket that the pool was filled from.
 //!
 //! Owns the choice of the way and the way back: what the pool has lost is fetched from the bucket, inflated where the
-//! stage had inflated it, and put into the pool again. Knows no engine: where objects lie it is told ([`Routes`]). An
+//! stage had inflated it, and put into the pool again. Knows no engine: where objects lie it is told ([`Placements`]). An
 //! object's bytes are those of its size in the pool's listing, or an error; a way that fails costs its patience once,
 //! after which the objects of the nodes that failed go straight to the bucket for a while. Of a pool's processes one is
 //! the first to fetch a lost object, by its name; the others give it a moment to put the object back.
@@ -29,7 +29,7 @@ use self::health::Health;
 use self::origin::Bucket;
 use self::origin_fetch::{AT_ONCE, Refetches};
 use self::read::Read;
-use self::timeout_store::Patient;
+use self::timeout_store::TimeoutStore;
 use crate::manifest::Manifest;
 
 /// How long a process waits for each that comes before it in fetching a lost object, and how many it waits for.
@@ -43,13 +43,13 @@ const MOST_READERS: u32 = 1 << 15;
 /// Where a pool's objects lie, as one node knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Routes {
+pub struct Placements {
     /// The URL that the pool was filled from; without one, what the pool has lost is lost.
     #[serde(default)]
     pub bucket: Option<String>,
     /// By key below the dataset's folder. Of an object that is not here nothing is known: the engine is asked.
     #[serde(default)]
-    pub objects: HashMap<String, Placed>,
+    pub objects: HashMap<String, Placement>,
     /// Who reads here; where nobody says, lost objects are fetched at once.
     #[serde(default)]
     pub reader: Option<Reader>,
@@ -72,7 +72,7 @@ pub struct Reader {
 /// Where one object lies.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Placed {
+pub struct Placement {
     /// A plain file of this node with exactly the object's bytes.
     #[serde(default)]
     pub own: Option<PathBuf>,
@@ -81,7 +81,7 @@ pub struct Placed {
     pub nodes: Option<Vec<u32>>,
 }
 
-impl Routes {
+impl Placements {
     /// From JSON; `Config` for what is none.
     pub fn from_json(text: &str) -> Result<Self> {
         let routes: Self = serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))?;
@@ -109,7 +109,7 @@ impl Routes {
 
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Routed {
+pub struct PoolStore {
     shared: Arc<Shared>,
 }
 
@@ -147,14 +147,14 @@ impl Known {
     }
 }
 
-impl Routed {
+impl PoolStore {
     /// The pool's store, governed by `governor`, behind the ways of `routes`, for the objects of its listing `manifest`,
     /// whose keys are below `pool.prefix`. `bucket` is the opened store of `routes.bucket`, governed where it need be.
     pub fn new(
         pool: Opened,
         governor: Option<Arc<Governor>>,
         manifest: &Manifest,
-        routes: &Routes,
+        routes: &Placements,
         bucket: Option<(Url, Opened)>,
         reads: LocalReads,
         metrics: Arc<Metrics>,
@@ -175,7 +175,7 @@ impl Routed {
         });
         let known = Arc::new(known.collect::<HashMap<_, _>>());
         if bucket.is_some() {
-            pool = Arc::new(Patient { inner: pool, known: known.clone() });
+            pool = Arc::new(TimeoutStore { inner: pool, known: known.clone() });
         }
         if let Some(governor) = governor {
             pool = Arc::new(Govern::new(pool, governor));
@@ -260,7 +260,7 @@ impl Shared {
 }
 
 #[async_trait]
-impl Store for Routed {
+impl Store for PoolStore {
     penstock_store::forward_store!(|this| this.shared.pool; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {

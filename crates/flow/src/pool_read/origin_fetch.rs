@@ -11,7 +11,7 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{GLANCE, Known, Shared};
-use crate::memory_budget::{Budget, Reservation};
+use crate::memory_budget::{MemoryBudget, Reservation};
 
 /// Bytes of objects that are fetched whole, or kept for others, at a time. A larger one is fetched whole only where the
 /// bucket does not have it as the pool had it, and then alone. What goes back into the pool is [`REFILLS`] objects more.
@@ -35,13 +35,13 @@ pub(super) struct Refetches {
     cells: Mutex<HashMap<Key, Weak<Cell>>>,
     /// The oldest first.
     kept: Mutex<VecDeque<(Arc<Cell>, Reservation)>>,
-    budget: Budget,
+    budget: MemoryBudget,
     refills: Arc<Semaphore>,
 }
 
 impl Refetches {
     pub fn new(at_once: u64) -> Self {
-        let (budget, refills) = (Budget::new(at_once), Arc::new(Semaphore::new(REFILLS)));
+        let (budget, refills) = (MemoryBudget::new(at_once), Arc::new(Semaphore::new(REFILLS)));
         Self { cells: Mutex::default(), kept: Mutex::default(), budget, refills }
     }
 

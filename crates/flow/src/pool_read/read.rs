@@ -14,13 +14,13 @@ use super::{Known, Shared};
 type Chunks = BoxStream<'static, Result<Chunk>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ReadPath {
     Own,
     Pool,
     Bucket,
 }
 
-impl Way {
+impl ReadPath {
     /// The counters of its reads and bytes.
     fn metrics(self) -> (Metric, Metric) {
         match self {
@@ -45,7 +45,7 @@ pub(super) struct Read {
     ranges: Vec<Progress>,
     /// The places in `ranges` of the ranges of the request under way.
     running: Vec<usize>,
-    way: Way,
+    way: ReadPath,
     /// The others had their time to put the object back.
     has_waited: bool,
     /// Came by this way, and was not given yet.
@@ -61,7 +61,7 @@ impl Read {
     pub fn new(shared: Arc<Shared>, object: ObjectRef, size: u64, ranges: &[ByteRange], deadline: Deadline) -> Self {
         let ranges = ranges.iter().map(|range| Progress { at: range.start, end: range.end(size) }).collect();
         let [has_waited, has_given, is_lost] = [false; 3];
-        let (running, way, held) = (Vec::new(), Way::Own, None);
+        let (running, way, held) = (Vec::new(), ReadPath::Own, None);
         Self { shared, object, size, ranges, running, way, has_waited, held, has_given, is_lost, deadline }
     }
 
@@ -108,7 +108,7 @@ impl Read {
         self.ranges[index].at = chunk.offset + chunk.bytes.len() as u64;
         chunk.range = index;
         let health = &self.shared.health;
-        if self.way == Way::Pool && !health.is_back(&self.object.key) {
+        if self.way == ReadPath::Pool && !health.is_back(&self.object.key) {
             health.answered(self.known().and_then(|known| known.nodes.as_deref()));
         }
         let before = self.given();
@@ -143,26 +143,26 @@ impl Read {
         if ranges.is_empty() {
             return Ok(stream::empty().boxed());
         }
-        if self.way == Way::Own && self.own().is_none() {
-            self.way = Way::Pool;
+        if self.way == ReadPath::Own && self.own().is_none() {
+            self.way = ReadPath::Pool;
         }
-        if self.way == Way::Pool
+        if self.way == ReadPath::Pool
             && let Some(known) = self.known()
             && self.shared.is_lost(&self.object, known, self.deadline).await
         {
-            self.way = Way::Bucket;
+            self.way = ReadPath::Bucket;
         }
-        if self.way == Way::Bucket && !std::mem::replace(&mut self.has_waited, true) {
+        if self.way == ReadPath::Bucket && !std::mem::replace(&mut self.has_waited, true) {
             let is_healed = self.shared.is_healed(&self.object, self.deadline).await;
-            self.way = if is_healed { Way::Pool } else { Way::Bucket };
+            self.way = if is_healed { ReadPath::Pool } else { ReadPath::Bucket };
         }
         let chunks = match self.way {
-            Way::Own => {
+            ReadPath::Own => {
                 let key = self.own().unwrap_or_default();
                 self.of_size(self.shared.files.get_ranges(&ObjectRef::current(key), &ranges, self.deadline).await?)?
             }
-            Way::Pool => self.asked_of_pool(&ranges).await?,
-            Way::Bucket => self.asked_of_bucket(&ranges).await?,
+            ReadPath::Pool => self.asked_of_pool(&ranges).await?,
+            ReadPath::Bucket => self.asked_of_bucket(&ranges).await?,
         };
         self.shared.metrics.count(self.way.metrics().0);
         Ok(chunks)
@@ -229,19 +229,19 @@ impl Read {
         }
         let health = &self.shared.health;
         let next = match self.way {
-            Way::Own => {
+            ReadPath::Own => {
                 if let Some(own) = self.own() {
                     health.file_gone(&own);
                 }
-                Way::Pool
+                ReadPath::Pool
             }
-            Way::Pool if self.shared.bucket.is_some() => {
+            ReadPath::Pool if self.shared.bucket.is_some() => {
                 health.failed(self.known().and_then(|known| known.nodes.as_deref()), &error);
                 health.lost_again(&self.object.key);
                 self.is_lost = true;
-                Way::Bucket
+                ReadPath::Bucket
             }
-            Way::Pool | Way::Bucket => return Err(error),
+            ReadPath::Pool | ReadPath::Bucket => return Err(error),
         };
         if let Some(held) = self.held.take() {
             self.ranges[held.range].at = held.offset;

@@ -33,7 +33,7 @@ struct Rig {
     /// What the bucket is asked.
     bucket_metrics: Arc<Metrics>,
     manifest: Manifest,
-    routes: Routes,
+    routes: Placements,
 }
 
 impl Rig {
@@ -47,7 +47,7 @@ impl Rig {
             metrics: Arc::default(),
             bucket_metrics: Arc::default(),
             manifest: Manifest::new("memory://pool/data/".into(), Vec::new()),
-            routes: Routes::default(),
+            routes: Placements::default(),
         }
     }
 
@@ -57,7 +57,7 @@ impl Rig {
         path
     }
 
-    async fn put(&mut self, name: &str, bytes: &[u8], placed: Placed) -> ObjectRef {
+    async fn put(&mut self, name: &str, bytes: &[u8], placed: Placement) -> ObjectRef {
         let key = Key::from("data/").join(name.as_bytes());
         let body = vec![Bytes::copy_from_slice(bytes)];
         let meta = self.pool.put(&key, body, &PutOptions::default(), soon()).await.unwrap();
@@ -77,15 +77,15 @@ impl Rig {
         self.opened().store.put(&key, body, &PutOptions::default(), soon()).await.unwrap();
     }
 
-    fn routed(&self, has_bucket: bool) -> Routed {
+    fn routed(&self, has_bucket: bool) -> PoolStore {
         self.routed_by(has_bucket, self.pool.clone(), None)
     }
 
-    fn routed_by(&self, has_bucket: bool, store: Arc<dyn Store>, governor: Option<Arc<Governor>>) -> Routed {
+    fn routed_by(&self, has_bucket: bool, store: Arc<dyn Store>, governor: Option<Arc<Governor>>) -> PoolStore {
         let bucket = has_bucket.then(|| (self.bucket.clone(), self.opened()));
         let pool = Opened { store, prefix: Key::from("data/") };
         let metrics = self.metrics.clone();
-        Routed::new(pool, governor, &self.manifest, &self.routes, bucket, LocalReads::Threads, metrics).unwrap()
+        PoolStore::new(pool, governor, &self.manifest, &self.routes, bucket, LocalReads::Threads, metrics).unwrap()
     }
 
     /// As many have been put back.
@@ -104,7 +104,7 @@ impl Rig {
     }
 }
 
-async fn whole(store: &Routed, object: &ObjectRef) -> Result<Bytes> {
+async fn whole(store: &PoolStore, object: &ObjectRef) -> Result<Bytes> {
     Ok(read_whole(store, object, None, soon()).await?.1)
 }
 
@@ -113,8 +113,8 @@ async fn own_file_is_read_and_the_pool_where_it_is_none() {
     let mut rig = Rig::new();
     let (a, b) = (noise(30_000), noise(40_000));
     let path = rig.file("blk_1", &a);
-    let first = rig.put("a", &a, Placed { own: Some(path), nodes: Some(vec![0]) }).await;
-    let second = rig.put("b", &b, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let first = rig.put("a", &a, Placement { own: Some(path), nodes: Some(vec![0]) }).await;
+    let second = rig.put("b", &b, Placement { own: None, nodes: Some(vec![1]) }).await;
     let routed = rig.routed(false);
     assert_eq!(whole(&routed, &first).await.unwrap(), a);
     assert_eq!(whole(&routed, &second).await.unwrap(), b);
@@ -133,8 +133,8 @@ async fn own_file_that_is_gone_or_of_another_size_is_passed_over() {
     let mut rig = Rig::new();
     let body = noise(5_000);
     let short = rig.file("short", &body[..4_000]);
-    let one = rig.put("one", &body, Placed { own: Some(short), nodes: None }).await;
-    let two = rig.put("two", &body, Placed { own: Some(Path::new("/nonexistent/x").into()), nodes: None }).await;
+    let one = rig.put("one", &body, Placement { own: Some(short), nodes: None }).await;
+    let two = rig.put("two", &body, Placement { own: Some(Path::new("/nonexistent/x").into()), nodes: None }).await;
     let routed = rig.routed(false);
     assert_eq!(whole(&routed, &one).await.unwrap(), body);
     assert_eq!(whole(&routed, &two).await.unwrap(), body);
@@ -145,7 +145,7 @@ async fn own_file_that_is_gone_or_of_another_size_is_passed_over() {
 async fn lost_object_comes_from_the_bucket_inflated_and_is_put_back() {
     let mut rig = Rig::new();
     let body = noise(50_000);
-    let object = rig.put("a.bin", &body, Placed { own: None, nodes: Some(vec![2]) }).await;
+    let object = rig.put("a.bin", &body, Placement { own: None, nodes: Some(vec![2]) }).await;
     rig.keep("a.bin.gz", &penstock_codec::compress(Codec::Gzip, &body, 1).unwrap()).await;
     rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
     let routed = rig.routed(true);
@@ -159,8 +159,8 @@ async fn lost_object_comes_from_the_bucket_inflated_and_is_put_back() {
 async fn object_that_another_node_has_put_back_is_read_from_the_pool() {
     let mut rig = Rig::new();
     let body = noise(9_000);
-    let lost = rig.put("lost", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
-    let back = rig.put("back", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let lost = rig.put("lost", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
+    let back = rig.put("back", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("lost", &body).await;
     let routed = rig.routed_by(true, Arc::new(Breaking::new(rig.pool.clone(), vec![(0, unreachable())])), None);
     assert_eq!(whole(&routed, &lost).await.unwrap(), body); // node 1 is known to be away now
@@ -176,7 +176,7 @@ async fn lost_object_is_fetched_by_one_of_a_pools_processes() {
     let bodies: Vec<_> = (0..8).map(|at| noise(5_000 + at)).collect();
     let mut objects = Vec::new();
     for (at, body) in bodies.iter().enumerate() {
-        objects.push(rig.put(&at.to_string(), body, Placed { own: None, nodes: Some(vec![]) }).await);
+        objects.push(rig.put(&at.to_string(), body, Placement { own: None, nodes: Some(vec![]) }).await);
         rig.keep(&at.to_string(), body).await;
     }
     let keys: Vec<_> = objects.iter().map(|object| object.key.clone()).collect();
@@ -200,7 +200,7 @@ async fn lost_object_is_fetched_by_one_of_a_pools_processes() {
 async fn each_has_a_turn_at_a_lost_object_and_the_last_fetches_it_where_the_others_do_not() {
     let mut rig = Rig::new();
     let body = noise(3_000);
-    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![]) }).await;
+    let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![]) }).await;
     rig.keep("a", &body).await;
     rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
     let mut readers: Vec<_> = (0..3)
@@ -224,7 +224,7 @@ async fn each_has_a_turn_at_a_lost_object_and_the_last_fetches_it_where_the_othe
 async fn lost_object_without_a_bucket_is_told_and_one_of_another_size_is_refused() {
     let mut rig = Rig::new();
     let body = noise(700);
-    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![0]) }).await;
+    let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![0]) }).await;
     rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
     assert_eq!(whole(&rig.routed(false), &object).await.unwrap_err().code(), "not-found");
     rig.keep("a", &body[..600]).await;
@@ -233,7 +233,7 @@ async fn lost_object_without_a_bucket_is_told_and_one_of_another_size_is_refused
     assert!(error.to_string().contains("gives 600 bytes where the pool had 700"), "{error}");
 }
 
-async fn range(store: &Routed, object: &ObjectRef, start: u64, len: u64) -> Result<Vec<u8>> {
+async fn range(store: &PoolStore, object: &ObjectRef, start: u64, len: u64) -> Result<Vec<u8>> {
     let mut got = store.get_ranges(object, &[ByteRange::new(start, len)], soon()).await?;
     let mut out = Vec::new();
     while let Some(chunk) = got.chunks.next().await {
@@ -250,7 +250,7 @@ fn changed() -> Error {
 async fn torn_bytes_are_not_taken_where_the_error_is_behind_the_last_one() {
     let mut rig = Rig::new();
     let body = noise(9_000);
-    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("a", &body).await;
     let torn = |pieces| Arc::new(Breaking::new(rig.pool.clone(), vec![(pieces, changed())]));
     // Nothing was given yet: the next way gives all, and without one the error is told.
@@ -266,7 +266,7 @@ async fn torn_bytes_are_not_taken_where_the_error_is_behind_the_last_one() {
 async fn connection_that_breaks_behind_the_last_byte_costs_the_last_chunk_alone() {
     let mut rig = Rig::new();
     let body = vec![0; 9_000];
-    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("a", &body).await;
     let pool = Arc::new(Breaking::new(rig.pool.clone(), vec![(3, unreachable())]));
     assert_eq!(whole(&rig.routed_by(true, pool, None), &object).await.unwrap(), body);
@@ -277,8 +277,8 @@ async fn connection_that_breaks_behind_the_last_byte_costs_the_last_chunk_alone(
 async fn object_that_is_not_there_says_nothing_of_its_nodes() {
     let mut rig = Rig::new();
     let (lost, well) = (noise(3_000), noise(4_000));
-    let first = rig.put("lost", &lost, Placed { own: None, nodes: Some(vec![1]) }).await;
-    let second = rig.put("well", &well, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let first = rig.put("lost", &lost, Placement { own: None, nodes: Some(vec![1]) }).await;
+    let second = rig.put("well", &well, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("lost", &lost).await;
     rig.keep("well", &well).await;
     rig.pool.delete(std::slice::from_ref(&first.key), soon()).await.unwrap();
@@ -292,8 +292,8 @@ async fn object_that_is_not_there_says_nothing_of_its_nodes() {
 async fn engine_that_was_silent_is_left_in_peace_where_nodes_are_not_known() {
     let mut rig = Rig::new();
     let (lost, well) = (noise(3_000), noise(4_000));
-    let first = rig.put("lost", &lost, Placed::default()).await;
-    let second = rig.put("well", &well, Placed::default()).await;
+    let first = rig.put("lost", &lost, Placement::default()).await;
+    let second = rig.put("well", &well, Placement::default()).await;
     rig.keep("lost", &lost).await;
     rig.keep("well", &well).await;
     let routed = rig.routed_by(true, Arc::new(Breaking::new(rig.pool.clone(), vec![(0, unreachable())])), None);
@@ -311,7 +311,7 @@ async fn engine_that_was_silent_is_left_in_peace_where_nodes_are_not_known() {
 async fn wait_for_the_governor_is_not_the_engines_silence() {
     let mut rig = Rig::new();
     let body = noise(3_000);
-    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     let governor = Governor::new(Rates { in_flight: 1, ..Rates::default() }, rig.metrics.clone());
     let routed = rig.routed_by(true, rig.pool.clone(), Some(governor.clone()));
     let others = Govern::new(rig.pool.clone(), governor);
@@ -329,7 +329,7 @@ async fn wait_for_the_governor_is_not_the_engines_silence() {
 #[tokio::test]
 async fn pin_is_held_where_nothing_puts_objects_back() {
     let mut rig = Rig::new();
-    let object = rig.put("a", &noise(500), Placed { own: None, nodes: Some(vec![1]) }).await;
+    let object = rig.put("a", &noise(500), Placement { own: None, nodes: Some(vec![1]) }).await;
     let other = noise(501)[1..].to_vec();
     rig.pool.put(&object.key, vec![other.clone().into()], &PutOptions::default(), soon()).await.unwrap();
     assert_eq!(whole(&rig.routed(false), &object).await.unwrap_err().code(), "changed");
@@ -340,7 +340,7 @@ async fn pin_is_held_where_nothing_puts_objects_back() {
 async fn bucket_that_has_another_version_than_the_pool_was_filled_from_fills_nothing() {
     let mut rig = Rig::new();
     let body = noise(500);
-    let object = rig.put("a", &body, Placed { own: None, nodes: Some(vec![1]) }).await;
+    let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("a", &noise(501)[1..]).await;
     rig.manifest.source = Some(rig.bucket.to_string());
     let mut origin = Origin::of(&rig.manifest.objects[0]);
@@ -358,7 +358,7 @@ async fn lost_object_that_only_its_bytes_or_header_call_gzip_is_inflated() {
     let body = noise(50_000);
     let gzip = penstock_codec::compress(Codec::Gzip, &body, 1).unwrap();
     for (name, encoding) in [("content.npy", None), ("header.bin", Some("x-gzip".to_owned()))] {
-        let object = rig.put(name, &body, Placed { own: None, nodes: Some(vec![2]) }).await;
+        let object = rig.put(name, &body, Placement { own: None, nodes: Some(vec![2]) }).await;
         let options = PutOptions { encoding, ..PutOptions::default() };
         let key = Key::from("set/").join(name.as_bytes());
         rig.opened().store.put(&key, vec![gzip.clone().into()], &options, soon()).await.unwrap();
@@ -371,7 +371,7 @@ async fn lost_object_that_only_its_bytes_or_header_call_gzip_is_inflated() {
 async fn ranges_of_a_lost_object_cost_one_fetch_even_where_nothing_is_put_back() {
     let mut rig = Rig::new();
     let body = noise(40_000);
-    let object = rig.put("a.bin", &body, Placed { own: None, nodes: Some(vec![2]) }).await;
+    let object = rig.put("a.bin", &body, Placement { own: None, nodes: Some(vec![2]) }).await;
     rig.keep("a.bin.gz", &penstock_codec::compress(Codec::Gzip, &body, 1).unwrap()).await;
     let down = (0..4).map(|_| (0, unreachable())).collect();
     let routed = rig.routed_by(true, Arc::new(Breaking::refusing(rig.pool.clone(), down)), None);
@@ -386,7 +386,7 @@ async fn ranges_of_a_lost_object_cost_one_fetch_even_where_nothing_is_put_back()
 async fn ranges_of_a_lost_object_beyond_the_budget_are_asked_for_alone() {
     let mut rig = Rig::new();
     let body = noise(40_000);
-    let object = rig.put("a.bin", &body, Placed { own: None, nodes: Some(vec![2]) }).await;
+    let object = rig.put("a.bin", &body, Placement { own: None, nodes: Some(vec![2]) }).await;
     rig.keep("a.bin", &body).await;
     let pool = Arc::new(Breaking::new(rig.pool.clone(), vec![(0, unreachable())]));
     let mut routed = rig.routed_by(true, pool, None);
@@ -399,7 +399,7 @@ async fn ranges_of_a_lost_object_beyond_the_budget_are_asked_for_alone() {
 #[tokio::test]
 async fn bucket_names_what_it_has_not_below_its_folder() {
     let mut rig = Rig::new();
-    let object = rig.put("train.bin", &noise(10), Placed { own: None, nodes: Some(vec![2]) }).await;
+    let object = rig.put("train.bin", &noise(10), Placement { own: None, nodes: Some(vec![2]) }).await;
     rig.keep("other", &noise(10)).await;
     rig.pool.delete(std::slice::from_ref(&object.key), soon()).await.unwrap();
     rig.bucket = rig.bucket.to_string().trim_end_matches('/').parse().unwrap();
@@ -412,7 +412,7 @@ async fn own_file_comes_in_one_chunk() {
     let mut rig = Rig::new();
     let body = noise(5 << 20);
     let path = rig.file("blk_1", &body);
-    let object = rig.put("a", &body, Placed { own: Some(path), nodes: Some(vec![0]) }).await;
+    let object = rig.put("a", &body, Placement { own: Some(path), nodes: Some(vec![0]) }).await;
     let got = rig.routed(false).get_ranges(&object, &[ByteRange::WHOLE], soon()).await.unwrap();
     let lens: Vec<usize> = got.chunks.map(|chunk| chunk.unwrap().bytes.len()).collect().await;
     assert_eq!(lens, [5 << 20]);
@@ -420,10 +420,10 @@ async fn own_file_comes_in_one_chunk() {
 
 #[test]
 fn routes_are_json_and_nothing_else_passes() {
-    let routes = Routes::from_json(r#"{"bucket":"s3://b/x","objects":{"a":{"own":"/x/a","nodes":[0,3]},"b":{}}}"#);
+    let routes = Placements::from_json(r#"{"bucket":"s3://b/x","objects":{"a":{"own":"/x/a","nodes":[0,3]},"b":{}}}"#);
     let routes = routes.unwrap();
     assert_eq!(routes.objects["a"].nodes, Some(vec![0, 3]));
-    assert_eq!(Routes::from_json(&routes.to_json().unwrap()).unwrap(), routes);
+    assert_eq!(Placements::from_json(&routes.to_json().unwrap()).unwrap(), routes);
     for text in [
         "",
         "[1]",
@@ -431,6 +431,6 @@ fn routes_are_json_and_nothing_else_passes() {
         r#"{"objects":{"a":{"nodes":[-1]}}}"#,
         r#"{"reader":{"node":2,"nodes":2,"local":0,"locals":1}}"#,
     ] {
-        assert_eq!(Routes::from_json(text).unwrap_err().code(), "config", "{text}");
+        assert_eq!(Placements::from_json(text).unwrap_err().code(), "config", "{text}");
     }
 }

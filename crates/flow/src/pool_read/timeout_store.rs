@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_secs(2);
 
 /// See the module. Objects that are not `known` are waited for as long as their deadline.
 #[derive(Debug)]
-pub(super) struct Patient {
+pub(super) struct TimeoutStore {
     pub inner: Arc<dyn Store>,
     pub known: Arc<HashMap<Key, Known>>,
 }
@@ -33,7 +33,7 @@ async fn within<T>(patience: Duration, place: &str, work: impl Future<Output = R
 }
 
 #[async_trait]
-impl Store for Patient {
+impl Store for TimeoutStore {
     penstock_store::forward_store!(|this| this.inner; root, capabilities, list, put, uploads, delete);
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {

@@ -10,7 +10,7 @@ use penstock_types::{Error, Key, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::squeeze::Deflate;
-use crate::manifest::{Entry, Manifest, OWN_PREFIX, SaidBy};
+use crate::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
 use crate::share::{Division, SharePlan};
 
 /// Bytes of one ranged read; an object up to this size is read at once. Large enough that requests cost little (S3
@@ -90,7 +90,7 @@ pub struct Item {
     /// What is undone on the way; [`Codec::None`] when bytes stay as stored, as far as names tell.
     pub undo: Codec,
     /// Who said that it is in that codec.
-    pub said_by: Option<SaidBy>,
+    pub said_by: Option<CodecSource>,
 }
 
 /// This node's items, and what the others have.
@@ -143,7 +143,7 @@ impl StagePlan {
                     Cow::Owned(name) => Key::new(name),
                 };
                 let undo = if options.inflate { entry.codec } else { Codec::None };
-                Item { object, target, undo, said_by: (undo != Codec::None).then_some(SaidBy::Suffix) }
+                Item { object, target, undo, said_by: (undo != Codec::None).then_some(CodecSource::Suffix) }
             })
             .collect();
         let requests = |at: usize, is_busy| requests_of(manifest.objects[at].size, is_busy);

@@ -12,7 +12,7 @@ use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
 use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use super::send::{PART, SMALL};
-use crate::manifest::{Manifest, SaidBy, is_own};
+use crate::manifest::{CodecSource, Manifest, is_own};
 use crate::share::{Division, SharePlan};
 
 /// The longest key that any store holds.
@@ -98,7 +98,7 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
             let other = &manifest.objects[other].key;
             return Err(refuse(&entry.key, format!("`{other}` would become the same object, `{target}`")));
         }
-        items.push(Item { object: at, target, undo, said_by: (undo != Codec::None).then_some(SaidBy::Suffix) });
+        items.push(Item { object: at, target, undo, said_by: (undo != Codec::None).then_some(CodecSource::Suffix) });
     }
     drop(names);
     let division = Division { inflate: options.inflate, ..options.division.clone() };

@@ -12,7 +12,7 @@ use super::plan::StageOptions;
 use super::progress::Failure;
 use super::remote::wish;
 use super::status::Identity;
-use crate::key_filter::Select;
+use crate::key_filter::KeyFilter;
 
 /// What to stage, parsed once at the edge.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ pub struct StageRequest {
     /// A manifest of the source, in place of a listing.
     pub manifest: Option<PathBuf>,
     /// Which of the objects are meant.
-    pub select: Select,
+    pub select: KeyFilter,
     /// What to do.
     pub options: StageOptions,
     /// What the whole job may ask of the store; each node takes its part. Requests in flight are of `options`.

@@ -22,7 +22,7 @@ use super::progress::Progress;
 use super::remote::wish;
 use super::status::FOLDER;
 use super::undo::{HEAD, unsaid};
-use crate::manifest::{Entry, Manifest, SaidBy};
+use crate::manifest::{CodecSource, Entry, Manifest};
 
 /// A trailer that claims more than this times the stored bytes is not believed when room is counted.
 const HONEST_RATIO: u64 = 32;
@@ -39,7 +39,7 @@ pub(crate) struct Resumed {
 /// True for a file that a stage with or without `--inflate` would leave as it is. Names tell of most; an object whose
 /// name says no codec may have been kept compressed, or inflated, under the same name.
 fn is_as_asked(jail: &Jail, line: &Line, inflate: bool) -> bool {
-    if line.inflate == inflate || line.origin.undone_by == Some(SaidBy::Suffix) {
+    if line.inflate == inflate || line.origin.undone_by == Some(CodecSource::Suffix) {
         return true;
     }
     if !inflate {

@@ -5,7 +5,7 @@
 use penstock_codec::{Codec, checksum};
 
 use super::plan::Item;
-use crate::manifest::{RecordFormat, SaidBy};
+use crate::manifest::{CodecSource, RecordFormat};
 
 /// First bytes that are enough to tell.
 pub(crate) const HEAD: usize = 12;
@@ -20,14 +20,14 @@ fn of_header(encoding: &str) -> Codec {
 }
 
 /// The codec that is to be undone, of an object whose name says none.
-pub(crate) fn unsaid(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, SaidBy)> {
+pub(crate) fn unsaid(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, CodecSource)> {
     let seen = Codec::sniff(head);
     if seen == Codec::None {
         return None; // a header that lies does no harm
     }
     match encoding.map(of_header) {
-        Some(said) if said == seen => Some((seen, SaidBy::Header)),
-        _ if claims_otherwise(name, head) => Some((seen, SaidBy::Content)),
+        Some(said) if said == seen => Some((seen, CodecSource::Header)),
+        _ if claims_otherwise(name, head) => Some((seen, CodecSource::Content)),
         _ => None,
     }
 }
@@ -66,14 +66,14 @@ mod tests {
     fn unsaid_codec_needs_a_header_or_a_name_that_claims_otherwise() {
         let gzip = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 1, 2];
         for (name, encoding, head, want) in [
-            (&b"a.bin"[..], Some("gzip"), &gzip[..], Some((Codec::Gzip, SaidBy::Header))),
-            (b"a.bin", Some(" X-GZIP "), &gzip, Some((Codec::Gzip, SaidBy::Header))),
+            (&b"a.bin"[..], Some("gzip"), &gzip[..], Some((Codec::Gzip, CodecSource::Header))),
+            (b"a.bin", Some(" X-GZIP "), &gzip, Some((Codec::Gzip, CodecSource::Header))),
             (b"a.bin", Some("gzip"), b"plain bytes!", None), // undone by a proxy, or a lie
             (b"a.bin", Some("zstd"), &gzip, None),
             (b"a.bin", Some("gzip, gzip"), &gzip, None),
             (b"a.tgz", None, &gzip, None),
-            (b"a.tfrecord", None, &gzip, Some((Codec::Gzip, SaidBy::Content))),
-            (b"a.npy", None, &gzip, Some((Codec::Gzip, SaidBy::Content))),
+            (b"a.tfrecord", None, &gzip, Some((Codec::Gzip, CodecSource::Content))),
+            (b"a.npy", None, &gzip, Some((Codec::Gzip, CodecSource::Content))),
             (b"a.npy", None, b"", None),
         ] {
             assert_eq!(unsaid(name, encoding, head), want, "{name:?} {encoding:?}");

@@ -25,7 +25,7 @@ use super::progress::Progress;
 use super::recorded::{Record, Recorded, Unfinished, read};
 use super::seal::Seal;
 use super::status::FOLDER;
-use crate::key_filter::Select;
+use crate::key_filter::KeyFilter;
 use crate::manifest::is_own;
 
 /// One read; a worker holds one such buffer and nothing else.
@@ -43,7 +43,7 @@ pub struct VerifyRequest {
     /// Believe what a store says of its objects.
     pub quick: bool,
     /// Which of the files are meant, by their path below the folder.
-    pub select: Select,
+    pub select: KeyFilter,
     /// Fetch again what is wrong.
     pub repair: bool,
     /// How to reach its source.
@@ -293,7 +293,7 @@ fn seal_of(file: &File, buffer: &mut [u8], stop: &AtomicBool, progress: &Progres
 }
 
 /// The records that are meant. Errs where there are records and none of them is.
-pub(crate) fn only<R>(select: &Select, mut records: Vec<R>, place: &str, target: fn(&R) -> &Key) -> Result<Vec<R>> {
+pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, target: fn(&R) -> &Key) -> Result<Vec<R>> {
     let is_empty = records.is_empty();
     records.retain(|record| select.takes(target(record)));
     match records.is_empty() && !is_empty {
@@ -304,7 +304,7 @@ pub(crate) fn only<R>(select: &Select, mut records: Vec<R>, place: &str, target:
 
 /// Names below the folder that are meant and that no record has: the first ones, and how many. Links are not followed. A
 /// folder that cannot be read has no names.
-fn strangers(jail: &Jail, records: &[Record], select: &Select) -> Result<(Vec<String>, u64)> {
+fn strangers(jail: &Jail, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
     let root = jail.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {

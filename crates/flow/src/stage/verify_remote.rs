@@ -26,7 +26,7 @@ use super::repair::NOT_RECOGNISABLE;
 use super::seal::Seal;
 use super::send::Load;
 use super::verify::{Verified, VerifyRequest, Wrong, only};
-use crate::key_filter::Select;
+use crate::key_filter::KeyFilter;
 use crate::manifest::{Entry, Manifest, is_own};
 
 /// Strangers that are named; all of them are counted.
@@ -281,7 +281,12 @@ fn told(entry: &Entry, meta: &Meta) -> Problem {
 }
 
 /// Objects below the destination that are meant and that no manifest names: the first ones, and how many.
-async fn strangers(to: &Target, records: &[Record], select: &Select, deadline: Deadline) -> Result<(Vec<String>, u64)> {
+async fn strangers(
+    to: &Target,
+    records: &[Record],
+    select: &KeyFilter,
+    deadline: Deadline,
+) -> Result<(Vec<String>, u64)> {
     let mut listing = to.store.list(&to.prefix, None, deadline);
     let (mut named, mut count) = (Vec::new(), 0);
     while let Some(meta) = listing.try_next().await? {
@@ -341,7 +346,7 @@ async fn mend(
             let entry = &records[at].entry;
             let Some(origin) = &entry.origin else { continue };
             let said_by = origin.undone_by;
-            let undo = if said_by == Some(crate::manifest::SaidBy::Suffix) { origin.undone } else { Codec::None };
+            let undo = if said_by == Some(crate::manifest::CodecSource::Suffix) { origin.undone } else { Codec::None };
             let item = Item { object: objects.len(), target: entry.key.clone(), undo, said_by };
             loads.push(Load { item, standing: None, is_ours: true });
             objects.push(Entry {

@@ -30,7 +30,7 @@ pub use detect::keep_likely;
 pub use files::Labels;
 pub use fixed::Column;
 pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
-pub use zarr::Told as ZarrTold;
+pub use zarr::Told as ZarrMetadata;
 
 use super::chunked_arrays::Blocks;
 use super::memory::PartHold;
@@ -98,7 +98,7 @@ pub enum FormatSpec {
         arrays: Vec<String>,
         /// What its metadata say; read when the dataset is opened.
         #[serde(default)]
-        told: Option<ZarrTold>,
+        told: Option<ZarrMetadata>,
     },
     /// Datasets of HDF5 files, whose rows are the records.
     Hdf5 {
@@ -194,7 +194,7 @@ impl FormatSpec {
     }
 
     /// The key of an object that tells the rest of what the format must know; see [`FormatSpec::told`].
-    pub fn asks_for(&self) -> Option<&'static str> {
+    pub fn metadata_object(&self) -> Option<&'static str> {
         matches!(self, Self::Mds { index: None }).then_some(mds::INDEX)
     }
 
@@ -330,7 +330,7 @@ pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
 
 /// What the end of an object tells of how many records it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EndTells {
+pub(crate) enum TrailerCount {
     /// So many.
     Count(u64),
     /// Nothing yet: this many of the last bytes are needed.
@@ -439,7 +439,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
     }
 
     /// How many records a table of `size` bytes holds, told by its last bytes.
-    fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<EndTells> {
+    fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<TrailerCount> {
         Err(Error::bug(format!("the end of {place} tells no count")))
     }
 

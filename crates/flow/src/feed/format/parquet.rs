@@ -11,7 +11,7 @@ use penstock_record::parquet::footer::{footer_len, rows_of_end};
 use penstock_record::parquet::{Element, Table as File, Values};
 use penstock_types::{Error, Result};
 
-use super::{Each, EachRow, EndTells, Framing, Record, RecordId, Span, Table};
+use super::{Each, EachRow, Framing, Record, RecordId, Span, Table, TrailerCount};
 use crate::feed::value::{Array, Part};
 
 /// Rows wanted of a row group are decoded at once where that is at most so many bytes, else `STEP` wanted rows at a time.
@@ -38,12 +38,12 @@ impl Framing for Parquet {
         Ok(Box::new(Rows { file: File::open(content, place)?, place: place.to_owned() }))
     }
 
-    fn count_of_end(&self, end: &[u8], size: u64, place: &str) -> Result<EndTells> {
+    fn count_of_end(&self, end: &[u8], size: u64, place: &str) -> Result<TrailerCount> {
         let footer = footer_len(end, size, place)?;
         if footer > end.len() as u64 {
-            return Ok(EndTells::Wants(footer));
+            return Ok(TrailerCount::Wants(footer));
         }
-        rows_of_end(end, size, place).map(EndTells::Count)
+        rows_of_end(end, size, place).map(TrailerCount::Count)
     }
 }
 

@@ -15,8 +15,8 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::super::batch_rows::Rows;
-use super::super::epoch_iter::{Delivered, Next, Pass, Underway};
-use super::super::on_error::{Mending, OnError, is_about_data};
+use super::super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
+use super::super::on_error::{ErrorLog, OnError, is_about_data};
 use super::super::timing::{Busy, Trace};
 use super::assign::Feeder;
 use super::decode_workers::work;
@@ -54,13 +54,13 @@ pub struct Shared {
     state: Mutex<State>,
     pub(super) wake: Condvar,
     pub(super) busy: Busy,
-    pub(super) mending: Mending,
+    pub(super) mending: ErrorLog,
 }
 
 impl Shared {
     pub(super) fn new(feed: Arc<Unindexed>, epoch: u64) -> Self {
         let (state, wake) = (Mutex::default(), Condvar::new());
-        Self { feed, epoch, state, wake, busy: Busy::default(), mending: Mending::default() }
+        Self { feed, epoch, state, wake, busy: Busy::default(), mending: ErrorLog::default() }
     }
 
     pub(super) fn locked(&self) -> MutexGuard<'_, State> {
@@ -87,7 +87,7 @@ impl Shared {
 }
 
 /// One pass over an epoch that nobody counted.
-pub type UnindexedRun = Pass<Shared>;
+pub type UnindexedRun = EpochIter<Shared>;
 
 impl UnindexedRun {
     pub(super) fn over(feed: Arc<Unindexed>, runtime: &Handle, epoch: u64, position: Position) -> Result<Self> {
@@ -111,11 +111,11 @@ impl UnindexedRun {
                 shared.wake.notify_all();
             }
         };
-        Pass::start(shared, consumed, feed.threads, work, runtime, feeder)
+        EpochIter::start(shared, consumed, feed.threads, work, runtime, feeder)
     }
 }
 
-impl Underway for Shared {
+impl EpochSource for Shared {
     fn is_ready(&self, number: u64) -> bool {
         let state = self.locked();
         match state.open.get(&number) {
@@ -152,7 +152,7 @@ impl Underway for Shared {
         &self.busy
     }
 
-    fn mending(&self) -> &Mending {
+    fn mending(&self) -> &ErrorLog {
         &self.mending
     }
 }

@@ -22,7 +22,7 @@ use super::field::Field;
 use super::format::FormatSpec;
 use super::source::Source;
 use super::{DEFAULT_MEMORY, FeedSettings, LIKELY_RATIO, OnError, SPARE_SLOTS};
-use crate::memory_budget::Budget;
+use crate::memory_budget::MemoryBudget;
 use crate::order::{Counts, Order, Permutation, Shuffle};
 
 pub use epoch_run::UnindexedRun;
@@ -80,7 +80,7 @@ pub struct Unindexed {
     threads: usize,
     read_ahead: u64,
     /// For the streams that are open.
-    budget: Budget,
+    budget: MemoryBudget,
     memory_bytes: u64,
     /// Crops' keys; of no counts.
     keys: Order,
@@ -150,7 +150,7 @@ impl Unindexed {
             settings,
             threads,
             read_ahead,
-            budget: Budget::new(stream + rest),
+            budget: MemoryBudget::new(stream + rest),
             memory_bytes,
             value_bytes: AtomicU64::new(0),
         }))

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
 use super::super::batch_rows::Rows;
-use super::super::epoch_iter::Underway;
+use super::super::epoch_iter::EpochSource;
 use super::super::memory::Values;
 use super::super::{Next, OnError};
 use super::epoch_run::{Open, Shared};
@@ -63,7 +63,7 @@ impl Case {
             threads: 3,
             deadline: Duration::from_secs(20),
             on_error,
-            looks_ahead: true,
+            prefetches_next_epoch: true,
         };
         let fields = vec![Field::tensor("x", DType::I64, &[1])];
         Unindexed::new(self.source.clone(), seed, fields, turns, settings)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The store suite over a pool whose objects are known: the suite makes its keys up, so that each read is of a `Routed`
+//! The store suite over a pool whose objects are known: the suite makes its keys up, so that each read is of a `PoolStore`
 //! that was made when the object stood there.
 
 use penstock_store::suite;
@@ -19,15 +19,15 @@ impl Store for Knowing {
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let current = ObjectRef::current(object.key.clone());
         let (meta, bytes) = read_whole(&*self.rig.pool, &current, None, deadline).await?;
-        let (mut manifest, mut routes) = (self.rig.manifest.clone(), Routes::default());
+        let (mut manifest, mut routes) = (self.rig.manifest.clone(), Placements::default());
         if let Some(name) = object.key.as_str() {
             let own = self.has_own.then(|| self.rig.file("own", &bytes));
             manifest.objects = vec![Entry::new(object.key.clone(), meta.size)];
-            routes.objects.insert(name.to_owned(), Placed { own, nodes: None });
+            routes.objects.insert(name.to_owned(), Placement { own, nodes: None });
         }
         let opened = Opened { store: self.rig.pool.clone(), prefix: Key::default() };
         let metrics = self.rig.metrics.clone();
-        let routed = Routed::new(opened, None, &manifest, &routes, None, LocalReads::Threads, metrics)?;
+        let routed = PoolStore::new(opened, None, &manifest, &routes, None, LocalReads::Threads, metrics)?;
         let got = routed.get_ranges(object, ranges, deadline).await?;
         assert!(object.key.as_str().is_none() || routed.shared.known.contains_key(&object.key));
         Ok(GetResult { meta, chunks: got.chunks })

@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use penstock_flow::Routes;
+use penstock_flow::Placements;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    if let Ok(routes) = Routes::from_json(text) {
+    if let Ok(routes) = Placements::from_json(text) {
         let written = routes.to_json().unwrap();
-        assert_eq!(Routes::from_json(&written).unwrap(), routes);
+        assert_eq!(Placements::from_json(&written).unwrap(), routes);
     }
 });

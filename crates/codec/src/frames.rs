@@ -8,7 +8,7 @@
 //! inflating: the stretch before it must end there, whole (see [`crate::decompress_frames`]). A wrong guess costs time.
 
 use crate::Codec;
-use crate::gzip::{MOST_OF_ONE, TRAILER};
+use crate::gzip::{MAX_OF_ONE, TRAILER};
 use crate::lz4;
 
 /// gzip's magic, and DEFLATE.
@@ -109,7 +109,7 @@ fn is_gzip_header(bytes: &[u8]) -> bool {
 /// What the trailer at the end of `member` says of its content; `None` where no such member could.
 fn gzip_content(member: &[u8]) -> Option<u64> {
     let says = u64::from(u32::from_le_bytes(*member.last_chunk::<4>()?));
-    (member.len() >= GZIP_LEAST && says <= (member.len() as u64).saturating_mul(MOST_OF_ONE)).then_some(says)
+    (member.len() >= GZIP_LEAST && says <= (member.len() as u64).saturating_mul(MAX_OF_ONE)).then_some(says)
 }
 
 /// Stored bytes of a bgzf member, from the `BC` field among its extra ones.

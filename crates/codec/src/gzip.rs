@@ -14,7 +14,7 @@ use crate::stream_decoder::{OutputWindow, StreamDecoder};
 use crate::{Codec, decompress};
 
 /// DEFLATE makes at most 1032 bytes of one: a trailer that says more lies.
-pub(crate) const MOST_OF_ONE: u64 = 1032;
+pub(crate) const MAX_OF_ONE: u64 = 1032;
 /// CRC-32 and size modulo 2³².
 pub(crate) const TRAILER: usize = 8;
 /// What a stream is inflated into before the sink sees it; stays in L2.
@@ -182,7 +182,7 @@ fn trailer_of(bytes: [u8; TRAILER]) -> (u32, u32) {
 pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: GzipCheck, place: &str) -> Result<()> {
     if let Some(last4) = input.last_chunk::<4>() {
         // One member is the rule, and then this is its size; any other hint only costs a second try.
-        let plausible = (input.len() as u64).saturating_mul(MOST_OF_ONE);
+        let plausible = (input.len() as u64).saturating_mul(MAX_OF_ONE);
         decompress::reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
     }
     match inflate_members(input, out, limit, check, true, place) {
@@ -262,7 +262,7 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
             }
             Outcome::Bad => return Ok(None),
             Outcome::NoRoom => {
-                let most = (stream.len() as u64).saturating_mul(MOST_OF_ONE).saturating_add(start as u64);
+                let most = (stream.len() as u64).saturating_mul(MAX_OF_ONE).saturating_add(start as u64);
                 if (start + room) as u64 >= limit {
                     return Err(decompress::above_limit(limit, place));
                 }

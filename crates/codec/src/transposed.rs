@@ -27,7 +27,7 @@ const HEADER: usize = 24;
 const BLOCK: usize = 512 << 10;
 
 /// The most that a block may be: no header makes a reader take more than this, twice, beside the content.
-const MOST_BLOCK: usize = 1 << 20;
+const MAX_BLOCK: usize = 1 << 20;
 
 /// Of zstd: higher ones take longer and save nothing (decision 0531).
 const LEVEL: i32 = 1;
@@ -179,7 +179,7 @@ fn told<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Told<'a>> {
     }
     let block = header[12..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
     let content = header.last_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    let form = Planes::new(header[8], header[9]).filter(|_| (1..=MOST_BLOCK).contains(&block));
+    let form = Planes::new(header[8], header[9]).filter(|_| (1..=MAX_BLOCK).contains(&block));
     let Some(form) = form else {
         let [width, bits] = [header[8], header[9]];
         return Err(damaged(format!("elements of {width} bytes, {bits} of them bits, in blocks of {block}")));

@@ -9,12 +9,12 @@ use crate::decompress;
 use crate::stream_decoder::OutputWindow;
 
 /// A block is at most 128 KiB of content in at least 4 bytes: a frame header that says more lies.
-const MOST_OF_ONE: u64 = 32 << 10;
+const MAX_OF_ONE: u64 = 32 << 10;
 /// What a stream is inflated into before the sink sees it: one block.
 const STREAM_BUFFER: usize = 128 << 10;
 
 /// A frame's header has at most this many bytes.
-const MOST_HEADER: usize = 18;
+const MAX_HEADER: usize = 18;
 
 /// Counts frames as the decoder goes through them, and holds each to the size that its header states: the library does
 /// so only where it has all of a frame at once, or its last block is not empty.
@@ -42,7 +42,7 @@ impl Frames {
         let hint = self.context.decompress_stream(&mut sink, &mut source).map_err(get_error_name)?;
         let moved = source.pos() > 0 || sink.pos() > before;
         self.made += (sink.pos() - before) as u64;
-        let more = MOST_HEADER - self.header.len();
+        let more = MAX_HEADER - self.header.len();
         self.header.extend_from_slice(&input[..source.pos().min(more)]);
         if hint == 0 {
             if moved {
@@ -92,7 +92,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             if total > limit {
                 return Err(decompress::above_limit(limit, place));
             }
-            let plausible = (rest.len() as u64).saturating_mul(MOST_OF_ONE).saturating_add(out.len() as u64);
+            let plausible = (rest.len() as u64).saturating_mul(MAX_OF_ONE).saturating_add(out.len() as u64);
             decompress::reserve(out, total.min(plausible), place)?;
         }
         let before = out.len();

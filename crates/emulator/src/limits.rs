@@ -20,7 +20,7 @@ const SLICE: Duration = Duration::from_millis(5);
 const SMALLEST_SLICE: u64 = 16 << 10;
 const LARGEST_SLICE: u64 = 512 << 10;
 /// Prefixes whose rates are remembered; beyond, all start afresh.
-const MOST_PREFIXES: usize = 10_000;
+const MAX_PREFIXES: usize = 10_000;
 /// z of the 99th percentile of a normal distribution.
 const Z99: f64 = 2.326_347_874_040_841;
 
@@ -194,7 +194,7 @@ impl Limits {
             What::ReadBytes | What::WriteBytes => false,
         };
         for gate in gates.iter_mut().filter(|gate| concerns(gate)) {
-            if gate.buckets.len() > MOST_PREFIXES {
+            if gate.buckets.len() > MAX_PREFIXES {
                 gate.buckets.clear();
             }
             let name = if gate.per_prefix { request.prefix } else { "" };
@@ -226,7 +226,7 @@ impl Limits {
         for (place, limit) in self.tier.limits.iter().enumerate() {
             if limit.scope == Scope::Prefix && bytes_kind(limit.what) == Some(request.kind) {
                 let mut prefixes = self.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
-                if prefixes.len() > MOST_PREFIXES {
+                if prefixes.len() > MAX_PREFIXES {
                     prefixes.clear();
                 }
                 let pipe = prefixes.entry((place, request.prefix.to_owned()));

@@ -19,7 +19,7 @@ use crate::object_metadata::Stamp;
 /// S3 addresses no longer key, so a deeper file is not listed.
 const LONGEST_KEY: usize = 1024;
 /// Names kept in memory at most; beyond, the cache starts afresh.
-const MOST_NAMES: usize = 2_000_000;
+const MAX_NAMES: usize = 2_000_000;
 /// A folder changed so lately may change again within the same tick of its clock: not kept.
 const SETTLED: Duration = Duration::from_millis(100);
 
@@ -243,7 +243,7 @@ impl Directories {
         let age = unix_now().as_nanos() as i128 - i128::from(stamp.modified_ns);
         if age > SETTLED.as_nanos() as i128 {
             let held: usize = kept.values().map(|(_, names)| names.len() + 1).sum();
-            if held + names.len() > MOST_NAMES {
+            if held + names.len() > MAX_NAMES {
                 kept.clear();
             }
             kept.insert(base.to_owned(), (stamp, names.clone()));

@@ -11,7 +11,7 @@ use penstock_types::{Error, Key, Result};
 use crate::feed::{Glob, plain_len};
 
 /// The most patterns that one command may hold: each is tried on every key.
-const MOST_PATTERNS: usize = 4096;
+const MAX_PATTERNS: usize = 4096;
 
 /// Patterns that a key must and must not fit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,8 +52,8 @@ impl KeyFilter {
     /// Keys that fit one of `include` (all, where there is none) and none of `exclude`.
     pub fn new<T: AsRef<str>>(include: &[T], exclude: &[T]) -> Result<Self> {
         let patterns = |flag: &str, texts: &[T]| -> Result<Vec<Pattern>> {
-            if texts.len() > MOST_PATTERNS {
-                return Err(Error::config(flag, format!("{} patterns are more than {MOST_PATTERNS}", texts.len())));
+            if texts.len() > MAX_PATTERNS {
+                return Err(Error::config(flag, format!("{} patterns are more than {MAX_PATTERNS}", texts.len())));
             }
             texts.iter().map(|text| Pattern::new(flag, text.as_ref())).collect()
         };

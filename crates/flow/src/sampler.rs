@@ -13,7 +13,7 @@ use penstock_types::{Error, Result, grouped};
 use crate::order::{Counts, EpochOrder, Order, Permutation, Place, Shuffle};
 
 /// Weights of a mixture are whole numbers; their sum stays below this.
-pub const MOST_WEIGHT: u64 = 1 << 48;
+pub const MAX_WEIGHT: u64 = 1 << 48;
 
 /// One dataset of a course: its counts, the samples that were selected of it, and their order.
 #[derive(Debug, Clone)]
@@ -144,7 +144,7 @@ impl Sampler {
             return Err(Error::config("mix", format!("{} datasets have {} weights", courses.len(), weights.len())));
         }
         let sum = weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
-        if weights.contains(&0) || sum.is_none_or(|sum| sum > MOST_WEIGHT) {
+        if weights.contains(&0) || sum.is_none_or(|sum| sum > MAX_WEIGHT) {
             return Err(Error::config("mix", "each weight is a whole number from 1 on, their sum is at most 2^48"));
         }
         if courses.iter().any(|course| course.samples == 0) {
@@ -435,7 +435,7 @@ mod tests {
         assert!(course.clone().repeat(u64::MAX).is_err());
         assert!(Sampler::mix(vec![], &[], 1).is_err());
         assert!(Sampler::mix(vec![course.clone()], &[0], 1).is_err());
-        assert!(Sampler::mix(vec![course.clone(), course.clone()], &[MOST_WEIGHT, 1], 1).is_err());
+        assert!(Sampler::mix(vec![course.clone(), course.clone()], &[MAX_WEIGHT, 1], 1).is_err());
         assert!(Sampler::mix(vec![course.clone().range(3..3)], &[1], 1).is_err());
         assert!(DatasetView::new(leaf.counts.clone(), Some(2..9), None).is_err());
         assert_eq!(course.range(1..100).samples(), 3);

@@ -16,7 +16,7 @@ use crate::key_filter::last_component;
 use crate::manifest::{Entry, Manifest};
 
 /// The most nodes of one job: a plan has a number for each.
-const MOST_NODES: u32 = 1 << 20;
+const MAX_NODES: u32 = 1 << 20;
 
 /// Stored bytes of the fullest node over their mean that balancing what is written must not exceed.
 const EVEN: f64 = 1.02;
@@ -172,8 +172,8 @@ impl SharePlan {
     /// differ in what they inflate to, each kind is dealt out by itself, so that what is written is even too, unless
     /// that would leave stored bytes further than 2 % from even.
     pub fn divide(manifest: &Manifest, nodes: u32, division: &Division) -> Result<Self> {
-        if nodes == 0 || nodes > MOST_NODES {
-            return Err(Error::config("--nodes", format!("{nodes} nodes are not 1 to {MOST_NODES}")));
+        if nodes == 0 || nodes > MAX_NODES {
+            return Err(Error::config("--nodes", format!("{nodes} nodes are not 1 to {MAX_NODES}")));
         }
         let objects = &manifest.objects;
         if u32::try_from(objects.len()).is_err() {
@@ -194,7 +194,7 @@ impl SharePlan {
         order.sort_by_key(|&at| Reverse(objects[at as usize].size)); // stable: ties stay in the order of keys
         if has_kinds(objects, division.inflate) {
             let mut dealt = deal.clone();
-            let mut apart = vec![Vec::new(); MOST_KINDS];
+            let mut apart = vec![Vec::new(); MAX_KINDS];
             order.iter().for_each(|&at| apart[kind_of(&objects[at as usize], division.inflate)].push(at));
             // The kind with the smallest objects comes last: they fill what the large ones left uneven.
             apart.sort_by_key(|kind| Reverse(kind.first().map(|&at| objects[at as usize].size)));
@@ -237,13 +237,13 @@ impl SharePlan {
 }
 
 /// Kinds of objects by what they cost a stored byte.
-const MOST_KINDS: usize = 257;
+const MAX_KINDS: usize = 257;
 
 /// Objects that cost about the same a stored byte are of one kind: the ratio in quarters, up to 64.
 fn kind_of(entry: &Entry, inflate: bool) -> usize {
     match entry.size {
         0 => 0,
-        size => (cost(entry, inflate) as f64 / size as f64 * 4.0).round().min(MOST_KINDS as f64 - 1.0) as usize,
+        size => (cost(entry, inflate) as f64 / size as f64 * 4.0).round().min(MAX_KINDS as f64 - 1.0) as usize,
     }
 }
 

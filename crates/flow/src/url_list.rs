@@ -17,7 +17,7 @@ use crate::key_filter::KeyFilter;
 use crate::manifest::{Entry, Manifest};
 
 /// A longer file is refused before it is read: it would name some 10^7 objects.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 /// Enough to see what a file begins with.
 const HEAD: u64 = 64 << 10;
 /// Questions for sizes at once.
@@ -71,9 +71,9 @@ impl UrlList {
         if !begins(&bytes) {
             return Ok(None);
         }
-        file.take(MOST_BYTES + 1 - bytes.len() as u64).read_to_end(&mut bytes).map_err(io)?;
-        if bytes.len() as u64 > MOST_BYTES {
-            return Err(Error::config(place, format!("a list of URLs has at most {MOST_BYTES} bytes")));
+        file.take(MAX_BYTES + 1 - bytes.len() as u64).read_to_end(&mut bytes).map_err(io)?;
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(Error::config(place, format!("a list of URLs has at most {MAX_BYTES} bytes")));
         }
         Self::parse(&bytes, &place).map(Some)
     }

@@ -29,7 +29,7 @@ use crate::unindexed::PyUnindexed;
 const LISTING: Duration = Duration::from_secs(3600);
 
 /// An index that a dataset carries is read whole; 10^6 shards of MDS take half of this.
-const MOST_TOLD: u64 = 1 << 30;
+const MAX_TOLD: u64 = 1 << 30;
 
 /// What `__reduce__` gives: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
@@ -135,7 +135,7 @@ fn told(
     let content = enter_async(py, async move {
         let object = ObjectRef::current(found.prefix.join(key.as_bytes()));
         let size = found.store.head(&object.key, Deadline::within(LISTING)).await?.size;
-        if size > MOST_TOLD {
+        if size > MAX_TOLD {
             let problem = format!("has {size} bytes, more than any index of a dataset");
             return Err(Error::corrupt(found.prefix.to_string(), problem));
         }

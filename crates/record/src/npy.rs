@@ -11,9 +11,9 @@ use crate::byteswap::swap_into;
 /// First bytes of every `.npy`.
 pub const MAGIC: &[u8; 6] = b"\x93NUMPY";
 /// NumPy's own limit for headers is 10,000 characters; a structured one may be longer and is refused anyway.
-const MOST_HEADER: usize = 64 << 10;
+const MAX_HEADER: usize = 64 << 10;
 /// NumPy's own limit.
-const MOST_DIMENSIONS: usize = 64;
+const MAX_DIMENSIONS: usize = 64;
 
 /// What a header says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,8 +56,8 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
             return Err(Error::Unsupported { what, by: "the .npy reader (versions 1 to 3)".to_owned() });
         }
     };
-    if len > MOST_HEADER as u64 {
-        return Err(corrupt(format!("has a .npy header of {} bytes, {MOST_HEADER} at most", grouped(len))));
+    if len > MAX_HEADER as u64 {
+        return Err(corrupt(format!("has a .npy header of {} bytes, {MAX_HEADER} at most", grouped(len))));
     }
     let data_offset = before + len as usize;
     let text = bytes.get(before..data_offset).ok_or_else(cut)?;
@@ -219,8 +219,8 @@ impl<'a> Literal<'a> {
             // Python 2's NumPy wrote long integers: `3L`.
             let side = rest[..digits].parse().map_err(|_| "has a shape that is no tuple of sizes")?;
             self.0 = rest[digits..].strip_prefix('L').unwrap_or(&rest[digits..]);
-            if shape.len() == MOST_DIMENSIONS {
-                return Err(format!("has a shape of more than {MOST_DIMENSIONS} dimensions"));
+            if shape.len() == MAX_DIMENSIONS {
+                return Err(format!("has a shape of more than {MAX_DIMENSIONS} dimensions"));
             }
             shape.push(side);
             if !self.take(',') {

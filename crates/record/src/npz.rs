@@ -18,7 +18,7 @@ const END_LEN: usize = 22;
 const ENTRY_LEN: usize = 46;
 const LOCAL_LEN: usize = 30;
 /// DEFLATE makes 1,032 bytes of one at most: a directory that says more lies.
-const MOST_OF_ONE: u64 = 1032;
+const MAX_OF_ONE: u64 = 1032;
 
 /// A member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -211,7 +211,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     if stored > room {
         return Err(corrupt(format!("has {} stored bytes where {} are left", grouped(stored), grouped(room))));
     }
-    let most = if deflated { stored.saturating_mul(MOST_OF_ONE) } else { stored };
+    let most = if deflated { stored.saturating_mul(MAX_OF_ONE) } else { stored };
     if size > most || (!deflated && size != stored) {
         return Err(corrupt(format!("says that {} stored bytes make {}", grouped(stored), grouped(size))));
     }

@@ -6,7 +6,7 @@
 pub(crate) type Problem = &'static str;
 
 /// Groups (deprecated, skipped as unknown) may nest this deep, as in the reference library.
-const MOST_NESTED: usize = 100;
+const MAX_NESTED: usize = 100;
 const START_GROUP: u32 = 3;
 const END_GROUP: u32 = 4;
 
@@ -70,7 +70,7 @@ impl<'a> Message<'a> {
                 return Err("ends inside a group");
             }
             match self.tag()? {
-                (_, START_GROUP) if open.len() == MOST_NESTED => return Err("nests groups deeper than 100"),
+                (_, START_GROUP) if open.len() == MAX_NESTED => return Err("nests groups deeper than 100"),
                 (number, START_GROUP) => open.push(number),
                 (number, END_GROUP) if number == inner => drop(open.pop()),
                 (_, END_GROUP) => return Err("ends a group it is not in"),

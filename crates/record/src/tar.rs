@@ -132,7 +132,7 @@ impl<'a> Members<'a> {
             let header_offset = *first.get_or_insert(at);
             match fields.kind {
                 Kind::Pax | Kind::GlobalPax | Kind::LongName | Kind::LongLink => {
-                    if fields.size > header::MOST_EXTENSION {
+                    if fields.size > header::MAX_EXTENSION {
                         return Err(self.corrupt(at, "is an extension of more than 1 MiB"));
                     }
                     let (content, end) = self.content(body, fields.size)?;
@@ -311,8 +311,8 @@ impl<'a> Samples<'a> {
                 break;
             }
             // A sample has few parts; one that has many must not cost their square.
-            if parts.len() == MOST_PARTS {
-                return Err(self.problem(&key, start, format!("has more than {MOST_PARTS} members")));
+            if parts.len() == MAX_PARTS {
+                return Err(self.problem(&key, start, format!("has more than {MAX_PARTS} members")));
             }
             if parts.iter().any(|known| known.ext == part.ext) {
                 return Err(self.problem(&key, start, format!("has two members `.{}`", part.ext.escape_default())));
@@ -330,7 +330,7 @@ impl<'a> Samples<'a> {
 }
 
 /// Members that one sample may have.
-const MOST_PARTS: usize = 1024;
+const MAX_PARTS: usize = 1024;
 
 impl<'a> Iterator for Samples<'a> {
     type Item = Result<Sample<'a>>;

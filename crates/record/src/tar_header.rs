@@ -7,7 +7,7 @@ pub(crate) type Problem = &'static str;
 /// tar's unit.
 pub(crate) const BLOCK: usize = 512;
 /// The most that a pax header or a long name may take: names are bounded by PATH_MAX, 4096.
-pub(crate) const MOST_EXTENSION: u64 = 1 << 20;
+pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
 /// What a header introduces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

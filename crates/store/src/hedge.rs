@@ -20,7 +20,7 @@ use crate::{GetResult, ObjectRef, Store};
 /// Answers that the quantile is taken from.
 const PEERS: usize = 256;
 /// With fewer, nothing is known.
-const LEAST_PEERS: usize = 32;
+const MIN_PEERS: usize = 32;
 /// The quantile is taken anew after so many answers.
 const LEARN_EVERY: usize = 16;
 /// A request is late behind this share of its peers.
@@ -55,7 +55,7 @@ impl State {
         }
         self.peers.push_back(after);
         self.since_learned += 1;
-        if self.peers.len() >= LEAST_PEERS && (self.late.is_none() || self.since_learned >= LEARN_EVERY) {
+        if self.peers.len() >= MIN_PEERS && (self.late.is_none() || self.since_learned >= LEARN_EVERY) {
             self.since_learned = 0;
             let mut sorted: Vec<Duration> = self.peers.iter().copied().collect();
             sorted.sort_unstable();

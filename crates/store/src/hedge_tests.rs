@@ -119,7 +119,7 @@ async fn hedge_keeps_its_share_where_everything_is_late() {
 #[tokio::test]
 async fn hedge_learns_what_is_late_from_enough_peers() {
     let mut state = State::default();
-    for _ in 1..LEAST_PEERS {
+    for _ in 1..MIN_PEERS {
         state.answered(Duration::from_millis(100));
     }
     assert_eq!(state.patience(), None);

@@ -346,11 +346,11 @@ fn is_steady(series: &[ObjectSample]) -> bool {
     least > 0.0 && most / least - 1.0 <= STEADY
 }
 
-const MOST_SAMPLES: usize = 600;
+const MAX_SAMPLES: usize = 600;
 
 /// Counts are sums since the start, so a sample left out loses no count.
 fn thinned(series: Vec<ObjectSample>) -> Vec<ObjectSample> {
-    let step = series.len().div_ceil(MOST_SAMPLES).max(1);
+    let step = series.len().div_ceil(MAX_SAMPLES).max(1);
     series.into_iter().skip(step - 1).step_by(step).collect()
 }
 

@@ -89,7 +89,7 @@ pub struct ObjectSpec {
     pub list_keys: u64,
 }
 
-const MOST_WORKERS: u64 = 65_536;
+const MAX_WORKERS: u64 = 65_536;
 
 impl ObjectSpec {
     /// Errs with `Config` for what cannot be, before anything is sent.
@@ -98,7 +98,7 @@ impl ObjectSpec {
             value if (1..=most).contains(&value) => Ok(()),
             value => Err(Error::config(what, format!("{} is not between 1 and {}", grouped(value), grouped(most)))),
         };
-        within("--concurrency", u64::from(self.concurrency), MOST_WORKERS)?;
+        within("--concurrency", u64::from(self.concurrency), MAX_WORKERS)?;
         within("--prefixes", u64::from(self.prefixes), 1 << 16)?;
         within("--list-keys", self.list_keys, 1 << 40)?;
         if self.existing.is_empty() {

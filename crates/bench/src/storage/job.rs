@@ -20,7 +20,7 @@ use crate::cpu_usage::{CpuTime, Machine};
 
 /// First distance of samples; it doubles whenever there are too many.
 const SAMPLE: Duration = Duration::from_millis(100);
-const MOST_SAMPLES: usize = 600;
+const MAX_SAMPLES: usize = 600;
 
 /// A phase that runs. Dropping it stops it and waits for its threads.
 #[derive(Debug)]
@@ -261,7 +261,7 @@ fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> 
 /// Samples until all have ended; true when the time limit ended it.
 fn watch(shared: &Shared, start: Instant, threads: usize, events: &Receiver<Event>) -> (Vec<Sample>, bool) {
     let limit = shared.spec.time_limit_s.map(|limit| start + Duration::from_secs_f64(limit));
-    let mut series = Vec::with_capacity(MOST_SAMPLES + 1);
+    let mut series = Vec::with_capacity(MAX_SAMPLES + 1);
     let (mut every, mut next) = (SAMPLE, start + SAMPLE);
     let (mut left, mut ended_by_time) = (threads, false);
     while left > 0 {
@@ -278,7 +278,7 @@ fn watch(shared: &Shared, start: Instant, threads: usize, events: &Receiver<Even
                 }
                 if at >= next {
                     series.push(Sample { t_s: (at - start).as_secs_f64(), total: shared.total() });
-                    if series.len() > MOST_SAMPLES {
+                    if series.len() > MAX_SAMPLES {
                         // Counts are sums since the start, so every second sample says as much as two.
                         let mut keep = false;
                         series.retain(|_| {

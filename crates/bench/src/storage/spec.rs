@@ -109,8 +109,8 @@ pub struct StorageSpec {
     pub start_at_s: Option<f64>,
 }
 
-const MOST_THREADS: u32 = 4096;
-const MOST_DEPTH: u32 = 4096;
+const MAX_THREADS: u32 = 4096;
+const MAX_DEPTH: u32 = 4096;
 
 impl StorageSpec {
     /// Errs with `Config` for what cannot be, before anything is touched.
@@ -119,8 +119,8 @@ impl StorageSpec {
             value if (1..=most).contains(&value) => Ok(()),
             value => Err(Error::config(what, format!("{} is not between 1 and {}", grouped(value), grouped(most)))),
         };
-        within("--threads", u64::from(self.threads), u64::from(MOST_THREADS))?;
-        within("--depth", u64::from(self.depth), u64::from(MOST_DEPTH))?;
+        within("--threads", u64::from(self.threads), u64::from(MAX_THREADS))?;
+        within("--depth", u64::from(self.depth), u64::from(MAX_DEPTH))?;
         within("--directories", u64::from(self.directories), 1 << 20)?;
         within("--files", self.files, 1 << 40)?;
         within("--block-size", self.block_size, 1 << 30)?;

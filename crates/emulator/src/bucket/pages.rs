@@ -12,7 +12,7 @@ use crate::list::{Item, Query, page};
 use crate::preconditions::modified;
 
 /// S3 gives no longer page.
-const MOST_KEYS: i32 = 1000;
+const MAX_KEYS: i32 = 1000;
 
 /// Who owns every object: the one pair of keys stands for one account.
 const OWNER: &str = "penstock";
@@ -113,9 +113,9 @@ fn encoded(text: String, encoding: Option<&EncodingType>) -> String {
 
 /// How many keys a page may hold.
 fn most(asked: Option<i32>) -> S3Result<i32> {
-    match asked.unwrap_or(MOST_KEYS) {
+    match asked.unwrap_or(MAX_KEYS) {
         asked if asked < 0 => Err(s3_error!(InvalidArgument, "max-keys must not be negative")),
-        asked => Ok(asked.min(MOST_KEYS)),
+        asked => Ok(asked.min(MAX_KEYS)),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::request_body::{Promise, Received, receive};
 
 /// S3 refuses to join shorter parts, the last apart.
 const SHORTEST_PART: u64 = 5 << 20;
-const MOST_PARTS: i32 = 10_000;
+const MAX_PARTS: i32 = 10_000;
 
 /// A part on disk.
 pub(super) struct PartHeld {
@@ -78,7 +78,7 @@ impl Bucket {
 }
 
 pub(super) fn check_part_number(number: i32) -> S3Result<()> {
-    if (1..=MOST_PARTS).contains(&number) {
+    if (1..=MAX_PARTS).contains(&number) {
         return Ok(());
     }
     Err(s3_error!(InvalidArgument, "Part number must be an integer between 1 and 10000, inclusive"))

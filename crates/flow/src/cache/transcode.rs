@@ -34,7 +34,7 @@ const WORTH: f64 = 0.8;
 const MAKING: u64 = 256 << 20;
 
 /// The most that an object to be copied may inflate to.
-const MOST_INFLATED: u64 = 64 << 20;
+const MAX_INFLATED: u64 = 64 << 20;
 
 /// What the gate counts in.
 const UNIT: u64 = 1 << 20;
@@ -89,7 +89,7 @@ impl Verdict {
             let why = format!(
                 "kept as stored, for none of the first {} is whole and inflates to {} bytes at most",
                 tried.len(),
-                grouped(MOST_INFLATED)
+                grouped(MAX_INFLATED)
             );
             return Self { keeps: false, why };
         }
@@ -187,8 +187,8 @@ impl Transcoder {
     fn weight(&self, codec: Codec, stored: &[u8]) -> Option<u32> {
         let hint = stored.last_chunk().filter(|_| codec == Codec::Gzip).map(|last| gzip_size_hint(*last));
         // Of several members it is the last one's, which may be empty.
-        let inflated = hint.filter(|&hint| hint >= stored.len() as u64).unwrap_or(MOST_INFLATED);
-        (inflated <= MOST_INFLATED).then(|| inflated.div_ceil(UNIT).max(self.share) as u32)
+        let inflated = hint.filter(|&hint| hint >= stored.len() as u64).unwrap_or(MAX_INFLATED);
+        (inflated <= MAX_INFLATED).then(|| inflated.div_ceil(UNIT).max(self.share) as u32)
     }
 
     /// The object in planes, if it is to be kept so. Takes tens of milliseconds.
@@ -208,20 +208,20 @@ impl Transcoder {
     /// inflate, which is its reader's to judge: all checksums are looked at, and the copy is read again.
     fn tried(&self, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<(Vec<u8>, Trial)> {
         let (mut content, mut again) = (Vec::new(), Vec::new());
-        decompress_into(codec, stored, &mut content, MOST_INFLATED, "").ok()?;
+        decompress_into(codec, stored, &mut content, MAX_INFLATED, "").ok()?;
         let known = self.state().form;
         let form = known.or_else(|| Planes::best(&content).ok())?;
         self.state().form = Some(form);
         let planes = transpose(&content, form).ok()?;
-        restore_transposed(&planes, &mut again, MOST_INFLATED, "").ok().filter(|()| again == content)?;
+        restore_transposed(&planes, &mut again, MAX_INFLATED, "").ok().filter(|()| again == content)?;
         let (mut inflated, mut read) = (Duration::MAX, Duration::MAX);
         let turns = if self.is_undecided() { TURNS } else { 0 };
         for _ in 0..turns {
             let watch = Stopwatch::start();
-            decompress_into_checked(codec, stored, &mut content, MOST_INFLATED, check, "").ok()?;
+            decompress_into_checked(codec, stored, &mut content, MAX_INFLATED, check, "").ok()?;
             inflated = inflated.min(watch.elapsed());
             let watch = Stopwatch::start();
-            restore_transposed(&planes, &mut again, MOST_INFLATED, "").ok()?;
+            restore_transposed(&planes, &mut again, MAX_INFLATED, "").ok()?;
             read = read.min(watch.elapsed());
         }
         let trial = Trial { inflated, read, stored: stored.len() as u64, planes: planes.len() as u64 };

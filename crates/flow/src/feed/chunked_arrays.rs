@@ -14,7 +14,7 @@ use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, grouped};
 use crate::manifest::{Entry, Manifest};
 
 /// Chunks of a dataset: each takes some 100 bytes for as long as the dataset is open.
-pub(super) const MOST_CHUNKS: usize = 1 << 22;
+pub(super) const MAX_CHUNKS: usize = 1 << 22;
 
 /// One array.
 #[derive(Debug)]
@@ -128,10 +128,10 @@ impl Blocks {
         let height = columns[widest].chunk_shape[0];
         columns.iter_mut().filter(|column| column.flat.is_some()).for_each(|column| column.chunk_shape[0] = height);
         let too_many = || Error::Unsupported {
-            what: format!("more than {} chunks ({place})", grouped(MOST_CHUNKS as u64)),
+            what: format!("more than {} chunks ({place})", grouped(MAX_CHUNKS as u64)),
             by: "the feed".to_owned(),
         };
-        if samples.div_ceil(height) > MOST_CHUNKS {
+        if samples.div_ceil(height) > MAX_CHUNKS {
             return Err(too_many());
         }
         let mut start = 0;
@@ -147,7 +147,7 @@ impl Blocks {
                     .collect();
                 let count = grid.iter().try_fold(1usize, |count, side| count.checked_mul(side.len()));
                 self.chunks = count.and_then(|count| count.checked_add(self.chunks)).unwrap_or(usize::MAX);
-                if self.chunks > MOST_CHUNKS {
+                if self.chunks > MAX_CHUNKS {
                     return Err(too_many());
                 }
                 let mut at: Vec<usize> = grid.iter().map(|side| side.start).collect();

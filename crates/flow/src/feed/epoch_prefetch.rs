@@ -23,7 +23,7 @@ use crate::memory_budget::Reservation;
 const SHARE: u64 = 16;
 
 /// A pass of fewer reads than this is over so soon that nothing is to be hidden behind it.
-const LEAST_READS: u64 = 32;
+const MIN_READS: u64 = 32;
 
 /// What a fetch ends with.
 pub(super) type Fetched = (Result<Content>, Trace);
@@ -94,7 +94,7 @@ impl Feed {
         (reads, read): (u64, u64),
         requests: &Arc<Semaphore>,
     ) -> Result<()> {
-        let Some(epoch) = epoch.checked_add(1).filter(|_| reads >= LEAST_READS) else { return Ok(()) };
+        let Some(epoch) = epoch.checked_add(1).filter(|_| reads >= MIN_READS) else { return Ok(()) };
         let steps = Steps { cursor: 0, ..steps };
         let mut room = self.ahead_bytes.min(read / SHARE);
         let tasks = Tasks::new(self.walk()?, epoch, steps, self.horizon);

@@ -24,7 +24,7 @@ use super::decode::{Decoded, Object, decode};
 use super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
 use super::epoch_prefetch::EpochPrefetch;
 use super::memory::Values;
-use super::on_error::{ErrorLog, MOST_TRIES, OnError, Retries, is_about_data, substitute};
+use super::on_error::{ErrorLog, MAX_TRIES, OnError, Retries, is_about_data, substitute};
 use super::read_ranges::{Content, Reads};
 use super::read_split::ReadSplitter;
 use super::timing::{Busy, Trace};
@@ -413,7 +413,7 @@ fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
             Ok(decoded) => (decoded.bad, false),
             Err(error) => ((0..job.task.wants.len()).map(|at| (at, error.clone())).collect(), true),
         };
-        let (retried, bad) = if feed.on_error == OnError::Substitute && job.tries < MOST_TRIES {
+        let (retried, bad) = if feed.on_error == OnError::Substitute && job.tries < MAX_TRIES {
             bad.into_iter().partition(|(_, error)| is_about_data(error))
         } else {
             (Vec::new(), bad)

@@ -13,13 +13,13 @@ use bytes::Bytes;
 use super::format::{HeadRows, Span};
 
 /// Smaller objects are read whole in any case.
-const LEAST_BYTES: u64 = 8 << 20;
+const MIN_BYTES: u64 = 8 << 20;
 
 /// More objects than this are not learned of.
-const MOST_OBJECTS: usize = 1 << 16;
+const MAX_OBJECTS: usize = 1 << 16;
 
 /// Bytes of memory for all that is learned.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Where the records of one object lie.
 #[derive(Debug)]
@@ -40,13 +40,13 @@ pub(crate) struct OffsetCache {
 impl OffsetCache {
     /// Of so many objects.
     pub fn new(objects: usize) -> Self {
-        let objects = if objects <= MOST_OBJECTS { objects } else { 0 };
+        let objects = if objects <= MAX_OBJECTS { objects } else { 0 };
         Self { layouts: (0..objects).map(|_| OnceLock::new()).collect(), bytes: AtomicU64::new(0) }
     }
 
     /// Notes where all records of an object of `size` bytes lie. What there is no room for is not noted.
     pub fn note(&self, object: u64, size: u64, spans: &[Span]) {
-        if size >= LEAST_BYTES && spans.len() >= 2 {
+        if size >= MIN_BYTES && spans.len() >= 2 {
             self.keep(object, size_of_val(spans) as u64, || Layout::Spans(spans.into()));
         }
     }
@@ -60,7 +60,7 @@ impl OffsetCache {
 
     fn keep(&self, object: u64, bytes: u64, layout: impl FnOnce() -> Layout) {
         let Some(seat) = self.layouts.get(object as usize).filter(|seat| seat.get().is_none()) else { return };
-        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_BYTES || seat.set(layout()).is_err() {
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES || seat.set(layout()).is_err() {
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -94,18 +94,18 @@ mod tests {
     fn what_is_noted_is_known_and_has_bounds() {
         let spans = |count: u64| (0..count).map(|at| Span { offset: at, len: 1, crc: 0 }).collect::<Vec<Span>>();
         let learned = OffsetCache::new(3);
-        learned.note(0, LEAST_BYTES, &spans(3));
+        learned.note(0, MIN_BYTES, &spans(3));
         assert_eq!((learned.span(0, 2), learned.span(0, 3)), (Some(spans(3)[2]), None));
-        learned.note(0, LEAST_BYTES, &spans(2));
+        learned.note(0, MIN_BYTES, &spans(2));
         assert!(learned.span(0, 2).is_some(), "an object is learned of once");
-        learned.note(1, LEAST_BYTES - 1, &spans(3));
-        learned.note(1, LEAST_BYTES, &spans(1));
-        learned.note(1, LEAST_BYTES, &spans(MOST_BYTES / size_of::<Span>() as u64));
+        learned.note(1, MIN_BYTES - 1, &spans(3));
+        learned.note(1, MIN_BYTES, &spans(1));
+        learned.note(1, MIN_BYTES, &spans(MAX_BYTES / size_of::<Span>() as u64));
         assert_eq!(learned.span(1, 0), None);
-        learned.note(1, LEAST_BYTES, &spans(2));
+        learned.note(1, MIN_BYTES, &spans(2));
         assert!(learned.span(1, 1).is_some(), "what was too much takes no room");
-        learned.note(3, LEAST_BYTES, &spans(2));
-        assert_eq!(OffsetCache::new(MOST_OBJECTS + 1).span(0, 0), None);
+        learned.note(3, MIN_BYTES, &spans(2));
+        assert_eq!(OffsetCache::new(MAX_OBJECTS + 1).span(0, 0), None);
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
 
 /// Samples tried in the place of one before the error is raised after all: with that many bad ones in a row, the fields
 /// or the dataset are wrong.
-pub(crate) const MOST_TRIES: u32 = 16;
+pub(crate) const MAX_TRIES: u32 = 16;
 
 /// Of these, how many stay in the same object.
 const TRIES_INSIDE: u32 = 8;

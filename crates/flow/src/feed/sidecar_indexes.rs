@@ -21,14 +21,14 @@ use super::source::Source;
 use crate::manifest::{Entry, Manifest};
 
 /// What an index of one object may have: of 10^8 records, 2 GB.
-const MOST_BYTES: u64 = 4 << 30;
+const MAX_BYTES: u64 = 4 << 30;
 
 /// Indexes under way at a time.
 const IN_FLIGHT: usize = 64;
 
 /// Bytes of a tar that its index may say nothing of: folders, long names and, at the end, blocks of zeros (GNU tar and
 /// Python fill up to 10,240 bytes).
-const MOST_GAP: u64 = 64 << 10;
+const MAX_GAP: u64 = 64 << 10;
 
 /// What DALI's tools call an index.
 const SUFFIX: &[u8] = b".idx";
@@ -37,7 +37,7 @@ const SUFFIX: &[u8] = b".idx";
 const SHARD_LIST: &[u8] = b"index.json";
 
 /// Notes that are kept; of 10^6 indexes that lie the same way, a few tell it.
-const MOST_NOTES: usize = 8;
+const MAX_NOTES: usize = 8;
 
 /// Indexes that lie somewhere: beside the objects, or in a folder of their own.
 #[derive(Debug)]
@@ -210,7 +210,7 @@ impl SidecarIndexes {
     }
 
     async fn read(&self, index: &Entry, deadline: Deadline) -> Result<Vec<u8>> {
-        if index.size > MOST_BYTES {
+        if index.size > MAX_BYTES {
             let problem = format!("has {} bytes, more than any index of one object", grouped(index.size));
             return Err(Error::corrupt(self.place(index), problem));
         }
@@ -224,7 +224,7 @@ impl SidecarIndexes {
 }
 
 fn note(notes: &mut Vec<String>, text: String) {
-    if notes.len() < MOST_NOTES {
+    if notes.len() < MAX_NOTES {
         notes.push(text);
     }
 }
@@ -246,13 +246,13 @@ fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     };
     for sample in samples {
         let next = sample.offset.saturating_add(sample.len);
-        if sample.offset < end || sample.offset - end > MOST_GAP {
+        if sample.offset < end || sample.offset - end > MAX_GAP {
             return Err(silent(end.min(sample.offset), sample.offset.max(end)));
         }
         spans.push(Span { offset: end, len: next - end, crc: 0 });
         end = next;
     }
-    if size - end.min(size) > MOST_GAP { Err(silent(end, size)) } else { Ok(spans) }
+    if size - end.min(size) > MAX_GAP { Err(silent(end, size)) } else { Ok(spans) }
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use super::source::Source;
 const IN_FLIGHT: usize = 64;
 
 /// No metadata of an array are larger: attributes are text that people wrote.
-const MOST_METADATA: u64 = 64 << 20;
+const MAX_METADATA: u64 = 64 << 20;
 
 /// Indexes of shards, all together.
-const MOST_INDEXES: u64 = 256 << 20;
+const MAX_INDEXES: u64 = 256 << 20;
 
 impl Source {
     /// The format with all that it must know; `None` where it knows that already.
@@ -26,7 +26,7 @@ impl Source {
             .map(|(path, object)| async move {
                 let place = || self.listed_place(object);
                 let size = listing.objects[object].size;
-                if size > MOST_METADATA {
+                if size > MAX_METADATA {
                     return Err(Error::corrupt(place(), format!("has {} bytes, too many for metadata", grouped(size))));
                 }
                 let bytes = self.listed(object, ByteRange::new(0, size), deadline).await?.0;
@@ -44,7 +44,7 @@ impl Source {
         }
         let shards = zarr::shards(&told, listing)?;
         let bytes = shards.iter().map(|(_, _, range)| range.len).fold(0, u64::saturating_add);
-        if bytes > MOST_INDEXES {
+        if bytes > MAX_INDEXES {
             let what = format!("{} bytes of shard indexes ({})", grouped(bytes), listing.url);
             return Err(Error::Unsupported { what, by: "the feed".to_owned() });
         }

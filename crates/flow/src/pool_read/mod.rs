@@ -38,7 +38,7 @@ const TURNS: u32 = 3;
 /// How often it looks meanwhile whether the object is back.
 const GLANCE: Duration = Duration::from_millis(100);
 /// Nodes of a pool, and processes of a node.
-const MOST_READERS: u32 = 1 << 15;
+const MAX_READERS: u32 = 1 << 15;
 
 /// Where a pool's objects lie, as one node knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +87,7 @@ impl Placements {
         let routes: Self = serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))?;
         match routes.reader {
             Some(Reader { node, nodes, local, locals })
-                if node >= nodes || local >= locals || nodes.max(locals) > MOST_READERS =>
+                if node >= nodes || local >= locals || nodes.max(locals) > MAX_READERS =>
             {
                 let text = format!("reader {local} of {locals} on node {node} of {nodes}");
                 Err(Error::config("routes", text))

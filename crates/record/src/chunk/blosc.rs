@@ -11,9 +11,9 @@ use super::shuffle::unshuffle_bits;
 
 const HEADER: usize = 16;
 /// A block is split by bytes of its elements up to this size of them,
-const MOST_SPLITS: usize = 16;
+const MAX_SPLITS: usize = 16;
 /// and from this many bytes a stream on.
-const LEAST_STREAM: usize = 128;
+const MIN_STREAM: usize = 128;
 
 fn le_u32(bytes: &[u8], at: usize) -> Option<usize> {
     bytes.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize)
@@ -87,7 +87,7 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
             let start = le_u32(input, HEADER + 4 * number).unwrap_or(usize::MAX);
             let source = input.get(start..).ok_or_else(|| corrupt(format!("block {number} begins behind its end")))?;
             let whole = target.len() == block;
-            let split = flags & 0x10 == 0 && whole && element <= MOST_SPLITS && block / element >= LEAST_STREAM;
+            let split = flags & 0x10 == 0 && whole && element <= MAX_SPLITS && block / element >= MIN_STREAM;
             let streams = if split { element } else { 1 };
             if !bytes && !bits {
                 streams_into(source, target, streams, packing, place, number)?;

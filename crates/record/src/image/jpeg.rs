@@ -12,7 +12,7 @@ use super::crop::Region;
 use super::{Pixels, Probe};
 
 /// Scans of a progressive image; encoders make some ten, a bomb makes thousands.
-const MOST_SCANS: c_int = 200;
+const MAX_SCANS: c_int = 200;
 
 struct Decoder(NonNull<std::ffi::c_void>);
 
@@ -21,7 +21,7 @@ impl Decoder {
         // SAFETY: takes a constant; null says that it could not be made.
         let decoder = Self(NonNull::new(unsafe { tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as c_int) }.cast())?);
         // SAFETY: the handle is sound and the parameter takes any positive number.
-        unsafe { tj::tj3Set(decoder.handle(), tj::TJPARAM_TJPARAM_SCANLIMIT as c_int, MOST_SCANS) };
+        unsafe { tj::tj3Set(decoder.handle(), tj::TJPARAM_TJPARAM_SCANLIMIT as c_int, MAX_SCANS) };
         Some(decoder)
     }
 

@@ -30,7 +30,7 @@ use self::crop::Region;
 use self::exif::Turn;
 
 /// Pixels that an image may have unless the spec says otherwise; Pillow warns a little below it.
-pub const MOST_PIXELS: u64 = 100_000_000;
+pub const MAX_PIXELS: u64 = 100_000_000;
 
 /// Which part of an image becomes the sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,7 +105,7 @@ impl ImageSpec {
             mean: [0.0; 3],
             std: [1.0; 3],
             orient: false,
-            most_pixels: MOST_PIXELS,
+            most_pixels: MAX_PIXELS,
             exact: false,
         }
     }

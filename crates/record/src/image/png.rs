@@ -9,7 +9,7 @@ use png::{ColorType, Decoder, Info, Limits, Transformations};
 use super::{Kind, Pixels, Probe, jpeg::reserve};
 
 /// Room for what is not pixels: chunks before them.
-const MOST_BESIDES: usize = 16 << 20;
+const MAX_BESIDES: usize = 16 << 20;
 
 /// Reads the header chunk.
 pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
@@ -26,7 +26,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
 /// Decodes all of it into `pixels`.
 pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &str) -> Result<()> {
     let damaged = |problem: png::DecodingError| Error::corrupt(place, format!("is a damaged PNG: {problem}"));
-    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: MOST_BESIDES });
+    let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: MAX_BESIDES });
     decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);

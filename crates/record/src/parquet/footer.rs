@@ -11,10 +11,10 @@ use super::thrift::Input;
 pub const TAIL: usize = 8;
 
 /// A footer above this is refused: it is a matter of columns times row groups, and 64 MiB are a million of them.
-const MOST_FOOTER: u64 = 64 << 20;
+const MAX_FOOTER: u64 = 64 << 20;
 
 /// A file that says it has more rows is damaged: what follows would not fit 64 bits over a large dataset.
-const MOST_ROWS: u64 = 1 << 40;
+const MAX_ROWS: u64 = 1 << 40;
 
 /// How many of a file's last bytes are its footer, the tail included, by the last bytes of it.
 pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
@@ -33,7 +33,7 @@ pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
             format!("is no Parquet, or cut short: it ends in `{}`", magic.escape_ascii()),
         ));
     }
-    if footer > len || footer > MOST_FOOTER {
+    if footer > len || footer > MAX_FOOTER {
         let (footer, len) = (grouped(footer), grouped(len));
         return Err(Error::corrupt(place, format!("is damaged Parquet: its footer has {footer} bytes of {len}")));
     }
@@ -65,7 +65,7 @@ pub fn metadata(end: &[u8], size: u64, place: &str) -> Result<ParquetMetaData> {
 pub fn rows_of_end(end: &[u8], size: u64, place: &str) -> Result<u64> {
     let metadata = metadata(end, size, place)?;
     let sum = metadata.row_groups().iter().try_fold(0u64, |sum, group| {
-        u64::try_from(group.num_rows()).ok().and_then(|rows| sum.checked_add(rows)).filter(|sum| *sum <= MOST_ROWS)
+        u64::try_from(group.num_rows()).ok().and_then(|rows| sum.checked_add(rows)).filter(|sum| *sum <= MAX_ROWS)
     });
     sum.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its row groups have no sum"))
 }

@@ -9,7 +9,7 @@ use penstock_record::chunk::zarr::Array;
 use penstock_types::{ByteRange, Error, Result, grouped};
 use serde::{Deserialize, Serialize};
 
-use crate::feed::chunked_arrays::{Blocks, Column, MOST_CHUNKS, Stored, numbers};
+use crate::feed::chunked_arrays::{Blocks, Column, MAX_CHUNKS, Stored, numbers};
 use crate::manifest::Manifest;
 
 /// The part that a lone array gives.
@@ -19,7 +19,7 @@ const ARRAY: &str = "array";
 const NAMES: [&str; 2] = ["zarr.json", ".zarray"];
 
 /// Arrays that are looked at when none is named.
-const MOST_ARRAYS: usize = 1024;
+const MAX_ARRAYS: usize = 1024;
 
 /// What was read of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub(in crate::feed) fn metadata(arrays: &[String], listing: &Manifest) -> Result
         return Err(Error::NotFound { place: format!("zarr.json or .zarray under {}", listing.url) });
     }
     if arrays.is_empty() {
-        if found.len() > MOST_ARRAYS {
+        if found.len() > MAX_ARRAYS {
             let problem = format!("{} holds {} arrays: name some", listing.url, grouped(found.len() as u64));
             return Err(Error::config("format", problem));
         }
@@ -91,8 +91,8 @@ pub(in crate::feed) fn shards(told: &Told, listing: &Manifest) -> Result<Vec<(St
         let Some(sharding) = &array.sharding else { continue };
         let (grid, len) = (array.grid(), sharding.index_len() as u64);
         let count = grid.iter().try_fold(1usize, |count, side| count.checked_mul(*side));
-        let Some(count) = count.filter(|&count| count <= MOST_CHUNKS) else {
-            let what = format!("more than {} shards ({})", grouped(MOST_CHUNKS as u64), place(listing, path));
+        let Some(count) = count.filter(|&count| count <= MAX_CHUNKS) else {
+            let what = format!("more than {} shards ({})", grouped(MAX_CHUNKS as u64), place(listing, path));
             return Err(Error::Unsupported { what, by: "the feed".to_owned() });
         };
         for number in 0..count {

@@ -18,7 +18,7 @@ use super::super::timing::Trace;
 use super::decode_workers::{Held, Job};
 use super::epoch_run::{Open, Shared};
 use super::window::{Window, windows};
-use super::{MOST_AHEAD, Position, Turns, stream_bytes};
+use super::{MAX_AHEAD, Position, Turns, stream_bytes};
 use crate::memory_budget::Reservation;
 
 /// A stream that is open.
@@ -63,7 +63,7 @@ impl Feeder {
         let mut ahead: VecDeque<EpochPrefetch> = VecDeque::new();
         let mut turn = from.object;
         loop {
-            while turn < feed.objects() && ahead.len() < MOST_AHEAD {
+            while turn < feed.objects() && ahead.len() < MAX_AHEAD {
                 let object = feed.object(self.shared.epoch, turn);
                 let bytes = stream_bytes(&feed.source, object);
                 // The first stream is waited for; the others take what is left.

@@ -29,7 +29,7 @@ pub use epoch_run::UnindexedRun;
 use window::{PARTS_AHEAD, WINDOW};
 
 /// Objects whose streams are open at a time, at most.
-const MOST_AHEAD: usize = 16;
+const MAX_AHEAD: usize = 16;
 
 /// Where a rank stands: how many objects it is done with, and how many records of the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -22,7 +22,7 @@ use super::super::source::Source;
 pub(super) const WINDOW: u64 = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 
 /// A record must lie within so much.
-const MOST_WINDOW: u64 = 256 << 20;
+const MAX_WINDOW: u64 = 256 << 20;
 
 /// An object above this is read in parts of this size.
 const PART: u64 = if cfg!(test) { 300 } else { 8 << 20 };
@@ -163,8 +163,8 @@ impl Cut {
         let walked = source.framing().spans(&self.pending[..self.target], place, &mut spans);
         let end = spans.pop().map_or(0, |last| last.offset) as usize;
         if end == 0 {
-            if self.target as u64 >= MOST_WINDOW {
-                let most = grouped(MOST_WINDOW);
+            if self.target as u64 >= MAX_WINDOW {
+                let most = grouped(MAX_WINDOW);
                 let problem = format!("holds no whole record in {most} bytes from byte {}", grouped(self.base));
                 return Err(walked.map_or_else(|error| behind(error, self.base), |()| Error::corrupt(place, problem)));
             }

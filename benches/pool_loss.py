@@ -26,9 +26,10 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from penstock.cluster import Cluster, check, pools
-from penstock.cluster.told import InPool, tell
+from penstock.cluster import Cluster, check
 from penstock.launchers.hosts import Hosts
+from penstock.pool import lifecycle
+from penstock.pool.context import InPool, tell
 from penstock.protocols import PoolSpec
 
 _SAMPLES = 8  # an object
@@ -109,7 +110,7 @@ class _Loss:
         spec = PoolSpec("loss", self.hosts.own_disk, given.copies)
         with Cluster.open("local", {"hosts": self.hosts.name}, only=names) as cluster:
             began = time.monotonic()
-            pool, _ = pools.up(cluster, spec, given.engine, settings, deadline_s=240)
+            pool, _ = lifecycle.up(cluster, spec, given.engine, settings, deadline_s=240)
             row["ready_s"] = round(time.monotonic() - began, 2)
             data = f"{pool.url.rstrip('/')}/data"
             told = InPool(pool, data, source=self.store.url)
@@ -123,10 +124,10 @@ class _Loss:
             again = env | tell(msgspec.structs.replace(told, lost=(names[-1],)))
             self._epochs(cluster, names, data, env, again)
             row["egress_of_job"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
-            record = pools.find("loss")
+            record = lifecycle.find("loss")
             assert record is not None
-            row["unreached"] = pools.down(cluster, record, deadline_s=120).unreached
-            left = pools.audit(cluster, record, deadline_s=60)
+            row["unreached"] = lifecycle.down(cluster, record, deadline_s=120).unreached
+            left = lifecycle.audit(cluster, record, deadline_s=60)
             row["left"] = sum(len(found["left"]) for found in left.receipts.values())
         return row
 

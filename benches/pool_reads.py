@@ -23,9 +23,10 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from penstock.cluster import Cluster, check, pools
-from penstock.cluster.told import VARIABLE, InPool, tell
+from penstock.cluster import Cluster, check
 from penstock.launchers.hosts import Hosts
+from penstock.pool import lifecycle
+from penstock.pool.context import VARIABLE, InPool, tell
 from penstock.protocols import Pool, PoolSpec
 
 _OBJECT = 16 << 20
@@ -60,7 +61,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
     spec, settings = PoolSpec("reads", hosts.own_disk), {"hadoop": str(Path(given.hadoop).resolve())}
     with Cluster.open("local", {"hosts": hosts.name}) as cluster:
         began = time.monotonic()
-        pool, _ = pools.up(cluster, spec, "hdfs", settings, deadline_s=200)
+        pool, _ = lifecycle.up(cluster, spec, "hdfs", settings, deadline_s=200)
         ready_s = time.monotonic() - began
         data, env = f"{pool.url}data", {"HADOOP_USER_NAME": "penstock"}
         stage = [
@@ -94,9 +95,9 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
         linked = f"{hosts.own_disk}/linked"
         here = read("plain copied own engine", given.repeats, one, linked, files, data, data)
         there = read("engine", 2, other, data)
-        record = pools.find("reads")
+        record = lifecycle.find("reads")
         assert record is not None
-        pools.down(cluster, record, deadline_s=60)
+        lifecycle.down(cluster, record, deadline_s=60)
     size = objects * _OBJECT
     rates = {f"{way}_mb_per_s": round(size / statistics.median(took) / 1e6, 1) for way, took in here.items()}
     remote = size / statistics.median(there["engine"])
@@ -117,7 +118,7 @@ def _link(hosts: Hosts, cluster: Cluster, pool: Pool, data: str, objects: int) -
     """The first host's block files under their objects' names."""
     folder = data.removeprefix(pool.url)
     orders = json.dumps([["fast_path", f"{folder}/{at:05d}.bin"] for at in range(objects)])
-    line = [sys.executable, "-m", "penstock.cluster.access", pool.engine, "h1", orders]
+    line = [sys.executable, "-m", "penstock.pool.rpc", pool.engine, "h1", orders]
     [ended] = cluster.run(line, on=[cluster.leader], stdin=msgspec.json.encode(pool), deadline_s=100)
     check([ended], "fast_path")
     (hosts.disk("h1") / "linked").mkdir()

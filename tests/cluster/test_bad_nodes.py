@@ -14,8 +14,9 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.cluster import Cluster, pools
+from penstock.cluster import Cluster
 from penstock.launchers.hosts import Hosts
+from penstock.pool import lifecycle
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launchers"))
 from sshd_kit import Sshds
@@ -63,7 +64,7 @@ def test_job_on_a_node_whose_clock_is_off_is_refused_by_its_name(job, run_cli, t
         assert told.code == 3
         assert "h2: its clock is +300 s from this machine's" in told.err
         assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2")] == [[], []]
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 def test_second_job_of_one_name_on_the_same_nodes_is_refused_and_the_first_goes_on(job, run_cli, tmp_path):
@@ -111,7 +112,7 @@ def test_job_on_a_node_whose_disk_fills_up_names_it_and_leaves_nothing(job, run_
         assert (told.code, "stage: h2: " in told.err, "no-space" in told.err) == (1, True, True), told.err
         left = cluster.run(["ls", "-A", hosts.own_disk], deadline_s=30)
         assert [ended.out for ended in left] == [b"", b""]
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def test_pool_by_ssh_with_a_bad_node_names_it_and_leaves_nothing_on_the_other(
     assert re.search(rf"{re.escape(bad)}: .*({word})", ran.err), ran.err
     assert time.monotonic() - began < 60
     assert list(tmp_path.glob("disk-*/*")) == []
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 def test_pool_that_wants_java_names_the_nodes_that_have_none(run_cli, tmp_path, monkeypatch):
@@ -174,4 +175,4 @@ def test_pool_that_wants_java_names_the_nodes_that_have_none(run_cli, tmp_path, 
     ran = run_cli("pool", "up", *line)
     assert (ran.code, "n0: there is no Java (11 or 17) (and 1 more)" in ran.err) == (3, True), ran.err
     assert list(tmp_path.glob("disk-*")) == []
-    assert pools.names() == []
+    assert lifecycle.names() == []

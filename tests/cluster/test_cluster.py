@@ -13,9 +13,9 @@ import pytest
 from penstock.cluster import Cluster, check
 from penstock.cluster.cluster import launcher_names
 from penstock.cluster.facts import ask
-from penstock.cluster.pools import engine_names
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
 from penstock.launchers.hosts import Hosts
+from penstock.pool import engine_plugins
 from penstock.protocols import Exit
 from penstock.testing import LauncherSuite
 
@@ -180,5 +180,5 @@ def test_cli_doctor_says_what_each_engine_lacks_by_node(run_cli):
 def test_help_names_every_launcher_and_every_engine(run_cli):
     words = " ".join(run_cli("pool", "up", "--help").out.split())
     attached = {"aistore", "juicefs"}  # services of a site, which are refused with where they are found
-    for name in {*launcher_names(), *engine_names()} - attached:
+    for name in {*launcher_names(), *engine_plugins.names()} - attached:
         assert re.search(rf"\b{name}\b", words), name

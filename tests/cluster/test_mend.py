@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.cluster import access, job, pools
-from penstock.cluster.execute import Execution
 from penstock.errors import ConfigError, RankFailed
+from penstock.job import spec
+from penstock.job.runner import Execution
+from penstock.pool import lifecycle, rpc
 
 _JOB = """
 name = "mended"
@@ -40,7 +41,7 @@ def execution(tmp_path, monkeypatch):
     )
     (tmp_path / "ours").chmod(0o755)
     (tmp_path / "job.toml").write_text(_JOB.format(folder=tmp_path))
-    one = Execution(job.load(tmp_path / "job.toml"), tmp_path / "runs", {}, say=lambda _row: None)
+    one = Execution(spec.load(tmp_path / "job.toml"), tmp_path / "runs", {}, say=lambda _row: None)
     one._up()
     yield one
     one._down()
@@ -54,7 +55,7 @@ def execution(tmp_path, monkeypatch):
 def test_orders_that_are_none_are_told(execution, pool, orders):
     sound = msgspec.json.encode(execution._pool)
     with pytest.raises(ConfigError, match="pool orders: "):
-        access.answers("local", "n1", orders, sound if pool is None else pool)
+        rpc.answers("local", "n1", orders, sound if pool is None else pool)
 
 
 def test_pool_is_mended_by_the_nodes_own_penstock(execution, tmp_path):
@@ -70,7 +71,7 @@ def test_pool_that_stands_is_not_thrown_away_where_it_cannot_be_mended(execution
     lease = execution._pool.lease
     with pytest.raises(RankFailed, match="exit code 9"):
         execution._mend()
-    record = pools.find("mended")
+    record = lifecycle.find("mended")
     assert record is not None
     assert record.lease == lease
 

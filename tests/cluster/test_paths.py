@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster import compare, job, pools
-from penstock.cluster.execute import StepRow
 from penstock.emulation import Emulator
+from penstock.job import compare_paths, spec
+from penstock.job.runner import StepRow
+from penstock.pool import lifecycle
 
 _TOOLS = Path(__file__).resolve().parents[2] / ".tools/bin"
 _RANK = """
@@ -70,7 +71,7 @@ def test_job_is_run_over_each_path_and_they_are_compared(written, run_cli, tmp_p
     assert rows["stream"]["before_s"] == 0 < rows["staged"]["before_s"]
     assert all(row["total_s"] == pytest.approx(row["before_s"] + row["ranks_s"]) for row in rows.values())
     assert list(tmp_path.glob("disk-*/*")) == []
-    assert pools.names() == []
+    assert lifecycle.names() == []
     resumed = run_cli("run", file, "--resume", "--json", cwd=tmp_path, timeout_s=170)
     assert resumed.code == 0, resumed.err
     again = {row["path"]: row for row in json.loads(resumed.out)["paths"]}
@@ -153,7 +154,7 @@ def test_signal_in_the_first_path_ends_all_and_leaves_nothing(sent, code, writte
     assert comparison.returncode == code, err
     assert "pool down: done" in out
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["which-pool"]
-    assert pools.names() == []
+    assert lifecycle.names() == []
     assert list(tmp_path.glob("disk-*/*")) == []
 
 
@@ -207,7 +208,7 @@ def test_rows_are_held_against_the_fastest_that_came_to_an_end():
         "a": [StepRow("pool up", "done", 2.0), StepRow("stage", "done", 4.0), StepRow("ranks", "done", 2.0)],
         "b": [StepRow("ranks", "done", 12.0)], "c": [StepRow("ranks", "failed", 1.0)],
     }  # fmt: skip
-    rows = compare.compared(steps, {"c": "ranks: no"})
+    rows = compare_paths.compared(steps, {"c": "ranks: no"})
     assert [(row.before_s, row.total_s, row.over_fastest) for row in rows] == [(6, 8, 1), (0, 12, 1.5), (0, 1, None)]
 
 
@@ -215,8 +216,8 @@ def test_local_engine_of_another_name_takes_no_settings_along(written, tmp_path)
     file = written(["pool:hdfs", "pool"], "s3://b/x")
     text = file.read_text().replace("[stage]", 'engine = "local"\nsettings = { a = 1 }\n[stage]')
     file.write_text(text)
-    found = job.load(file)
-    other, same = (compare.over(found, path).pool for path in found.paths)
+    found = spec.load(file)
+    other, same = (compare_paths.over(found, path).pool for path in found.paths)
     assert other is not None
     assert same is not None
     assert (other.engine, other.settings, same.engine, same.settings) == ("hdfs", {}, "local", {"a": 1})

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster import Cluster, pools
+from penstock.cluster import Cluster
 from penstock.errors import ConfigError, PreconditionFailed
+from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
 
 _PROGRAM = Path(sys.executable).with_name("penstock")
@@ -60,7 +61,7 @@ def test_job_that_is_refused_leaves_the_pool_of_its_name_alone(by_hand, job, run
     assert (ran.code, "up with other nodes or settings" in ran.err) == (3, True), ran.err
     assert "pool down" not in ran.out
     assert by_hand.read_text() == "three days"
-    assert pools.names() == ["train"]
+    assert lifecycle.names() == ["train"]
 
 
 def test_job_that_fails_before_its_pool_step_leaves_the_pool_of_its_name_alone(by_hand, job, run_cli, tmp_path):
@@ -113,15 +114,15 @@ def test_job_that_was_killed_while_it_brought_its_pool_up_begins_the_pool_anew(j
         time.sleep(0.05)
     first.kill()
     first.wait()
-    record = pools.find("train")
+    record = lifecycle.find("train")
     assert record is not None
     record.state, record.pool = "coming", None
-    pools._keep(record)
+    lifecycle._keep(record)
     (tmp_path / "gate").touch()
     resumed = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=110)
     assert resumed.code == 0, resumed.err
     assert "stage: done in" in resumed.out
-    assert (pools.names(), list(tmp_path.glob("disk-*/*"))) == ([], [])
+    assert (lifecycle.names(), list(tmp_path.glob("disk-*/*"))) == ([], [])
 
 
 # ---------------------------------------------------------------- records
@@ -134,36 +135,36 @@ def two(tmp_path, monkeypatch):
         yield cluster
 
 
-def _interrupted(name: str, **changes: object) -> pools.Record:
+def _interrupted(name: str, **changes: object) -> lifecycle.Record:
     """The record as a command that was killed leaves it."""
-    record = pools.find(name)
+    record = lifecycle.find(name)
     assert record is not None
     for field, value in changes.items():
         setattr(record, field, value)
-    pools._keep(record)
+    lifecycle._keep(record)
     return record
 
 
 def test_up_deletes_nothing_that_an_interrupted_down_keeps(two, tmp_path, run_cli):
     spec = PoolSpec("keepme", f"{tmp_path}/{{node}}")
-    pools.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+    lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
     result = tmp_path / "n0/penstock-pool-keepme/data/results.bin"
     result.write_bytes(b"kept")
     # `pool down --keep-data` was killed before the last node.
     _interrupted("keepme", state="going", keep_data=True)
     with pytest.raises(PreconditionFailed, match=r"`pool down` of it, on n0, n1, has not finished; it keeps the data"):
-        pools.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+        lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
     assert result.read_bytes() == b"kept"
     # The record holds what that command was told, whatever the next one says.
     down = run_cli("pool", "down", "--name", "keepme")
     assert down.code == 0, down.err
     assert result.read_bytes() == b"kept"
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 def test_up_on_fewer_nodes_after_an_interrupted_up_is_refused_and_down_clears_all(two, tmp_path, run_cli):
     spec = PoolSpec("cm", f"{tmp_path}/{{node}}")
-    pools.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+    lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
     _interrupted("cm", state="coming", pool=None)
     flags = ["--name", "cm", "--disk", f"{tmp_path}/{{node}}"]
     again = run_cli("pool", "up", *flags, "--nodes", "1")
@@ -176,7 +177,7 @@ def test_up_on_fewer_nodes_after_an_interrupted_up_is_refused_and_down_clears_al
 
 
 def test_node_of_the_record_that_the_cluster_lacks_is_not_told_as_cleared(two, tmp_path):
-    pools.up(
+    lifecycle.up(
         two,
         PoolSpec("p", f"{tmp_path}/{{node}}"),
         "local",
@@ -185,29 +186,29 @@ def test_node_of_the_record_that_the_cluster_lacks_is_not_told_as_cleared(two, t
         launcher="local",
         launcher_settings={"nodes": 2},
     )
-    record = pools.find("p")
+    record = lifecycle.find("p")
     assert record is not None
     with Cluster.open("local", {"nodes": 2}, only=["n0"]) as less:
-        assert pools.down(less, record, deadline_s=60).unreached == ("n1",)
-    assert pools.names() == ["p"]
-    assert pools.down(two, record, deadline_s=60).unreached == ()
-    assert pools.names() == []
+        assert lifecycle.down(less, record, deadline_s=60).unreached == ("n1",)
+    assert lifecycle.names() == ["p"]
+    assert lifecycle.down(two, record, deadline_s=60).unreached == ()
+    assert lifecycle.names() == []
 
 
 def test_record_of_another_lease_is_neither_replaced_nor_forgotten(two, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
-    pools.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
-    record = pools.find("p")
+    lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+    record = lifecycle.find("p")
     assert record is not None
-    stale = pools.Record(state="up", engine="local", engine_settings={}, spec=spec, lease="0" * 16, nodes=["n0"])
+    stale = lifecycle.Record(state="up", engine="local", engine_settings={}, spec=spec, lease="0" * 16, nodes=["n0"])
     with pytest.raises(PreconditionFailed, match="another start brings up a pool of this name at this moment"):
-        pools._keep(stale, is_new=True)
+        lifecycle._keep(stale, is_new=True)
     with pytest.raises(PreconditionFailed, match="another start has brought up a pool of this name"):
-        pools.down(two, stale, deadline_s=60)
-    pools._forget(stale)
-    assert pools.find("p") == record
+        lifecycle.down(two, stale, deadline_s=60)
+    lifecycle._forget(stale)
+    assert lifecycle.find("p") == record
     assert sorted(path.name for path in (tmp_path / "state/penstock/pools").iterdir()) == ["p.json"]
-    pools.down(two, record, deadline_s=60)
+    lifecycle.down(two, record, deadline_s=60)
 
 
 @pytest.mark.parametrize("name", ["pool/..", "../../x", "", ".", "a b", "-p", "p" * 41, "p\n"])
@@ -218,11 +219,11 @@ def test_pool_name_that_cannot_be_is_refused_by_every_verb(verb, name, tmp_path,
     ran = run_cli("pool", verb, "--name", name, "--disk", tmp_path)
     assert (ran.code, "no name of a pool" in ran.err) == (2, True), ran.err
     with pytest.raises(ConfigError, match="no name of a pool"):
-        pools.forget(name)
+        lifecycle.forget(name)
 
 
 def test_flags_that_contradict_the_record_are_refused(two, tmp_path, run_cli):
-    pools.up(
+    lifecycle.up(
         two,
         PoolSpec("p", f"{tmp_path}/{{node}}"),
         "local",
@@ -246,4 +247,4 @@ def test_record_of_a_pool_in_the_working_directory_is_not_read(tmp_path, monkeyp
         for name, value in (("HOME", home), ("XDG_STATE_HOME", state)):
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
         with pytest.raises(ConfigError, match="no place for records of pools"):
-            pools.find("p")
+            lifecycle.find("p")

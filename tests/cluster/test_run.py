@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import run_shown
-from penstock.cluster import pools
-from penstock.cluster.execute import Execution
-from penstock.cluster.job import load
+from penstock.job.runner import Execution
+from penstock.job.spec import load
+from penstock.pool import lifecycle
 from penstock.stage.job import for_nodes
 
 _JOB = """
@@ -81,7 +81,7 @@ def test_run_does_all_steps_and_leaves_no_pool(job, run_cli, tmp_path):
     assert sorted(told) == ["0-of-4", "1-of-4", "2-of-4", "3-of-4"]
     assert told["0-of-4"] == told["1-of-4"]
     assert told["0-of-4"] + told["2-of-4"] == 12
-    assert pools.names() == []
+    assert lifecycle.names() == []
     assert list(tmp_path.glob("disk-*/*")) == []
 
 
@@ -90,7 +90,7 @@ def test_run_that_failed_is_torn_down_and_resumed(job, run_cli, tmp_path):
     ran = run_cli("run", job(gate), cwd=tmp_path, timeout_s=110)
     assert (ran.code, "ranks: n0: exit code 9 (and 3 more of 4)" in ran.err) == (1, True), ran.err
     assert "pool down: done" in ran.out
-    assert pools.names() == []
+    assert lifecycle.names() == []
     again = run_cli("run", job(gate), cwd=tmp_path)
     assert (again.code, "holds an earlier start" in again.err) == (2, True)
     (tmp_path / "gate").touch()
@@ -119,7 +119,7 @@ def test_second_run_of_a_job_that_runs_is_refused(job, tmp_path, run_cli):
     finally:
         first.kill()
         first.wait()
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 def test_run_that_is_killed_in_its_ranks_goes_on_with_the_pool_that_stands(job, tmp_path, run_cli):
@@ -134,13 +134,13 @@ def test_run_that_is_killed_in_its_ranks_goes_on_with_the_pool_that_stands(job, 
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert pools.names() == ["job"]
+    assert lifecycle.names() == ["job"]
     (tmp_path / "gate").touch()
     resumed = run_cli("run", job(gate), "--resume", "--json", cwd=tmp_path, timeout_s=110)
     assert resumed.code == 0, resumed.err
     assert (_steps(resumed.out)["stage"], _steps(resumed.out)["ranks"]) == ("skipped", "done")
     assert "was up" in resumed.out
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 def test_run_ctrl_c_ends_the_ranks_and_takes_the_pool_down(job, tmp_path):
@@ -157,7 +157,7 @@ def test_run_ctrl_c_ends_the_ranks_and_takes_the_pool_down(job, tmp_path):
     out, err = first.communicate(timeout=100)
     assert first.returncode == 130, err
     assert "pool down: done" in out
-    assert pools.names() == []
+    assert lifecycle.names() == []
     assert list(tmp_path.glob("disk-*/*")) == []
     left = subprocess.run(["pgrep", "-f", f"^sleep 300.{os.getpid()}"], capture_output=True, check=False)
     assert left.stdout == b""

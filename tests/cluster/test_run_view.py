@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.cli.run_view import View
-from penstock.cluster.execute import StepRow
+from penstock.job.runner import StepRow
 
 
 def _text(view: View, width: int = 80) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster import submit
-from penstock.cluster.job import load
-from penstock.cluster.specs.asked import Asked
 from penstock.errors import Deadline
+from penstock.job import submit
+from penstock.job.export.request import Asked
+from penstock.job.spec import load
 
 _PROGRAM = Path(sys.executable).with_name("penstock")
 _JOB = """

@@ -10,7 +10,7 @@ from collections import namedtuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster import survey
+from penstock.cluster import inventory
 
 # As NVIDIA's documentation prints it, with the paint of newer drivers.
 _MATRIX = (
@@ -26,7 +26,7 @@ _MATRIX = (
 
 
 def test_topology_matrix_is_taken_apart():
-    found = survey.topology(_MATRIX)
+    found = inventory.topology(_MATRIX)
     assert found == {
         "links": {
             "GPU0": {"GPU1": "NV12", "NIC0": "PXB", "mlx5_1": "SYS"},
@@ -49,7 +49,7 @@ def test_topology_matrix_is_taken_apart():
     )
 )
 def prop_topology_of_anything_is_a_matrix_or_none(text):
-    found = survey.topology(text)
+    found = inventory.topology(text)
     assert found is None or set(found) == {"links", "cpus", "numa", "nics"}
 
 
@@ -82,23 +82,23 @@ def test_devices_are_told_at_their_numa_nodes(tmp_path, monkeypatch):
     card = tmp_path / "gpus/0000:81:00.0/information"
     card.parent.mkdir(parents=True)
     card.write_text("Model: \t\t NVIDIA H200\n")
-    monkeypatch.setattr(survey, "SYS", tmp_path)
-    monkeypatch.setattr(survey, "GPUS", tmp_path / "gpus")
-    first, second = survey.numa()
+    monkeypatch.setattr(inventory, "SYS", tmp_path)
+    monkeypatch.setattr(inventory, "GPUS", tmp_path / "gpus")
+    first, second = inventory.numa()
     assert first == {
         "node": 0, "cores": "0-3", "memory_bytes": 2 << 20, "distances": [10, 21], "nics": [], "disks": [], "gpus": [],
     }  # fmt: skip
     assert (second["nics"], second["disks"], second["gpus"]) == (["ib0"], ["nvme0n1"], ["0000:81:00.0"])
-    assert survey.gpus() == ["NVIDIA H200"]
+    assert inventory.gpus() == ["NVIDIA H200"]
 
 
 def test_numa_nodes_hold_all_cores_and_memory_of_this_machine():
-    found = survey.numa()
+    found = inventory.numa()
     assert found
     assert [each["node"] for each in found] == sorted(each["node"] for each in found)
     assert all(len(each["distances"]) == len(found) for each in found)
     # A hypervisor that lends and takes back memory changes the one figure before the other.
-    assert sum(each["memory_bytes"] for each in found) >= 0.5 * survey.memory_bytes()
+    assert sum(each["memory_bytes"] for each in found) >= 0.5 * inventory.memory_bytes()
     cores = set()
     for each in found:
         for span in filter(None, each["cores"].split(",")):
@@ -116,5 +116,5 @@ def test_disks_are_those_that_hold_data(tmp_path, monkeypatch):
         (tmp_path / str(at)).mkdir()
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(sizes[int(path[-1])], 0, 9))
-    monkeypatch.setattr(survey, "MOUNTS", tmp_path / "mounts")
-    assert [disk["path"][-1] for disk in survey.disks()] == ["0", "2"]
+    monkeypatch.setattr(inventory, "MOUNTS", tmp_path / "mounts")
+    assert [disk["path"][-1] for disk in inventory.disks()] == ["0", "2"]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster import pools
 from penstock.engines.beeond import start_line, stop_line
 from penstock.errors import ConfigError, PenstockError, SystemFault, Unsupported
+from penstock.pool import engine_plugins, lifecycle
 from penstock.protocols import PoolSpec
 from penstock.testing import EngineSuite
 
@@ -62,22 +62,26 @@ def test_beeond_stand_in_passes_the_suite(mounted, hosts, cluster, tmp_path):
 def test_beeond_that_hangs_or_breaks_is_cleaned_up_within_the_deadline(trouble, words, mounted, hosts, cluster):
     mounted(trouble)
     with pytest.raises(PenstockError, match=words):
-        pools.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=20)
+        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=20)
     assert any(line[0] == "stop" for line in mounted())
     assert trouble != "half" or "-c" in mounted()[-1]
     assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 @pytest.mark.needs_root
 def test_beeond_whose_stop_fails_is_stopped_by_its_clean_up(mounted, hosts, cluster):
-    pools.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=60)
+    lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=60)
     mounted("stop")
-    record = pools.find("p")
+    record = lifecycle.find("p")
     assert record is not None
-    assert pools.down(cluster, record, deadline_s=60).unreached == ()
+    assert lifecycle.down(cluster, record, deadline_s=60).unreached == ()
     assert ["-c" in line for line in mounted()[-2:]] == [False, True]
-    assert [found["left"] for found in pools.audit(cluster, record, deadline_s=60).receipts.values()] == [[], [], []]
+    assert [found["left"] for found in lifecycle.audit(cluster, record, deadline_s=60).receipts.values()] == [
+        [],
+        [],
+        [],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +100,9 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
     for folder in ("conf", "mnt"):
         (root / folder).mkdir(parents=True)
     (root / "conf/nodes").write_text("10.0.0.1\n")
-    said = pools.load_engine("beeond", settings)._settings  # type: ignore[attr-defined]
+    said = engine_plugins.load("beeond", settings)._settings  # type: ignore[attr-defined]
     spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
-    assert pools.load_engine("beeond", spelt)._settings == said  # type: ignore[attr-defined]
+    assert engine_plugins.load("beeond", spelt)._settings == said  # type: ignore[attr-defined]
     lines = [start_line(str(root), said), stop_line(str(root), said, keep_data=False, cleans_up=True)]
     for line in lines:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -118,19 +122,19 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
 )
 def test_beeond_settings_that_cannot_be_are_refused_with_the_reason(settings, kind, words):
     with pytest.raises(kind, match=words):
-        pools.load_engine("beeond", settings)
+        engine_plugins.load("beeond", settings)
 
 
 def test_beeond_says_what_nodes_lack():
     facts = {"h1": {"programs": {"beeond": "/opt/beegfs/sbin/beeond"}, "user": 0}, "h2": {"programs": {}, "user": 7}}
-    made = pools.load_engine("beeond", {})
+    made = engine_plugins.load("beeond", {})
     assert made.probe(PoolSpec("p", "/x"), facts) == [
         "h2: there is no beeond (the package `beeond` of BeeGFS)",
         "h2: BeeOND mounts, which wants root, and this is user 7",
     ]
     assert "2 copies want mirrors_storage" in made.probe(PoolSpec("p", "/x", copies=2), {})[0]
     with pytest.raises(SystemFault, match=r"enterprise|licensed"):
-        pools._refuse(PoolSpec("p", "/x"), made.probe(PoolSpec("p", "/x", copies=2), {}), {})
+        lifecycle._refuse(PoolSpec("p", "/x"), made.probe(PoolSpec("p", "/x", copies=2), {}), {})
 
 
 @pytest.mark.parametrize(("name", "words"), [("aistore", "AWS_ENDPOINT_URL_S3"), ("juicefs", "--engine mount")])

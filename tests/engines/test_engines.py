@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from penstock.cluster import Cluster, pools
+from penstock.cluster import Cluster
 from penstock.errors import (
     ConfigError,
     NoSpace,
@@ -19,6 +19,7 @@ from penstock.errors import (
     Unreachable,
     Unsupported,
 )
+from penstock.pool import engine_plugins, lifecycle
 from penstock.protocols import PoolSpec
 from penstock.testing import EngineSuite
 
@@ -50,7 +51,7 @@ def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_pa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger-engine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[penstock.engines]\nmine = stranger_engine:engine\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "mine" in pools.engine_names()
+    assert "mine" in engine_plugins.names()
     with Cluster.open("local", {"nodes": 2}) as cluster:
         suite = EngineSuite(
             "mine",
@@ -69,7 +70,7 @@ def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_pa
 def test_mount_that_nodes_do_not_share_is_refused_and_taken_back(cluster, hosts):
     spec = PoolSpec("apart", hosts.own_disk)
     with pytest.raises(ConfigError, match=r"h2: it does not see .* the mount is not shared"):
-        pools.up(cluster, spec, "mount", {}, deadline_s=60)
+        lifecycle.up(cluster, spec, "mount", {}, deadline_s=60)
     assert list(hosts.disk("h1").iterdir()) == []
 
 
@@ -80,9 +81,9 @@ def test_mount_that_nodes_do_not_share_is_refused_and_taken_back(cluster, hosts)
 def test_node_that_is_gone_is_named_and_nothing_is_left_on_the_others(cluster, hosts):
     hosts.kill("h2")
     with pytest.raises(Unreachable, match="h2"):
-        pools.up(cluster, PoolSpec("p", hosts.own_disk), "local", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "local", {}, deadline_s=60)
     assert list(hosts.disk("h1").iterdir()) == []
-    assert pools.find("p") is None
+    assert lifecycle.find("p") is None
 
 
 def test_node_without_space_is_named_and_rolled_back(home, tmp_path):
@@ -90,9 +91,9 @@ def test_node_without_space_is_named_and_rolled_back(home, tmp_path):
         Cluster.open("local", {"nodes": 2}) as cluster,
         pytest.raises(NoSpace, match=r"n0: .* bytes free, and the pool wants"),
     ):
-        pools.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}", need_bytes=1 << 60), "local", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}", need_bytes=1 << 60), "local", {}, deadline_s=60)
     assert not (tmp_path / "n0/penstock-pool-p").exists()
-    assert pools.find("p") is None
+    assert lifecycle.find("p") is None
 
 
 def test_two_nodes_on_one_folder_are_told_apart(home, tmp_path):
@@ -100,52 +101,52 @@ def test_two_nodes_on_one_folder_are_told_apart(home, tmp_path):
         Cluster.open("local", {"nodes": 2}) as cluster,
         pytest.raises(PenstockError, match="is the pool's folder on n"),
     ):
-        pools.up(cluster, PoolSpec("p", f"{tmp_path}/d"), "local", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/d"), "local", {}, deadline_s=60)
     assert not (tmp_path / "d/penstock-pool-p").exists()
 
 
 def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
     with Cluster.open("local", {"nodes": 2}) as cluster:
-        pools.up(cluster, spec, "local", {}, deadline_s=60)
-        pools.forget("p")  # the machine that knew of it is gone
+        lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+        lifecycle.forget("p")  # the machine that knew of it is gone
         with pytest.raises(
             PenstockError, match=r"n0: .* holds the pool `p` of another start .*: nothing of it runs any more"
         ) as raised:
-            pools.up(cluster, spec, "local", {}, deadline_s=60)
+            lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
         assert "pool down" in raised.value.hint
         assert (tmp_path / "n1/penstock-pool-p/data").is_dir()
-        record = pools.Record(state="unknown", engine="local", engine_settings={}, spec=spec, lease="")
-        assert pools.down(cluster, record, deadline_s=60).unreached == ()
-        pools.up(cluster, spec, "local", {}, deadline_s=60)
+        record = lifecycle.Record(state="unknown", engine="local", engine_settings={}, spec=spec, lease="")
+        assert lifecycle.down(cluster, record, deadline_s=60).unreached == ()
+        lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
         two = PoolSpec("q", f"{tmp_path}/{{node}}")
-        pools.up(cluster, two, "local", {}, deadline_s=60)
+        lifecycle.up(cluster, two, "local", {}, deadline_s=60)
         for name in ("p", "q"):
-            found = pools.find(name)
+            found = lifecycle.find(name)
             assert found is not None
-            pools.down(cluster, found, deadline_s=60)
+            lifecycle.down(cluster, found, deadline_s=60)
 
 
 def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
     with Cluster.open("local", {"nodes": 2}) as cluster:
-        first, _ = pools.up(cluster, spec, "local", {}, deadline_s=60)
-        found = pools.find("p")
+        first, _ = lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+        found = lifecycle.find("p")
         assert found is not None
         found.state = "coming"
-        pools._keep(found)
+        lifecycle._keep(found)
         with pytest.raises(
             PreconditionFailed, match=r"an earlier `pool up` of it, on n0, n1, has not finished"
         ) as told:
-            pools.up(cluster, spec, "local", {}, deadline_s=60)
+            lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
         assert told.value.hint == "penstock pool down --name p finishes it"
-        assert pools.down(cluster, found, deadline_s=60).unreached == ()
-        second, was_up = pools.up(cluster, spec, "local", {}, deadline_s=60)
+        assert lifecycle.down(cluster, found, deadline_s=60).unreached == ()
+        second, was_up = lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
         assert not was_up
         assert second.lease != first.lease
-        found = pools.find("p")
+        found = lifecycle.find("p")
         assert found is not None
-        pools.down(cluster, found, deadline_s=60)
+        lifecycle.down(cluster, found, deadline_s=60)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +163,16 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
 )  # fmt: skip
 def test_pool_that_cannot_be_is_refused(engine, settings, spec, kind, word, home):
     with Cluster.open("local", {"nodes": 2}) as cluster, pytest.raises((kind, PenstockError), match=word):
-        pools.up(cluster, spec, engine, settings, deadline_s=60)
-    assert pools.names() == []
+        lifecycle.up(cluster, spec, engine, settings, deadline_s=60)
+    assert lifecycle.names() == []
 
 
 def test_lacks_of_nodes_are_told_by_name():
-    made = pools.load_engine("hdfs", {})
+    made = engine_plugins.load("hdfs", {})
     facts = {"h1": {"java": "openjdk 17", "unresolved": []}, "h2": {"java": None, "unresolved": ["h9"]}}
     assert made.probe(PoolSpec("p", "/x"), facts) == ["h2: there is no Java (11 or 17)", "h2: it cannot resolve h9"]
     with pytest.raises(SystemFault, match=r"h1: its clock is \+90 s"):
-        pools._refuse(PoolSpec("p", "/x"), [], {"h1": {"skew_s": 90.0}})
+        lifecycle._refuse(PoolSpec("p", "/x"), [], {"h1": {"skew_s": 90.0}})
 
 
 def test_cli_pool_up_status_down_audit(home, tmp_path, run_cli):
@@ -205,8 +206,8 @@ def test_mount_tells_how_lustre_stripes_where_its_tool_is(home, tmp_path, monkey
         else:
             tool.unlink()
         with Cluster.open("local", {"nodes": 2}) as cluster:
-            pool, _ = pools.up(cluster, spec, "mount", {}, deadline_s=60)
-            found = pools.find("p")
+            pool, _ = lifecycle.up(cluster, spec, "mount", {}, deadline_s=60)
+            found = lifecycle.find("p")
             assert found is not None
-            pools.down(cluster, found, deadline_s=60)
+            lifecycle.down(cluster, found, deadline_s=60)
         assert {name: value for name, value in pool.facts.items() if name != "root"} == want

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from penstock.cluster import Cluster, pools
+from penstock.cluster import Cluster
 from penstock.errors import ConfigError, SystemFault
+from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
 from penstock.testing import EngineSuite
 
@@ -40,25 +41,25 @@ def test_moosefs_of_two_copies_goes_on_without_a_host(cluster, hosts, tmp_path):
         hosts.kill("h3")
         answers = one.do("h2", *(["read", name, 0, 10**6] for name in bodies))
         assert all(one.is_body(answer, body) for answer, body in zip(answers, bodies.values(), strict=True))
-        record = pools.find(one.spec.name)
+        record = lifecycle.find(one.spec.name)
         assert record is not None
         until = time.monotonic() + 60
-        while (states := pools.status(cluster, record, deadline_s=20))["h3"] != "lost" and time.monotonic() < until:
+        while (states := lifecycle.status(cluster, record, deadline_s=20))["h3"] != "lost" and time.monotonic() < until:
             time.sleep(1)
         assert states == {"h1": "up", "h2": "up", "h3": "lost"}
     finally:
-        record = pools.find(one.spec.name)
+        record = lifecycle.find(one.spec.name)
         assert record is not None
-        ended = pools.down(cluster, record, deadline_s=60)
+        ended = lifecycle.down(cluster, record, deadline_s=60)
         assert ended.unreached in ((), ("h3",))
-        left = pools.audit(cluster, record, deadline_s=60)
+        left = lifecycle.audit(cluster, record, deadline_s=60)
         assert [found["left"] for found in left.receipts.values()] == [[]] * len(left.receipts)
 
 
 def test_moosefs_of_one_copy_tells_programs_that_what_a_lost_host_held_is_gone(cluster, hosts, tmp_path):
     one = EngineSuite("moosefs", {}, cluster, hosts.own_disk, tmp_path, shared=True)
     one.pool, _ = one.up()
-    record = pools.find(one.spec.name)
+    record = lifecycle.find(one.spec.name)
     assert record is not None
     try:
         bodies = {f"set/{at}": os.urandom(50_000) for at in range(9)}
@@ -75,13 +76,13 @@ def test_moosefs_of_one_copy_tells_programs_that_what_a_lost_host_held_is_gone(c
         assert ended.out.decode().split() == ["gone" if on[name] == ["h3"] else "whole" for name in bodies]
         assert ["h3"] in on.values()
     finally:
-        pools.down(cluster, record, deadline_s=60)
+        lifecycle.down(cluster, record, deadline_s=60)
 
 
 def test_moosefs_lets_in_the_nodes_of_the_pool_alone(cluster, hosts, tmp_path):
     one = EngineSuite("moosefs", {}, cluster, hosts.own_disk, tmp_path, shared=True)
     one.pool, _ = one.up()
-    record = pools.find(one.spec.name)
+    record = lifecycle.find(one.spec.name)
     assert record is not None
     try:
         node = cluster.node("h2")
@@ -98,7 +99,7 @@ def test_moosefs_lets_in_the_nodes_of_the_pool_alone(cluster, hosts, tmp_path):
         [taken] = cluster.run(["sh", "-c", mount, "sh", node.address], on=[node], deadline_s=30)
         assert taken.code == 0, taken
     finally:
-        pools.down(cluster, record, deadline_s=60)
+        lifecycle.down(cluster, record, deadline_s=60)
 
 
 def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, tmp_path):
@@ -106,9 +107,9 @@ def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, t
     hide = f"mount --bind {tmp_path}/none /dev/fuse && mount -o remount,bind,ro /dev/fuse"
     assert cluster.run(["sh", "-c", hide], on=[cluster.node("h2")], deadline_s=30)[0].code == 0
     with pytest.raises(SystemFault, match=r"h2: /dev/fuse cannot be opened\n"):
-        pools.up(cluster, PoolSpec("p", hosts.own_disk), "moosefs", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "moosefs", {}, deadline_s=60)
     assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
-    assert pools.names() == []
+    assert lifecycle.names() == []
 
 
 @pytest.mark.parametrize(
@@ -117,5 +118,5 @@ def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, t
 )
 def test_moosefs_that_cannot_be_is_refused(disk, words, home, tmp_path):
     with Cluster.open("local", {"nodes": 2}) as cluster, pytest.raises(ConfigError, match=words):
-        pools.up(cluster, PoolSpec("p", f"{tmp_path}/{disk}"), "moosefs", {}, deadline_s=60)
-    assert pools.names() == []
+        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{disk}"), "moosefs", {}, deadline_s=60)
+    assert lifecycle.names() == []

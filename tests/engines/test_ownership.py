@@ -27,7 +27,6 @@ from penstock.bench import checkpoint, objects
 from penstock.bench.results import whole_file
 from penstock.bench.storage.ground import Ground, sweep
 from penstock.bench.storage.spec import Point
-from penstock.cluster import pools
 from penstock.datasets.files import prepare_folder
 from penstock.demo import run as demo
 from penstock.engines import agent, keyring
@@ -37,6 +36,7 @@ from penstock.feed.scan_lock import held
 from penstock.launchers import hosts as hosts_module
 from penstock.launchers.hosts import Hosts
 from penstock.ownership import NotOwned, born, end_group, signal_group, unmount_device
+from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
 from penstock.stage.board import Board
 
@@ -99,10 +99,10 @@ def _pool_up(home: Path) -> Verb:
 
 
 def _pool_record(home: Path) -> Verb:
-    record = pools.Record(state="up", engine="local", engine_settings={}, spec=PoolSpec("p", "/d"), lease=_LEASE)
-    pools._keep(record, is_new=True)
+    record = lifecycle.Record(state="up", engine="local", engine_settings={}, spec=PoolSpec("p", "/d"), lease=_LEASE)
+    lifecycle._keep(record, is_new=True)
     place = home / "state/penstock/pools/p.json"
-    return Verb(place, place, lambda: pools._forget(record), ("file link", "other lease"), ())
+    return Verb(place, place, lambda: lifecycle._forget(record), ("file link", "other lease"), ())
 
 
 def _pool_object(home: Path) -> Verb:

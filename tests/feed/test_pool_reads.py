@@ -16,10 +16,10 @@ import numpy
 import pytest
 
 import penstock
-from penstock.cluster.told import NODE, VARIABLE, InPool, hear, tell
 from penstock.errors import ConfigError
 from penstock.feed import Loader, routes
 from penstock.formats import fixed
+from penstock.pool.context import NODE, VARIABLE, InPool, hear, tell
 from penstock.protocols import Located, Node, Pool
 
 _FORM = fixed(id=penstock.tensor("int64", ()))
@@ -63,7 +63,7 @@ def pool(tmp_path, monkeypatch):
             assert pool == made
             return _Access(node, tmp_path / "blocks")
 
-    monkeypatch.setattr(routes, "load_engine", lambda name, settings: Engine())
+    monkeypatch.setattr(routes.engine_plugins, "load", lambda name, settings: Engine())
     return tmp_path
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from penstock import plugins
-from penstock.cluster.job import ContainerPart, Job, Ranks
-from penstock.cluster.words import Words
 from penstock.errors import ConfigError, Deadline, Unsupported
+from penstock.job.commands import Words
+from penstock.job.spec import ContainerPart, Job, Ranks
 from penstock.launchers import mpi
 from penstock.launchers.local import launcher
 from penstock.protocols import Around, Box, Call, Container

@@ -7,7 +7,7 @@ import platform
 
 import msgspec
 
-from penstock.cluster import survey
+from penstock.cluster import inventory
 
 __all__ = ["MachineCard", "read"]
 
@@ -33,10 +33,10 @@ class MachineCard(msgspec.Struct, frozen=True):
 def read() -> MachineCard:
     """The card of this machine, as this process sees it."""
     return MachineCard(
-        cpu=survey.cpu(),
-        cores=survey.cores(),
-        memory_bytes=survey.memory_bytes(),
+        cpu=inventory.cpu(),
+        cores=inventory.cores(),
+        memory_bytes=inventory.memory_bytes(),
         kernel=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        gpus=tuple(survey.gpus()),
+        gpus=tuple(inventory.gpus()),
     )

@@ -41,16 +41,18 @@ def command(
     Exit code 1 says that no engine but the folder a node would run; 3, that a node did not answer.
     """
     from penstock.cli.cluster.run import tell_bad
-    from penstock.cluster import pools
     from penstock.cluster.facts import ask
+    from penstock.pool import engine_plugins, lifecycle
     from penstock.protocols import PoolSpec
 
     spec = PoolSpec("doctor", disk, copies)
     with opened(launcher, nodes, on, settings) as cluster:
         exits, facts = ask(cluster, deadline_s=deadline)
         lacks = {
-            name: [redact(lack) for lack in (*pools.load_engine(name, {}).probe(spec, facts), *pools.skewed(facts))]
-            for name in pools.engine_names()
+            name: [
+                redact(lack) for lack in (*engine_plugins.load(name, {}).probe(spec, facts), *lifecycle.skewed(facts))
+            ]
+            for name in engine_plugins.names()
         }
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "nodes": facts, "lacks": lacks}))

@@ -16,9 +16,9 @@ from penstock.cli.run_shown import show, told_at_start
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cluster.compare import Compared
-    from penstock.cluster.execute import Execution, StepRow
-    from penstock.cluster.job import Job
+    from penstock.job.compare_paths import Compared
+    from penstock.job.runner import Execution, StepRow
+    from penstock.job.spec import Job
     from penstock.protocols import Hear
 
     Say = Callable[[StepRow], None]
@@ -79,10 +79,10 @@ def command(
     failure, takes the pool down. --resume does again only what is not done. Exit code 1 says that the ranks of lost nodes were
     run by nobody else.
     """
-    from penstock.cluster import compare
-    from penstock.cluster.execute import Execution
-    from penstock.cluster.job import load
     from penstock.errors import ConfigError
+    from penstock.job import compare_paths
+    from penstock.job.runner import Execution
+    from penstock.job.spec import load
     from penstock.stage.job import for_nodes
 
     if wait and not submit:
@@ -108,9 +108,9 @@ def command(
     if sys.stderr.isatty() and not (quiet or as_json):
         return _run_in_view(execution_of, job, resume=resume)
     if job.paths:
-        found, is_whole = compare.run(job, execution_of, resume=resume)
+        found, is_whole = compare_paths.run(job, execution_of, resume=resume)
         if as_json:
-            told = {"schema_version": 1, "name": job.name, "paths": compare.plain(found), "pool_pays": pays}
+            told = {"schema_version": 1, "name": job.name, "paths": compare_paths.plain(found), "pool_pays": pays}
             click.echo(json.dumps(told))
         else:
             _table(found)
@@ -129,7 +129,7 @@ def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, 
     terminal.
     """
     from penstock.cli.run_view import View
-    from penstock.cluster import compare
+    from penstock.job import compare_paths
 
     view = View(job.name)
 
@@ -143,7 +143,7 @@ def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, 
 
     if job.paths:
         with view:
-            found, is_whole = compare.run(job, viewed, resume=resume)
+            found, is_whole = compare_paths.run(job, viewed, resume=resume)
         _table(found)
         return 0 if is_whole else 1
     execution = viewed(job)

@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.cluster.job import Job
+    from penstock.job.spec import Job
     from penstock.protocols import Part
 
 __all__ = ["hand_over", "part_of"]
@@ -25,9 +25,9 @@ def hand_over(
 ) -> int:
     """Prints the job in another form, or submits it, or prints what would be submitted; the exit code."""
     from penstock import env
-    from penstock.cluster.specs import write
-    from penstock.cluster.specs.asked import Asked
-    from penstock.cluster.submit import plan, submit
+    from penstock.job.export import write
+    from penstock.job.export.request import Asked
+    from penstock.job.submit import plan, submit
 
     asked = Asked(job, file, runs, resume=resume)
     if form is not None:

@@ -10,13 +10,13 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.stage_estimate import estimated, usd
-from penstock.cluster.compare import leftover
+from penstock.job.compare_paths import leftover
 from penstock.price import book as books
 from penstock.price.cost import job_cost
 from penstock.price.moving import tier_of_url
 
 if TYPE_CHECKING:
-    from penstock.cluster.job import Job, Money
+    from penstock.job.spec import Job, Money
 
 __all__ = ["listed", "money_lines", "money_of", "source_of", "tier_of"]
 

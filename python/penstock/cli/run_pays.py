@@ -11,7 +11,7 @@ from penstock.plan.pays import Eaten, pays
 from penstock.price import tiers
 
 if TYPE_CHECKING:
-    from penstock.cluster.job import Job
+    from penstock.job.spec import Job
 
 __all__ = ["is_listed_for", "pays_lines", "pays_of"]
 

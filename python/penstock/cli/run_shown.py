@@ -11,8 +11,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cluster.execute import Execution
-    from penstock.cluster.job import Job
+    from penstock.job.runner import Execution
+    from penstock.job.spec import Job
 
 __all__ = ["show", "told_at_start"]
 
@@ -24,9 +24,9 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
     """--dry-run: of each path in turn, where there are several; the exit code."""
     from penstock.cli.run_money import listed, source_of, tier_of
     from penstock.cli.run_pays import pays_lines, pays_of
-    from penstock.cluster import compare
+    from penstock.job import compare_paths
 
-    ways = [compare.over(job, path) for path in job.paths] or [job]
+    ways = [compare_paths.over(job, path) for path in job.paths] or [job]
     with_nodes = execution_of(job)
     try:
         nodes = len(with_nodes.cluster.nodes)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from penstock.cluster.execute import StepRow
+    from penstock.job.runner import StepRow
 
 __all__ = ["View"]
 

@@ -10,6 +10,6 @@ with Cluster.open("ssh", {"nodes": "h1,h2,h3"}) as cluster:
 from __future__ import annotations
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.faults import check
+from penstock.cluster.exits import check
 
 __all__ = ["Cluster", "check"]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from penstock import env, plugins
-from penstock.cluster.faults import check
+from penstock.cluster.exits import check
 from penstock.cluster.logs import Logs
 from penstock.errors import ConfigError, NotFound
 from penstock.protocols import Call, Launcher

@@ -16,11 +16,11 @@ __all__ = ["ask"]
 
 
 def ask(cluster: Cluster, *, deadline_s: float) -> tuple[list[Exit], dict[str, dict[str, Any]]]:
-    """Every node's exit, and what those that answered have, by name (`survey` says which facts).
+    """Every node's exit, and what those that answered have, by name (`inventory` says which facts).
 
     `skew_s` is a node's clock against this machine's, good to the time that the answer took.
     """
-    source = Path(__file__).with_name("survey.py").read_text(encoding="utf-8")
+    source = Path(__file__).with_name("inventory.py").read_text(encoding="utf-8")
     names = [node.address for node in cluster.nodes]
     exits = cluster.run(["python3", "-c", source, *names], deadline_s=deadline_s)
     now = time.time()

@@ -2,7 +2,7 @@
 """Reads in a pool: which objects this node holds as plain files, which nodes hold the others, and the bucket behind them.
 
 Owns what is asked of the engine before the first read, once; the reads themselves are the core's. Without a pool that
-the process was told of (`penstock.cluster.told`), nothing here is called.
+the process was told of (`penstock.pool.context`), nothing here is called.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock import ranks
-from penstock.cluster import told
-from penstock.cluster.pools import load_engine
 from penstock.errors import ConfigError, PenstockError
+from penstock.pool import context, engine_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,9 +76,9 @@ class Locality:
         )
 
 
-def find(url: str, environment: Mapping[str, str]) -> told.InPool | None:
+def find(url: str, environment: Mapping[str, str]) -> context.InPool | None:
     """The pool that a dataset's URL is in, where this process was told of one."""
-    here = told.hear(environment)
+    here = context.hear(environment)
     if here is None:
         return None
     return here if _folder(url).startswith(_folder(here.data)) else None
@@ -91,7 +90,7 @@ def _folder(url: str) -> str:
 
 
 def placed(
-    source: _native.Source, here: told.InPool, environment: Mapping[str, str]
+    source: _native.Source, here: context.InPool, environment: Mapping[str, str]
 ) -> tuple[_native.Source, Locality]:
     """The source with its ways, and where its objects lie.
 
@@ -105,7 +104,7 @@ def placed(
     tail, folder = url.removeprefix(_folder(here.data)), url.removeprefix(root)
     listed = json.loads(source.manifest())["objects"]
     sizes = {entry["key"]: int(entry["size"]) for entry in listed if isinstance(entry.get("key"), str)}
-    access = load_engine(here.pool.engine, here.engine_settings).access(here.pool, node)
+    access = engine_plugins.load(here.pool.engine, here.engine_settings).access(here.pool, node)
     objects = _ask(access, folder, list(sizes), node)
     names = [each.name for each in here.pool.nodes if each.name == node or each.name not in here.lost]
     numbers = {name: at for at, name in enumerate(names)}

@@ -127,7 +127,7 @@ class Engine(Protocol):
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """What the nodes lack for it, one text a lack, the node's name first; empty when all is there.
 
-        `facts` is what `penstock.cluster.survey` says of each node.
+        `facts` is what `penstock.cluster.inventory` says of each node.
         """
         ...
 

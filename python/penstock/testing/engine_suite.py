@@ -2,7 +2,7 @@
 """What every engine keeps to, as checks that any test runner can run: `EngineSuite(engine, cluster, ...).run()`.
 
 The suite brings one pool up and takes it down; checks between them share it, in the order of `CHECKS`. Objects are read and
-written on the nodes themselves, by `penstock.cluster.access`, so Penstock must be there.
+written on the nodes themselves, by `penstock.pool.rpc`, so Penstock must be there.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.cluster import pools
-from penstock.cluster.faults import check
+from penstock.cluster.exits import check
 from penstock.errors import PenstockError, PreconditionFailed
+from penstock.pool import engine_plugins, lifecycle
 from penstock.protocols import Engine, PoolSpec
 
 if TYPE_CHECKING:
@@ -74,18 +74,18 @@ class EngineSuite:
             for name in CHECKS:
                 getattr(self, f"check_{name}")()
         finally:
-            made = pools.load_engine(self.engine, self.settings)
+            made = engine_plugins.load(self.engine, self.settings)
             made.down(self.spec, self.cluster, lease="", keep_data=False, deadline_s=_LIMIT_S)
-            if pools.find(self.spec.name) is not None:
-                pools.forget(self.spec.name)
+            if lifecycle.find(self.spec.name) is not None:
+                lifecycle.forget(self.spec.name)
         return list(CHECKS)
 
     # ------------------------------------------------------------ tools
 
     def do(self, node: str, *orders: list[Any]) -> list[Any]:
-        """Orders of `penstock.cluster.access`, done on a node."""
+        """Orders of `penstock.pool.rpc`, done on a node."""
         assert self.pool is not None
-        argv = [sys.executable, "-m", "penstock.cluster.access", self.engine, node, json.dumps(orders)]
+        argv = [sys.executable, "-m", "penstock.pool.rpc", self.engine, node, json.dumps(orders)]
         ended = self.cluster.run(
             argv,
             on=[self.cluster.node(node)],
@@ -110,7 +110,7 @@ class EngineSuite:
         return isinstance(answer, dict) and (answer.get("length"), answer.get("crc32")) == (len(body), zlib.crc32(body))
 
     def up(self) -> tuple[Pool, bool]:
-        return pools.up(self.cluster, self.spec, self.engine, self.settings, deadline_s=self.deadline_s)
+        return lifecycle.up(self.cluster, self.spec, self.engine, self.settings, deadline_s=self.deadline_s)
 
     @property
     def nodes(self) -> list[str]:
@@ -119,7 +119,7 @@ class EngineSuite:
     # ------------------------------------------------------------ checks
 
     def check_up_is_ready_and_again_does_nothing(self) -> None:
-        assert isinstance(pools.load_engine(self.engine, self.settings), Engine)
+        assert isinstance(engine_plugins.load(self.engine, self.settings), Engine)
         began = time.monotonic()
         self.pool, was_up = self.up()
         assert time.monotonic() - began <= self.deadline_s, "up outlived its deadline"
@@ -129,9 +129,9 @@ class EngineSuite:
         assert again.lease == self.pool.lease
 
     def check_status_is_up_on_all(self) -> None:
-        record = pools.find(self.spec.name)
+        record = lifecycle.find(self.spec.name)
         assert record is not None
-        assert pools.status(self.cluster, record, deadline_s=_LIMIT_S) == dict.fromkeys(self.nodes, "up")
+        assert lifecycle.status(self.cluster, record, deadline_s=_LIMIT_S) == dict.fromkeys(self.nodes, "up")
 
     def check_objects_come_back_whole_from_every_node(self) -> None:
         for at, node in enumerate(self.nodes):
@@ -195,7 +195,7 @@ class EngineSuite:
 
     def check_other_start_of_the_name_is_refused_and_unharmed(self) -> None:
         """Another job, which knows nothing of this pool's record, takes the same name on the same nodes."""
-        made = pools.load_engine(self.engine, self.settings)
+        made = engine_plugins.load(self.engine, self.settings)
         told = ""
         with suppress(PreconditionFailed):
             try:
@@ -210,13 +210,13 @@ class EngineSuite:
         self.check_status_is_up_on_all()
 
     def check_down_leaves_nothing_and_is_safe_twice(self) -> None:
-        record = pools.find(self.spec.name)
+        record = lifecycle.find(self.spec.name)
         assert record is not None
-        left = pools.audit(self.cluster, record, deadline_s=_LIMIT_S)
+        left = lifecycle.audit(self.cluster, record, deadline_s=_LIMIT_S)
         assert any(found["left"] for found in left.receipts.values()), "the audit does not see a pool that is up"
         for _ in range(2):
-            assert pools.down(self.cluster, record, deadline_s=_LIMIT_S).unreached == ()
-        left = pools.audit(self.cluster, record, deadline_s=_LIMIT_S)
+            assert lifecycle.down(self.cluster, record, deadline_s=_LIMIT_S).unreached == ()
+        left = lifecycle.audit(self.cluster, record, deadline_s=_LIMIT_S)
         assert left.unreached == ()
         assert [found["left"] for found in left.receipts.values()] == [[]] * len(left.receipts), left
-        assert pools.find(self.spec.name) is None
+        assert lifecycle.find(self.spec.name) is None

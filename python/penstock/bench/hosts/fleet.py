@@ -16,7 +16,7 @@ from penstock.bench.hosts.orders import Objects, Orders, Storage
 from penstock.bench.results import Provenance
 from penstock.bench.rows import Row
 from penstock.cluster import check
-from penstock.cluster.faults import told
+from penstock.cluster.exits import told
 from penstock.errors import Bug, ConfigError, PenstockError, of_code
 from penstock.stage.job import for_nodes
 

@@ -87,7 +87,7 @@ def as_row(ended: Exit) -> dict[str, object]:
 
 def tell_bad(exits: list[Exit]) -> int:
     """Names on stderr who failed; the exit code: 3 where a node was not reached, 1 where a command failed."""
-    from penstock.cluster.faults import told
+    from penstock.cluster.exits import told
 
     bad = [each for each in exits if each.code != 0]
     for each in bad[:20]:

@@ -28,8 +28,8 @@ def command(
 
     After `pool down` this machine has no record of the pool: name its nodes and its disk.
     """
-    from penstock.cluster import pools
     from penstock.errors import ConfigError
+    from penstock.pool import lifecycle
 
     record = asked(name, engine, disk, launcher, nodes, settings)
     if record is None:
@@ -38,7 +38,7 @@ def command(
             hint="to look for what one has left, give --nodes, --disk and --launcher as `pool up` had them",
         )
     with known(record) as cluster:
-        ended = pools.audit(cluster, record, deadline_s=deadline)
+        ended = lifecycle.audit(cluster, record, deadline_s=deadline)
     left = {node: found["left"] for node, found in ended.receipts.items()}
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "name": name, "left": left, "unreached": ended.unreached}))

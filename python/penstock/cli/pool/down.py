@@ -35,7 +35,7 @@ def command(
     Removes only what has a lease of this pool. Exit code 3 says that a node did not answer, and the same command ends what is on
     it when it does; or that a node refused, since what lies there is not this pool's.
     """
-    from penstock.cluster import pools
+    from penstock.pool import lifecycle
 
     record = asked(name, engine, disk, launcher, nodes, settings)
     if record is None:
@@ -46,9 +46,9 @@ def command(
         )
         return 0
     with known(record) as cluster:
-        ended = pools.down(cluster, record, keep_data=keep_data, deadline_s=deadline)
+        ended = lifecycle.down(cluster, record, keep_data=keep_data, deadline_s=deadline)
     if ended.unreached and not ended.refused and forget_lost:
-        pools.forget(name)
+        lifecycle.forget(name)
     if as_json:
         found = {"nodes": ended.receipts, "unreached": ended.unreached, "refused": ended.refused}
         click.echo(json.dumps({"schema_version": 1, "name": name, **found}))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.cluster import Cluster
-    from penstock.cluster.pools import Record
+    from penstock.pool.lifecycle import Record
 
 __all__ = ["asked", "known", "named"]
 
@@ -48,11 +48,11 @@ def asked(
     Raises:
         ConfigError: No pool can have the name, or the record is of a pool with another disk or engine.
     """
-    from penstock.cluster import pools
     from penstock.errors import ConfigError
+    from penstock.pool import lifecycle
     from penstock.protocols import PoolSpec
 
-    found = pools.find(name)
+    found = lifecycle.find(name)
     if found is not None:
         for flag, asked_for, kept in (("--disk", disk, found.spec.disk), ("--engine", engine, found.engine)):
             if asked_for is not None and asked_for != kept:
@@ -64,7 +64,7 @@ def asked(
     if found is not None or disk is None:
         return found
     given: dict[str, Any] = settings_of(settings) | ({} if nodes is None else {"nodes": nodes})
-    return pools.Record(
+    return lifecycle.Record(
         state="unknown", engine=engine or "local", engine_settings={}, spec=PoolSpec(name, disk), lease="",
         launcher=launcher or "local", launcher_settings=given,
     )  # fmt: skip

@@ -16,7 +16,7 @@ __all__ = ["command"]
 @click.argument("orders")
 def command(engine: str, node: str, orders: str) -> int:
     """Do ORDERS on the objects of the pool on stdin, seen from NODE; stdout has the answers."""
-    from penstock.cluster.access import answers
+    from penstock.pool.rpc import answers
 
     click.echo(answers(engine, node, orders, sys.stdin.buffer.read()))
     return 0

@@ -25,14 +25,14 @@ def command(
     as_json: bool,
 ) -> int:
     """Say how each node is: up, degraded (it answers, and does not serve) or lost. Exit code 1 says that one is not up."""
-    from penstock.cluster import pools
     from penstock.errors import NotFound
+    from penstock.pool import lifecycle
 
     record = asked(name, engine, disk, launcher, nodes, settings)
     if record is None:
-        raise NotFound(f"no pool `{name}` is known here", hint=f"known: {', '.join(pools.names()) or 'none'}")
+        raise NotFound(f"no pool `{name}` is known here", hint=f"known: {', '.join(lifecycle.names()) or 'none'}")
     with known(record) as cluster:
-        states = pools.status(cluster, record, deadline_s=deadline)
+        states = lifecycle.status(cluster, record, deadline_s=deadline)
     url = record.pool.url if record.pool else None
     if as_json:
         click.echo(

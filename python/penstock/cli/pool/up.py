@@ -58,7 +58,7 @@ def command(
 
     Objects go in by `penstock stage SRC URL` on the nodes, with the URL that this prints.
     """
-    from penstock.cluster import pools
+    from penstock.pool import lifecycle
     from penstock.protocols import PoolSpec
     from penstock.units import format_seconds
 
@@ -66,7 +66,7 @@ def command(
     spec = PoolSpec(name, disk, copies, need)
     began = time.monotonic()
     with opened(launcher, nodes, on, settings) as cluster:
-        pool, was_up = pools.up(
+        pool, was_up = lifecycle.up(
             cluster, spec, engine, settings_of(engine_settings), deadline_s=deadline, launcher=launcher, launcher_settings=given
         )  # fmt: skip
     took = time.monotonic() - began

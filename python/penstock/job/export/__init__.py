@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.cluster.specs.azure import azure_batch, azureml
-from penstock.cluster.specs.batch import pbs, slurm, slurm_epilog, slurm_prolog
-from penstock.cluster.specs.kubernetes import kubernetes
 from penstock.errors import ConfigError
+from penstock.job.export.azure import azure_batch, azureml
+from penstock.job.export.batch import pbs, slurm, slurm_epilog, slurm_prolog
+from penstock.job.export.kubernetes import kubernetes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cluster.specs.asked import Asked
+    from penstock.job.export.request import Asked
 
 __all__ = ["FORMATS", "write"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.cluster.compare import over
 from penstock.errors import ConfigError, NotFound
+from penstock.job.compare_paths import over
 from penstock.units import parse_rate, parse_seconds
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from penstock.protocols import Box, Container
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.cluster.job import Job, PoolPart
+    from penstock.job.spec import Job, PoolPart
     from penstock.protocols import Around, Part
 
 __all__ = ["GROUP", "Words", "pool_words", "settings_words"]

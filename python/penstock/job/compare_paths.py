@@ -17,8 +17,8 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.cluster.execute import Execution, StepRow
-    from penstock.cluster.job import Job
+    from penstock.job.runner import Execution, StepRow
+    from penstock.job.spec import Job
 
 __all__ = ["Compared", "compared", "leftover", "over", "plain", "run"]
 
@@ -45,7 +45,7 @@ def over(job: Job, path: str) -> Job:
     Raises:
         ConfigError: No such path, or one that the job file has too little for.
     """
-    from penstock.cluster.job import PoolPart
+    from penstock.job.spec import PoolPart
 
     kind, _, which = path.partition(":")
     name = f"{job.name}-{re.sub(r'[^A-Za-z0-9]+', '-', path).strip('-')}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.cluster.specs.asked import Asked
+    from penstock.job.export.request import Asked
 
 __all__ = ["kubernetes"]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool's objects from one of its nodes: `penstock pool orders ENGINE NODE ORDERS`, or the same behind
-`python -m penstock.cluster.access`, with the pool as JSON on stdin.
+`python -m penstock.pool.rpc`, with the pool as JSON on stdin.
 
 Sent to a node by whoever is not on one: the repair of a pool, the suites, `penstock run`. Orders are JSON lists, done in
 order, as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]; answers are one JSON list, bytes as their length and
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.errors import ConfigError, PenstockError
+from penstock.pool import engine_plugins
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -87,15 +88,13 @@ def answers(engine: str, node: str, orders: str, pool: bytes) -> str:
         ConfigError: The pool or the orders are not what they should be.
         PenstockError: The pool does not answer at all.
     """
-    from penstock.cluster.pools import load_engine
-
     try:
         known, asked = msgspec.json.decode(pool, type=Pool), msgspec.json.decode(orders, type=list[list[Any]])
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"pool orders: {error}", hint="the pool comes as JSON on stdin, the orders as a list"
         ) from error
-    access = load_engine(engine, {}).access(known, node)
+    access = engine_plugins.load(engine, {}).access(known, node)
     return json.dumps([perform(access, order) for order in asked])
 
 

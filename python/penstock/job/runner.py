@@ -15,15 +15,16 @@ from uuid import uuid4
 
 import msgspec
 
-from penstock.cluster import pools, staged
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.compare import leftover
-from penstock.cluster.faults import check, told
-from penstock.cluster.losses import lost_of, mend
-from penstock.cluster.provision import provision
-from penstock.cluster.told import NODE, VARIABLE, InPool, tell
-from penstock.cluster.words import Words
+from penstock.cluster.exits import check, told
 from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
+from penstock.job import staged_folder
+from penstock.job.commands import Words
+from penstock.job.compare_paths import leftover
+from penstock.job.node_loss import lost_of, mend
+from penstock.job.provision import provision
+from penstock.pool import lifecycle
+from penstock.pool.context import NODE, VARIABLE, InPool, tell
 from penstock.protocols import Call, Pool, PoolSpec
 from penstock.units import parse_seconds
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from penstock.cluster.job import Job
+    from penstock.job.spec import Job
     from penstock.protocols import Around, Exit, Hear, Node, Part
 
 __all__ = ["Execution", "Step", "StepRow"]
@@ -302,11 +303,11 @@ class Execution:
         )
 
     def _up(self) -> str:
-        record = pools.find(self.job.name)
+        record = lifecycle.find(self.job.name)
         is_own = record is not None and record.lease == self._state.lease
         if record is not None and is_own and record.state != "up":
             # An earlier start of this job was killed while it brought the pool up, or took it down.
-            ended = pools.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_S)
+            ended = lifecycle.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_S)
             if ended.unreached or ended.refused:
                 text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
                 raise PenstockError(
@@ -322,7 +323,7 @@ class Execution:
         assert part is not None
         self._state.lease = lease or self._state.lease
         self._save()
-        self._pool, was_up = pools.up(
+        self._pool, was_up = lifecycle.up(
             self.cluster, PoolSpec(self.job.name, part.disk, part.copies), part.engine, part.settings,
             deadline_s=parse_seconds(part.deadline), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
             lease=self._state.lease, holder=str(self.folder.absolute()), stranded=stranded,
@@ -342,7 +343,7 @@ class Execution:
         if disk := leftover(self.job):
             self._state.lease = self._state.lease or uuid4().hex[:16]
             self._save()
-            staged.claim(self.cluster, self.job.name, disk, self._state.lease, deadline_s=_DOWN_S)
+            staged_folder.claim(self.cluster, self.job.name, disk, self._state.lease, deadline_s=_DOWN_S)
         check(self._on_nodes("stage", self._words.stage(data), part.deadline), "stage")
         self._mark("stage", what)
         return data
@@ -408,24 +409,24 @@ class Execution:
                 mend(self.cluster, self._pool, part.settings, list(self.lost), self._words, deadline_s=limit_s)
             except PenstockError as error:
                 # Lost with its leader, say: then a new one, which is empty. One that stands is not thrown away.
-                record = pools.find(self.job.name)
+                record = lifecycle.find(self.job.name)
                 if record is None or not self._has_own_pool() or self._stands(record):
                     raise
                 self._remade = str(error)
-                ended = pools.down(self.cluster, record, deadline_s=_DOWN_S)
+                ended = lifecycle.down(self.cluster, record, deadline_s=_DOWN_S)
                 if ended.refused or not set(ended.unreached) <= set(self.lost):
                     raise
                 if ended.unreached:
-                    pools.forget(self.job.name)
+                    lifecycle.forget(self.job.name)
                 self._state.marks.pop("stage", None)
                 # The same lease: what the lost nodes still hold is taken down by it when they come back.
                 self._bring_up(stranded=ended.unreached)
         if self.job.stage is not None:
             self._stage()
 
-    def _stands(self, record: pools.Record) -> bool:
+    def _stands(self, record: lifecycle.Record) -> bool:
         """The pool is up on all nodes that are left."""
-        states = pools.status(self.cluster, record, deadline_s=_DOWN_S)
+        states = lifecycle.status(self.cluster, record, deadline_s=_DOWN_S)
         return all(states.get(node.name) == "up" for node in self.cluster.nodes)
 
     def _archive(self) -> str:
@@ -442,15 +443,15 @@ class Execution:
         self._state.marks.pop("stage", None)
         self._save()
         everyone = Cluster(self.cluster.launcher)
-        staged.release(everyone, self.job.name, disk, self._state.lease, lost=self.lost, deadline_s=_REMOVE_S)
+        staged_folder.release(everyone, self.job.name, disk, self._state.lease, lost=self.lost, deadline_s=_REMOVE_S)
         return disk
 
     def _down(self) -> str:
-        record = pools.find(self.job.name)
+        record = lifecycle.find(self.job.name)
         if record is None or record.lease != self._state.lease:
             return "it was taken down by another command"
         everyone = Cluster(self.cluster.launcher)  # also those that were lost: they are named
-        ended = pools.down(everyone, record, deadline_s=_DOWN_S)
+        ended = lifecycle.down(everyone, record, deadline_s=_DOWN_S)
         if ended.refused:
             raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")
         if ended.unreached:

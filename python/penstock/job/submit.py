@@ -12,14 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cluster.specs import write
 from penstock.errors import ConfigError, Deadline, NotFound, SystemFault
+from penstock.job.export import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from penstock.cluster.specs.asked import Asked
+    from penstock.job.export.request import Asked
 
 __all__ = ["plan", "submit", "system_of"]
 

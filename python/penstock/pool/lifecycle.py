@@ -14,36 +14,34 @@ from uuid import uuid4
 
 import msgspec
 
-from penstock import env, plugins
+from penstock import env
+from penstock.cluster.exits import check
 from penstock.cluster.facts import ask
-from penstock.cluster.faults import check
 from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFailed, SystemFault
 from penstock.ownership import remove_file
-from penstock.protocols import Engine, Pool, PoolSpec
+from penstock.pool import engine_plugins
+from penstock.protocols import Pool, PoolSpec  # noqa: TC001 - msgspec reads them
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.cluster.cluster import Cluster
+    from penstock.protocols import Engine
 
 __all__ = [
-    "GROUP",
     "Ended",
     "Record",
     "audit",
     "down",
-    "engine_names",
     "find",
     "forget",
-    "load_engine",
     "names",
     "skewed",
     "status",
     "up",
 ]
 
-GROUP = "penstock.engines"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 # Clocks further apart than this make leases, tokens and logs lie.
 _SKEW_S = 60.0
@@ -83,21 +81,6 @@ class Ended:
     receipts: Mapping[str, Mapping[str, Any]]
     unreached: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
-
-
-def engine_names() -> list[str]:
-    """Engines that can be named here, in order."""
-    return plugins.names(GROUP)
-
-
-def load_engine(name: str, settings: Mapping[str, Any]) -> Engine:
-    """An engine by its name and settings.
-
-    Raises:
-        ConfigError: No such engine, or settings that it refuses.
-    """
-    made: Engine = plugins.load(GROUP, name, Engine, lambda factory: factory(dict(settings), env.read()))
-    return made
 
 
 # ---------------------------------------------------------------- records
@@ -204,7 +187,7 @@ def up(
         PenstockError: It could not be brought up; what had been begun is taken back, and a note says where that failed.
     """
     _check(spec)
-    made = load_engine(engine, settings)
+    made = engine_plugins.load(engine, settings)
     until = time.monotonic() + deadline_s
     reserve = min(_ROLLBACK_S, deadline_s / 4)
     known = find(spec.name)
@@ -308,7 +291,9 @@ def status(cluster: Cluster, record: Record, *, deadline_s: float) -> dict[str, 
     """Each node's state; all `degraded` where the pool never came up."""
     if record.pool is None:
         return dict.fromkeys(record.nodes, "degraded")
-    return load_engine(record.engine, record.engine_settings).status(record.pool, cluster, deadline_s=deadline_s)
+    return engine_plugins.load(record.engine, record.engine_settings).status(
+        record.pool, cluster, deadline_s=deadline_s
+    )
 
 
 def down(cluster: Cluster, record: Record, *, keep_data: bool = False, deadline_s: float) -> Ended:
@@ -334,7 +319,7 @@ def down(cluster: Cluster, record: Record, *, keep_data: bool = False, deadline_
 
 
 def _down(cluster: Cluster, record: Record, *, keep_data: bool, deadline_s: float) -> Ended:
-    made = load_engine(record.engine, record.engine_settings)
+    made = engine_plugins.load(record.engine, record.engine_settings)
     receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, deadline_s=deadline_s)
     # Nodes of the record that this cluster does not have count too: what is on them is still there.
     wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
@@ -345,7 +330,7 @@ def _down(cluster: Cluster, record: Record, *, keep_data: bool, deadline_s: floa
 
 def audit(cluster: Cluster, record: Record, *, deadline_s: float) -> Ended:
     """What is left on each node that answers (`receipts`), in words."""
-    made = load_engine(record.engine, record.engine_settings)
+    made = engine_plugins.load(record.engine, record.engine_settings)
     found = made.audit(record.spec, cluster, deadline_s=deadline_s)
     return Ended(
         {node: {"left": left} for node, left in found.items()},

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from penstock.cluster.job import Submit
 from penstock.errors import ConfigError
+from penstock.job.spec import Submit
 from penstock.units import parse_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.cluster.job import Job
+    from penstock.job.spec import Job
 
 __all__ = ["Asked"]
 

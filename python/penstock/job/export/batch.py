@@ -6,11 +6,11 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from penstock.cluster.words import pool_words, settings_words
 from penstock.errors import ConfigError
+from penstock.job.commands import pool_words, settings_words
 
 if TYPE_CHECKING:
-    from penstock.cluster.specs.asked import Asked
+    from penstock.job.export.request import Asked
 
 __all__ = ["pbs", "slurm", "slurm_epilog", "slurm_prolog"]
 

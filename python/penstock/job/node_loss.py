@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.cluster import pools
-from penstock.cluster.faults import check
+from penstock.cluster.exits import check
 from penstock.errors import SystemFault
+from penstock.pool import engine_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.cluster.cluster import Cluster
-    from penstock.cluster.words import Words
+    from penstock.job.commands import Words
     from penstock.protocols import Exit, Pool
 
 __all__ = ["lost_of", "mend"]
@@ -43,7 +43,7 @@ def mend(
     Raises:
         PenstockError: The pool itself does not answer.
     """
-    noticed = pools.load_engine(pool.engine, settings).heal(pool, cluster, deadline_s=deadline_s)
+    noticed = engine_plugins.load(pool.engine, settings).heal(pool, cluster, deadline_s=deadline_s)
     orders = json.dumps([["delete", noticed], ["forsake", list(lost)]])
     # On a node: this machine need not reach the nodes' own network.
     ended = cluster.run_on_leader(

@@ -7,14 +7,14 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cluster.faults import check
+from penstock.cluster.exits import check
 from penstock.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.cluster.cluster import Cluster
-    from penstock.cluster.job import Provision
+    from penstock.job.spec import Provision
     from penstock.protocols import Exit, Node
 
 __all__ = ["provision"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import http.server
 import json
+import os
 import socket
 import threading
 
@@ -98,3 +99,14 @@ def test_index_without_credentials_or_a_store_is_one_error_each(run_cli, tmp_pat
         (line,) = _errors(ran.err)
         assert line.startswith(f"error[{code}]")
         assert ran.err.count("hint:") <= 1
+
+
+def test_manifest_that_names_a_pipe_does_not_wait_for_its_other_end(run_cli, tmp_path):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    os.mkfifo(folder / "a.gz")
+    entry = {"key": "a.gz", "size": 300, "codec": "gzip", "format": "raw"}
+    document = {"penstock_manifest": 1, "url": f"file://{folder}/", "created_s": 1.0, "objects": [entry]}
+    (tmp_path / "m.json").write_text(json.dumps(document))
+    ran = run_cli("stage", f"{folder}/", tmp_path / "dst", "--inflate", "--manifest", tmp_path / "m.json", "--json")
+    assert (ran.code, [failure["code"] for failure in facts(ran)["failed"]]) == (1, ["not-found"]), ran.err

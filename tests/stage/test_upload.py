@@ -279,6 +279,23 @@ def test_verify_repair_sends_nothing_that_the_record_does_not_recognise(promised
     assert not (folder / "set/data.bin").exists()
 
 
+def test_verify_of_a_store_says_what_its_stage_could_not_bring(emulator, run_cli, tmp_path, state):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "good.bin").write_bytes(b"good")
+    (source / "bad.gz").write_bytes(gzip.compress(b"bad")[:-9])
+    served = emulator()
+    env = served.env | state
+    assert run_cli("stage", source, f"{served.url}set/", "--inflate", "--quiet", env=env).code == 1
+    ran = run_cli("verify", f"{served.url}set/", "--json", env=env)
+    assert (ran.code, facts(ran)["good"]) == (1, 1), ran.err
+    assert facts(ran)["unfinished"] == [{"source": f"file://{source}/", "share": "0-of-1", "failed": 1}]
+    (source / "bad.gz").write_bytes(gzip.compress(b"bad"))
+    assert run_cli("stage", source, f"{served.url}set/", "--inflate", "--quiet", env=env).code == 0
+    ran = run_cli("verify", f"{served.url}set/", "--json", env=env)
+    assert (ran.code, facts(ran)["good"], facts(ran)["unfinished"]) == (0, 2, []), ran.err
+
+
 @pytest.mark.parametrize("kind", ["emulator", "versitygw"])
 def test_stages_of_two_sources_to_one_prefix_keep_both_manifests(kind, request, run_cli, tmp_path, state):
     """At the same time, and one after the other: the last to end took the other's manifest, and verify forgot its objects."""

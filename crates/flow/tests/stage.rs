@@ -105,6 +105,21 @@ fn packed(codec: Codec, body: &[u8]) -> Vec<u8> {
     compress(codec, body, codec.default_level()).unwrap()
 }
 
+/// NFS has no rename that replaces nothing: a file gets its name by a hard link, and a kill leaves the temporary name too.
+#[test]
+fn stage_killed_between_link_and_unlink_takes_the_next_version() {
+    let bench = Bench::new("linked", &[("d/a.bin", vec![1; 100])]);
+    bench.stage(StageOptions::default()).unwrap();
+    let dst = bench.folder.path().join("dst");
+    let temporary = format!("{:032x}.tmp", xxhash_rust::xxh3::xxh3_128(b"d/a.bin"));
+    std::fs::hard_link(dst.join("d/a.bin"), dst.join(".penstock/stage/parts").join(temporary)).unwrap();
+    bench.put("d/a.bin", vec![2; 200]);
+    let summary = bench.stage(StageOptions::default()).unwrap();
+    assert_eq!((summary.moved, summary.failed), (1, Vec::new()));
+    assert_eq!(std::fs::read(dst.join("d/a.bin")).unwrap(), vec![2; 200]);
+    assert_eq!(std::fs::read_dir(dst.join(".penstock/stage/parts")).unwrap().count(), 0);
+}
+
 #[test]
 fn stage_inflates_every_codec_and_keeps_plain_objects() {
     let body = noise(300_000);

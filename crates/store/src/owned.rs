@@ -100,11 +100,34 @@ pub fn rename(
     match rustix::fs::renameat_with(from.as_fd(), old, to.as_fd(), new, RenameFlags::NOREPLACE) {
         // A file system without that flag: a hard link refuses in the same way.
         Err(Errno::INVAL | Errno::NOSYS) => {
-            rustix::fs::linkat(from.as_fd(), old, to, new, AtFlags::empty())?;
+            match rustix::fs::linkat(from.as_fd(), old, to.as_fd(), new, AtFlags::empty()) {
+                // NFS: the server made the link, and its answer was lost.
+                Err(Errno::EXIST) if is_linked(&from, old, &to, new)? => {}
+                other => other?,
+            }
             rustix::fs::unlinkat(from, old, AtFlags::empty())
         }
         other => other,
     }
+}
+
+/// Removes the first name of a file whose process was killed between the two steps of a rename by hard link.
+pub fn remove_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<(), Errno> {
+    match is_linked(&from, old, &to, new)? {
+        true => rustix::fs::unlinkat(from, old, AtFlags::empty()),
+        false => Ok(()),
+    }
+}
+
+/// True for two names of one regular file that has no third.
+fn is_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<bool, Errno> {
+    let stat =
+        |folder: &dyn AsFd, name: &[u8]| match rustix::fs::statat(folder.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            stat => stat.map(Some),
+        };
+    let (Some(one), Some(other)) = (stat(&from, old.as_bytes())?, stat(&to, new)?) else { return Ok(false) };
+    Ok(is_same(&one, &other) && one.st_nlink == 2 && FileType::from_raw_mode(one.st_mode) == FileType::RegularFile)
 }
 
 fn is_same(one: &Stat, other: &Stat) -> bool {
@@ -317,6 +340,26 @@ mod tests {
         assert!(dir.path().join("link").is_symlink());
         ours.rename(&at, b"free", Replace::Nothing).unwrap();
         assert!(dir.path().join("free").exists() && !dir.path().join(ours.name()).exists());
+    }
+
+    #[test]
+    fn remove_linked_takes_one_of_two_names_of_one_file_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = folder(dir.path());
+        let path = |name: &str| dir.path().join(name);
+        for name in ["final", "other", "theirs"] {
+            std::fs::write(path(name), name).unwrap();
+        }
+        symlink("final", path("soft.tmp")).unwrap();
+        std::fs::hard_link(path("theirs"), path("hard.tmp")).unwrap();
+        for name in ["soft.tmp", "hard.tmp", "other", "absent"] {
+            remove_linked(&*at, name, &*at, b"final").unwrap();
+        }
+        std::fs::hard_link(path("final"), path("a.tmp")).unwrap();
+        remove_linked(&*at, "a.tmp", &*at, b"absent").unwrap();
+        assert!(["a.tmp", "soft.tmp", "hard.tmp", "other"].iter().all(|name| path(name).symlink_metadata().is_ok()));
+        remove_linked(&*at, "a.tmp", &*at, b"final").unwrap();
+        assert!(!path("a.tmp").exists() && path("final").exists());
     }
 
     #[test]

@@ -75,6 +75,7 @@ pub(crate) struct Head<'a> {
     pub url: &'a str,
     pub source: Option<&'a str>,
     pub created_s: f64,
+    pub failed: u64,
 }
 
 /// Writes a document; the entries come in a manifest's order.
@@ -112,6 +113,9 @@ pub(super) fn write_json<E: Borrow<Entry>>(
     }
     out.write_all(b",\"created_s\":").map_err(io)?;
     serde_json::to_writer(&mut *out, &head.created_s).map_err(bad)?;
+    if head.failed > 0 {
+        write!(out, ",\"failed\":{}", head.failed).map_err(io)?;
+    }
     out.write_all(b",\"objects\":[").map_err(io)?;
     for (at, entry) in entries.enumerate() {
         out.write_all(if at == 0 { b"\n" } else { b",\n" }).map_err(io)?;
@@ -122,7 +126,7 @@ pub(super) fn write_json<E: Borrow<Entry>>(
 
 impl Manifest {
     pub(crate) fn head(&self) -> Head<'_> {
-        Head { url: &self.url, source: self.source.as_deref(), created_s: self.created_s }
+        Head { url: &self.url, source: self.source.as_deref(), created_s: self.created_s, failed: self.failed }
     }
 
     /// The JSON document, one object a line.

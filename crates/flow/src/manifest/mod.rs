@@ -43,6 +43,9 @@ pub struct Manifest {
     pub source: Option<String>,
     /// When the listing ended, seconds since the Unix epoch.
     pub created_s: f64,
+    /// In a staged copy: objects of this share that could not be staged, and are not listed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failed: u64,
     /// The objects.
     pub objects: Vec<Entry>,
 }
@@ -52,7 +55,7 @@ impl Manifest {
     pub fn new(url: String, mut objects: Vec<Entry>) -> Self {
         sort(&mut objects);
         pack_keys(&mut objects);
-        Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), objects }
+        Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), failed: 0, objects }
     }
 
     /// Stored bytes of all objects.
@@ -121,6 +124,10 @@ impl Manifest {
 }
 
 /// A manifest as it was read, in order. Foreign tools may have written it: the order is ours to hold.
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 fn finished(mut manifest: Manifest, place: &str) -> Result<Manifest> {
     sort(&mut manifest.objects);
     match manifest.objects.windows(2).find(|pair| pair[0].key == pair[1].key) {

@@ -111,6 +111,9 @@ pub(super) fn write<E: Borrow<Entry>>(
     if let Some(source) = head.source {
         facts.push(KeyValue::new("source".to_owned(), source.to_owned()));
     }
+    if head.failed > 0 {
+        facts.push(KeyValue::new("failed".to_owned(), head.failed.to_string()));
+    }
     let level = ZstdLevel::try_new(3).map_err(bad)?;
     let mut properties = WriterProperties::builder()
         .set_created_by(format!("penstock {}", env!("CARGO_PKG_VERSION")))
@@ -241,11 +244,11 @@ fn parse(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<Man
     // The Parquet reader asserts what a hostile file may break.
     let parsed = catch_panic(|| parse_trusting(file, size, place));
     let parsed = parsed.unwrap_or_else(|_| Err("its Parquet cannot be read".to_owned()));
-    let (Parsed { url, source, created_s, version }, objects) = parsed.map_err(no_manifest)?;
+    let (Parsed { url, source, created_s, failed, version }, objects) = parsed.map_err(no_manifest)?;
     if version != MANIFEST_VERSION {
         return Err(other_version(version, place));
     }
-    finished(Manifest { version, url, source, created_s, objects }, place)
+    finished(Manifest { version, url, source, created_s, failed, objects }, place)
 }
 
 struct Parsed {
@@ -253,6 +256,7 @@ struct Parsed {
     url: String,
     source: Option<String>,
     created_s: f64,
+    failed: u64,
 }
 
 fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<(Parsed, Vec<Entry>), String> {
@@ -275,6 +279,7 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
         url: fact("url").ok_or("it has no `url`")?,
         source: fact("source"),
         created_s: fact("created_s").and_then(|text| text.parse().ok()).filter(|s: &f64| s.is_finite()).unwrap_or(0.0),
+        failed: fact("failed").and_then(|text| text.parse().ok()).unwrap_or(0),
     };
     if head.version != MANIFEST_VERSION {
         return Ok((head, Vec::new()));

@@ -70,11 +70,13 @@ pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<String> {
     }
     outcome?;
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
+    let failed = failures.len() as u64;
     let (share, url) = ((options.node, options.nodes), source_url.clone());
     blocking(move || site.write_residue(share, &url, &failures)).await?;
     let items = missing.iter().map(|load| &load.item).chain(&done);
     let mut staged = staged_manifest(&to.url, &journal, &manifest, items);
     staged.source = Some(source_url);
+    staged.failed = failed;
     record(&to, staged, &node, deadline).await
 }
 

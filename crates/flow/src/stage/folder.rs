@@ -52,8 +52,9 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
         }
         site.write_residue(share, &source_url, &failures)?;
         let items: Vec<&Item> = missing.iter().chain(&done).collect();
-        let recorded = record_staged(&site.jail, &journal, &manifest, items, &source_url, share)?;
-        journal.end_stage(failures.len() as u64)?;
+        let failed = failures.len() as u64;
+        let recorded = record_staged(&site.jail, &journal, &manifest, items, &source_url, share, failed)?;
+        journal.end_stage(failed)?;
         Ok(recorded)
     })
     .await
@@ -68,6 +69,7 @@ fn record_staged(
     mut items: Vec<&Item>,
     source_url: &str,
     share: (u32, u32),
+    failed: u64,
 ) -> Result<String> {
     items.sort_unstable_by(|a, b| {
         (strip_suffix(a.target.as_bytes()), &a.target).cmp(&(strip_suffix(b.target.as_bytes()), &b.target))
@@ -75,7 +77,7 @@ fn record_staged(
     let url = Url::from_path(jail.path())
         .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
     let format = ManifestFormat::for_objects(items.len());
-    let head = Head { url: &url, source: Some(source_url), created_s: unix_now().as_secs_f64() };
+    let head = Head { url: &url, source: Some(source_url), created_s: unix_now().as_secs_f64(), failed };
     let entries = items.iter().filter_map(|item| {
         let line = journal.line(&item.target)?;
         let from = &source.objects[item.object];

@@ -213,6 +213,15 @@ impl Jail {
         Ok(folder)
     }
 
+    /// Removes temporary names of a staged file that a killed stage left beside its final name: where a file system has no
+    /// rename that replaces nothing (NFS), a file gets its name by a hard link.
+    pub fn remove_linked(&self, parts: &OwnedFd, temporary: [&str; 2], relative: &[u8]) -> Result<()> {
+        let (folder, name) = split(relative);
+        let Some(folder) = self.folder(folder)? else { return Ok(()) };
+        let removed = temporary.iter().try_for_each(|old| owned::remove_linked(parts, old, &folder, name));
+        removed.map_err(|errno| self.error(relative, errno))
+    }
+
     /// An operating system's refusal, with numbers where the disk is full.
     pub fn error(&self, relative: &[u8], errno: Errno) -> Error {
         self.io_error(relative, &errno.into(), 0)

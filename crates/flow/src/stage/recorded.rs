@@ -98,6 +98,13 @@ pub(crate) fn is_manifest_name(name: &[u8]) -> bool {
 }
 
 impl Document {
+    /// What its stage could not bring.
+    pub fn unfinished(&self) -> Option<Unfinished> {
+        let Manifest { source, failed, .. } = &self.manifest;
+        let (source, share) = (source.clone().unwrap_or_default(), share_of(&self.node).to_owned());
+        (*failed > 0).then_some(Unfinished { source, share, failed: Some(*failed) })
+    }
+
     /// The manifest of that name below `.penstock`; `None` for a name that is no manifest's.
     pub fn parse(name: &[u8], bytes: &[u8], place: &str) -> Option<Result<Self>> {
         let name = std::str::from_utf8(name).ok()?;

@@ -116,7 +116,8 @@ pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline:
         let node = nodes[usize::from(is_taken)];
         let mine: Vec<&Document> = standing.iter().filter(|document| document.node == node).collect();
         let is_same = |document: &&&Document| {
-            document.manifest.objects == staged.objects && document.manifest.source == staged.source
+            let Manifest { objects, source, failed, .. } = &document.manifest;
+            (objects, source, failed) == (&staged.objects, &staged.source, &staged.failed)
         };
         if let Some(document) = mine.iter().find(is_same) {
             return Ok(format!("{}{}", to.url, path(node, document.format)));

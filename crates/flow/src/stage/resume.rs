@@ -13,6 +13,7 @@ use std::sync::Arc;
 use penstock_codec::{Codec, gzip_size_hint};
 use penstock_store::owned::OwnedFile;
 use penstock_types::{Error, Result, Url};
+use rustix::fs::{Mode, OFlags};
 
 use super::commit::{adopt_left_behind, is_temporary_name, temporary_name};
 use super::jail::{Jail, allocated_at, names_in};
@@ -60,7 +61,10 @@ fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> 
     if item.undo != Codec::Gzip {
         return None;
     }
-    let file = std::fs::File::open(folder?.join(OsStr::from_bytes(entry.key.as_bytes()))).ok()?;
+    // NONBLOCK: a pipe there would wait for its other end.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let path = folder?.join(OsStr::from_bytes(entry.key.as_bytes()));
+    let file: std::fs::File = rustix::fs::open(path, flags, Mode::empty()).ok()?.into();
     let mut last = [0; 4];
     file.read_exact_at(&mut last, entry.size.checked_sub(4)?).ok()?;
     Some(gzip_size_hint(last).min(entry.size.saturating_mul(HONEST_RATIO)))
@@ -103,6 +107,12 @@ pub(crate) fn resume(
             progress.skip(entry.size);
             done.push(item);
         } else {
+            if journal.knows(&item.target) {
+                let names = ["tmp", "part"].map(|kind| temporary_name(&item.target, kind));
+                let removed = jail.remove_linked(&parts, [&names[0], &names[1]], item.target.as_bytes());
+                // A link in the place of a folder on the way: the object fails by it later.
+                removed.or_else(|error| if matches!(error, Error::KeyRefused { .. }) { Ok(()) } else { Err(error) })?;
+            }
             // Parts of a large object that are there already take no further room.
             let there = match entry.size > PART_BYTES {
                 true => allocated_at(&parts, &temporary_name(&item.target, "part")),

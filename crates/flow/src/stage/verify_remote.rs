@@ -99,6 +99,7 @@ async fn verify(
         return Err(Error::NotFound { place: format!("{}.penstock/manifest.json", to.url) });
     }
     let (mut seen, mut records) = (HashSet::new(), Vec::new());
+    let unfinished = found.iter().filter_map(Document::unfinished).collect();
     for Document { manifest, node, .. } in found {
         for entry in manifest.objects {
             if seen.insert(entry.key.clone()) {
@@ -145,7 +146,7 @@ async fn verify(
         repaired,
         strangers,
         strangers_in_all,
-        unfinished: Vec::new(),
+        unfinished,
         bytes_in: progress.snapshot().bytes_in,
         requests: metrics.get(Metric::Requests),
         seconds: clock.elapsed().as_secs_f64(),

@@ -5,7 +5,7 @@
 use std::sync::Once;
 
 use libfuzzer_sys::fuzz_target;
-use penstock_flow::Manifest;
+use penstock_dataset::Manifest;
 
 static QUIET: Once = Once::new();
 

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use penstock_flow::Entry;
-use penstock_flow::feed::RecordIndex;
+use penstock_dataset::Entry;
+use penstock_dataset::RecordIndex;
 use penstock_types::Key;
 
 fuzz_target!(|data: (u8, Vec<u8>)| {

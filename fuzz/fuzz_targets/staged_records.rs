@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use penstock_flow::feed::records_noted;
+use penstock_dataset::record_offsets::records_noted;
 
 fuzz_target!(|data: &[u8]| {
     assert!(records_noted(data) * 16 <= data.len());

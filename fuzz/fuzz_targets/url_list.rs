@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use libfuzzer_sys::fuzz_target;
-use penstock_flow::UrlList;
+use penstock_dataset::UrlList;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(list) = UrlList::parse(data, "urls.txt") {

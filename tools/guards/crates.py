@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["MAY_KNOW", "breaches_of", "find"]
 
-_ALL = {"types", "store", "codec", "record", "flow", "bench", "emulator"}
+_ALL = {"types", "store", "codec", "record", "dataset", "flow", "bench", "emulator"}
 MAY_KNOW = {
     "types": set(),
     "store": {"types"},
     "codec": {"types"},
     "record": {"types", "codec"},
-    "flow": {"types", "codec", "store", "record"},
-    "bench": {"types", "codec", "store", "record", "flow"},
-    "mount": {"types", "codec", "store", "record", "flow"},
+    "dataset": {"types", "codec", "store", "record"},
+    "flow": {"types", "codec", "store", "record", "dataset"},
+    "bench": {"types", "codec", "store", "record", "dataset"},
+    "mount": {"types", "codec", "store", "record", "dataset", "flow"},
     "emulator": {"types", "codec", "store"},
     "python": _ALL,
 }

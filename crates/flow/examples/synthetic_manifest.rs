@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use penstock_flow::{Entry, Manifest};
+use penstock_dataset::{Entry, Manifest};
 use penstock_store::Version;
 use penstock_types::{Algorithm, Digest, Error, Key, Result};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_codec::{Codec, compress};
-use penstock_flow::Manifest;
+use penstock_dataset::Manifest;
 use penstock_flow::stage::{StageJob, StageOptions, StageRequest, Summary, WaitLimits, wait_for_leader};
 use penstock_store::{Memory, PutOptions, Store, StoreSettings};
 use penstock_types::{Deadline, Key, Result};
@@ -43,7 +43,7 @@ impl Bench {
             destination: self.folder.path().join("dst"),
             remote: None,
             manifest: None,
-            select: penstock_flow::KeyFilter::default(),
+            select: penstock_dataset::KeyFilter::default(),
             rates: penstock_store::Rates::default(),
             options,
             dry_run: false,
@@ -323,7 +323,7 @@ fn stage_of_an_object_replaced_after_indexing_is_refused() {
     let bench = Bench::new("stage-replaced", &[("a", noise(10)), ("b", noise(10))]);
     let url = "memory://stage-replaced/".parse().unwrap();
     let (runtime, root) = (&bench.runtime, Key::default());
-    let manifest = runtime.block_on(penstock_flow::index(&bench.store, &root, &url, Deadline::NEVER)).unwrap();
+    let manifest = runtime.block_on(penstock_dataset::index(&bench.store, &root, &url, Deadline::NEVER)).unwrap();
     let path = bench.folder.path().join("m.json");
     manifest.save(&path).unwrap();
     bench.put("a", noise(11));

@@ -12,7 +12,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_flow::KeyFilter;
+use penstock_dataset::KeyFilter;
 use penstock_flow::cache::{AccessPlan, CachedRange, Extent, NodeCache, Transcode};
 use penstock_flow::stage::{PART_BYTES, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest};
 use penstock_store::{Memory, ObjectRef, PutOptions, Rates, Store, StoreSettings, read_whole};

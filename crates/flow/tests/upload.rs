@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_codec::{Codec, decompress_into};
-use penstock_flow::KeyFilter;
+use penstock_dataset::KeyFilter;
 use penstock_flow::stage::{
     Deflate, StageJob, StageOptions, StageRequest, Summary, Verified, VerifyJob, VerifyRequest,
 };

@@ -6,8 +6,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
+use penstock_dataset::{Entry, KeyFilter, Manifest, list};
 use penstock_flow::stage::{recorded_manifest, recorded_remotely};
-use penstock_flow::{Entry, KeyFilter, Manifest, list};
 use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 use pyo3::prelude::*;
@@ -37,7 +37,7 @@ pub fn diff(
         let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
         let (old, old_is) = manifest_of(&a, &select, &settings, deadline).await?;
         let (new, new_is) = manifest_of(&b, &select, &settings, deadline).await?;
-        let found = penstock_flow::diff(&old, &new);
+        let found = penstock_dataset::diff(&old, &new);
         let side = |manifest: &Manifest, what: &str| serde_json::json!({"url": manifest.url, "read_as": what, "objects": manifest.objects.len()});
         let bug = |error: serde_json::Error| Error::bug(error.to_string());
         let mut facts = serde_json::json!({

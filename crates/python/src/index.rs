@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_flow::{KeyFilter, ManifestFormat, list};
+use penstock_dataset::{KeyFilter, ManifestFormat, list};
 use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Metric, Metrics, Url};
 use pyo3::prelude::*;

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_flow::order::Shuffle;
-use penstock_flow::sampler::{DatasetView, Sampler, SamplerCursor};
+use penstock_dataset::order::Shuffle;
+use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
 use penstock_types::Error;
 use pyo3::prelude::*;
 

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use penstock_dataset::{Division, KeyFilter, ShareBy, Weights};
 use penstock_flow::stage::{
     Deflate, Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, leader_ends,
     wait_for_leader,
 };
-use penstock_flow::{Division, KeyFilter, ShareBy, Weights};
 use penstock_store::{Rates, StoreSettings};
 use penstock_types::{Error, Metric, Metrics, Result};
 use pyo3::prelude::*;

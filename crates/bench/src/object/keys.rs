@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use penstock_flow::order::Permutation;
+use penstock_dataset::order::Permutation;
 use penstock_types::Key;
 
 use super::spec::{ObjectSpec, Operation};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which bytes of a file come next.
 
-use penstock_flow::order::Permutation;
+use penstock_dataset::order::Permutation;
 
 /// The blocks of a stretch of a file, each once.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use penstock_flow::order::Permutation;
+use penstock_dataset::order::Permutation;
 use penstock_types::{Error, Result, grouped};
 use rustix::fs::{Mode, OFlags};
 

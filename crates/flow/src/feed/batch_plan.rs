@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use penstock_types::{Error, Result};
 
-use crate::sampler::SamplerCursor;
+use penstock_dataset::sampler::SamplerCursor;
 
 /// What happens to the samples that fill no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,8 +239,8 @@ impl Iterator for Tasks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{Counts, Order, Place, Shuffle};
-    use crate::sampler::{DatasetView, Sampler};
+    use penstock_dataset::order::{Counts, Order, Place, Shuffle};
+    use penstock_dataset::sampler::{DatasetView, Sampler};
     use proptest::prelude::*;
     use std::sync::Arc;
 

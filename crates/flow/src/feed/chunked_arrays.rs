@@ -11,7 +11,7 @@ use std::ops::Range;
 use penstock_record::chunk::{Step, copy_rows, decode_into};
 use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, grouped};
 
-use crate::manifest::{Entry, Manifest};
+use penstock_dataset::manifest::{Entry, Manifest};
 
 /// Chunks of a dataset: each takes some 100 bytes for as long as the dataset is open.
 pub(super) const MAX_CHUNKS: usize = 1 << 22;

@@ -10,10 +10,11 @@ use penstock_types::{Error, Result, grouped, now};
 use super::batch_plan::RowRequest;
 use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
-use super::format::{Record, RecordId, Span};
+use super::format::{Record, RecordId};
 use super::memory::PartHold;
 use super::read_ranges::{Content, known_span};
 use super::source::Source;
+use penstock_dataset::record_index::Span;
 
 /// An object to decode.
 pub(crate) struct Object<'a> {

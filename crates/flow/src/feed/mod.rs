@@ -7,7 +7,6 @@
 mod batch_buffer;
 mod batch_plan;
 mod batch_rows;
-mod braces;
 mod chunked_arrays;
 mod cuda;
 mod decode;
@@ -16,8 +15,6 @@ mod epoch_prefetch;
 mod epoch_run;
 mod field;
 mod format;
-mod glob;
-mod index;
 mod memory;
 mod next_use;
 mod offset_cache;
@@ -30,7 +27,6 @@ mod scan;
 mod schema;
 mod sidecar_indexes;
 mod source;
-pub(crate) mod staged_offsets;
 mod timing;
 mod unindexed;
 mod value;
@@ -52,24 +48,19 @@ pub use epoch_iter::{Delivered, EpochIter, Next};
 pub use epoch_run::Run;
 pub use field::{Field, Kind};
 pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
-pub(crate) use glob::{Glob, plain_len};
-pub use glob::{glob_matches, split_glob};
-pub use index::RecordIndex;
 pub use on_error::{ErrorCounts, OnError};
 pub use random_access::RecordRef;
 pub use record_counts::{CountSource, Counted, Known, count, kept, scan};
 pub use schema::{Schema, Seen, schema};
 pub use sidecar_indexes::{SidecarIndexes, indexes_in, without_indexes};
 pub use source::{LARGEST_AT_ONCE, Source, requests_of};
-#[doc(hidden)]
-pub use staged_offsets::records_noted;
 pub use timing::{Busy, Waits};
 pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 
 use crate::memory_budget::MemoryBudget;
-use crate::sampler::{DatasetView, Sampler, SamplerCursor};
 use batch_buffer::{Layout, Pool};
 use memory::PartMemory;
+use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
 use read_split::{AccessPattern, read_ahead_for};
 
 /// The field that a padded tail adds: 1 for a sample, 0 for a repeat.

@@ -15,9 +15,9 @@ use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
 use super::source::asked;
 use crate::cache::{AccessPlan, CachedRange, Extent};
-use crate::manifest::{Entry, Manifest};
-use crate::order::{EpochOrder, Place};
-use crate::sampler::DatasetView;
+use penstock_dataset::manifest::{Entry, Manifest};
+use penstock_dataset::order::{EpochOrder, Place};
+use penstock_dataset::sampler::DatasetView;
 
 /// Epochs looked ahead: in a job of many nodes the next reader of an object may be another node for a while.
 const EPOCHS_AHEAD: u64 = 4;

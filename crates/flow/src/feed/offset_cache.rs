@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-use super::format::{HeadRows, Span};
+use super::format::HeadRows;
+use penstock_dataset::record_index::Span;
 
 /// Smaller objects are read whole in any case.
 const MIN_BYTES: u64 = 8 << 20;

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::batch_plan::RowRequest;
-use crate::order::Counts;
+use penstock_dataset::order::Counts;
 
 /// What to do with a sample that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -9,8 +9,9 @@ use penstock_codec::{Codec, GzipCheck, decompress_into_checked, restore_transpos
 use penstock_types::{ByteRange, Error, Result};
 
 use super::batch_plan::RowRequest;
-use super::format::{Framing, Span};
+use super::format::Framing;
 use super::source::Source;
+use penstock_dataset::record_index::Span;
 
 /// A gap that is read and thrown away: at 90 MB/s a connection, 20 ms of a request's latency are 1.8 MB; half of that
 /// keeps what is read for nothing below what is wanted on the usual mix.

@@ -11,7 +11,7 @@ use super::Feed;
 use super::batch_plan::{RowRequest, Task, Tasks};
 use super::read_ranges::{Reads, is_open, is_partial, opens};
 use super::source::{PART, Source};
-use crate::sampler::DatasetView;
+use penstock_dataset::sampler::DatasetView;
 
 /// A portion of a local file: the copy is still in the processor's last cache when it is decoded.
 const LOCAL_PORTION: u64 = 4 << 20;
@@ -162,10 +162,10 @@ mod tests {
 
     use super::super::{FeedSettings, Field, FixedColumn, FormatSpec, Next, OnError, Steps, Tail};
     use super::*;
-    use crate::manifest::{Entry, Manifest, index};
-    use crate::order::{Counts, Order, Shuffle};
     use crate::pool_read::{Placement, Placements};
-    use crate::sampler::Sampler;
+    use penstock_dataset::manifest::{Entry, Manifest, index};
+    use penstock_dataset::order::{Counts, Order, Shuffle};
+    use penstock_dataset::sampler::Sampler;
 
     const RECORD: usize = 1 << 20;
     const EACH: u64 = 20;

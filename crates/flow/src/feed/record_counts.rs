@@ -12,13 +12,13 @@ use penstock_codec::{Codec, StreamDecoder, gzip_size_hint};
 use penstock_types::{Deadline, Error, Result, grouped};
 
 use super::format::{FormatSpec, TrailerCount};
-use super::index::{IndexWriter, RecordIndex, stamp};
 use super::scan::{Scanned, scan_object};
 use super::sidecar_indexes::{Imported, SidecarIndexes};
 use super::source::Source;
-use super::staged_offsets::Staged;
-use crate::manifest::Entry;
-use crate::order::Counts;
+use penstock_dataset::manifest::Entry;
+use penstock_dataset::order::Counts;
+use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
+use penstock_dataset::record_offsets::StagedOffsets;
 
 /// Requests under way at a time while trailers are read.
 const TRAILERS_IN_FLIGHT: usize = 64;
@@ -124,9 +124,9 @@ pub async fn count(
     let mut index = cached(source, known.cache)?;
     // What a stage noted on its way is in our own form.
     if !index.as_ref().is_some_and(RecordIndex::is_complete)
-        && let Some(staged) = Staged::of(source)
+        && let Some(staged) = StagedOffsets::of(source.manifest())
     {
-        index = Some(staged.import(source, index.as_ref(), writer(source, known.cache)?)?);
+        index = Some(staged.import(source.manifest(), index.as_ref(), writer(source, known.cache)?)?);
     }
     let (mut rung, mut listed) = (CountSource::Index, None);
     if !index.as_ref().is_some_and(RecordIndex::is_complete)

@@ -14,8 +14,9 @@ use penstock_record::tfrecord::{FrameStream, frame_len};
 use penstock_types::{Deadline, Error, Result, grouped};
 use tokio::sync::mpsc;
 
-use super::format::{Framing, Span};
+use super::format::Framing;
 use super::source::{PART, Source};
+use penstock_dataset::record_index::Span;
 
 /// Bytes of an object that are held at once, as stored and as inflated: four objects are scanned at a time.
 const WHOLE: u64 = if cfg!(test) { 4 << 10 } else { 128 << 20 };
@@ -292,7 +293,7 @@ mod tests {
 
     use super::super::FormatSpec;
     use super::*;
-    use crate::manifest::index;
+    use penstock_dataset::manifest::index;
 
     fn tar(sizes: &[usize]) -> Vec<u8> {
         let mut archive = tar::Builder::new(Vec::new());

@@ -11,11 +11,12 @@ use penstock_record::tfrecord::frame_len;
 use penstock_types::{DType, Deadline, Error, Result, TensorSpec};
 
 use super::field::{Field, Kind};
-use super::format::{Framing, Record, RecordId, Span};
+use super::format::{Framing, Record, RecordId};
 use super::memory::PartMemory;
 use super::record_counts::no_record;
 use super::source::Source;
 use super::value::Part;
+use penstock_dataset::record_index::Span;
 
 /// Stored bytes that are read at a time to see an object's first record.
 const STEP: u64 = 16 << 20;

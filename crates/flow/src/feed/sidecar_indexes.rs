@@ -15,10 +15,11 @@ use penstock_record::tfrecord::frame_len;
 use penstock_store::{ObjectRef, Store, read_whole};
 use penstock_types::{Deadline, Error, Key, Result, grouped};
 
-use super::format::{FormatSpec, Span};
-use super::index::{IndexWriter, RecordIndex, stamp};
+use super::format::FormatSpec;
 use super::source::Source;
-use crate::manifest::{Entry, Manifest};
+use penstock_dataset::manifest::{Entry, Manifest};
+use penstock_dataset::record_index::Span;
+use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 
 /// What an index of one object may have: of 10^8 records, 2 GB.
 const MAX_BYTES: u64 = 4 << 30;

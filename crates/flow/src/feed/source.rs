@@ -18,16 +18,16 @@ use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
 use super::format::array_rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
-use super::index::RecordIndex;
 use super::next_use::NextUse;
 use super::offset_cache::OffsetCache;
 use super::read_ranges::{Content, Reads, gzip_check, known_span};
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
-use crate::manifest::{Entry, Manifest};
-use crate::order::Counts;
 use crate::pool_read::Placements;
-use crate::sampler::DatasetView;
+use penstock_dataset::manifest::{Entry, Manifest};
+use penstock_dataset::order::Counts;
+use penstock_dataset::record_index::RecordIndex;
+use penstock_dataset::sampler::DatasetView;
 
 /// An object above twice this is read in parts of this size, several at a time: one connection gives 50 to 90 MB/s on
 /// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::manifest::{Manifest, index};
-use crate::order::{Counts, Order, Place, Shuffle};
+use penstock_dataset::manifest::{Manifest, index};
+use penstock_dataset::order::{Counts, Order, Place, Shuffle};
 
 const SIDE: usize = 6;
 

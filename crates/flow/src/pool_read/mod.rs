@@ -30,7 +30,7 @@ use self::origin::Bucket;
 use self::origin_fetch::{AT_ONCE, Refetches};
 use self::read::Read;
 use self::timeout_store::TimeoutStore;
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
 
 /// How long a process waits for each that comes before it in fetching a lost object, and how many it waits for.
 const TURN: Duration = Duration::from_millis(500);

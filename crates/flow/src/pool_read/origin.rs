@@ -10,8 +10,8 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, grouped};
 use tokio::sync::OnceCell;
 
 use super::Known;
-use crate::manifest::{Entry, index};
-use crate::stage::unsaid;
+use penstock_dataset::detect_codec::detect;
+use penstock_dataset::manifest::{Entry, index};
 
 #[derive(Debug)]
 pub(super) struct Bucket {
@@ -85,7 +85,7 @@ impl Bucket {
         let place = format!("{}{}", self.url, entry.key);
         // What a listing does not say, the answer or the bytes do; the stage saw the same.
         let codec = match entry.codec_as_read() {
-            Codec::None => unsaid(self.name(key).as_bytes(), meta.encoding.as_deref(), &stored)
+            Codec::None => detect(self.name(key).as_bytes(), meta.encoding.as_deref(), &stored)
                 .map_or(Codec::None, |(codec, _)| codec),
             codec => codec,
         };

@@ -14,7 +14,7 @@ use penstock_types::Metric;
 
 use self::breaking::{Breaking, unreachable};
 use super::*;
-use crate::manifest::{Entry, Origin};
+use penstock_dataset::manifest::{Entry, Origin};
 
 fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(20))

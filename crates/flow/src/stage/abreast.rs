@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::inlet::Inlet;
-use crate::manifest::Entry;
+use penstock_dataset::manifest::Entry;
 
 /// How many, and how long.
 pub(crate) struct Abreast {

@@ -156,7 +156,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::manifest::{Entry, Origin};
+    use penstock_dataset::manifest::{Entry, Origin};
 
     #[test]
     fn finished_file_stays_locked_until_after_its_rename() {

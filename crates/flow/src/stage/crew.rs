@@ -18,7 +18,7 @@ use super::object::Workshop;
 use super::pieces::Pieces;
 use super::plan::{BUSY, Item, StageOptions};
 use super::progress::Progress;
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
 
 /// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
 const BEHIND: usize = 32;

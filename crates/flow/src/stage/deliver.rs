@@ -30,7 +30,7 @@ use super::remote_recorded::{documents, manifest_names, record, staged_manifest}
 use super::send::{Load, Yard};
 use super::standing::{Todo, standing};
 use super::status::FOLDER;
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
 
 /// Objects on their way beyond those whose requests are in flight.
 const BEHIND: usize = 16;

@@ -14,7 +14,7 @@ use super::plan::StagePlan;
 use super::progress::{Failure, Progress};
 use super::request::StageRequest;
 use super::status::{FOLDER, replace_own};
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
 
 /// The destination (or, of a stage to a store, the folder on this machine) and the stage's own folder in it.
 #[derive(Clone)]

@@ -25,7 +25,7 @@ use super::seal::Stored;
 use super::send::{Load, PART, Written, Yard};
 use super::squeeze::Press;
 use super::vessel::{Hold, Vessel, value};
-use crate::manifest::Entry;
+use penstock_dataset::manifest::Entry;
 
 /// What of an object's first bytes is wanted before anything is decided.
 const LOOK: u64 = super::squeeze::TRIED as u64;

@@ -18,7 +18,7 @@ use super::recorded::manifest_name;
 use super::request::StageRequest;
 use super::resume::{Resumed, resume, sweep};
 use super::status::replace_own_with;
-use crate::manifest::{Entry, Head, Manifest, ManifestFormat, write};
+use penstock_dataset::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 
 /// Returns the path of the manifest.
 pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {

@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::crew::Source;
 use super::plan::PART_BYTES;
 use super::progress::Progress;
-use crate::manifest::Entry;
+use penstock_dataset::manifest::Entry;
 
 /// The unit in which memory is handed out; the semaphore counts in u32.
 const MEMORY_UNIT: u64 = 64 << 10;

@@ -7,17 +7,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+pub(crate) use penstock_dataset::record_offsets::FileState;
 use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::{Error, Key, Result};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-
-/// What a file is recognised by on the next run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FileState {
-    pub size: u64,
-    pub mtime_ns: i64,
-}
 
 /// A destination, open.
 #[derive(Debug)]

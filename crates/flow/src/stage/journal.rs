@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::jail::{FileState, open_own, open_to_read};
-use crate::manifest::{Entry, Origin, key_text};
+use penstock_dataset::manifest::{Entry, Origin, key_text};
 
 /// A line beyond this is no line of ours.
 const MAX_LINE: u64 = 1 << 20;

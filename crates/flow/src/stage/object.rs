@@ -25,8 +25,7 @@ use super::progress::Progress;
 use super::seal::{Seal, Seen, Stored, checked_of};
 use super::sink::Sink;
 use super::squeeze::Deflate;
-use crate::feed::staged_offsets;
-use crate::manifest::{Entry, OWN_PREFIX, Origin};
+use penstock_dataset::manifest::{Entry, OWN_PREFIX, Origin};
 
 /// The most that is inflated in one piece; beyond it, content streams to the file.
 const WHOLE_MOST: u64 = 512 << 20;
@@ -108,7 +107,7 @@ impl Workshop {
     ) -> Result<Finished> {
         let core = self.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         let (shop, entry) = (self.clone(), entry.clone());
-        let item = item.settled(self.options.inflate, meta.encoding.as_deref(), &stored);
+        let item = item.with_detected_codec(self.options.inflate, meta.encoding.as_deref(), &stored);
         blocking(move || {
             let mut sums = Stored::new(&entry.digests);
             sums.update(&stored);
@@ -259,7 +258,8 @@ impl Workshop {
             self.compare(entry, &seal.digests(), &inflated.digests)?;
         }
         let node = format!("{}-of-{}", self.options.node, self.options.nodes);
-        staged_offsets::note(|| self.jail.folder(OWN_PREFIX).ok().flatten(), &node, &item.target, file, state);
+        let log = |name: &str| super::jail::open_to_append(&self.jail.folder(OWN_PREFIX).ok().flatten()?, name).ok();
+        penstock_dataset::record_offsets::note(log, &node, &item.target, file, state);
         Ok(Line {
             target: item.target.clone(),
             size: state.size,

@@ -28,8 +28,8 @@ use super::progress::Progress;
 use super::seal::{Seal, Seen, Stored, checked_of};
 use super::sink::Sink;
 use super::stream::{Arrived, Stream, range_of};
-use super::undo::HEAD;
-use crate::manifest::Entry;
+use penstock_dataset::detect_codec::HEAD_BYTES;
+use penstock_dataset::manifest::Entry;
 
 /// A state file beyond this is no state file of ours (a part takes some 30 bytes).
 const MAX_STATE: u64 = 64 << 20;
@@ -267,8 +267,8 @@ impl Large<'_> {
 
     /// An object whose parts came apart, and some of them perhaps in an earlier run.
     fn in_parts(mut self, known: Known, core: OwnedSemaphorePermit) -> Outcome {
-        let mut head = [0; HEAD];
-        let head = &mut head[..HEAD.min(self.entry.size as usize)];
+        let mut head = [0; HEAD_BYTES];
+        let head = &mut head[..HEAD_BYTES.min(self.entry.size as usize)];
         self.partial.data.file().read_exact_at(head, 0).map_err(|error| (self.io(error), Vec::new()))?;
         self.settle(known.encoding.as_deref(), head);
         if !self.is_copy() {
@@ -286,7 +286,7 @@ impl Large<'_> {
     }
 
     fn settle(&mut self, encoding: Option<&str>, head: &[u8]) {
-        self.item = self.item.settled(self.shop.options.inflate, encoding, head);
+        self.item = self.item.with_detected_codec(self.shop.options.inflate, encoding, head);
     }
 
     fn is_copy(&self) -> bool {

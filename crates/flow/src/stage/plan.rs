@@ -6,12 +6,13 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use penstock_codec::{Codec, strip_suffix};
+use penstock_dataset::detect_codec::detect;
 use penstock_types::{Error, Key, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::squeeze::Deflate;
-use crate::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
-use crate::share::{Division, SharePlan};
+use penstock_dataset::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
+use penstock_dataset::{Division, SharePlan};
 
 /// Bytes of one ranged read; an object up to this size is read at once. Large enough that requests cost little (S3
 /// bills and limits per request), small enough that a killed stage loses little.
@@ -91,6 +92,18 @@ pub struct Item {
     pub undo: Codec,
     /// Who said that it is in that codec.
     pub said_by: Option<CodecSource>,
+}
+
+impl Item {
+    /// The item with the codec that its first bytes show, where its name did not say it.
+    pub(crate) fn with_detected_codec(&self, inflate: bool, encoding: Option<&str>, head: &[u8]) -> Self {
+        match detect(self.target.as_bytes(), encoding, head) {
+            Some((undo, said_by)) if inflate && self.undo == Codec::None => {
+                Self { undo, said_by: Some(said_by), ..self.clone() }
+            }
+            _ => self.clone(),
+        }
+    }
 }
 
 /// This node's items, and what the others have.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::jail::{Jail, names_in, open_to_read};
 use super::journal::{LastStage, Line, scan};
 use super::status::FOLDER;
-use crate::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
+use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
 
 /// One file as it was when a stage finished it.
 #[derive(Debug, Clone)]

@@ -12,8 +12,8 @@ use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
 use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use super::send::{PART, SMALL};
-use crate::manifest::{CodecSource, Manifest, is_own};
-use crate::share::{Division, SharePlan};
+use penstock_dataset::manifest::{CodecSource, Manifest, is_own};
+use penstock_dataset::{Division, SharePlan};
 
 /// The longest key that any store holds.
 const KEY_MOST: usize = 1024;

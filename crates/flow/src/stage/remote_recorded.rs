@@ -15,7 +15,7 @@ use super::object::blocking;
 use super::plan::Item;
 use super::recorded::{Document, is_manifest_name, latest, manifest_name};
 use super::remote::Target;
-use crate::manifest::{Entry, Manifest, ManifestFormat};
+use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat};
 
 /// How often a manifest is written again because another stage wrote one of its name.
 const MAX_ATTEMPTS: u32 = 8;

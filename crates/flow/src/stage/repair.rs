@@ -21,7 +21,7 @@ use super::progress::Progress;
 use super::recorded::{Record, amend};
 use super::status::FOLDER;
 use super::verify::VerifyRequest;
-use crate::manifest::{Entry, Manifest};
+use penstock_dataset::manifest::{Entry, Manifest};
 
 /// Why an object is not fetched although its record names a source.
 pub(crate) const NOT_RECOGNISABLE: &str = "its record has no CRC-32C of the stored bytes to check the source against";

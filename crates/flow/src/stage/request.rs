@@ -12,7 +12,7 @@ use super::plan::StageOptions;
 use super::progress::Failure;
 use super::remote::wish;
 use super::status::Identity;
-use crate::key_filter::KeyFilter;
+use penstock_dataset::key_filter::KeyFilter;
 
 /// What to stage, parsed once at the edge.
 #[derive(Debug, Clone)]

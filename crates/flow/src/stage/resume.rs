@@ -22,8 +22,8 @@ use super::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use super::progress::Progress;
 use super::remote::wish;
 use super::status::FOLDER;
-use super::undo::{HEAD, unsaid};
-use crate::manifest::{CodecSource, Entry, Manifest};
+use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
+use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 
 /// A trailer that claims more than this times the stored bytes is not believed when room is counted.
 const HONEST_RATIO: u64 = 32;
@@ -46,10 +46,10 @@ fn is_as_asked(jail: &Jail, line: &Line, inflate: bool) -> bool {
     if !inflate {
         return line.origin.undone == Codec::None;
     }
-    let mut head = [0; HEAD];
+    let mut head = [0; HEAD_BYTES];
     let read = jail.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
     match read {
-        Ok(Ok(read)) => unsaid(line.target.as_bytes(), line.origin.encoding.as_deref(), &head[..read]).is_none(),
+        Ok(Ok(read)) => detect(line.target.as_bytes(), line.origin.encoding.as_deref(), &head[..read]).is_none(),
         _ => true, // it is not there, or not whole: what follows will see
     }
 }

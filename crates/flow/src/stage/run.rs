@@ -20,8 +20,8 @@ use super::progress::Progress;
 use super::remote::{self, Target};
 use super::request::{StageRequest, Summary};
 use super::status::Leader;
-use crate::manifest::{Manifest, index_selected, without_pattern};
-use crate::url_list::UrlList;
+use penstock_dataset::UrlList;
+use penstock_dataset::manifest::{Manifest, index_selected, without_pattern};
 
 /// A stage that runs.
 pub type StageJob = Job<Summary>;

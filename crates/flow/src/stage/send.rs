@@ -27,7 +27,7 @@ use super::progress::Progress;
 use super::remote::{Target, keeps_names, wish};
 use super::seal::{Seal, Stored, checked_of};
 use super::squeeze::{WHOLE, is_packed, is_worth};
-use crate::manifest::{Entry, Origin};
+use penstock_dataset::manifest::{Entry, Origin};
 
 /// Objects up to this are read whole and put at once.
 pub(crate) const SMALL: u64 = 16 << 20;
@@ -158,7 +158,7 @@ impl Yard {
     /// What is done with content that begins with `head`, of an object that its store says is in `encoding`.
     pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Change {
         let said = encoding.or_else(|| entry.encoding.clone());
-        let item = item.settled(self.options.inflate, said.as_deref(), head);
+        let item = item.with_detected_codec(self.options.inflate, said.as_deref(), head);
         let pack = match keeps_names(self.to.store.root().scheme) {
             false => self.options.deflate_of(entry), // its name says so already
             true => self.options.deflate.filter(|deflate| match item.undo {

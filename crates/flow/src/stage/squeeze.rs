@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::apart::Means;
-use crate::manifest::{Entry, RecordFormat};
+use penstock_dataset::manifest::{Entry, RecordFormat};
 
 /// First bytes of an object that are tried, and at what level.
 pub(crate) const TRIED: usize = 256 << 10;

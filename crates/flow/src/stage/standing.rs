@@ -15,7 +15,7 @@ use super::recorded::Document;
 use super::remote::{Target, wish};
 use super::remote_recorded::is_manifest;
 use super::send::Load;
-use crate::manifest::{Entry, Manifest};
+use penstock_dataset::manifest::{Entry, Manifest};
 
 /// What stands in the destination under the names that will be written, and the names of manifests there.
 pub(crate) struct Standing {

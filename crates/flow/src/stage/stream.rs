@@ -19,8 +19,8 @@ use super::parts::{Part, Partial};
 use super::pieces::{PIECE, Piece};
 use super::plan::{Item, PART_BYTES, STREAM_MOST};
 use super::seal::Stored;
-use super::undo::HEAD;
-use crate::manifest::Entry;
+use penstock_dataset::detect_codec::HEAD_BYTES;
+use penstock_dataset::manifest::Entry;
 
 /// Parts of one object in flight; other objects fill the rest of the pace.
 const PARTS_AT_ONCE: usize = 64;
@@ -95,7 +95,7 @@ impl Stream {
         let parts = 0..self.entry.size.div_ceil(PART_BYTES);
         let _room = self.shop.inlet.room(ROOM).await?;
         let mut got = self.shop.inlet.get(&self.entry, ByteRange::WHOLE).await?;
-        let (mut stored, mut head) = (Stored::new(&self.entry.digests), Vec::with_capacity(HEAD));
+        let (mut stored, mut head) = (Stored::new(&self.entry.digests), Vec::with_capacity(HEAD_BYTES));
         let meta = match self.land(&mut got, parts, Some((&mut stored, &mut head))).await {
             Ok(()) => Ok(got.meta),
             Err(error @ Error::Corrupt { .. }) if stored.seal.bytes == self.entry.size => Err(error),
@@ -123,7 +123,7 @@ impl Stream {
                 return inlet.check_length(&self.entry, range, at + bytes.len() as u64 - range.start);
             }
             if let Some((_, head)) = &mut whole {
-                head.extend_from_slice(&bytes[..bytes.len().min(HEAD - head.len())]);
+                head.extend_from_slice(&bytes[..bytes.len().min(HEAD_BYTES - head.len())]);
             }
             while !bytes.is_empty() {
                 let end = range_of(&self.entry, &(part..part + 1)).end(self.entry.size);

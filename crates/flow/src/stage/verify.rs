@@ -25,8 +25,8 @@ use super::progress::Progress;
 use super::recorded::{Record, Recorded, Unfinished, read};
 use super::seal::Seal;
 use super::status::FOLDER;
-use crate::key_filter::KeyFilter;
-use crate::manifest::is_own;
+use penstock_dataset::key_filter::KeyFilter;
+use penstock_dataset::manifest::is_own;
 
 /// One read; a worker holds one such buffer and nothing else.
 const PIECE: usize = 1 << 20;

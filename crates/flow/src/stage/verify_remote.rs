@@ -26,8 +26,8 @@ use super::repair::NOT_RECOGNISABLE;
 use super::seal::Seal;
 use super::send::Load;
 use super::verify::{Verified, VerifyRequest, Wrong, only};
-use crate::key_filter::KeyFilter;
-use crate::manifest::{Entry, Manifest, is_own};
+use penstock_dataset::key_filter::KeyFilter;
+use penstock_dataset::manifest::{Entry, Manifest, is_own};
 
 /// Strangers that are named; all of them are counted.
 const STRANGERS_NAMED: usize = 1_000;
@@ -347,7 +347,11 @@ async fn mend(
             let entry = &records[at].entry;
             let Some(origin) = &entry.origin else { continue };
             let said_by = origin.undone_by;
-            let undo = if said_by == Some(crate::manifest::CodecSource::Suffix) { origin.undone } else { Codec::None };
+            let undo = if said_by == Some(penstock_dataset::manifest::CodecSource::Suffix) {
+                origin.undone
+            } else {
+                Codec::None
+            };
             let item = Item { object: objects.len(), target: entry.key.clone(), undo, said_by };
             loads.push(Load { item, standing: None, is_ours: true });
             objects.push(Entry {

@@ -22,7 +22,7 @@ use super::remote::wish;
 use super::seal::Stored;
 use super::send::{Change, Load, PART, Written, Yard};
 use super::sent::{Head, Left, SentParts};
-use crate::manifest::Entry;
+use penstock_dataset::manifest::Entry;
 
 /// Ranged reads of one object in flight.
 const READS: usize = 4;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use penstock_types::{Error, Result, TensorSpec};
 
-use super::{Each, Framing, Record, RecordId, Span};
+use super::{Each, Framing, Record, RecordId};
 use crate::feed::chunked_arrays::Blocks;
 use crate::feed::value::{Array, Part};
+use penstock_dataset::record_index::Span;
 
 /// Rows.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use penstock_types::{Deadline, Error, Result, grouped};
 
 use super::{FormatSpec, unnamed_hdf5};
 use crate::feed::source::Source;
-use crate::manifest::{Entry, Manifest};
+use penstock_dataset::manifest::{Entry, Manifest};
 
 /// Stored bytes of the object that is looked at.
 const HEAD: u64 = 16 << 10;

@@ -10,9 +10,10 @@ use penstock_types::{DType, Error, Result, grouped};
 use serde::{Deserialize, Serialize};
 
 use super::tar::KEY;
-use super::{Each, Framing, Record, RecordId, Span};
+use super::{Each, Framing, Record, RecordId};
 use crate::feed::value::{Array, Part};
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
+use penstock_dataset::record_index::Span;
 
 /// The part that is the file.
 const FILE: &str = "image";

@@ -6,8 +6,9 @@ use std::borrow::Cow;
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 use serde::{Deserialize, Serialize};
 
-use super::{Each, Framing, Record, RecordId, Span};
+use super::{Each, Framing, Record, RecordId};
 use crate::feed::value::{Array, Part};
+use penstock_dataset::record_index::Span;
 
 /// A column of a record of fixed size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

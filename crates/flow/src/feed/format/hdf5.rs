@@ -7,7 +7,7 @@ use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, grouped};
 use serde::{Deserialize, Serialize};
 
 use crate::feed::chunked_arrays::{Blocks, Column, Stored, numbers};
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
 
 /// Of a dataset that is not chunked, rows of about so many bytes are read together.
 const FLAT: usize = 1 << 20;

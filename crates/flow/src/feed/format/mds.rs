@@ -6,10 +6,11 @@ use std::borrow::Cow;
 use penstock_record::mds::{Column, Encoding, Shard, ShardInfo, parse_index, sample_parts};
 use penstock_types::{Error, Result, TensorSpec};
 
-use super::{Each, Framing, Record, RecordId, Span};
+use super::{Each, Framing, Record, RecordId};
 use crate::feed::field::Kind;
 use crate::feed::value::{Array, Part};
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
+use penstock_dataset::record_index::Span;
 
 /// The object that describes a dataset.
 pub(super) const INDEX: &str = "index.json";

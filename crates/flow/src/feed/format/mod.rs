@@ -18,7 +18,6 @@ pub(super) mod zarr;
 
 use std::collections::HashSet;
 use std::fmt;
-use std::ops::Range;
 
 use bytes::Bytes;
 use penstock_codec::Codec;
@@ -35,7 +34,8 @@ pub use zarr::Told as ZarrMetadata;
 use super::chunked_arrays::Blocks;
 use super::memory::PartHold;
 use super::value::Part;
-use crate::manifest::{Manifest, RecordFormat, codec_text};
+use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};
+use penstock_dataset::record_index::Span;
 
 /// A format and its facts, as Python says them and a pickled dataset keeps them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -278,24 +278,6 @@ fn is_streaming(manifest: &Manifest) -> bool {
 
 fn is_none(codec: &Codec) -> bool {
     *codec == Codec::None
-}
-
-/// Where a record lies in the inflated bytes of its object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// First byte.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// What the record's bytes are held against; what it is of is the format's choice.
-    pub crc: u32,
-}
-
-impl Span {
-    /// The bytes it covers.
-    pub fn range(&self) -> Range<u64> {
-        self.offset..self.offset.saturating_add(self.len)
-    }
 }
 
 /// Which record is read, for names and messages.

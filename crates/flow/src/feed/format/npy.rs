@@ -7,9 +7,10 @@ use penstock_record::npy::{self, Header};
 use penstock_record::npz::Directory;
 use penstock_types::{DType, Error, Result, TensorSpec, grouped};
 
-use super::{Each, Framing, HeadRows, Record, RecordId, Span};
+use super::{Each, Framing, HeadRows, Record, RecordId};
 use crate::feed::memory::PartHold;
 use crate::feed::value::{Array, Part};
+use penstock_dataset::record_index::Span;
 
 /// The part that a `.npy` holds.
 const ARRAY: &str = "array";

@@ -11,8 +11,9 @@ use penstock_record::parquet::footer::{footer_len, rows_of_end};
 use penstock_record::parquet::{Element, Table as File, Values};
 use penstock_types::{Error, Result};
 
-use super::{Each, EachRow, Framing, Record, RecordId, Span, Table, TrailerCount};
+use super::{Each, EachRow, Framing, Record, RecordId, Table, TrailerCount};
 use crate::feed::value::{Array, Part};
+use penstock_dataset::record_index::Span;
 
 /// Rows wanted of a row group are decoded at once where that is at most so many bytes, else `STEP` wanted rows at a time.
 const AT_ONCE: u64 = 256 << 20;

@@ -7,8 +7,9 @@ use penstock_record::npy;
 use penstock_record::tar::{Members, Sample, Samples, sniff};
 use penstock_types::{Error, Result};
 
-use super::{Each, Framing, Record, RecordId, Span};
+use super::{Each, Framing, Record, RecordId};
 use crate::feed::value::{Array, Part};
+use penstock_dataset::record_index::Span;
 
 /// The part that is a sample's key.
 pub(super) const KEY: &str = "__key__";

@@ -9,8 +9,9 @@ use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list
 use penstock_record::tfrecord::{FOOTER_LEN, FrameStream, Frames, HEADER_LEN, frame_len};
 use penstock_types::{Error, Result, grouped};
 
-use super::{Each, Framing, Record, RecordId, Span};
+use super::{Each, Framing, Record, RecordId};
 use crate::feed::value::Part;
+use penstock_dataset::record_index::Span;
 
 /// Before the name of a feature that a feature list shares.
 const CONTEXT: &str = "context/";

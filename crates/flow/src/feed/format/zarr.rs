@@ -10,7 +10,7 @@ use penstock_types::{ByteRange, Error, Result, grouped};
 use serde::{Deserialize, Serialize};
 
 use crate::feed::chunked_arrays::{Blocks, Column, MAX_CHUNKS, Stored, numbers};
-use crate::manifest::Manifest;
+use penstock_dataset::manifest::Manifest;
 
 /// The part that a lone array gives.
 const ARRAY: &str = "array";

@@ -23,7 +23,7 @@ use super::format::FormatSpec;
 use super::source::Source;
 use super::{DEFAULT_MEMORY, FeedSettings, LIKELY_RATIO, OnError, SPARE_SLOTS};
 use crate::memory_budget::MemoryBudget;
-use crate::order::{Counts, Order, Permutation, Shuffle};
+use penstock_dataset::order::{Counts, Order, Permutation, Shuffle};
 
 pub use epoch_run::UnindexedRun;
 use window::{PARTS_AHEAD, WINDOW};

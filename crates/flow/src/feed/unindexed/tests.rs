@@ -19,7 +19,7 @@ use super::super::memory::Values;
 use super::super::{Next, OnError};
 use super::epoch_run::{Open, Shared};
 use super::*;
-use crate::manifest::index;
+use penstock_dataset::manifest::index;
 
 struct Case {
     runtime: Runtime,

@@ -14,9 +14,9 @@ use penstock_codec::{Codec, StreamDecoder, decompress_into};
 use penstock_types::{Deadline, Error, Result, grouped, now};
 use tokio::sync::mpsc;
 
-use super::super::format::Span;
 use super::super::scan::behind;
 use super::super::source::Source;
+use penstock_dataset::record_index::Span;
 
 /// Inflated bytes in which a window's records begin; it enters the order, so it is no setting.
 pub(super) const WINDOW: u64 = if cfg!(test) { 1 << 10 } else { 32 << 20 };

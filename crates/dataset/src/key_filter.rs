@@ -8,7 +8,7 @@ use std::fmt;
 
 use penstock_types::{Error, Key, Result};
 
-use crate::feed::{Glob, plain_len};
+use crate::glob::{Glob, plain_len};
 
 /// The most patterns that one command may hold: each is tried on every key.
 const MAX_PATTERNS: usize = 4096;
@@ -44,7 +44,7 @@ impl Pattern {
 }
 
 /// What follows the last `/`.
-pub(crate) fn last_component(key: &[u8]) -> &[u8] {
+pub fn last_component(key: &[u8]) -> &[u8] {
     key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
@@ -96,7 +96,7 @@ impl KeyFilter {
     }
 
     /// The error where none of `what` is meant: `any object under s3://b/train/`.
-    pub(crate) fn none_of(&self, what: impl fmt::Display) -> Error {
+    pub fn none_of(&self, what: impl fmt::Display) -> Error {
         Error::NotFound { place: format!("{what} that fits {}", self.text()) }
     }
 }

@@ -328,7 +328,7 @@ impl EpochOrder {
     }
 
     /// Where the sample stands that is `offset` from the epoch's start before windows are mixed.
-    pub(crate) fn place(&self, offset: u64) -> Place {
+    pub fn place(&self, offset: u64) -> Place {
         let block = self.block(offset);
         Place { object: self.blocks.at(block), record: offset - self.start(block) }
     }
@@ -359,7 +359,7 @@ impl Window<'_> {
     }
 
     /// Its positions and their permutation, for a holder that keeps the epoch's order beside them.
-    pub(crate) fn parts(self) -> (std::ops::Range<u64>, Permutation) {
+    pub fn parts(self) -> (std::ops::Range<u64>, Permutation) {
         (self.start..self.end, self.samples)
     }
 }

@@ -8,7 +8,7 @@ use penstock_store::{Store, StoreSettings};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 
 use super::{Entry, Manifest};
-use crate::feed::split_glob;
+use crate::glob::split_glob;
 use crate::key_filter::{KeyFilter, last_component};
 use crate::url_list::UrlList;
 
@@ -107,7 +107,7 @@ pub async fn list(
 }
 
 /// True for a key with a component that is Penstock's own.
-pub(crate) fn is_own(key: &Key) -> bool {
+pub fn is_own(key: &Key) -> bool {
     key.as_bytes().split(|byte| *byte == b'/').any(|part| part.starts_with(OWN_PREFIX))
 }
 

@@ -9,7 +9,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use penstock_codec::Codec;
@@ -18,11 +17,17 @@ use penstock_record::tfrecord::{self, RecordSpan, frame_len};
 use penstock_types::{Key, Result, Url};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::format::Span;
-use super::index::{IndexWriter, Map, RecordIndex, packed, stamp, unpacked};
-use super::source::Source;
-use crate::manifest::{Entry, OWN_PREFIX, RecordFormat};
-use crate::stage::FileState;
+use crate::manifest::{Entry, Manifest, OWN_PREFIX, RecordFormat};
+use crate::record_index::{IndexWriter, Map, RecordIndex, Span, packed, stamp, unpacked};
+
+/// What a file is recognised by on the next run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileState {
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was modified, in ns since 1970.
+    pub mtime_ns: i64,
+}
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PENSTRL1");
 
@@ -35,12 +40,11 @@ const ANCESTORS: usize = 8;
 /// Two times that agree to this are one: a listing has seconds as a float.
 const SAME_S: f64 = 1e-6;
 
-/// Appends where the records of a finished file lie to the log in the folder, which is asked for only if it holds any
-/// that are known this way. What cannot be written is not: nothing but a scan hangs on it.
-pub(crate) fn note(folder: impl FnOnce() -> Option<OwnedFd>, node: &str, target: &Key, file: &File, state: FileState) {
+/// Appends where the records of a finished file lie to the log that `log` opens by its name, which is asked for only if
+/// the file holds any that are known this way. What cannot be written is not: nothing but a scan hangs on it.
+pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, file: &File, state: FileState) {
     if let Some(spans) = spans_of(file, target)
-        && let Some(folder) = folder()
-        && let Ok(mut log) = crate::stage::open_to_append(&folder, &format!("records-{node}.bin"))
+        && let Some(mut log) = log(&format!("records-{node}.bin"))
     {
         let _ = log.write_all(&entry(target, state, &spans));
     }
@@ -121,16 +125,16 @@ pub fn records_noted(log: &[u8]) -> usize {
 }
 
 /// The logs of the copy that a folder is, or is part of.
-pub(crate) struct Staged {
+pub struct StagedOffsets {
     logs: Vec<Map>,
     /// The opened folder's name below the copy's.
     below: Vec<u8>,
 }
 
-impl Staged {
+impl StagedOffsets {
     /// `None` where the dataset is no folder here, or no stage noted anything.
-    pub fn of(source: &Source) -> Option<Self> {
-        let folder = source.manifest().url.parse::<Url>().ok()?.to_path()?;
+    pub fn of(manifest: &Manifest) -> Option<Self> {
+        let folder = manifest.url.parse::<Url>().ok()?.to_path()?;
         let own = |root: &Path| root.join(std::str::from_utf8(OWN_PREFIX).unwrap_or_default());
         let root = folder.ancestors().take(ANCESTORS).find(|root| own(root).is_dir())?;
         let below = folder.strip_prefix(root).ok()?;
@@ -152,12 +156,12 @@ impl Staged {
     /// Writes a row for each object to `writer`: what the logs have of it as it is now, or what `before` knows.
     pub fn import(
         &self,
-        source: &Source,
+        manifest: &Manifest,
         before: Option<&RecordIndex>,
         mut writer: IndexWriter,
     ) -> Result<RecordIndex> {
         let noted: Vec<HashMap<&[u8], Noted<'_>>> = self.logs.iter().map(|log| parse(log.bytes())).collect();
-        let objects = &source.manifest().objects;
+        let objects = &manifest.objects;
         for (object, entry) in objects.iter().enumerate() {
             let key = [self.below.as_slice(), entry.key.as_bytes()].concat();
             let found = noted.iter().filter_map(|log| log.get(key.as_slice())).find(|noted| noted.is_of(entry));

@@ -4,11 +4,10 @@
 
 use penstock_codec::{Codec, checksum};
 
-use super::plan::Item;
 use crate::manifest::{CodecSource, RecordFormat};
 
 /// First bytes that are enough to tell.
-pub(crate) const HEAD: usize = 12;
+pub const HEAD_BYTES: usize = 12;
 
 /// The codec that a Content-Encoding names; of several, none: nobody stores such objects.
 fn of_header(encoding: &str) -> Codec {
@@ -20,7 +19,7 @@ fn of_header(encoding: &str) -> Codec {
 }
 
 /// The codec that is to be undone, of an object whose name says none.
-pub(crate) fn unsaid(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, CodecSource)> {
+pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, CodecSource)> {
     let seen = Codec::sniff(head);
     if seen == Codec::None {
         return None; // a header that lies does no harm
@@ -38,23 +37,11 @@ fn claims_otherwise(name: &[u8], head: &[u8]) -> bool {
     match RecordFormat::of_name(name) {
         RecordFormat::Npy | RecordFormat::Tar | RecordFormat::Jpeg => true,
         // A record of some 560 kB begins with gzip's first bytes; then the checksum of its length follows.
-        RecordFormat::TfRecord => match (head.first_chunk::<8>(), head.get(8..HEAD)) {
+        RecordFormat::TfRecord => match (head.first_chunk::<8>(), head.get(8..HEAD_BYTES)) {
             (Some(length), Some(crc)) => checksum::crc32c_masked(length).to_le_bytes() != *crc,
             _ => true,
         },
         RecordFormat::Raw => false,
-    }
-}
-
-impl Item {
-    /// The item as its bytes show it to be.
-    pub(crate) fn settled(&self, inflate: bool, encoding: Option<&str>, head: &[u8]) -> Self {
-        match unsaid(self.target.as_bytes(), encoding, head) {
-            Some((undo, said_by)) if inflate && self.undo == Codec::None => {
-                Self { undo, said_by: Some(said_by), ..self.clone() }
-            }
-            _ => self.clone(),
-        }
     }
 }
 
@@ -76,7 +63,7 @@ mod tests {
             (b"a.npy", None, &gzip, Some((Codec::Gzip, CodecSource::Content))),
             (b"a.npy", None, b"", None),
         ] {
-            assert_eq!(unsaid(name, encoding, head), want, "{name:?} {encoding:?}");
+            assert_eq!(detect(name, encoding, head), want, "{name:?} {encoding:?}");
         }
     }
 
@@ -85,8 +72,8 @@ mod tests {
         let length = u64::from_le_bytes([0x1f, 0x8b, 8, 0, 0, 0, 0, 0]);
         let mut head = length.to_le_bytes().to_vec();
         head.extend(checksum::crc32c_masked(&length.to_le_bytes()).to_le_bytes());
-        assert_eq!(unsaid(b"a.tfrecord", None, &head), None);
+        assert_eq!(detect(b"a.tfrecord", None, &head), None);
         head[9] ^= 1;
-        assert!(unsaid(b"a.tfrecord", None, &head).is_some());
+        assert!(detect(b"a.tfrecord", None, &head).is_some());
     }
 }

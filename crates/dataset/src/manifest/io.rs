@@ -71,15 +71,19 @@ impl FromStr for ManifestFormat {
 
 /// What a document says besides its objects.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Head<'a> {
+pub struct Head<'a> {
+    /// [`Manifest::url`].
     pub url: &'a str,
+    /// [`Manifest::source`].
     pub source: Option<&'a str>,
+    /// [`Manifest::created_s`], in s since 1970.
     pub created_s: f64,
+    /// [`Manifest::failed`].
     pub failed: u64,
 }
 
 /// Writes a document; the entries come in a manifest's order.
-pub(crate) fn write<E: Borrow<Entry>>(
+pub fn write<E: Borrow<Entry>>(
     file: &mut File,
     format: ManifestFormat,
     head: &Head<'_>,
@@ -125,7 +129,8 @@ pub(super) fn write_json<E: Borrow<Entry>>(
 }
 
 impl Manifest {
-    pub(crate) fn head(&self) -> Head<'_> {
+    /// What stands before the entries.
+    pub fn head(&self) -> Head<'_> {
         Head { url: &self.url, source: self.source.as_deref(), created_s: self.created_s, failed: self.failed }
     }
 

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Cursor, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,6 @@ use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::{Error, Result};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::format::Span;
 use crate::manifest::Entry;
 
 const MAGIC: &[u8; 8] = b"PENSTIX1";
@@ -27,8 +27,26 @@ const HEADER: usize = 32;
 const ROW: usize = 16;
 const WIDE: u64 = 1 << 48;
 
+/// Where a record lies in the inflated bytes of its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What the record's bytes are held against; what it is of is the format's choice.
+    pub crc: u32,
+}
+
+impl Span {
+    /// The bytes it covers.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.len)
+    }
+}
+
 /// What pins an object's place in an index: its key, size and version.
-pub(crate) fn stamp(entry: &Entry) -> u64 {
+pub fn stamp(entry: &Entry) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&(entry.key.as_bytes().len() as u64).to_le_bytes());
     hash.update(entry.key.as_bytes());
@@ -38,7 +56,7 @@ pub(crate) fn stamp(entry: &Entry) -> u64 {
 }
 
 /// A file's bytes, mapped.
-pub(super) struct Map {
+pub struct Map {
     start: NonNull<u8>,
     len: usize,
 }
@@ -49,6 +67,7 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
+    /// Maps the whole of `file`; `place` names it in errors.
     pub fn of(file: &File, place: &str) -> Result<Self> {
         use std::os::fd::AsRawFd;
         let io = |error: std::io::Error| Error::from_io(place, &error);
@@ -178,7 +197,7 @@ impl RecordIndex {
     }
 
     /// Where the records of an object lie; `None` where it is not as it was indexed.
-    pub(crate) fn spans(&self, object: u64) -> Option<Vec<Span>> {
+    pub fn spans(&self, object: u64) -> Option<Vec<Span>> {
         (0..self.count(object)?).map(|record| self.span(object, record)).collect()
     }
 
@@ -216,7 +235,7 @@ impl Sheet {
 }
 
 /// Writes an index, object by object.
-pub(crate) struct IndexWriter {
+pub struct IndexWriter {
     sheet: Sheet,
     table: Vec<u8>,
     objects: usize,

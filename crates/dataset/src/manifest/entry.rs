@@ -64,7 +64,8 @@ impl Entry {
         }
     }
 
-    pub(crate) fn of_meta(key: Key, meta: Meta) -> Self {
+    /// The entry of an object that a store described.
+    pub fn of_meta(key: Key, meta: Meta) -> Self {
         Self {
             version: meta.version,
             modified_s: meta.modified_s,
@@ -144,7 +145,7 @@ impl Origin {
     /// True where a CRC-32C of the stored bytes is recorded, against which every transfer holds what it fetched before it
     /// publishes a byte. Every stage records one. A record without it may name any object that this user can read, such
     /// as a private key, and a repair would copy it into the destination.
-    pub(crate) fn is_recognisable(&self) -> bool {
+    pub fn is_recognisable(&self) -> bool {
         self.digests.iter().any(|digest| digest.algorithm == Algorithm::Crc32c)
     }
 

@@ -2,11 +2,11 @@
 //! Patterns in URLs: `s3://b/train/*.tfrecord.gz`. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of,
 //! `{train,val}` is either, `{000..099}` is any number of these digits.
 
+mod braces;
+
 use std::collections::HashSet;
 
 use penstock_types::{Key, Url};
-
-use super::braces;
 
 /// The folder that a URL's pattern begins in, and the pattern below it; `None` when the URL holds none.
 pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
@@ -20,7 +20,7 @@ pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
 }
 
 /// Bytes of a pattern that stand for themselves, up to the first that does not.
-pub(crate) fn plain_len(pattern: &[u8]) -> usize {
+pub fn plain_len(pattern: &[u8]) -> usize {
     let special = pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['));
     braces::first(pattern).into_iter().chain(special).min().unwrap_or(pattern.len())
 }
@@ -33,13 +33,14 @@ pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
 
 /// A pattern read once, for many names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Glob {
+pub struct Glob {
     /// Alternatives without wildcards: there may be as many as objects.
     names: HashSet<Vec<u8>>,
     patterns: Vec<Vec<Token>>,
 }
 
 impl Glob {
+    /// Reads a pattern.
     pub fn new(pattern: &[u8]) -> Self {
         let (mut names, mut patterns) = (HashSet::new(), Vec::new());
         for each in braces::expand(pattern) {

@@ -20,12 +20,12 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 pub use entry::{CodecSource, Entry, Inflated, Origin};
-pub(crate) use io::{Head, write};
+pub use io::{Head, write};
 pub use io::{MANIFEST_VERSION, ManifestFormat};
-pub(crate) use listing::is_own;
+pub use listing::is_own;
 pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
 pub use record_format::RecordFormat;
-pub(crate) use serde_key::{codec_text, key_text};
+pub use serde_key::{codec_text, key_text};
 
 use crate::key_filter::KeyFilter;
 

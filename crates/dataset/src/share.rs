@@ -11,7 +11,7 @@ use std::str::FromStr;
 use penstock_codec::Codec;
 use penstock_types::{Error, Result};
 
-use crate::feed::Glob;
+use crate::glob::Glob;
 use crate::key_filter::last_component;
 use crate::manifest::{Entry, Manifest};
 
@@ -143,7 +143,7 @@ pub struct Division {
 
 /// Bytes that come in and go out for one object. Where nobody knows what it inflates to, its codec's usual ratio on
 /// training data: gzip'd volumes of study A 4.6 to 1, JSON and CSV about 5, already dense data 1.
-pub(crate) fn cost(entry: &Entry, inflate: bool) -> u64 {
+pub fn cost(entry: &Entry, inflate: bool) -> u64 {
     let out = match (inflate, entry.codec, entry.inflated_size()) {
         (false, ..) | (true, Codec::None, _) => entry.size,
         (true, _, Some(size)) => size,

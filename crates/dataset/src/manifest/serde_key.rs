@@ -2,11 +2,12 @@
 //! Keys and codecs as JSON lines hold them: in manifests, and in the journal of a stage.
 
 /// A key in JSON: `"key": "text"`, or `"key_hex": "61ff"` where it is not UTF-8.
-pub(crate) mod key_text {
+pub mod key_text {
     use penstock_types::Key;
     use serde::ser::SerializeMap;
     use serde::{Deserialize, Deserializer, Serializer};
 
+    /// Writes it as JSON.
     pub fn serialize<S: Serializer>(key: &Key, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(1))?;
         match key.as_str() {
@@ -19,6 +20,7 @@ pub(crate) mod key_text {
         map.end()
     }
 
+    /// Reads it from JSON.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
         #[derive(Deserialize)]
         struct Text {
@@ -43,14 +45,16 @@ pub(crate) mod key_text {
 }
 
 /// A codec in JSON, by name.
-pub(crate) mod codec_text {
+pub mod codec_text {
     use penstock_codec::Codec;
     use serde::{Deserialize, Deserializer, Serializer};
 
+    /// Writes it as JSON.
     pub fn serialize<S: Serializer>(codec: &Codec, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(codec.name())
     }
 
+    /// Reads it from JSON.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Codec, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }

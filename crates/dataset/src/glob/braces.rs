@@ -124,7 +124,7 @@ fn of_width(low: &[u8], high: &[u8], before: Vec<u8>, found: &mut Vec<Vec<u8>>) 
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::glob::glob_matches;
+    use super::super::glob_matches;
     use super::*;
 
     fn expanded(pattern: &str) -> Vec<String> {

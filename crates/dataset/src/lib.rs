@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Datasets: the manifest of their objects, where records lie, the order of an epoch, and the shares of nodes.
+//!
+//! Knows stores, codecs and records. Does not know who moves the bytes: staging and the feed build on it.
+
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
+
+pub mod detect_codec;
+mod diff;
+pub mod glob;
+pub mod key_filter;
+pub mod manifest;
+pub mod order;
+pub mod record_index;
+pub mod record_offsets;
+pub mod sampler;
+mod share;
+mod url_list;
+
+pub use diff::{Change, Difference, diff};
+pub use key_filter::KeyFilter;
+pub use manifest::{
+    CodecSource, Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, index,
+    index_selected, list, without_pattern,
+};
+pub use record_index::RecordIndex;
+pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};
+pub use url_list::{Listed, UrlList};

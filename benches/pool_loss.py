@@ -26,10 +26,10 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from penstock.cluster import Cluster, check
+from penstock.cluster import Cluster, raise_for_failures
 from penstock.launchers.hosts import Hosts
 from penstock.pool import lifecycle
-from penstock.pool.context import InPool, tell
+from penstock.pool.context import PoolContext, to_env
 from penstock.protocols import PoolSpec
 
 _SAMPLES = 8  # an object
@@ -113,15 +113,17 @@ class _Loss:
             pool, _ = lifecycle.up(cluster, spec, given.engine, settings, deadline_s=240)
             row["ready_s"] = round(time.monotonic() - began, 2)
             data = f"{pool.url.rstrip('/')}/data"
-            told = InPool(pool, data, source=self.store.url)
-            env = {**self.store.env, **_KEYS, **tell(told)}
+            told = PoolContext(pool, data, source=self.store.url)
+            env = {**self.store.env, **_KEYS, **to_env(told)}
             began = time.monotonic()
             line = [sys.executable, "-m", "penstock", "stage", self.store.url, data, "--inflate", "--quiet"]
-            check(cluster.run([*line, "--journal", f"{self.hosts.own_disk}/journal"], env=env, deadline_s=900), "stage")
+            raise_for_failures(
+                cluster.run([*line, "--journal", f"{self.hosts.own_disk}/journal"], env=env, deadline_s=900), "stage"
+            )
             row["stage_s"] = round(time.monotonic() - began, 2)
             row["egress_after_stage"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
             # As `penstock run` tells it to ranks that it starts anew.
-            again = env | tell(msgspec.structs.replace(told, lost=(names[-1],)))
+            again = env | to_env(msgspec.structs.replace(told, lost=(names[-1],)))
             self._epochs(cluster, names, data, env, again)
             row["egress_of_job"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
             record = lifecycle.find("loss")
@@ -143,12 +145,12 @@ class _Loss:
         kill.join(60)
         lost = [ended.node for ended in exits if ended.code is None]
         assert lost == [names[-1]], [(ended.node, ended.code, ended.err[-1500:]) for ended in exits]
-        check([ended for ended in exits if ended.node not in lost], "ranks")
+        raise_for_failures([ended for ended in exits if ended.node not in lost], "ranks")
         # Of the epoch with the loss, what all four had taken stands; the others' next step is taken again.
         taken = _taken(out, "first", 1)
         last = min(max(steps) for steps in taken.values())
         with Cluster.open("local", {"hosts": self.hosts.name}, only=names[:-1]) as rest:
-            check(self._ranks(rest, f"again-{last}", 1, self.given.epochs, data, again, out), "ranks")
+            raise_for_failures(self._ranks(rest, f"again-{last}", 1, self.given.epochs, data, again, out), "ranks")
         self.row |= self._told(out, last)
 
     def _ranks(

@@ -23,10 +23,10 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from penstock.cluster import Cluster, check
+from penstock.cluster import Cluster, raise_for_failures
 from penstock.launchers.hosts import Hosts
 from penstock.pool import lifecycle
-from penstock.pool.context import VARIABLE, InPool, tell
+from penstock.pool.context import VARIABLE, PoolContext, to_env
 from penstock.protocols import Pool, PoolSpec
 
 _OBJECT = 16 << 20
@@ -75,9 +75,9 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
             "--journal",
             f"{hosts.own_disk}/journal",
         ]
-        check(cluster.run(stage, on=[cluster.leader], env=env, deadline_s=200), "stage")
+        raise_for_failures(cluster.run(stage, on=[cluster.leader], env=env, deadline_s=200), "stage")
         _link(hosts, cluster, pool, data, objects)
-        told = env | tell(InPool(pool, data))
+        told = env | to_env(PoolContext(pool, data))
         one, other = cluster.node("h1"), cluster.node("h2")
 
         def read(ways: str, repeats: int, on: object, *urls: str) -> dict[str, list[float]]:
@@ -117,10 +117,10 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
 def _link(hosts: Hosts, cluster: Cluster, pool: Pool, data: str, objects: int) -> None:
     """The first host's block files under their objects' names."""
     folder = data.removeprefix(pool.url)
-    orders = json.dumps([["fast_path", f"{folder}/{at:05d}.bin"] for at in range(objects)])
-    line = [sys.executable, "-m", "penstock.pool.rpc", pool.engine, "h1", orders]
+    requests = json.dumps([["fast_path", f"{folder}/{at:05d}.bin"] for at in range(objects)])
+    line = [sys.executable, "-m", "penstock.pool.rpc", pool.engine, "h1", requests]
     [ended] = cluster.run(line, on=[cluster.leader], stdin=msgspec.json.encode(pool), deadline_s=100)
-    check([ended], "fast_path")
+    raise_for_failures([ended], "fast_path")
     (hosts.disk("h1") / "linked").mkdir()
     for at, found in enumerate(json.loads(ended.out)):
         path = hosts.disk("h1") / Path(found["path"]).relative_to(hosts.own_disk)

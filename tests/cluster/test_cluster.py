@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.cluster import Cluster, check
+from penstock.cluster import Cluster, raise_for_failures
 from penstock.cluster.cluster import launcher_names
-from penstock.cluster.facts import ask
+from penstock.cluster.facts import gather_facts
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
 from penstock.launchers.hosts import Hosts
 from penstock.pool import engine_plugins
@@ -55,8 +55,8 @@ def test_verbs_reach_all_the_leader_and_those_that_are_named(cluster, tmp_path):
     assert cluster.run_on_leader(["echo", "x"]).node == "n0"
     assert [e.node for e in cluster.run(["true"], on=[cluster.node("n2")])] == ["n2"]
     (tmp_path / "a").write_bytes(b"abc")
-    check(cluster.copy_to_all(tmp_path / "a", str(tmp_path / "b")), "copy")
-    check([cluster.copy_from_leader(str(tmp_path / "b"), tmp_path / "c")], "copy")
+    raise_for_failures(cluster.copy_to_all(tmp_path / "a", str(tmp_path / "b")), "copy")
+    raise_for_failures([cluster.copy_from_leader(str(tmp_path / "b"), tmp_path / "c")], "copy")
     assert (tmp_path / "c").read_bytes() == b"abc"
     assert cluster.barrier() >= 0
     with pytest.raises(NotFound, match="no node `n9`: there are n0, n1, n2"):
@@ -74,16 +74,16 @@ def test_logs_hold_every_line_of_a_node_with_rank_and_stream(cluster, tmp_path):
 
 def test_check_names_the_first_node_in_trouble_and_counts_the_others():
     good, bad = Exit("h1", 0, 0), Exit("h2", 1, 7, err=b"first\nlast\n")
-    check([good], "x")
+    raise_for_failures([good], "x")
     with pytest.raises(RankFailed, match=r"^stage: h2: exit code 7: last \(and 1 more of 3\)$") as raised:
-        check([good, bad, bad], "stage")
+        raise_for_failures([good, bad, bad], "stage")
     assert raised.value.where == "h2"
     gone = Exit("h3", 2, None, fault=NotFound("h3: java: No such file", hint="install it"))
     with pytest.raises(NotFound, match="up: h3: java") as raised:
-        check([bad, gone], "up")
+        raise_for_failures([bad, gone], "up")
     assert raised.value.hint == "install it"
     with pytest.raises(PenstockError, match="strange"):
-        check([Exit("h4", 0, None, fault=OSError("strange"))], "up")
+        raise_for_failures([Exit("h4", 0, None, fault=OSError("strange"))], "up")
 
 
 def test_strange_launcher_comes_by_the_same_door_and_passes_the_suite(stranger, tmp_path):
@@ -101,7 +101,7 @@ def test_strange_launcher_comes_by_the_same_door_and_passes_the_suite(stranger, 
 def test_nodes_say_what_they_have_and_who_cannot_be_asked():
     with Hosts.up(f"t{uuid4().hex[:8]}", 3) as hosts, Cluster.open("local", {"hosts": hosts.name}) as made:
         hosts.kill("h3")
-        exits, facts = ask(made, deadline_s=30)
+        exits, facts = gather_facts(made, deadline_s=30)
     assert list(facts) == ["h1", "h2"]
     assert exits[2].code is None
     assert facts["h2"]["host"] == "h2"

@@ -42,26 +42,26 @@ def execution(tmp_path, monkeypatch):
     (tmp_path / "ours").chmod(0o755)
     (tmp_path / "job.toml").write_text(_JOB.format(folder=tmp_path))
     one = Execution(spec.load(tmp_path / "job.toml"), tmp_path / "runs", {}, say=lambda _row: None)
-    one._up()
+    one._pool_up()
     yield one
-    one._down()
+    one._pool_down()
     one.close()
 
 
 @pytest.mark.parametrize(
-    ("pool", "orders"),
+    ("pool", "requests"),
     [(b'{"schema', "[]"), (b"{}", "[]"), (None, "[3"), (None, "{}"), (None, "[3]")],
 )
-def test_orders_that_are_none_are_told(execution, pool, orders):
+def test_pool_exec_refuses_requests_that_do_not_parse(execution, pool, requests):
     sound = msgspec.json.encode(execution._pool)
-    with pytest.raises(ConfigError, match="pool orders: "):
-        rpc.answers("local", "n1", orders, sound if pool is None else pool)
+    with pytest.raises(ConfigError, match="pool exec: "):
+        rpc.execute_all("local", "n1", requests, sound if pool is None else pool)
 
 
 def test_pool_is_mended_by_the_nodes_own_penstock(execution, tmp_path):
     lease = execution._pool.lease
-    execution._mend()
-    assert "pool orders" in (tmp_path / "called").read_text()
+    execution._restore_pool()
+    assert "pool exec" in (tmp_path / "called").read_text()
     assert execution._pool.lease == lease
     assert len(list(tmp_path.rglob("disk-*/**/a.bin"))) == 1
 
@@ -70,7 +70,7 @@ def test_pool_that_stands_is_not_thrown_away_where_it_cannot_be_mended(execution
     (tmp_path / "broken").touch()
     lease = execution._pool.lease
     with pytest.raises(RankFailed, match="exit code 9"):
-        execution._mend()
+        execution._restore_pool()
     record = lifecycle.find("mended")
     assert record is not None
     assert record.lease == lease
@@ -81,9 +81,9 @@ def test_pool_that_is_lost_with_its_first_node_is_brought_up_anew_and_says_why(e
     lease = execution._pool.lease
     shutil.rmtree(tmp_path / "disk-n0")
     execution.job = msgspec.structs.replace(execution.job, stage=None)  # which would need what is broken here
-    execution._mend()
+    execution._restore_pool()
     # What a lost node still holds is taken down by the same lease when it comes back.
     assert execution._pool.lease == lease
     assert list(tmp_path.glob("disk-n0/*/data"))
     assert not list(tmp_path.rglob("disk-*/**/a.bin"))
-    assert "exit code 9" in (execution._remade or "")
+    assert "exit code 9" in (execution._recreated_because or "")

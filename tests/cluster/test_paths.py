@@ -208,7 +208,7 @@ def test_rows_are_held_against_the_fastest_that_came_to_an_end():
         "a": [StepRow("pool up", "done", 2.0), StepRow("stage", "done", 4.0), StepRow("ranks", "done", 2.0)],
         "b": [StepRow("ranks", "done", 12.0)], "c": [StepRow("ranks", "failed", 1.0)],
     }  # fmt: skip
-    rows = compare_paths.compared(steps, {"c": "ranks: no"})
+    rows = compare_paths.summarize(steps, {"c": "ranks: no"})
     assert [(row.before_s, row.total_s, row.over_fastest) for row in rows] == [(6, 8, 1), (0, 12, 1.5), (0, 1, None)]
 
 
@@ -217,7 +217,7 @@ def test_local_engine_of_another_name_takes_no_settings_along(written, tmp_path)
     text = file.read_text().replace("[stage]", 'engine = "local"\nsettings = { a = 1 }\n[stage]')
     file.write_text(text)
     found = spec.load(file)
-    other, same = (compare_paths.over(found, path).pool for path in found.paths)
+    other, same = (compare_paths.for_path(found, path).pool for path in found.paths)
     assert other is not None
     assert same is not None
     assert (other.engine, other.settings, same.engine, same.settings) == ("hdfs", {}, "local", {"a": 1})

@@ -116,8 +116,8 @@ def test_job_that_was_killed_while_it_brought_its_pool_up_begins_the_pool_anew(j
     first.wait()
     record = lifecycle.find("train")
     assert record is not None
-    record.state, record.pool = "coming", None
-    lifecycle._keep(record)
+    record.state, record.pool = "starting", None
+    lifecycle._write_record(record)
     (tmp_path / "gate").touch()
     resumed = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=110)
     assert resumed.code == 0, resumed.err
@@ -135,13 +135,13 @@ def two(tmp_path, monkeypatch):
         yield cluster
 
 
-def _interrupted(name: str, **changes: object) -> lifecycle.Record:
+def _interrupted(name: str, **changes: object) -> lifecycle.PoolRecord:
     """The record as a command that was killed leaves it."""
     record = lifecycle.find(name)
     assert record is not None
     for field, value in changes.items():
         setattr(record, field, value)
-    lifecycle._keep(record)
+    lifecycle._write_record(record)
     return record
 
 
@@ -151,7 +151,7 @@ def test_up_deletes_nothing_that_an_interrupted_down_keeps(two, tmp_path, run_cl
     result = tmp_path / "n0/penstock-pool-keepme/data/results.bin"
     result.write_bytes(b"kept")
     # `pool down --keep-data` was killed before the last node.
-    _interrupted("keepme", state="going", keep_data=True)
+    _interrupted("keepme", state="stopping", keep_data=True)
     with pytest.raises(PreconditionFailed, match=r"`pool down` of it, on n0, n1, has not finished; it keeps the data"):
         lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
     assert result.read_bytes() == b"kept"
@@ -165,7 +165,7 @@ def test_up_deletes_nothing_that_an_interrupted_down_keeps(two, tmp_path, run_cl
 def test_up_on_fewer_nodes_after_an_interrupted_up_is_refused_and_down_clears_all(two, tmp_path, run_cli):
     spec = PoolSpec("cm", f"{tmp_path}/{{node}}")
     lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
-    _interrupted("cm", state="coming", pool=None)
+    _interrupted("cm", state="starting", pool=None)
     flags = ["--name", "cm", "--disk", f"{tmp_path}/{{node}}"]
     again = run_cli("pool", "up", *flags, "--nodes", "1")
     assert (again.code, "`pool up` of it, on n0, n1, has not finished" in again.err) == (3, True), again.err
@@ -200,12 +200,14 @@ def test_record_of_another_lease_is_neither_replaced_nor_forgotten(two, tmp_path
     lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
     record = lifecycle.find("p")
     assert record is not None
-    stale = lifecycle.Record(state="up", engine="local", engine_settings={}, spec=spec, lease="0" * 16, nodes=["n0"])
+    stale = lifecycle.PoolRecord(
+        state="up", engine="local", engine_settings={}, spec=spec, lease="0" * 16, nodes=["n0"]
+    )
     with pytest.raises(PreconditionFailed, match="another start brings up a pool of this name at this moment"):
-        lifecycle._keep(stale, is_new=True)
+        lifecycle._write_record(stale, is_new=True)
     with pytest.raises(PreconditionFailed, match="another start has brought up a pool of this name"):
         lifecycle.down(two, stale, deadline_s=60)
-    lifecycle._forget(stale)
+    lifecycle._delete_record(stale)
     assert lifecycle.find("p") == record
     assert sorted(path.name for path in (tmp_path / "state/penstock/pools").iterdir()) == ["p.json"]
     lifecycle.down(two, record, deadline_s=60)

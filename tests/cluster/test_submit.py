@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import Deadline
 from penstock.job import submit
-from penstock.job.export.request import Asked
+from penstock.job.export.request import ExportRequest
 from penstock.job.spec import load
 
 _PROGRAM = Path(sys.executable).with_name("penstock")
@@ -51,8 +51,8 @@ def system(tmp_path, monkeypatch):
 
 
 def _handed_over(folder: Path, told: list[str], *, waits: bool) -> int:
-    asked = Asked(load(folder / "job.toml"), folder / "job.toml", folder / "runs", resume=False)
-    return submit.submit(asked, dict(os.environ), waits=waits, told=told.append)
+    asked = ExportRequest(load(folder / "job.toml"), folder / "job.toml", folder / "runs", resume=False)
+    return submit.submit(asked, dict(os.environ), waits=waits, on_submitted=told.append)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -75,7 +75,7 @@ def test_signal_before_the_number_is_told_ends_the_job_all_the_same(flags, sent,
 
 
 def test_job_whose_number_is_told_stays_where_the_system_then_hangs(system, monkeypatch):
-    monkeypatch.setattr(submit, "_ASK_S", 1)
+    monkeypatch.setattr(submit, "_COMMAND_TIMEOUT_S", 1)
     folder, told = system(f"echo 7; {_HANGS}"), []
     with pytest.raises(Deadline, match="sbatch has not answered within 1 s"):
         _handed_over(folder, told, waits=False)
@@ -84,7 +84,7 @@ def test_job_whose_number_is_told_stays_where_the_system_then_hangs(system, monk
 
 
 def test_number_is_waited_for_without_limit_where_the_job_is(system, monkeypatch):
-    monkeypatch.setattr(submit, "_ASK_S", 0.2)
+    monkeypatch.setattr(submit, "_COMMAND_TIMEOUT_S", 0.2)
     folder, told = system("sleep 1; echo 7; exit 5"), []
     assert _handed_over(folder, told, waits=True) == 5
     assert told == ["7"]

@@ -134,7 +134,7 @@ def test_beeond_says_what_nodes_lack():
     ]
     assert "2 copies want mirrors_storage" in made.probe(PoolSpec("p", "/x", copies=2), {})[0]
     with pytest.raises(SystemFault, match=r"enterprise|licensed"):
-        lifecycle._refuse(PoolSpec("p", "/x"), made.probe(PoolSpec("p", "/x", copies=2), {}), {})
+        lifecycle._raise_for_problems(PoolSpec("p", "/x"), made.probe(PoolSpec("p", "/x", copies=2), {}), {})
 
 
 @pytest.mark.parametrize(("name", "words"), [("aistore", "AWS_ENDPOINT_URL_S3"), ("juicefs", "--engine mount")])

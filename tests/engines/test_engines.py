@@ -116,7 +116,7 @@ def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
             lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
         assert "pool down" in raised.value.hint
         assert (tmp_path / "n1/penstock-pool-p/data").is_dir()
-        record = lifecycle.Record(state="unknown", engine="local", engine_settings={}, spec=spec, lease="")
+        record = lifecycle.PoolRecord(state="unknown", engine="local", engine_settings={}, spec=spec, lease="")
         assert lifecycle.down(cluster, record, deadline_s=60).unreached == ()
         lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
         two = PoolSpec("q", f"{tmp_path}/{{node}}")
@@ -133,8 +133,8 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
         first, _ = lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
         found = lifecycle.find("p")
         assert found is not None
-        found.state = "coming"
-        lifecycle._keep(found)
+        found.state = "starting"
+        lifecycle._write_record(found)
         with pytest.raises(
             PreconditionFailed, match=r"an earlier `pool up` of it, on n0, n1, has not finished"
         ) as told:
@@ -172,7 +172,7 @@ def test_lacks_of_nodes_are_told_by_name():
     facts = {"h1": {"java": "openjdk 17", "unresolved": []}, "h2": {"java": None, "unresolved": ["h9"]}}
     assert made.probe(PoolSpec("p", "/x"), facts) == ["h2: there is no Java (11 or 17)", "h2: it cannot resolve h9"]
     with pytest.raises(SystemFault, match=r"h1: its clock is \+90 s"):
-        lifecycle._refuse(PoolSpec("p", "/x"), [], {"h1": {"skew_s": 90.0}})
+        lifecycle._raise_for_problems(PoolSpec("p", "/x"), [], {"h1": {"skew_s": 90.0}})
 
 
 def test_cli_pool_up_status_down_audit(home, tmp_path, run_cli):

@@ -124,7 +124,7 @@ def test_keys_that_a_crash_left_are_found_and_taken_back_and_those_of_another_po
     lifecycle.down(cluster, record, deadline_s=60)
     # As a node has them that was away meanwhile, or whose start was killed after its folder was gone.
     (sshds["h3"] / "authorized_keys").write_text(held)
-    record = lifecycle.Record(state="unknown", engine="beeond", engine_settings={}, spec=spec, lease="")
+    record = lifecycle.PoolRecord(state="unknown", engine="beeond", engine_settings={}, spec=spec, lease="")
     left = {node: found["left"] for node, found in lifecycle.audit(cluster, record, deadline_s=60).receipts.items()}
     assert left == {"h1": [], "h2": [], "h3": [f"key in {_HOME}/authorized_keys"]}
     lifecycle.down(cluster, record, deadline_s=60)

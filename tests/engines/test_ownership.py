@@ -99,10 +99,12 @@ def _pool_up(home: Path) -> Verb:
 
 
 def _pool_record(home: Path) -> Verb:
-    record = lifecycle.Record(state="up", engine="local", engine_settings={}, spec=PoolSpec("p", "/d"), lease=_LEASE)
-    lifecycle._keep(record, is_new=True)
+    record = lifecycle.PoolRecord(
+        state="up", engine="local", engine_settings={}, spec=PoolSpec("p", "/d"), lease=_LEASE
+    )
+    lifecycle._write_record(record, is_new=True)
     place = home / "state/penstock/pools/p.json"
-    return Verb(place, place, lambda: lifecycle._forget(record), ("file link", "other lease"), ())
+    return Verb(place, place, lambda: lifecycle._delete_record(record), ("file link", "other lease"), ())
 
 
 def _pool_object(home: Path) -> Verb:

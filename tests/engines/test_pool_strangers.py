@@ -40,8 +40,8 @@ def _seen(folder: Path) -> dict[str, object]:
     }
 
 
-def _by_flags(disk: Path, name: str = "p") -> lifecycle.Record:
-    return lifecycle.Record(
+def _by_flags(disk: Path, name: str = "p") -> lifecycle.PoolRecord:
+    return lifecycle.PoolRecord(
         state="unknown", engine="local", engine_settings={}, spec=PoolSpec(name, str(disk)), lease="", nodes=["n0"]
     )
 
@@ -168,7 +168,7 @@ def test_mount_below_a_pool_is_seen_under_any_bytes_and_nothing_behind_it_goes(l
             assert "is mounted below" in told.refused["n0"], told
             assert _seen(victim) == before
             record.keep_data = False
-            lifecycle._keep(record)
+            lifecycle._write_record(record)
         audit = lifecycle.audit(one, record, deadline_s=60).receipts["n0"]["left"]
         assert f"mount {at}" in audit
     finally:

@@ -19,7 +19,7 @@ import penstock
 from penstock.errors import ConfigError
 from penstock.feed import Loader, routes
 from penstock.formats import fixed
-from penstock.pool.context import NODE, VARIABLE, InPool, hear, tell
+from penstock.pool.context import NODE, VARIABLE, PoolContext, from_env, to_env
 from penstock.protocols import Located, Node, Pool
 
 _FORM = fixed(id=penstock.tensor("int64", ()))
@@ -54,8 +54,8 @@ def pool(tmp_path, monkeypatch):
             (tmp_path / name).write_bytes(body)
     nodes = (Node("a", "10.0.0.1"), Node("b", "10.0.0.2"))
     made = Pool("p", "fake", "lease", f"{tmp_path}/pool", nodes, 1)
-    told = InPool(made, f"{tmp_path}/pool/data", source=f"{tmp_path}/bucket")
-    monkeypatch.setenv(VARIABLE, tell(told)[VARIABLE])
+    told = PoolContext(made, f"{tmp_path}/pool/data", source=f"{tmp_path}/bucket")
+    monkeypatch.setenv(VARIABLE, to_env(told)[VARIABLE])
     monkeypatch.setenv(NODE, "a")
 
     class Engine:
@@ -103,9 +103,9 @@ def test_what_the_pool_has_lost_comes_from_the_bucket_and_is_put_back(pool):
 
 
 def test_what_is_known_to_be_lost_is_asked_of_nobody(pool, monkeypatch):
-    here = hear(dict(os.environ))
+    here = from_env(dict(os.environ))
     assert here is not None
-    monkeypatch.setenv(VARIABLE, tell(msgspec.structs.replace(here, lost=("b",)))[VARIABLE])
+    monkeypatch.setenv(VARIABLE, to_env(msgspec.structs.replace(here, lost=("b",)))[VARIABLE])
     dataset = penstock.open(pool / "pool/data", format=_FORM)
     ids, loader = _read(dataset.shuffle(3))
     assert sorted(ids) == list(range(_OBJECTS * _EACH))
@@ -151,14 +151,14 @@ def test_dataset_outside_the_pool_is_read_as_ever(pool):
 def test_what_a_rank_is_told_survives_and_else_is_refused(pool, monkeypatch):
     nodes = tuple(Node(f"n{at}", f"10.1.{at // 250}.{at % 250}") for at in range(2000))
     facts = {"nodes": {node.name: {"data": f"{node.address}:40001", "root": "/local/x"} for node in nodes}}
-    told = InPool(Pool("p", "hdfs", "l", "hdfs://n0:1/", nodes, 2, facts), "hdfs://n0:1/data")
-    variable = tell(told)
+    told = PoolContext(Pool("p", "hdfs", "l", "hdfs://n0:1/", nodes, 2, facts), "hdfs://n0:1/data")
+    variable = to_env(told)
     assert len(variable[VARIABLE]) < 128 << 10
-    assert hear(variable) == told
-    assert hear({}) is None
+    assert from_env(variable) == told
+    assert from_env({}) is None
     for text in ("%", "AAAA", variable[VARIABLE][:-8]):
-        with pytest.raises(ConfigError, match="is not what `penstock run` sets"):
-            hear({VARIABLE: text})
+        with pytest.raises(ConfigError, match="not a value that `penstock run` sets"):
+            from_env({VARIABLE: text})
     monkeypatch.delenv(NODE)
-    with pytest.raises(ConfigError, match="which of its 2 nodes this one is cannot be told"):
+    with pytest.raises(ConfigError, match="cannot determine which of its 2 nodes this is"):
         penstock.open(pool / "pool/data", format=_FORM)

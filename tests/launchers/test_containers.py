@@ -12,8 +12,8 @@ import pytest
 
 from penstock import plugins
 from penstock.errors import ConfigError, Deadline, Unsupported
-from penstock.job.commands import Words
-from penstock.job.spec import ContainerPart, Job, Ranks
+from penstock.job.commands import StepCommands
+from penstock.job.spec import ContainerSection, Job, RunSection
 from penstock.launchers import mpi
 from penstock.launchers.local import launcher
 from penstock.protocols import Around, Box, Call, Container
@@ -168,7 +168,7 @@ def test_mpirun_inside_charliecloud_runs_ranks_there(charliecloud, tmp_path):
 
 @pytest.mark.parametrize("runtime", ["docker", "podman"])
 def test_containers_of_two_jobs_of_one_name_have_different_names(runtime):
-    words = Words(Job("train", Ranks(("true",)), container=ContainerPart(runtime=runtime, image="x")))
+    words = StepCommands(Job("train", RunSection(("true",)), container=ContainerSection(runtime=runtime, image="x")))
     found = [words.ranks("/data", ())[1] for _ in range(2)]
     names = {around.ends[-1] for around in found if around is not None}
     assert len(names) == 2

@@ -41,16 +41,17 @@ def command(
     Exit code 1 says that no engine but the folder a node would run; 3, that a node did not answer.
     """
     from penstock.cli.cluster.run import tell_bad
-    from penstock.cluster.facts import ask
+    from penstock.cluster.facts import gather_facts
     from penstock.pool import engine_plugins, lifecycle
     from penstock.protocols import PoolSpec
 
     spec = PoolSpec("doctor", disk, copies)
     with opened(launcher, nodes, on, settings) as cluster:
-        exits, facts = ask(cluster, deadline_s=deadline)
+        exits, facts = gather_facts(cluster, deadline_s=deadline)
         lacks = {
             name: [
-                redact(lack) for lack in (*engine_plugins.load(name, {}).probe(spec, facts), *lifecycle.skewed(facts))
+                redact(lack)
+                for lack in (*engine_plugins.load(name, {}).probe(spec, facts), *lifecycle.clock_skew_problems(facts))
             ]
             for name in engine_plugins.names()
         }

@@ -16,7 +16,7 @@ from penstock.cli.run_shown import show, told_at_start
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.job.compare_paths import Compared
+    from penstock.job.compare_paths import PathResult
     from penstock.job.runner import Execution, StepRow
     from penstock.job.spec import Job
     from penstock.protocols import Hear
@@ -110,7 +110,7 @@ def command(
     if job.paths:
         found, is_whole = compare_paths.run(job, execution_of, resume=resume)
         if as_json:
-            told = {"schema_version": 1, "name": job.name, "paths": compare_paths.plain(found), "pool_pays": pays}
+            told = {"schema_version": 1, "name": job.name, "paths": compare_paths.to_json(found), "pool_pays": pays}
             click.echo(json.dumps(told))
         else:
             _table(found)
@@ -153,7 +153,7 @@ def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, 
     return 1 if execution.is_partial else 0
 
 
-def _table(rows: Sequence[Compared]) -> None:
+def _table(rows: Sequence[PathResult]) -> None:
     from penstock.units import format_seconds
 
     width = max(len(row.path) for row in rows)

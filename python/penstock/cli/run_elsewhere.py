@@ -26,16 +26,16 @@ def hand_over(
     """Prints the job in another form, or submits it, or prints what would be submitted; the exit code."""
     from penstock import env
     from penstock.job.export import write
-    from penstock.job.export.request import Asked
+    from penstock.job.export.request import ExportRequest
     from penstock.job.submit import plan, submit
 
-    asked = Asked(job, file, runs, resume=resume)
+    request = ExportRequest(job, file, runs, resume=resume)
     if form is not None:
-        click.echo(write(form, asked), nl=False)
+        click.echo(write(form, request), nl=False)
         return 0
 
     if dry_run:
-        script, text, line = plan(asked, waits=waits)
+        script, text, line = plan(request, waits=waits)
         if as_json:
             planned = {"schema_version": 1, "name": job.name, "script": str(script), "text": text, "line": line}
             click.echo(json.dumps(planned))
@@ -43,10 +43,10 @@ def hand_over(
         click.echo(f"# {script}\n{text}# submit\n{shlex.join(line)}")
         return 0
 
-    def told(number: str) -> None:
-        click.echo(json.dumps({"schema_version": 1, "name": job.name, "number": number}) if as_json else number)
+    def on_submitted(job_id: str) -> None:
+        click.echo(json.dumps({"schema_version": 1, "name": job.name, "number": job_id}) if as_json else job_id)
 
-    return submit(asked, env.read(), waits=waits, told=told)
+    return submit(request, env.read(), waits=waits, on_submitted=on_submitted)
 
 
 def part_of(node: int | None, nodes: int | None, meet: str | None) -> Part:

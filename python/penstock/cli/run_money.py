@@ -10,13 +10,13 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.stage_estimate import estimated, usd
-from penstock.job.compare_paths import leftover
+from penstock.job.compare_paths import staged_leftover
 from penstock.price import book as books
 from penstock.price.cost import job_cost
 from penstock.price.moving import tier_of_url
 
 if TYPE_CHECKING:
-    from penstock.job.spec import Job, Money
+    from penstock.job.spec import Job, MoneySection
 
 __all__ = ["listed", "money_lines", "money_of", "source_of", "tier_of"]
 
@@ -65,7 +65,7 @@ def money_of(job: Job, nodes: int, found: dict[str, Any] | None) -> dict[str, An
     staged = None
     if found is not None and job.stage is not None and tier_of(job) is not None:
         # `staged` brings the whole dataset to every node.
-        times = nodes if leftover(job) is not None else 1
+        times = nodes if staged_leftover(job) is not None else 1
         much = {key: [times * each for each in found[key]] for key in ("shares", "share_requests")}
         staged = estimated({**found, **much}, tier=tier_of(job))
     requests = staged["money"]["requests_usd"] if staged else 0.0
@@ -122,7 +122,7 @@ def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _node_price(told: Money) -> tuple[float, books.Price | None]:
+def _node_price(told: MoneySection) -> tuple[float, books.Price | None]:
     if told.usd_per_node_hour is not None:
         return told.usd_per_node_hour, None
     price = books.load().find(told.node or "", told.region)

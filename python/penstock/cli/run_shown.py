@@ -26,7 +26,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
     from penstock.cli.run_pays import pays_lines, pays_of
     from penstock.job import compare_paths
 
-    ways = [compare_paths.over(job, path) for path in job.paths] or [job]
+    ways = [compare_paths.for_path(job, path) for path in job.paths] or [job]
     with_nodes = execution_of(job)
     try:
         nodes = len(with_nodes.cluster.nodes)

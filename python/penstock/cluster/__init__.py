@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster: a set of nodes behind a launcher. Run on all of them or on the leader, copy, meet; sole caller of launchers.
+"""Cluster: a set of nodes behind a launcher. Run on all nodes or on the leader, copy files, wait at a barrier; sole caller of launchers.
 
 from penstock.cluster import Cluster
 with Cluster.open("ssh", {"nodes": "h1,h2,h3"}) as cluster:
@@ -10,6 +10,6 @@ with Cluster.open("ssh", {"nodes": "h1,h2,h3"}) as cluster:
 from __future__ import annotations
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.exits import check
+from penstock.cluster.exits import raise_for_failures
 
-__all__ = ["Cluster", "check"]
+__all__ = ["Cluster", "raise_for_failures"]

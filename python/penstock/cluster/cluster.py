@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of nodes behind a launcher: the verbs of a cluster, each within a deadline, each telling every node's exit."""
+"""A set of nodes behind a launcher: run, copy, barrier; each with a deadline and one Exit per rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from penstock import env, plugins
-from penstock.cluster.exits import check
+from penstock.cluster.exits import raise_for_failures
 from penstock.cluster.logs import Logs
 from penstock.errors import ConfigError, NotFound
 from penstock.protocols import Call, Launcher
@@ -32,19 +32,19 @@ def launcher_names() -> list[str]:
 
 
 class Cluster:
-    """Nodes by one launcher. Every call ends by its deadline; a node's trouble is in its Exit, with its name."""
+    """Nodes of one launcher. Every call ends by its deadline; a node's failure is in its Exit, with its name."""
 
     def __init__(self, launcher: Launcher, *, only: Sequence[str] = ()) -> None:
         """`only` names nodes to keep, in their launcher's order.
 
         Raises:
-            NotFound: A name that is no node's.
+            NotFound: A name is not a node's.
         """
         self.launcher = launcher
         found = list(launcher.nodes())
         for name in only:
             if not any(node.name == name for node in found):
-                raise NotFound(f"no node `{name}`: there are {_listed(found)}", where=name)
+                raise NotFound(f"no node `{name}`: there are {_names_of(found)}", where=name)
         self.nodes = tuple(node for node in found if not only or node.name in only)
         if not self.nodes:
             raise ConfigError("the cluster has no nodes")
@@ -84,12 +84,12 @@ class Cluster:
         """A node by its name.
 
         Raises:
-            NotFound: It is none of them.
+            NotFound: No node has this name.
         """
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise NotFound(f"no node `{name}`: there are {_listed(self.nodes)}", where=name)
+        raise NotFound(f"no node `{name}`: there are {_names_of(self.nodes)}", where=name)
 
     def run(
         self,
@@ -107,10 +107,10 @@ class Cluster:
         around: Around | None = None,
         part: Part | None = None,
     ) -> list[Exit]:
-        """A command on every rank of all nodes (or of those of `on`) at once; `protocols.Call` tells of each argument.
+        """A command on every rank of all nodes (or of those of `on`) at once; `protocols.Call` documents each argument.
 
         Args:
-            logs: A folder that gets a log a node, every line with its time, rank and stream.
+            logs: A folder that gets one log per node, every line with its time, rank and stream.
         """
         with ExitStack() as held:
             if logs is not None:
@@ -130,7 +130,7 @@ class Cluster:
         self, src: Path, dst: str, *, on: Sequence[Node] | None = None, deadline_s: float = DEADLINE_S
     ) -> list[Exit]:
         """A file or folder of this machine to all nodes (or those of `on`)."""
-        _exists(src)
+        _require_path(src)
         return self.launcher.copy(src, dst, self.nodes if on is None else on, deadline_s=deadline_s)
 
     def copy_to_leader(self, src: Path, dst: str, *, deadline_s: float = DEADLINE_S) -> Exit:
@@ -146,21 +146,21 @@ class Cluster:
         return self.copy_from(self.leader, src, dst, deadline_s=deadline_s)
 
     def barrier(self, *, deadline_s: float = 60.0) -> float:
-        """Waits until every node has answered; the seconds that it took.
+        """Wait until every node has answered; returns the seconds it took.
 
         Raises:
-            PenstockError: A node did not, by its name.
+            PenstockError: A node did not answer; the text names it.
         """
         began = time.monotonic()
-        check(self.run(["true"], deadline_s=deadline_s), "barrier")
+        raise_for_failures(self.run(["true"], deadline_s=deadline_s), "barrier")
         return time.monotonic() - began
 
 
-def _listed(nodes: Sequence[Node]) -> str:
+def _names_of(nodes: Sequence[Node]) -> str:
     names = [node.name for node in nodes[:8]]
     return ", ".join(names) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 
 
-def _exists(src: Path) -> None:
+def _require_path(src: Path) -> None:
     if not src.exists():
         raise NotFound(f"{src} does not exist", where=str(src))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many nodes' exits as one error: the first that went wrong by name, and how many more."""
+"""Exits of many nodes as one error: the first failure by its node's name, and the number of others."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ if TYPE_CHECKING:
 
     from penstock.protocols import Exit
 
-__all__ = ["check", "told"]
+__all__ = ["describe", "raise_for_failures"]
 
-_SAID_BYTES = 300
+_MAX_STDERR_CHARS = 300
 
 
-def told(ended: Exit) -> str:
-    """One rank's trouble in a line, its node's name first."""
+def describe(ended: Exit) -> str:
+    """One rank's failure in one line, its node's name first."""
     if ended.fault is not None:
         return str(ended.fault)
     said = [line.strip() for line in ended.err.decode(errors="replace").strip().splitlines()]
-    # Penstock's own commands end with a hint; what went wrong stands before it.
+    # Penstock's own commands print the error before the hint.
     said = [line for line in said if line.startswith("error[")] or [
         line for line in said if not line.startswith("hint:")
     ]
-    return f"{ended.node}: exit code {ended.code}{f': {said[-1][:_SAID_BYTES]}' if said else ''}"
+    return f"{ended.node}: exit code {ended.code}{f': {said[-1][:_MAX_STDERR_CHARS]}' if said else ''}"
 
 
-def check(exits: Sequence[Exit], what: str) -> None:
-    """Nothing, where all ended well.
+def raise_for_failures(exits: Sequence[Exit], what: str) -> None:
+    """Return if all ranks ended with code 0, else raise the first failure.
 
     Raises:
-        PenstockError: The first fault, as its launcher put it; RankFailed where a command ended with another code than 0.
+        PenstockError: The first fault of the launcher; RankFailed if a command ended with a nonzero code.
     """
     bad = [ended for ended in exits if ended.fault is not None or ended.code != 0]
     if not bad:
         return
-    # A node that cannot be reached says more than a command that failed because of it.
+    # An unreachable node explains more than the commands that failed because of it.
     first = min(bad, key=lambda ended: ended.fault is None)
     more = f" (and {len(bad) - 1} more of {len(exits)})" if len(bad) > 1 else ""
-    text = f"{what}: {told(first)}{more}"
+    text = f"{what}: {describe(first)}{more}"
     if first.fault is None:
         raise RankFailed(text, rank=first.rank, where=first.node)
     if not isinstance(first.fault, PenstockError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the nodes of a cluster have, asked of all at once."""
+"""Hardware facts of a cluster's nodes, gathered from all at once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from penstock.cluster.cluster import Cluster
     from penstock.protocols import Exit
 
-__all__ = ["ask"]
+__all__ = ["gather_facts"]
 
 
-def ask(cluster: Cluster, *, deadline_s: float) -> tuple[list[Exit], dict[str, dict[str, Any]]]:
-    """Every node's exit, and what those that answered have, by name (`inventory` says which facts).
+def gather_facts(cluster: Cluster, *, deadline_s: float) -> tuple[list[Exit], dict[str, dict[str, Any]]]:
+    """Every node's exit, and by name the facts of those that answered (`inventory` lists them).
 
-    `skew_s` is a node's clock against this machine's, good to the time that the answer took.
+    `skew_s` is the node's clock minus this machine's, accurate to the duration of the call.
     """
     source = Path(__file__).with_name("inventory.py").read_text(encoding="utf-8")
     names = [node.address for node in cluster.nodes]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine has, read from its kernel: sent to nodes as `python3 -c SOURCE NAME...`, and read here for machine cards.
+"""Hardware inventory of a machine, read from its kernel. Runs on nodes as `python3 -c SOURCE NAME...`, and here for machine cards.
 
-Needs nothing but Python, and imports nothing of Penstock. What cannot be read is left out; nothing is guessed.
-NAME are hosts that the machine is asked to resolve.
+Needs only Python and imports nothing of Penstock. Values that cannot be read are left out, never guessed.
+NAME are hosts that the machine tries to resolve.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _DISKS = {
     "f2fs",
 }
 # A smaller file system in memory is a program's own corner, as containers have some of.
-_SMALLEST_TMPFS = 1 << 30
-_ASK_S = 10
+_MIN_TMPFS_BYTES = 1 << 30
+_COMMAND_TIMEOUT_S = 10
 SYS = Path("/sys")
 MOUNTS = Path("/proc/self/mounts")
 GPUS = Path("/proc/driver/nvidia/gpus")
 # Newer drivers underline the head of the matrix.
-_PAINT = re.compile(r"\x1b\[[0-9;]*m")
+_ANSI_CODES = re.compile(r"\x1b\[[0-9;]*m")
 # What engines and launchers start.
 _PROGRAMS = (
     "mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo",
@@ -121,18 +121,23 @@ def disks() -> list[dict[str, Any]]:
             usage = shutil.disk_usage(path)
         except OSError:
             continue
-        if kind == "tmpfs" and (usage.total < _SMALLEST_TMPFS or path.startswith(("/run", "/sys", "/proc"))):
+        if kind == "tmpfs" and (usage.total < _MIN_TMPFS_BYTES or path.startswith(("/run", "/sys", "/proc"))):
             continue
         if usage.total and Path(path).is_dir():
             found[device] = {"path": path, "kind": kind, "size_bytes": usage.total, "free_bytes": usage.free}
     return list(found.values())
 
 
-def said(*argv: str) -> str | None:
-    """What a program says, both its streams; None where it is not there, fails or hangs."""
+def output_of(*argv: str) -> str | None:
+    """Output of a program, both streams; None if it is missing, fails or hangs."""
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_ASK_S, check=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -143,7 +148,7 @@ def topology(text: str | None) -> dict[str, Any] | None:
     """What `nvidia-smi topo -m` says, taken apart: `links` (device -> device -> NV12, PIX, SYS, ...), `cpus` and `numa` of the
     GPUs, `nics` (NIC0 -> mlx5_0). None where there is no matrix.
     """
-    rows = [[cell.strip() for cell in _PAINT.sub("", line).split("\t")] for line in (text or "").splitlines()]
+    rows = [[cell.strip() for cell in _ANSI_CODES.sub("", line).split("\t")] for line in (text or "").splitlines()]
     head = next((row for row in rows if len(row) > 1 and not row[0] and row[1].startswith("GPU")), None)
     if head is None:
         return None
@@ -202,16 +207,16 @@ def _numa_node(device: Path) -> int | None:
     return None
 
 
-def survey(names: list[str]) -> dict[str, Any]:
-    """Everything; `unresolved` are those of `names` that have no address here."""
+def collect(names: list[str]) -> dict[str, Any]:
+    """The whole inventory; `unresolved` lists the `names` without an address here."""
     unresolved = []
     for name in names:
         try:
             socket.getaddrinfo(name, None)
         except OSError:
             unresolved.append(name)
-    java = said("java", "-version")
-    matrix = said("nvidia-smi", "topo", "-m")
+    java = output_of("java", "-version")
+    matrix = output_of("nvidia-smi", "topo", "-m")
     return {
         "host": socket.gethostname(),
         "time_s": time.time(),
@@ -235,4 +240,4 @@ def survey(names: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(survey(sys.argv[1:])))
+    sys.stdout.write(json.dumps(collect(sys.argv[1:])))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log a node of what ran on it: `NODE.log`, a line for each line, with its time, rank and stream."""
+"""Per-node logs: `NODE.log` holds every output line with its time, rank and stream."""
 
 from __future__ import annotations
 

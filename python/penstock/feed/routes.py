@@ -76,9 +76,9 @@ class Locality:
         )
 
 
-def find(url: str, environment: Mapping[str, str]) -> context.InPool | None:
+def find(url: str, environment: Mapping[str, str]) -> context.PoolContext | None:
     """The pool that a dataset's URL is in, where this process was told of one."""
-    here = context.hear(environment)
+    here = context.from_env(environment)
     if here is None:
         return None
     return here if _folder(url).startswith(_folder(here.data)) else None
@@ -90,7 +90,7 @@ def _folder(url: str) -> str:
 
 
 def placed(
-    source: _native.Source, here: context.InPool, environment: Mapping[str, str]
+    source: _native.Source, here: context.PoolContext, environment: Mapping[str, str]
 ) -> tuple[_native.Source, Locality]:
     """The source with its ways, and where its objects lie.
 

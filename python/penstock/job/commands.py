@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a job's steps: what is run on the nodes, from the job's file and the place where its data lies. Starts nothing."""
+"""Command lines of a job's steps, made from the job file and the dataset's path. Starts nothing."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ from penstock.protocols import Box, Container
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.job.spec import Job, PoolPart
+    from penstock.job.spec import Job, PoolSection
     from penstock.protocols import Around, Part
 
-__all__ = ["GROUP", "Words", "pool_words", "settings_words"]
+__all__ = ["GROUP", "StepCommands", "pool_up_flags", "settings_flags"]
 
 GROUP = "penstock.containers"
 
 
-def pool_words(part: PoolPart) -> list[str]:
-    """What `pool up` is told of a pool, but its name and its nodes."""
+def pool_up_flags(part: PoolSection) -> list[str]:
+    """Flags of `pool up` for a pool, without its name and nodes."""
     return [
         "--engine", part.engine, "--disk", part.disk, "--copies", str(part.copies), "--deadline", part.deadline,
-        *settings_words("--engine-set", part.settings),
+        *settings_flags("--engine-set", part.settings),
     ]  # fmt: skip
 
 
-def settings_words(flag: str, settings: Mapping[str, Any]) -> list[str]:
-    """Settings as a command line says them: the flag and NAME=VALUE, of each."""
+def settings_flags(flag: str, settings: Mapping[str, Any]) -> list[str]:
+    """Settings as command-line flags: FLAG NAME=VALUE for each."""
     spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
     return [word for name, value in spelt.items() for word in (flag, f"{name}={value}")]
 
 
-class Words:
-    """Command lines of one job's steps; `{node}` and `{rank}` in them are each node's and rank's to fill."""
+class StepCommands:
+    """Command lines of one job's steps. The launcher fills `{node}` and `{rank}` in them."""
 
     def __init__(self, job: Job, part: Part | None = None) -> None:
-        """`part`: this machine is one node of a larger job, whose other nodes somebody else starts."""
+        """`part`: this machine is one node of a larger job, whose other nodes are started elsewhere."""
         self._job = job
         self._part = part
         self._penstock = list(job.cluster.penstock) or [sys.executable, "-m", "penstock"]
 
     def data(self, pool_url: str) -> str:
-        """Where the dataset lies once it is staged; empty where the job stages nothing."""
+        """Path or URL of the staged dataset; empty if the job stages nothing."""
         job = self._job
         if job.pool is not None:
             return f"{pool_url.rstrip('/')}/data"
         return job.stage.destination or "" if job.stage else ""
 
     def pool_up(self) -> list[str]:
-        """As one would bring the pool up by hand."""
+        """The command that brings the pool up by hand."""
         part, nodes = self._job.pool, self._job.cluster
         assert part is not None
         given = [] if nodes.nodes is None else ["--nodes", str(nodes.nodes)]
-        settings = settings_words("--set", nodes.settings)
+        settings = settings_flags("--set", nodes.settings)
         return [
-            "penstock", "pool", "up", "--name", self._job.name, *pool_words(part), "--launcher", nodes.launcher, *given, *settings
+            "penstock", "pool", "up", "--name", self._job.name, *pool_up_flags(part), "--launcher", nodes.launcher, *given, *settings
         ]  # fmt: skip
 
-    def orders(self, engine: str, node: str, orders: str) -> list[str]:
-        """What does orders on a pool's objects from a node; the pool goes to its stdin."""
-        return [*self._penstock, "pool", "orders", engine, node, orders]
+    def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
+        """The command that runs `pool.rpc` requests on a node; it reads the pool from stdin."""
+        return [*self._penstock, "pool", "exec", engine, node, requests]
 
     def stage(self, data: str) -> list[str]:
-        """A node's share of the dataset to `data`."""
+        """The command that stages a node's share of the dataset to `data`."""
         part, pool = self._job.stage, self._job.pool
         assert part is not None
         inflate = ["--inflate"] if part.inflate else []
@@ -80,20 +80,20 @@ class Words:
         return [*self._penstock, "stage", part.source, data, *inflate, "--quiet", *share, *journal, *part.args]
 
     def ranks(self, data: str, variables: Iterable[str]) -> tuple[list[str], Around | None]:
-        """The workload's words, and what stands around every rank.
+        """The workload's command line, and the container around every rank.
 
         Args:
-            variables: Names of those that ranks get from the job.
+            variables: Names of the environment variables that the job sets for its ranks.
 
         Raises:
-            ConfigError: No such container runtime, or a bind that is none.
+            ConfigError: Unknown container runtime, or an invalid bind.
             Unsupported: The runtime cannot do what the job asks of it.
         """
         around, seen = self._around(data, variables)
         return [word.replace("{data}", seen) for word in self._job.run.argv], around
 
     def archive(self) -> list[str]:
-        """A node's outputs to where they are kept."""
+        """The command that copies a node's outputs to the archive."""
         part = self._job.archive
         assert part is not None
         to = f"{part.to.rstrip('/')}/{{node}}" if part.on == "all" else part.to
@@ -101,7 +101,7 @@ class Words:
         return [*self._penstock, "stage", part.source, to, "--node", "0", "--nodes", "1", "--quiet"]
 
     def _around(self, data: str, variables: Iterable[str]) -> tuple[Around | None, str]:
-        """What stands around every rank, and the dataset's path as the ranks see it."""
+        """The container around every rank, and the dataset's path inside it."""
         part = self._job.container
         if part is None:
             return None, data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same job over several paths: each path is a job of its own, made from the one file; and how they compare.
+"""One job over several paths: each path becomes a job of its own, made from the one file; then their times are compared.
 
 `pool` and `pool:ENGINE` stage into a pool; `staged` puts all of the dataset on every node's own disk; `stream` reads the
 source as it lies; `fuse:CLIENT` reads it through a client's mount.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from penstock.job.runner import Execution, StepRow
     from penstock.job.spec import Job
 
-__all__ = ["Compared", "compared", "leftover", "over", "plain", "run"]
+__all__ = ["PathResult", "for_path", "run", "staged_leftover", "summarize", "to_json"]
 
-_MOST_NAME = 40
+_MAX_NAME_CHARS = 40
 
 
-class Compared(msgspec.Struct, frozen=True):
+class PathResult(msgspec.Struct, frozen=True):
     """One path's times in seconds: before the ranks (pool, stage), the ranks', and both; and why it has none.
 
     `over_fastest` is its whole time over that of the fastest path that came to an end.
@@ -39,69 +39,71 @@ class Compared(msgspec.Struct, frozen=True):
     fault: str | None = None
 
 
-def over(job: Job, path: str) -> Job:
+def for_path(job: Job, path: str) -> Job:
     """The job over one of its paths.
 
     Raises:
         ConfigError: No such path, or one that the job file has too little for.
     """
-    from penstock.job.spec import PoolPart
+    from penstock.job.spec import PoolSection
 
     kind, _, which = path.partition(":")
     name = f"{job.name}-{re.sub(r'[^A-Za-z0-9]+', '-', path).strip('-')}"
-    if len(name) > _MOST_NAME:
+    if len(name) > _MAX_NAME_CHARS:
         raise ConfigError(
-            f"paths: `{name}` is too long for a name: {_MOST_NAME} at most", hint="a shorter name of the job"
+            f"paths: `{name}` is too long for a name: {_MAX_NAME_CHARS} at most", hint="a shorter name of the job"
         )
     if job.stage is None:
         raise ConfigError("paths: there is no [stage], whose source all paths begin at", where="paths")
-    plain = msgspec.structs.replace(job, name=name, paths=(), pool=None)
+    base = msgspec.structs.replace(job, name=name, paths=(), pool=None)
     stage = job.stage
     if kind == "stream" and not which:
         argv = tuple(word.replace("{data}", stage.source) for word in job.run.argv)
-        return msgspec.structs.replace(plain, stage=None, run=msgspec.structs.replace(job.run, argv=argv))
+        return msgspec.structs.replace(base, stage=None, run=msgspec.structs.replace(job.run, argv=argv))
     if job.pool is None:
         raise ConfigError(f"paths: `{path}` wants the disk that a [pool] names", where="paths")
     if kind == "staged" and not which:
         whole = (*stage.args, "--node", "0", "--nodes", "1")
-        there = msgspec.structs.replace(stage, destination=_staged(job, name), args=whole)
-        return msgspec.structs.replace(plain, stage=there)
+        there = msgspec.structs.replace(stage, destination=_staged_dir(job, name), args=whole)
+        return msgspec.structs.replace(base, stage=there)
     if kind == "pool":
         # Settings are those of the engine that the file names.
         kept = job.pool.settings if which in ("", job.pool.engine) else {}
         pool = msgspec.structs.replace(job.pool, engine=which or job.pool.engine, settings=kept)
-        return msgspec.structs.replace(plain, pool=pool)
+        return msgspec.structs.replace(base, pool=pool)
     if kind == "fuse" and which:
         settings = {"client": which, "source": stage.source}
-        pool = PoolPart(disk=job.pool.disk, engine="fuse", settings=settings, deadline=job.pool.deadline)
-        return msgspec.structs.replace(plain, pool=pool, stage=None)
+        pool = PoolSection(disk=job.pool.disk, engine="fuse", settings=settings, deadline=job.pool.deadline)
+        return msgspec.structs.replace(base, pool=pool, stage=None)
     raise ConfigError(f"paths: `{path}` is none of pool, pool:ENGINE, staged, stream, fuse:CLIENT", where="paths")
 
 
-def _staged(job: Job, name: str) -> str:
+def _staged_dir(job: Job, name: str) -> str:
     assert job.pool is not None
-    return f"{job.pool.disk.rstrip('/')}{_below(name)}"
+    return f"{job.pool.disk.rstrip('/')}{_dir_below_disk(name)}"
 
 
-def _below(name: str) -> str:
+def _dir_below_disk(name: str) -> str:
     """Where below the disk: the place of a pool of that name, so that `pool audit` and `pool down` find it after a crash."""
     return f"/penstock-pool-{name}/data"
 
 
-def leftover(job: Job) -> str | None:
+def staged_leftover(job: Job) -> str | None:
     """The disk on which a path of ours holds a folder on every node, which is removed when the path is done."""
     there = job.stage.destination if job.stage is not None and job.pool is None else None
-    return there.removesuffix(_below(job.name)) if there and there.endswith(_below(job.name)) else None
+    return (
+        there.removesuffix(_dir_below_disk(job.name)) if there and there.endswith(_dir_below_disk(job.name)) else None
+    )
 
 
-def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> tuple[list[Compared], bool]:
+def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> tuple[list[PathResult], bool]:
     """The job over all of its paths, one after the other, and whether all came to a whole end.
 
     A path that fails is told in its row, and the next is run. `resume` goes on with those that have begun.
     """
     steps: dict[str, Sequence[StepRow]] = {}
     faults: dict[str, str] = {}
-    executions = {path: execution_of(over(job, path)) for path in job.paths}
+    executions = {path: execution_of(for_path(job, path)) for path in job.paths}
     for one in executions.values():
         if not resume:
             one.refuse_if_begun()
@@ -112,17 +114,17 @@ def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> 
                 faults[path] = f"{', '.join(one.lost)} lost, and nobody ran those ranks again"
         except PenstockError as error:
             steps[path], faults[path] = one.steps(), str(error)
-    return compared(steps, faults), not faults
+    return summarize(steps, faults), not faults
 
 
-def compared(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str]) -> list[Compared]:
+def summarize(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str]) -> list[PathResult]:
     """The paths in their order, held against the fastest of those that came to an end."""
     rows = []
     for path, done in steps.items():
         took: dict[str, float] = {row.name: row.seconds for row in done}
         before = sum(took.get(name, 0.0) for name in ("provision", "pool up", "stage"))
         ranks = took.get("ranks", 0.0)
-        rows.append(Compared(path, before, ranks, before + ranks, fault=faults.get(path)))
+        rows.append(PathResult(path, before, ranks, before + ranks, fault=faults.get(path)))
     fastest = min((row.total_s for row in rows if row.fault is None), default=0.0)
     return [
         row
@@ -132,6 +134,6 @@ def compared(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str]) 
     ]
 
 
-def plain(rows: Sequence[Compared]) -> list[dict[str, Any]]:
+def to_json(rows: Sequence[PathResult]) -> list[dict[str, Any]]:
     """For JSON."""
     return [msgspec.to_builtins(row) for row in rows]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's script on every node, once: a node remembers which script it was set up with."""
+"""Provisioning: run a job's script once on every node; each node stores the digest of the script that set it up."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cluster.exits import check
+from penstock.cluster.exits import raise_for_failures
 from penstock.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.cluster.cluster import Cluster
-    from penstock.job.spec import Provision
+    from penstock.job.spec import ProvisionSection
     from penstock.protocols import Exit, Node
 
 __all__ = ["provision"]
 
 
-def provision(cluster: Cluster, part: Provision, start: Callable[[Sequence[Node]], list[Exit]]) -> str:
+def provision(cluster: Cluster, part: ProvisionSection, start: Callable[[Sequence[Node]], list[Exit]]) -> str:
     """Brings the script to the nodes that have not run it, and has it run by `start`; what was done, in words.
 
     Raises:
@@ -42,9 +42,9 @@ def provision(cluster: Cluster, part: Provision, start: Callable[[Sequence[Node]
     ]
     if not todo:
         return "done before"
-    check(cluster.copy_to_all(script, part.at, on=todo, deadline_s=60), "provision")
-    check(start(todo), "provision")
-    check(
+    raise_for_failures(cluster.copy_to_all(script, part.at, on=todo, deadline_s=60), "provision")
+    raise_for_failures(start(todo), "provision")
+    raise_for_failures(
         cluster.run(["sh", "-c", 'printf %s "$1" > "$2"', "sh", digest, stamp], on=todo, deadline_s=60),
         "provision",
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job from its first node to its last: provision, pool up, stage, ranks, archive, pool down. Every step is timed and logged,
-what is done is written down, and whatever happens the pool is taken down.
+"""Job runner: provision, pool up, stage, ranks, archive, pool down. Every step is timed and logged, finished steps are saved for
+`--resume`, and the pool is taken down whatever happens.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from uuid import uuid4
 import msgspec
 
 from penstock.cluster.cluster import Cluster
-from penstock.cluster.exits import check, told
+from penstock.cluster.exits import describe, raise_for_failures
 from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
 from penstock.job import staged_folder
-from penstock.job.commands import Words
-from penstock.job.compare_paths import leftover
-from penstock.job.node_loss import lost_of, mend
+from penstock.job.commands import StepCommands
+from penstock.job.compare_paths import staged_leftover
+from penstock.job.node_loss import evict_lost_objects, unreachable_nodes
 from penstock.job.provision import provision
 from penstock.pool import lifecycle
-from penstock.pool.context import NODE, VARIABLE, InPool, tell
+from penstock.pool.context import NODE, VARIABLE, PoolContext, to_env
 from penstock.protocols import Call, Pool, PoolSpec
 from penstock.units import parse_seconds
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Execution", "Step", "StepRow"]
 
-_DOWN_S = 120.0
-_REMOVE_S = 300.0
+_DOWN_TIMEOUT_S = 120.0
+_REMOVE_TIMEOUT_S = 300.0
 
 
 class StepRow(msgspec.Struct):
-    """A step that has begun: `done`, `failed`, `running`, or `skipped` (done by an earlier start, in so many seconds)."""
+    """A step that has begun. State: `done`, `failed`, `running`, or `skipped` (an earlier start did it, in `seconds`)."""
 
     name: str
     state: str = "running"
@@ -51,7 +51,7 @@ class StepRow(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """What is known of a job across starts. `marks` are steps that need not be done again, each with what it was done for;
+    """State of a job across starts. `marks` are steps that need not be done again, each with what it was done for;
     `lease` is that of the pool that this job itself brought up.
     """
 
@@ -84,10 +84,10 @@ class Execution:
         self.job = job
         self.folder = folder
         self.environment = dict(environment)
-        self._say = say
+        self._on_step = say
         self._hear = hear
-        self._words = Words(job, part)
-        self._part = part
+        self._commands = StepCommands(job, part)
+        self._node_slice = part
         if part is not None and job.pool is not None:
             raise ConfigError(
                 "pool: one node alone brings none up", hint="a [stage] with a destination stages its share"
@@ -97,7 +97,7 @@ class Execution:
         self._cluster: Cluster | None = None
         self._earlier: dict[str, float] = {}
         self._lock: int | None = None
-        self._remade: str | None = None
+        self._recreated_because: str | None = None
         self.lost: dict[str, str] = {}
         """Nodes that were lost under way, and in what words."""
         self.is_partial = False
@@ -109,8 +109,8 @@ class Execution:
     def cluster(self) -> Cluster:
         """The nodes; opened when first asked for."""
         if self._cluster is None:
-            if self._part is not None:
-                self._cluster = Cluster.open("local", {"nodes": 1, "first": self._part.node})
+            if self._node_slice is not None:
+                self._cluster = Cluster.open("local", {"nodes": 1, "first": self._node_slice.node})
             else:
                 self._cluster = Cluster.open(self.job.cluster.launcher, self.job.cluster.given())
         return self._cluster
@@ -129,15 +129,15 @@ class Execution:
         if job.provision:
             steps.append(("provision", lines(["sh", job.provision.at], everyone)))
         if job.pool:
-            steps.append(("pool up", [self._words.pool_up()]))
+            steps.append(("pool up", [self._commands.pool_up()]))
         if job.stage:
-            steps.append(("stage", lines(self._words.stage(self._words.data("POOL/")), everyone)))
-        argv, around = self._words.ranks(self._words.data("POOL/"), self._variables())
+            steps.append(("stage", lines(self._commands.stage(self._commands.data("POOL/")), everyone)))
+        argv, around = self._commands.ranks(self._commands.data("POOL/"), self._variables())
         steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node, around)))
         if job.archive:
             on = everyone if job.archive.on == "all" else everyone[:1]
-            steps.append(("archive", lines(self._words.archive(), on)))
-        if disk := leftover(job):
+            steps.append(("archive", lines(self._commands.archive(), on)))
+        if disk := staged_leftover(job):
             steps.append(("remove", [["penstock", "pool", "down", "--name", job.name, "--disk", disk]]))
         if job.pool:
             steps.append(("pool down", [["penstock", "pool", "down", "--name", job.name]]))
@@ -171,33 +171,33 @@ class Execution:
         if self.job.provision:
             steps.append(("provision", self._provision))
         if self.job.pool:
-            steps.append(("pool up", self._up))
+            steps.append(("pool up", self._pool_up))
         if self.job.stage:
             steps.append(("stage", self._stage))
         steps.append(("ranks", self._ranks))
-        if self.job.archive and not (self._part and self._part.node and self.job.archive.on == "leader"):
+        if self.job.archive and not (self._node_slice and self._node_slice.node and self.job.archive.on == "leader"):
             steps.append(("archive", self._archive))
         try:
             for name, do in steps:
-                self._do(name, do)
+                self._run_step(name, do)
         except BaseException as error:
             try:
-                self._end()
+                self._clean_up()
             except PenstockError as second:
                 error.add_note(str(second))  # what went wrong first is what is told
             raise
         else:
-            self._end()
+            self._clean_up()
         finally:
             self.close()
         return self._state.steps
 
-    def _end(self) -> None:
+    def _clean_up(self) -> None:
         """What the job has put onto the nodes for its own time."""
-        if leftover(self.job) is not None and self._state.lease:
-            self._do("remove", self._remove)
+        if staged_leftover(self.job) is not None and self._state.lease:
+            self._run_step("remove", self._remove)
         if self._has_own_pool():
-            self._do("pool down", self._down)
+            self._run_step("pool down", self._pool_down)
 
     def _has_own_pool(self) -> bool:
         """Whether this start brought the pool up, or found it up under the lease of an earlier start of this very job."""
@@ -258,10 +258,10 @@ class Execution:
         part.write_bytes(msgspec.json.encode(self._state))
         part.replace(self.folder / "job.json")
 
-    def _do(self, name: str, do: Callable[[], str]) -> None:
+    def _run_step(self, name: str, do: Callable[[], str]) -> None:
         row = StepRow(name)
         self._state.steps.append(row)
-        self._say(row)
+        self._on_step(row)
         began = time.monotonic()
         try:
             row.detail = do()
@@ -273,7 +273,7 @@ class Execution:
             took = time.monotonic() - began
             row.seconds = self._earlier.get(name, took) if row.state == "skipped" else took
             self._save()
-            self._say(row)
+            self._on_step(row)
 
     def _is_marked(self, step: str, what: str) -> bool:
         return self._state.marks.get(step) == what
@@ -302,12 +302,12 @@ class Execution:
             self.cluster, part, lambda todo: self._on_nodes("provision", ["sh", part.at], part.deadline, on=todo)
         )
 
-    def _up(self) -> str:
+    def _pool_up(self) -> str:
         record = lifecycle.find(self.job.name)
         is_own = record is not None and record.lease == self._state.lease
         if record is not None and is_own and record.state != "up":
             # An earlier start of this job was killed while it brought the pool up, or took it down.
-            ended = lifecycle.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_S)
+            ended = lifecycle.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_TIMEOUT_S)
             if ended.unreached or ended.refused:
                 text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
                 raise PenstockError(
@@ -334,17 +334,17 @@ class Execution:
     def _stage(self) -> str:
         part = self.job.stage
         assert part is not None
-        data = self._words.data(self._pool.url if self._pool else "")
+        data = self._commands.data(self._pool.url if self._pool else "")
         # A pool that was brought up anew is empty, whatever an earlier start has done.
         what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
         # What is removed in the end is not staged again for ranks that have ended.
-        if self._is_marked("stage", what) or (leftover(self.job) and self._is_marked("ranks", "ended")):
+        if self._is_marked("stage", what) or (staged_leftover(self.job) and self._is_marked("ranks", "ended")):
             return "done before"
-        if disk := leftover(self.job):
+        if disk := staged_leftover(self.job):
             self._state.lease = self._state.lease or uuid4().hex[:16]
             self._save()
-            staged_folder.claim(self.cluster, self.job.name, disk, self._state.lease, deadline_s=_DOWN_S)
-        check(self._on_nodes("stage", self._words.stage(data), part.deadline), "stage")
+            staged_folder.claim(self.cluster, self.job.name, disk, self._state.lease, deadline_s=_DOWN_TIMEOUT_S)
+        raise_for_failures(self._on_nodes("stage", self._commands.stage(data), part.deadline), "stage")
         self._mark("stage", what)
         return data
 
@@ -352,68 +352,72 @@ class Execution:
         part = self.job.run
         if self._is_marked("ranks", "ended"):
             return "done before"
-        bad = self._one_try()
+        bad = self._run_ranks()
         tries = 1
         while bad:
-            gone = lost_of(self.cluster, bad)
-            if not gone or part.lost_node == "abort":
-                check(bad, "ranks")
-            self._go_on_without(gone, bad)
+            unreachable = unreachable_nodes(self.cluster, bad)
+            if not unreachable or part.lost_node == "abort":
+                raise_for_failures(bad, "ranks")
+            self._drop_nodes(unreachable, bad)
             if part.lost_node == "continue":
-                check([ended for ended in bad if ended.node not in gone], "ranks")
+                raise_for_failures([ended for ended in bad if ended.node not in unreachable], "ranks")
                 self.is_partial = True
                 break
-            self._mend()
-            bad = self._one_try()
+            self._restore_pool()
+            bad = self._run_ranks()
             tries += 1
         self._mark("ranks", "ended")
         text = f"{len(self.cluster.nodes) * part.ranks_per_node} ranks"
         if self.lost:
             text += f", {tries} starts; lost: {', '.join(self.lost)} ({next(iter(self.lost.values()))})"
-        if self._remade is not None:
-            text += f"; the pool was brought up anew: {self._remade}"
+        if self._recreated_because is not None:
+            text += f"; the pool was brought up anew: {self._recreated_because}"
         return text
 
-    def _one_try(self) -> list[Exit]:
+    def _run_ranks(self) -> list[Exit]:
         """Runs the ranks on all nodes that are left; those that did not end well."""
         part = self.job.run
-        data = self._words.data(self._pool.url if self._pool else "")
-        argv, around = self._words.ranks(data, self._variables())
-        env = {**self._told_of_pool(data), **part.env}
+        data = self._commands.data(self._pool.url if self._pool else "")
+        argv, around = self._commands.ranks(data, self._variables())
+        env = {**self._pool_env(data), **part.env}
         exits = self._on_nodes(
             "ranks", argv, part.deadline, ranks_per_node=part.ranks_per_node, cwd=part.cwd, env=env, around=around,
-            part=self._part,
+            part=self._node_slice,
         )  # fmt: skip
         return [ended for ended in exits if ended.code != 0]
 
-    def _told_of_pool(self, data: str) -> dict[str, str]:
+    def _pool_env(self, data: str) -> dict[str, str]:
         """What lets the ranks read their own files first, and the bucket last."""
         pool, stage = self.job.pool, self.job.stage
         if self._pool is None or pool is None or stage is None:
             return {}
-        return tell(InPool(self._pool, data, source=stage.source, engine_settings=pool.settings, lost=tuple(self.lost)))
+        return to_env(
+            PoolContext(self._pool, data, source=stage.source, engine_settings=pool.settings, lost=tuple(self.lost))
+        )
 
-    def _go_on_without(self, gone: Sequence[str], bad: Sequence[Exit]) -> None:
-        self.lost.update({ended.node: told(ended) for ended in bad if ended.node in gone})
-        left = tuple(node for node in self.cluster.nodes if node.name not in gone)
+    def _drop_nodes(self, unreachable: Sequence[str], bad: Sequence[Exit]) -> None:
+        self.lost.update({ended.node: describe(ended) for ended in bad if ended.node in unreachable})
+        left = tuple(node for node in self.cluster.nodes if node.name not in unreachable)
         if not left:
-            check(bad, "ranks")
+            raise_for_failures(bad, "ranks")
         self.cluster.nodes = left
 
-    def _mend(self) -> None:
+    def _restore_pool(self) -> None:
         """The dataset, whole again on the nodes that are left: what only a lost node held is staged again."""
         part = self.job.pool
         if self._pool is not None and part is not None:
             limit_s = parse_seconds(part.deadline)
             try:
-                mend(self.cluster, self._pool, part.settings, list(self.lost), self._words, deadline_s=limit_s)
+                evict_lost_objects(
+                    self.cluster, self._pool, part.settings, list(self.lost), self._commands, deadline_s=limit_s
+                )
             except PenstockError as error:
                 # Lost with its leader, say: then a new one, which is empty. One that stands is not thrown away.
                 record = lifecycle.find(self.job.name)
-                if record is None or not self._has_own_pool() or self._stands(record):
+                if record is None or not self._has_own_pool() or self._is_up(record):
                     raise
-                self._remade = str(error)
-                ended = lifecycle.down(self.cluster, record, deadline_s=_DOWN_S)
+                self._recreated_because = str(error)
+                ended = lifecycle.down(self.cluster, record, deadline_s=_DOWN_TIMEOUT_S)
                 if ended.refused or not set(ended.unreached) <= set(self.lost):
                     raise
                 if ended.unreached:
@@ -424,34 +428,36 @@ class Execution:
         if self.job.stage is not None:
             self._stage()
 
-    def _stands(self, record: lifecycle.Record) -> bool:
+    def _is_up(self, record: lifecycle.PoolRecord) -> bool:
         """The pool is up on all nodes that are left."""
-        states = lifecycle.status(self.cluster, record, deadline_s=_DOWN_S)
+        states = lifecycle.status(self.cluster, record, deadline_s=_DOWN_TIMEOUT_S)
         return all(states.get(node.name) == "up" for node in self.cluster.nodes)
 
     def _archive(self) -> str:
         part = self.job.archive
         assert part is not None
         on = list(self.cluster.nodes) if part.on == "all" else [self.cluster.leader]
-        check(self._on_nodes("archive", self._words.archive(), part.deadline, on=on), "archive")
+        raise_for_failures(self._on_nodes("archive", self._commands.archive(), part.deadline, on=on), "archive")
         return part.to
 
     def _remove(self) -> str:
         """What this job has staged, by its lease."""
-        disk = leftover(self.job)
+        disk = staged_leftover(self.job)
         assert disk is not None
         self._state.marks.pop("stage", None)
         self._save()
         everyone = Cluster(self.cluster.launcher)
-        staged_folder.release(everyone, self.job.name, disk, self._state.lease, lost=self.lost, deadline_s=_REMOVE_S)
+        staged_folder.release(
+            everyone, self.job.name, disk, self._state.lease, lost=self.lost, deadline_s=_REMOVE_TIMEOUT_S
+        )
         return disk
 
-    def _down(self) -> str:
+    def _pool_down(self) -> str:
         record = lifecycle.find(self.job.name)
         if record is None or record.lease != self._state.lease:
             return "it was taken down by another command"
         everyone = Cluster(self.cluster.launcher)  # also those that were lost: they are named
-        ended = lifecycle.down(everyone, record, deadline_s=_DOWN_S)
+        ended = lifecycle.down(everyone, record, deadline_s=_DOWN_TIMEOUT_S)
         if ended.refused:
             raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")
         if ended.unreached:

@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from penstock.errors import ConfigError, NotFound
-from penstock.job.compare_paths import over
+from penstock.job.compare_paths import for_path
 from penstock.units import parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "Archive",
-    "ContainerPart",
-    "Demand",
+    "ArchiveSection",
+    "ClusterSection",
+    "ContainerSection",
+    "DemandSection",
     "Job",
-    "Money",
-    "Nodes",
-    "PoolPart",
-    "Provision",
-    "Ranks",
-    "StagePart",
-    "Submit",
+    "MoneySection",
+    "PoolSection",
+    "ProvisionSection",
+    "RunSection",
+    "StageSection",
+    "SubmitSection",
     "load",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-class Nodes(_Part, frozen=True):
+class ClusterSection(_Section, frozen=True):
     """`[cluster]`: by which launcher nodes are reached.
 
     Attributes:
@@ -55,7 +55,7 @@ class Nodes(_Part, frozen=True):
         return {**self.settings, **({} if self.nodes is None else {"nodes": self.nodes})}
 
 
-class Provision(_Part, frozen=True):
+class ProvisionSection(_Section, frozen=True):
     """`[provision]`: a script that is copied to `at` on every node and run there; once, until it changes."""
 
     script: str
@@ -63,7 +63,7 @@ class Provision(_Part, frozen=True):
     deadline: str = "10min"
 
 
-class PoolPart(_Part, frozen=True):
+class PoolSection(_Section, frozen=True):
     """`[pool]`: as the flags of `penstock pool up`."""
 
     disk: str
@@ -73,7 +73,7 @@ class PoolPart(_Part, frozen=True):
     deadline: str = "3min"
 
 
-class StagePart(_Part, frozen=True):
+class StageSection(_Section, frozen=True):
     """`[stage]`: what every node brings its share of, to the pool, or to `destination` on its own disk."""
 
     source: str
@@ -83,7 +83,7 @@ class StagePart(_Part, frozen=True):
     deadline: str = "2h"
 
 
-class Ranks(_Part, frozen=True):
+class RunSection(_Section, frozen=True):
     """`[run]`: the workload. `{data}`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in its words are filled.
 
     Attributes:
@@ -100,7 +100,7 @@ class Ranks(_Part, frozen=True):
     lost_node: Literal["abort", "continue", "restart"] = "abort"
 
 
-class ContainerPart(_Part, frozen=True):
+class ContainerSection(_Section, frozen=True):
     """`[container]`: the ranks run in one; staging and the pool stay outside. `protocols.Box` says more.
 
     Attributes:
@@ -119,7 +119,7 @@ class ContainerPart(_Part, frozen=True):
     holds_launcher: bool = False
 
 
-class Archive(_Part, frozen=True):
+class ArchiveSection(_Section, frozen=True):
     """`[archive]`: outputs of the first node, or of all (each under its name), to a store or a folder."""
 
     source: str
@@ -128,7 +128,7 @@ class Archive(_Part, frozen=True):
     deadline: str = "1h"
 
 
-class Submit(_Part, frozen=True):
+class SubmitSection(_Section, frozen=True):
     """`[submit]`: what the job wants of a system that it is handed over to.
 
     Attributes:
@@ -162,7 +162,7 @@ class Submit(_Part, frozen=True):
     scratch: str = "/scratch"
 
 
-class Money(_Part, frozen=True):
+class MoneySection(_Section, frozen=True):
     """`[money]`: what `--dry-run` counts with.
 
     Attributes:
@@ -180,7 +180,7 @@ class Money(_Part, frozen=True):
     tier: str | None = None
 
 
-class Demand(_Part, frozen=True):
+class DemandSection(_Section, frozen=True):
     """`[demand]`: what the ranks eat, by which `penstock run` says when a pool starts to pay.
 
     Attributes:
@@ -201,7 +201,7 @@ class Demand(_Part, frozen=True):
     inflated: float = 1.0
 
 
-class Job(_Part, frozen=True):
+class Job(_Section, frozen=True):
     """The whole file.
 
     Attributes:
@@ -209,17 +209,17 @@ class Job(_Part, frozen=True):
     """
 
     name: str
-    run: Ranks
+    run: RunSection
     paths: tuple[str, ...] = ()
-    cluster: Nodes = Nodes()
-    provision: Provision | None = None
-    pool: PoolPart | None = None
-    stage: StagePart | None = None
-    container: ContainerPart | None = None
-    archive: Archive | None = None
-    submit: Submit | None = None
-    money: Money | None = None
-    demand: Demand | None = None
+    cluster: ClusterSection = ClusterSection()
+    provision: ProvisionSection | None = None
+    pool: PoolSection | None = None
+    stage: StageSection | None = None
+    container: ContainerSection | None = None
+    archive: ArchiveSection | None = None
+    submit: SubmitSection | None = None
+    money: MoneySection | None = None
+    demand: DemandSection | None = None
 
 
 def load(path: Path) -> Job:
@@ -238,7 +238,7 @@ def load(path: Path) -> Job:
     try:
         _check(job)
         for which in job.paths:
-            over(job, which)
+            for_path(job, which)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", where=str(path), hint=error.hint) from error
     return job
@@ -271,7 +271,7 @@ def _check(job: Job) -> None:
         raise ConfigError("run.argv: it has {data}, and no [stage] says which")
 
 
-def _check_demand(demand: Demand) -> None:
+def _check_demand(demand: DemandSection) -> None:
     if (demand.epoch is None) == (demand.node_rate is None):
         raise ConfigError("demand: it wants the time of an epoch, or node_rate", hint="one of them")
     rates = [parse_rate(text) for text in (demand.node_rate, demand.source_rate, demand.nic_rate) if text is not None]

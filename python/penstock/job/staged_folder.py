@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a `staged` path on every node: as a pool's, it is held under a lease of the job, and removed by it alone."""
+"""The folder of a `staged` path on every node. Like a pool's folder it has a lease of the job, and only that lease removes it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job handed to a batch system: its script written, sbatch or qsub called, waited for where that is asked, ended on Ctrl-C."""
+"""Batch submission: write the job's script, call sbatch or qsub, optionally wait for the end, cancel on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from penstock.job.export.request import Asked
+    from penstock.job.export.request import ExportRequest
 
 __all__ = ["plan", "submit", "system_of"]
 
-_ASK_S = 60
-# Who is ended before it has told a number may have handed the job over by then, and is heard for so long.
-_LATE_S = 5
-# A job that is asked to end takes its pool down first.
-_TAKE_DOWN_S = 180
+_COMMAND_TIMEOUT_S = 60
+# sbatch may have submitted the job before a signal ends it; wait this long for the job id.
+_LATE_ID_TIMEOUT_S = 5
+# A job that is asked to end takes its pool down first, which takes time.
+_POOL_DOWN_TIMEOUT_S = 180
 # Slurm: `12` or `12;cluster`. PBS: `12.server`, `12[].server`.
-_NUMBER = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
+_JOB_ID = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
 
 
 @dataclass(frozen=True)
 class _System:
-    """Words that hand a job over, that wait for it, that end it where it has not begun, that ask its script alone to end, and
-    that end it at once.
+    """Commands of a batch system: submit a job, wait for it, cancel it if it is pending, terminate its script, cancel it at once.
 
-    A cancelled Slurm job starts no steps any more, by which a pool would be taken down: so its script is asked first. Where
-    a system cannot end only what has not begun, it refuses to ask such a job's script, and the job is ended at once.
+    A cancelled Slurm job starts no more steps, so it could not take its pool down: its script gets SIGTERM first. A system
+    without `cancel_pending` refuses SIGTERM for a pending job, which is then cancelled at once.
     """
 
-    start: tuple[str, ...]
+    submit: tuple[str, ...]
     wait: tuple[str, ...]
-    withdraw: tuple[str, ...]
-    ask: tuple[str, ...]
-    end: tuple[str, ...]
+    cancel_pending: tuple[str, ...]
+    terminate: tuple[str, ...]
+    cancel: tuple[str, ...]
 
 
 _SYSTEMS = {
@@ -60,13 +59,13 @@ _SYSTEMS = {
 }
 
 
-def system_of(asked: Asked) -> str:
-    """Whose batch job it becomes.
+def system_of(request: ExportRequest) -> str:
+    """Name of the batch system that runs the job.
 
     Raises:
-        ConfigError: Neither the launcher nor `[submit]` says.
+        ConfigError: Neither the launcher nor `[submit]` names one.
     """
-    found = asked.submit.system or asked.job.cluster.launcher
+    found = request.submit.system or request.job.cluster.launcher
     if found not in _SYSTEMS:
         raise ConfigError(
             f"submit.system: launcher {found} belongs to no batch system", hint='[submit] system = "slurm" or "pbs"'
@@ -74,71 +73,72 @@ def system_of(asked: Asked) -> str:
     return found
 
 
-def plan(asked: Asked, *, waits: bool) -> tuple[Path, str, list[str]]:
-    """Where the job's script is to lie, its text, and the words that hand it over. Writes and starts nothing.
+def plan(request: ExportRequest, *, waits: bool) -> tuple[Path, str, list[str]]:
+    """The path of the job's script, its text, and the command that submits it. Writes and starts nothing.
 
     Raises:
-        ConfigError: No batch system, or a job that it cannot say.
+        ConfigError: No batch system, or one that cannot express the job.
     """
-    system = system_of(asked)
-    script = asked.runs / asked.job.name / f"job.{system}"
-    words = _SYSTEMS[system]
-    return script, write(system, asked), [*words.start, *(words.wait if waits else ()), str(script)]
+    system = system_of(request)
+    script = request.runs / request.job.name / f"job.{system}"
+    commands = _SYSTEMS[system]
+    return script, write(system, request), [*commands.submit, *(commands.wait if waits else ()), str(script)]
 
 
-def submit(asked: Asked, environment: Mapping[str, str], *, waits: bool, told: Callable[[str], None]) -> int:
-    """Hands the job over.
+def submit(
+    request: ExportRequest, environment: Mapping[str, str], *, waits: bool, on_submitted: Callable[[str], None]
+) -> int:
+    """Submit the job.
 
     Args:
-        waits: Until it has ended; Ctrl-C ends it, its pool first.
+        waits: Wait until the job has ended; Ctrl-C cancels it, after its pool is down.
         told: Given the job's number as soon as it has one.
 
     Returns:
-        The job's exit code; 0 where nobody waits.
+        The job's exit code; 0 without `waits`.
 
     Raises:
-        NotFound: The system's program is not here.
-        SystemFault: The system refused the job, in its own words.
-        Deadline: It has not answered, which is waited for as long as it lives where `waits`; a job that it may have taken
-            stays.
+        NotFound: The system's program is not installed.
+        SystemFault: The system refused the job; the text is its own message.
+        Deadline: The program did not answer in time (no limit with `waits`); a job that it may have accepted stays.
     """
-    words = _SYSTEMS[system_of(asked)]
-    script, text, line = plan(asked, waits=waits)
+    system = _SYSTEMS[system_of(request)]
+    script, text, line = plan(request, waits=waits)
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text, encoding="utf-8")
-    number, running = "", None
+    job_id, running = "", None
     try:
-        with _signals_later():
-            running = _started(line, environment, hint=f"--export {system_of(asked)} writes the script")
+        with _deferred_signals():
+            running = _start(line, environment, hint=f"--export {system_of(request)} writes the script")
         assert running.stdout is not None
-        # One that blocks until the job has ended may keep its number in a buffer until then.
-        if not select.select([running.stdout], [], [], None if waits else _ASK_S)[0]:
-            raise _silent(line[0])
-        number = running.stdout.readline().strip()
-        if _NUMBER.fullmatch(number):
-            told(number)
+        # A program that blocks until the job has ended may buffer the job id until then.
+        if not select.select([running.stdout], [], [], None if waits else _COMMAND_TIMEOUT_S)[0]:
+            raise _no_answer(line[0])
+        job_id = running.stdout.readline().strip()
+        if _JOB_ID.fullmatch(job_id):
+            on_submitted(job_id)
         try:
-            _, said = running.communicate(timeout=None if waits else _ASK_S)
+            _, stderr = running.communicate(timeout=None if waits else _COMMAND_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise _silent(line[0]) from None
+            raise _no_answer(line[0]) from None
     except BaseException as error:
         if running is not None:
             with running:  # its pipes are closed, and its end is waited for
                 try:
-                    if not isinstance(error, Deadline):  # else nobody wants the job ended
-                        number = number or _late(running)
-                        if _NUMBER.fullmatch(number):
-                            _end(words, number.partition(";")[0], running, environment)
+                    if not isinstance(error, Deadline):  # a timeout leaves the job alone
+                        job_id = job_id or _late_job_id(running)
+                        if _JOB_ID.fullmatch(job_id):
+                            _cancel(system, job_id.partition(";")[0], running, environment)
                 finally:
                     running.kill()
         raise
-    if not _NUMBER.fullmatch(number):
-        last = (said.strip() or number or f"exit code {running.returncode}").splitlines()[-1]
+    if not _JOB_ID.fullmatch(job_id):
+        last = (stderr.strip() or job_id or f"exit code {running.returncode}").splitlines()[-1]
         raise SystemFault(f"{line[0]}: {last.removeprefix(f'{line[0]}: ')[:300]}", hint=f"the script is {script}")
     return running.returncode
 
 
-def _started(line: list[str], environment: Mapping[str, str], *, hint: str) -> subprocess.Popen[str]:
+def _start(line: list[str], environment: Mapping[str, str], *, hint: str) -> subprocess.Popen[str]:
     try:
         # In a session of its own: a terminal's Ctrl-C is for us.
         return subprocess.Popen(
@@ -150,57 +150,57 @@ def _started(line: list[str], environment: Mapping[str, str], *, hint: str) -> s
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
-    """Lets no signal in between a start and the note of what was started: one that comes meanwhile is heard at the end."""
+def _deferred_signals() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM to the end of the block, so that a started process is always recorded."""
     came: list[int] = []
-    # No other thread is interrupted, nor may one set handlers.
+    # Only the main thread is interrupted, and only it may set handlers.
     ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    held = {number: handler for number in ours if callable(handler := signal.getsignal(number))}
-    for number in held:
-        signal.signal(number, lambda number, _frame: came.append(number))
+    held = {job_id: handler for job_id in ours if callable(handler := signal.getsignal(job_id))}
+    for job_id in held:
+        signal.signal(job_id, lambda job_id, _frame: came.append(job_id))
     try:
         yield
     finally:
-        for number, handler in held.items():
-            signal.signal(number, handler)
+        for job_id, handler in held.items():
+            signal.signal(job_id, handler)
     if came:
         signal.raise_signal(came[0])
 
 
-def _late(running: subprocess.Popen[str]) -> str:
-    """The number that is told only now; empty where none is."""
+def _late_job_id(running: subprocess.Popen[str]) -> str:
+    """The job id if the program prints it only now; else empty."""
     assert running.stdout is not None
-    is_told = select.select([running.stdout], [], [], _LATE_S)[0]
-    return running.stdout.readline().strip() if is_told else ""
+    has_line = select.select([running.stdout], [], [], _LATE_ID_TIMEOUT_S)[0]
+    return running.stdout.readline().strip() if has_line else ""
 
 
-def _silent(program: str) -> Deadline:
+def _no_answer(program: str) -> Deadline:
     return Deadline(
-        f"{program} has not answered within {_ASK_S} s",
-        limit_s=_ASK_S,
+        f"{program} has not answered within {_COMMAND_TIMEOUT_S} s",
+        limit_s=_COMMAND_TIMEOUT_S,
         hint="it may have taken the job: look at its queue",
     )
 
 
-def _end(words: _System, number: str, running: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
-    """Asks the job to end, and ends it where it has not done so after a while, or at a second Ctrl-C."""
+def _cancel(system: _System, job_id: str, running: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
+    """Terminate the job; cancel it at once if it has not ended in time, or at a second Ctrl-C."""
 
     def call(line: tuple[str, ...]) -> bool:
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
-                [*line, number], env=dict(environment), check=False, timeout=_ASK_S, capture_output=True
+                [*line, job_id], env=dict(environment), check=False, timeout=_COMMAND_TIMEOUT_S, capture_output=True
             )
             return done.returncode == 0
         return False
 
     try:
-        if words.withdraw:
-            call(words.withdraw)
-        if not call(words.ask):
-            call(words.end)
-        running.wait(_TAKE_DOWN_S)
+        if system.cancel_pending:
+            call(system.cancel_pending)
+        if not call(system.terminate):
+            call(system.cancel)
+        running.wait(_POOL_DOWN_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        call(words.end)
+        call(system.cancel)
     except BaseException:
-        call(words.end)
+        call(system.cancel)
         raise

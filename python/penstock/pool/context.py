@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a job are told of its pool, by one environment variable: so a loader finds out by itself where the
-dataset's objects lie, and where they came from.
+"""Pool context: a job passes its pool to its ranks in one environment variable, so that a loader can find the dataset's objects
+in the pool and their source.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["NODE", "VARIABLE", "InPool", "hear", "tell"]
+__all__ = ["NODE", "VARIABLE", "PoolContext", "from_env", "to_env"]
 
 VARIABLE = "PENSTOCK_JOB_POOL"
 NODE = "PENSTOCK_NODE"
-"""The node's name, as the launcher has it; every rank of a launcher is told."""
-# A pool of 10,000 nodes takes 3 MB as JSON; more than this is no pool of ours.
-_MOST_BYTES = 1 << 26
+"""Variable with the node's name as the launcher spells it; launchers set it for every rank."""
+# A pool of 10,000 nodes takes 3 MB as JSON; larger text is refused.
+_MAX_BYTES = 1 << 26
 
 
-class InPool(msgspec.Struct, frozen=True):
+class PoolContext(msgspec.Struct, frozen=True):
     """A dataset in a pool.
 
     Attributes:
         data: Its URL there.
-        source: The URL that it was staged from, by which what the pool loses is fetched again; None where nobody said.
-        engine_settings: Those that the pool was brought up with.
-        lost: Nodes that are gone, by name: nobody waits for them, whether the engine has noticed or not.
+        source: URL that it was staged from; lost objects are fetched again from there. None if unknown.
+        engine_settings: Settings that the pool was brought up with.
+        lost: Names of lost nodes; readers do not wait for them, even if the engine still lists them.
     """
 
     pool: Pool
@@ -45,54 +45,54 @@ class InPool(msgspec.Struct, frozen=True):
     lost: tuple[str, ...] = ()
 
     def node(self, environment: Mapping[str, str]) -> str:
-        """The name of the node that this process is on.
+        """Name of the node that this process runs on.
 
         Raises:
-            ConfigError: It is none of the pool's.
+            ConfigError: The node does not belong to the pool.
         """
-        told = environment.get(NODE)
-        if told and any(node.name == told for node in self.pool.nodes):
-            return told
-        mine = [node.name for node in self.pool.nodes if _is_mine(node.address)]
+        context = environment.get(NODE)
+        if context and any(node.name == context for node in self.pool.nodes):
+            return context
+        mine = [node.name for node in self.pool.nodes if _is_local_address(node.address)]
         if len(mine) != 1:
             raise ConfigError(
-                f"pool {self.pool.name}: which of its {len(self.pool.nodes)} nodes this one is cannot be told",
+                f"pool {self.pool.name}: cannot determine which of its {len(self.pool.nodes)} nodes this is",
                 where=NODE,
                 hint=f"set {NODE} to its name",
             )
         return mine[0]
 
 
-def _is_mine(address: str) -> bool:
-    """True where this machine has the address."""
+def _is_local_address(address: str) -> bool:
+    """True if this machine has the address."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as one:
-            one.bind((address, 0))
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
     except OSError:
         return False
     return True
 
 
-def tell(told: InPool) -> dict[str, str]:
-    """The variable for the ranks' environment. Packed, since a variable holds 128 KiB at most."""
-    packed = zlib.compress(msgspec.json.encode(told), 9)
+def to_env(context: PoolContext) -> dict[str, str]:
+    """The environment variable for the ranks. Compressed, since Linux limits a variable to 128 KiB."""
+    packed = zlib.compress(msgspec.json.encode(context), 9)
     return {VARIABLE: base64.b64encode(packed).decode()}
 
 
-def hear(environment: Mapping[str, str]) -> InPool | None:
-    """What this process was told, or None.
+def from_env(environment: Mapping[str, str]) -> PoolContext | None:
+    """The pool context of this process, or None.
 
     Raises:
-        ConfigError: The variable holds something else.
+        ConfigError: The variable cannot be parsed.
     """
     text = environment.get(VARIABLE)
     if not text:
         return None
     try:
         unpacker = zlib.decompressobj()
-        plain = unpacker.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
+        plain = unpacker.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         if not unpacker.eof:
             raise ValueError("it ends early, or is larger than any pool")
-        return msgspec.json.decode(plain, type=InPool)
+        return msgspec.json.decode(plain, type=PoolContext)
     except (ValueError, zlib.error, msgspec.DecodeError) as error:
-        raise ConfigError(f"{VARIABLE}: it is not what `penstock run` sets: {error}", where=VARIABLE) from error
+        raise ConfigError(f"{VARIABLE}: not a value that `penstock run` sets: {error}", where=VARIABLE) from error

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's life on a cluster: up (ready or rolled back by its deadline), status, down, audit; and the record of it on this
-machine, by which a later command finds what an earlier one began, also one that was killed.
+"""Pool lifecycle on a cluster: up (ready or rolled back by the deadline), status, down, audit.
+
+Keeps a record of each pool on this machine, so that a later command finds what an earlier one began, even if that was killed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from uuid import uuid4
 import msgspec
 
 from penstock import env
-from penstock.cluster.exits import check
-from penstock.cluster.facts import ask
+from penstock.cluster.exits import raise_for_failures
+from penstock.cluster.facts import gather_facts
 from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFailed, SystemFault
 from penstock.ownership import remove_file
 from penstock.pool import engine_plugins
@@ -30,29 +31,29 @@ if TYPE_CHECKING:
     from penstock.protocols import Engine
 
 __all__ = [
-    "Ended",
-    "Record",
+    "DownResult",
+    "PoolRecord",
     "audit",
+    "clock_skew_problems",
     "down",
     "find",
     "forget",
     "names",
-    "skewed",
     "status",
     "up",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
-# Clocks further apart than this make leases, tokens and logs lie.
+# Leases, tokens and logs are wrong if clocks differ by more.
 _SKEW_S = 60.0
 _ROLLBACK_S = 25.0
 
 
-class Record(msgspec.Struct, kw_only=True):
-    """What this machine knows of a pool.
+class PoolRecord(msgspec.Struct, kw_only=True):
+    """Record of a pool on this machine.
 
     Attributes:
-        state: `coming` from before the first node is touched, `up` when it was ready, `going` from before it is ended.
+        state: `starting` before the first node is touched, `up` when it is ready, `stopping` before it is ended.
         launcher, launcher_settings: By which its nodes are reached again.
         pool: Where it is up.
         keep_data: A `down` that has not finished keeps what the pool holds; every later `down` of this record does so too.
@@ -75,8 +76,8 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Ended:
-    """What `down` did: what each node gave back, the nodes that did not answer, and in what words others refused."""
+class DownResult:
+    """Result of `down`: what each node released, the nodes that did not answer, and the refusals by node."""
 
     receipts: Mapping[str, Mapping[str, Any]]
     unreached: tuple[str, ...]
@@ -86,7 +87,7 @@ class Ended:
 # ---------------------------------------------------------------- records
 
 
-def _home() -> Path:
+def _records_dir() -> Path:
     base = env.state_home(env.read())
     if base is None:  # never below the working directory: a record names programs that a command runs
         raise ConfigError(
@@ -97,18 +98,18 @@ def _home() -> Path:
 
 def names() -> list[str]:
     """Pools that this machine knows of."""
-    return sorted(path.stem for path in _home().glob("*.json"))
+    return sorted(path.stem for path in _records_dir().glob("*.json"))
 
 
-def find(name: str) -> Record | None:
+def find(name: str) -> PoolRecord | None:
     """A pool's record, or None.
 
     Raises:
         ConfigError: The name cannot be a pool's, or its file is not a record.
     """
-    path = _path(name)
+    path = _record_path(name)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Record)
+        return msgspec.json.decode(path.read_bytes(), type=PoolRecord)
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, OSError) as error:
@@ -117,15 +118,15 @@ def find(name: str) -> Record | None:
         ) from error
 
 
-def _path(name: str) -> Path:
+def _record_path(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"--name: `{name}` is no name of a pool: letters, digits and dashes, 40 at most", where="--name"
         )
-    return _home() / f"{name}.json"
+    return _records_dir() / f"{name}.json"
 
 
-def _keep(record: Record, *, is_new: bool = False) -> None:
+def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
     """Writes a record whole.
 
     Args:
@@ -134,7 +135,7 @@ def _keep(record: Record, *, is_new: bool = False) -> None:
     Raises:
         PreconditionFailed: There is another one.
     """
-    path = _path(record.spec.name)
+    path = _record_path(record.spec.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{record.spec.name}.{os.getpid()}.{uuid4().hex[:8]}")
     part.write_bytes(msgspec.json.encode(record))
@@ -152,11 +153,11 @@ def _keep(record: Record, *, is_new: bool = False) -> None:
         remove_file(part)
 
 
-def _forget(record: Record) -> None:
+def _delete_record(record: PoolRecord) -> None:
     """Removes the record, unless the name belongs to another lease by now."""
     found = find(record.spec.name)
     if found is not None and found.lease == record.lease:
-        remove_file(_path(record.spec.name))
+        remove_file(_record_path(record.spec.name))
 
 
 # ---------------------------------------------------------------- life
@@ -180,45 +181,45 @@ def up(
     Args:
         lease: Of the pool that is brought up, or may have been by an earlier call; else a new one.
         holder: The folder of the job that wants it. A pool that another job holds is refused.
-        stranded: `Record.stranded`.
+        stranded: `PoolRecord.stranded`.
 
     Raises:
         PreconditionFailed: A pool of this name is on record and cannot be used as it is.
         PenstockError: It could not be brought up; what had been begun is taken back, and a note says where that failed.
     """
-    _check(spec)
+    _check_spec(spec)
     made = engine_plugins.load(engine, settings)
     until = time.monotonic() + deadline_s
     reserve = min(_ROLLBACK_S, deadline_s / 4)
     known = find(spec.name)
     if known is not None:
         same = (known.engine, known.spec, known.nodes) == (engine, spec, [node.name for node in cluster.nodes])
-        return _standing(known, lease=lease, is_same=same), _is_whole(known, made, cluster, deadline_s / 2)
-    record = Record(
-        state="coming", engine=engine, engine_settings=dict(settings), spec=spec, lease=lease or uuid4().hex[:16], launcher=launcher,
+        return _reusable_pool(known, lease=lease, is_same=same), _require_serving(known, made, cluster, deadline_s / 2)
+    record = PoolRecord(
+        state="starting", engine=engine, engine_settings=dict(settings), spec=spec, lease=lease or uuid4().hex[:16], launcher=launcher,
         launcher_settings=dict(launcher_settings or {}), nodes=[node.name for node in cluster.nodes], holder=holder,
         stranded=list(stranded),
     )  # fmt: skip
-    exits, facts = ask(cluster, deadline_s=min(30.0, deadline_s / 3))
-    check(exits, f"pool {spec.name}")
-    _refuse(spec, made.probe(spec, facts), facts)
-    _keep(record, is_new=True)
+    exits, facts = gather_facts(cluster, deadline_s=min(30.0, deadline_s / 3))
+    raise_for_failures(exits, f"pool {spec.name}")
+    _raise_for_problems(spec, made.probe(spec, facts), facts)
+    _write_record(record, is_new=True)
     try:
         record.pool = made.up(spec, record.lease, cluster, deadline_s=max(1.0, until - reserve - time.monotonic()))
     except BaseException as error:
-        _take_back(cluster, record, error, max(5.0, until - time.monotonic()))
+        _rollback(cluster, record, error, max(5.0, until - time.monotonic()))
         raise
     record.state = "up"
-    _keep(record)
+    _write_record(record)
     return record.pool, False
 
 
-def _standing(known: Record, *, lease: str, is_same: bool) -> Pool:
+def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
     """The pool of a record that a start may use. A start that may not is refused, and the pool stays as it is."""
     name = known.spec.name
     ends = f"penstock pool down --name {name}"
     if known.state != "up" or known.pool is None:
-        what = "`pool down`" if known.state == "going" else "`pool up`"
+        what = "`pool down`" if known.state == "stopping" else "`pool up`"
         keeps = "; it keeps the data" if known.keep_data else ""
         where = ", ".join([*known.nodes, *known.stranded][:4])
         raise PreconditionFailed(
@@ -236,7 +237,7 @@ def _standing(known: Record, *, lease: str, is_same: bool) -> Pool:
     return known.pool
 
 
-def _is_whole(known: Record, made: Engine, cluster: Cluster, deadline_s: float) -> bool:
+def _require_serving(known: PoolRecord, made: Engine, cluster: Cluster, deadline_s: float) -> bool:
     """True; a pool that does not serve on every node is refused."""
     assert known.pool is not None
     if set(made.status(known.pool, cluster, deadline_s=deadline_s).values()) == {"up"}:
@@ -248,8 +249,8 @@ def _is_whole(known: Record, made: Engine, cluster: Cluster, deadline_s: float) 
     )
 
 
-def _check(spec: PoolSpec) -> None:
-    _path(spec.name)
+def _check_spec(spec: PoolSpec) -> None:
+    _record_path(spec.name)
     if not spec.disk.startswith("/"):
         raise ConfigError(f"--disk: `{spec.disk}` is no absolute path", where="--disk")
     if any("\ud800" <= letter <= "\udfff" for letter in spec.disk):
@@ -258,7 +259,7 @@ def _check(spec: PoolSpec) -> None:
         raise ConfigError(f"--copies: {spec.copies} copies keep nothing", where="--copies")
 
 
-def skewed(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def clock_skew_problems(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Nodes whose clock is too far from this machine's, in words."""
     return [
         f"{node}: its clock is {found['skew_s']:+.0f} s from this machine's"
@@ -267,14 +268,14 @@ def skewed(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _refuse(spec: PoolSpec, lacks: list[str], facts: Mapping[str, Mapping[str, Any]]) -> None:
-    lacks += skewed(facts)
+def _raise_for_problems(spec: PoolSpec, lacks: list[str], facts: Mapping[str, Mapping[str, Any]]) -> None:
+    lacks += clock_skew_problems(facts)
     if lacks:
         more = f" (and {len(lacks) - 1} more)" if len(lacks) > 1 else ""
         raise SystemFault(f"pool {spec.name}: {lacks[0]}{more}", hint="penstock doctor says what every node lacks")
 
 
-def _take_back(cluster: Cluster, record: Record, error: BaseException, deadline_s: float) -> None:
+def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, deadline_s: float) -> None:
     try:
         ended = _down(cluster, record, keep_data=False, deadline_s=deadline_s)
         if ended.unreached:
@@ -282,12 +283,12 @@ def _take_back(cluster: Cluster, record: Record, error: BaseException, deadline_
                 f"not taken back on {', '.join(ended.unreached)}, which did not answer: penstock pool down --name {record.spec.name}"
             )
         else:
-            _forget(record)
+            _delete_record(record)
     except PenstockError as second:
         error.add_note(f"what had been begun could not be taken back: {second}")
 
 
-def status(cluster: Cluster, record: Record, *, deadline_s: float) -> dict[str, str]:
+def status(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> dict[str, str]:
     """Each node's state; all `degraded` where the pool never came up."""
     if record.pool is None:
         return dict.fromkeys(record.nodes, "degraded")
@@ -296,7 +297,7 @@ def status(cluster: Cluster, record: Record, *, deadline_s: float) -> dict[str, 
     )
 
 
-def down(cluster: Cluster, record: Record, *, keep_data: bool = False, deadline_s: float) -> Ended:
+def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, deadline_s: float) -> DownResult:
     """Ends the pool; safe twice. Where a node did not answer, the record stays, so that it can be ended there later.
 
     Raises:
@@ -310,29 +311,29 @@ def down(cluster: Cluster, record: Record, *, keep_data: bool = False, deadline_
                 f"pool {record.spec.name}: another start has brought up a pool of this name",
                 hint=f"penstock pool down --name {record.spec.name} ends that one",
             )
-        record.state = "going"
-        _keep(record)
+        record.state = "stopping"
+        _write_record(record)
     ended = _down(cluster, record, keep_data=record.keep_data, deadline_s=deadline_s)
     if not ended.unreached and not ended.refused:
-        _forget(record)
+        _delete_record(record)
     return ended
 
 
-def _down(cluster: Cluster, record: Record, *, keep_data: bool, deadline_s: float) -> Ended:
+def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, deadline_s: float) -> DownResult:
     made = engine_plugins.load(record.engine, record.engine_settings)
     receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, deadline_s=deadline_s)
     # Nodes of the record that this cluster does not have count too: what is on them is still there.
     wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
     unreached = tuple(name for name in wanted if name not in receipts)
     refused = {name: ", ".join(receipt["refused"]) for name, receipt in receipts.items() if "refused" in receipt}
-    return Ended({name: receipt for name, receipt in receipts.items() if name not in refused}, unreached, refused)
+    return DownResult({name: receipt for name, receipt in receipts.items() if name not in refused}, unreached, refused)
 
 
-def audit(cluster: Cluster, record: Record, *, deadline_s: float) -> Ended:
+def audit(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> DownResult:
     """What is left on each node that answers (`receipts`), in words."""
     made = engine_plugins.load(record.engine, record.engine_settings)
     found = made.audit(record.spec, cluster, deadline_s=deadline_s)
-    return Ended(
+    return DownResult(
         {node: {"left": left} for node, left in found.items()},
         tuple(n.name for n in cluster.nodes if n.name not in found),
     )
@@ -347,4 +348,4 @@ def forget(name: str) -> None:
     record = find(name)
     if record is None:
         raise NotFound(f"no pool `{name}` is known here")
-    _forget(record)
+    _delete_record(record)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's objects from one of its nodes: `penstock pool orders ENGINE NODE ORDERS`, or the same behind
-`python -m penstock.pool.rpc`, with the pool as JSON on stdin.
+"""Remote object operations on a pool: `penstock pool exec ENGINE NODE REQUESTS`, or `python -m penstock.pool.rpc` with the same
+arguments; the pool is JSON on stdin.
 
-Sent to a node by whoever is not on one: the repair of a pool, the suites, `penstock run`. Orders are JSON lists, done in
-order, as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]; answers are one JSON list, bytes as their length and
-CRC-32, errors as {"error": code, "text": ...}.
+Runs on a node of the pool, for callers that are not on one: node-loss recovery, the engine suite, `penstock run`. Requests
+are a JSON list and run in order, as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The answers are one JSON list;
+bytes are given as length and CRC-32, errors as {"error": code, "text": ...}.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.protocols import Pool
 if TYPE_CHECKING:
     from penstock.protocols import Access
 
-__all__ = ["answers", "main", "perform"]
+__all__ = ["execute", "execute_all", "main"]
 
-# Names in one question.
-_AT_ONCE = 1000
+# Names in one `locate` call.
+_NAMES_PER_REQUEST = 1000
 
 
-def perform(access: Access, order: list[Any]) -> Any:
-    """One order's answer, as plain values."""
+def execute(access: Access, request: list[Any]) -> Any:
+    """Run one request; the answer has plain values only."""
     try:
-        match order:
+        match request:
             case ["names", prefix]:
                 return access.names(prefix)
             case ["put", name, path]:
@@ -52,21 +52,21 @@ def perform(access: Access, order: list[Any]) -> Any:
                     return None
                 body = path.read_bytes() if path.is_file() else b""
                 return {"path": str(path), "length": len(body), "crc32": zlib.crc32(body)}
-            case ["forsake", lost]:
-                return _forsake(access, set(lost))
+            case ["evict", lost]:
+                return _evict(access, set(lost))
             case ["delete", names]:
                 return access.delete(names)
             case _:
-                return {"error": "usage", "text": f"no such order: {order}"}
+                return {"error": "usage", "text": f"unknown request: {request}"}
     except PenstockError as error:
         return {"error": error.code, "text": str(error)}
 
 
-def _forsake(access: Access, lost: set[str]) -> int:
-    """Deletes the objects of which a piece lies on lost nodes alone; how many there were."""
+def _evict(access: Access, lost: set[str]) -> int:
+    """Delete the objects with a piece that only lost nodes hold; returns their number."""
     names, gone = access.names(), 0
-    for at in range(0, len(names), _AT_ONCE):
-        located = access.locate(names[at : at + _AT_ONCE])
+    for at in range(0, len(names), _NAMES_PER_REQUEST):
+        located = access.locate(names[at : at + _NAMES_PER_REQUEST])
         only_there = [
             name
             for name, pieces in located.items()
@@ -77,31 +77,31 @@ def _forsake(access: Access, lost: set[str]) -> int:
     return gone
 
 
-def answers(engine: str, node: str, orders: str, pool: bytes) -> str:
-    """The answers to orders, as one JSON list.
+def execute_all(engine: str, node: str, requests: str, pool: bytes) -> str:
+    """Run all requests; the answers are one JSON list.
 
     Args:
-        orders: A JSON list of them.
+        requests: A JSON list of requests.
         pool: The pool as JSON.
 
     Raises:
-        ConfigError: The pool or the orders are not what they should be.
+        ConfigError: The pool or the requests cannot be parsed.
         PenstockError: The pool does not answer at all.
     """
     try:
-        known, asked = msgspec.json.decode(pool, type=Pool), msgspec.json.decode(orders, type=list[list[Any]])
+        known, decoded = msgspec.json.decode(pool, type=Pool), msgspec.json.decode(requests, type=list[list[Any]])
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"pool orders: {error}", hint="the pool comes as JSON on stdin, the orders as a list"
+            f"pool exec: {error}", hint="pass the pool as JSON on stdin and the requests as a JSON list"
         ) from error
     access = engine_plugins.load(engine, {}).access(known, node)
-    return json.dumps([perform(access, order) for order in asked])
+    return json.dumps([execute(access, request) for request in decoded])
 
 
 def main() -> int:
-    """Does the orders of the command line."""
-    engine, node, orders = sys.argv[1:]
-    sys.stdout.write(answers(engine, node, orders, sys.stdin.buffer.read()))
+    """Run the requests of the command line."""
+    engine, node, requests = sys.argv[1:]
+    sys.stdout.write(execute_all(engine, node, requests, sys.stdin.buffer.read()))
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.cluster.exits import check
+from penstock.cluster.exits import raise_for_failures
 from penstock.errors import PenstockError, PreconditionFailed
 from penstock.pool import engine_plugins, lifecycle
 from penstock.protocols import Engine, PoolSpec
@@ -82,10 +82,10 @@ class EngineSuite:
 
     # ------------------------------------------------------------ tools
 
-    def do(self, node: str, *orders: list[Any]) -> list[Any]:
+    def do(self, node: str, *requests: list[Any]) -> list[Any]:
         """Orders of `penstock.pool.rpc`, done on a node."""
         assert self.pool is not None
-        argv = [sys.executable, "-m", "penstock.pool.rpc", self.engine, node, json.dumps(orders)]
+        argv = [sys.executable, "-m", "penstock.pool.rpc", self.engine, node, json.dumps(requests)]
         ended = self.cluster.run(
             argv,
             on=[self.cluster.node(node)],
@@ -93,18 +93,18 @@ class EngineSuite:
             stdin=msgspec.json.encode(self.pool),
             env=self.environment,
         )
-        check(ended, "access")
+        raise_for_failures(ended, "access")
         answers: list[Any] = json.loads(ended[0].out)
         return answers
 
     def put(self, node: str, bodies: Mapping[str, bytes]) -> list[Any]:
         """Objects put by a node; None for each that was taken."""
-        orders: list[list[Any]] = []
+        requests: list[list[Any]] = []
         for number, (name, body) in enumerate(bodies.items()):
             path = self.files / f"put-{number}"
             path.write_bytes(body)
-            orders.append(["put", name, str(path)])
-        return self.do(node, *orders)
+            requests.append(["put", name, str(path)])
+        return self.do(node, *requests)
 
     def is_body(self, answer: Any, body: bytes) -> bool:
         return isinstance(answer, dict) and (answer.get("length"), answer.get("crc32")) == (len(body), zlib.crc32(body))
@@ -164,8 +164,8 @@ class EngineSuite:
     def check_fast_path_is_exactly_the_object(self) -> None:
         for at, node in enumerate(self.nodes):
             mine = [n for n in self.bodies if n.startswith(f"set {at}/") and self.bodies[n]]
-            orders = [[which, name] for name in mine for which in ("fast_path", "mount_path")]
-            for (_, name), answer in zip(orders, self.do(node, *orders), strict=True):
+            requests = [[which, name] for name in mine for which in ("fast_path", "mount_path")]
+            for (_, name), answer in zip(requests, self.do(node, *requests), strict=True):
                 assert answer is None or self.is_body(answer, self.bodies[name]), (node, name, answer)
 
     def check_locate_tells_the_truth(self) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from penstock.bench.hosts.orders import Objects, Orders, Storage
 from penstock.bench.results import Provenance
 from penstock.bench.rows import Row
-from penstock.cluster import check
-from penstock.cluster.exits import told
+from penstock.cluster import raise_for_failures
+from penstock.cluster.exits import describe
 from penstock.errors import Bug, ConfigError, PenstockError, of_code
 from penstock.stage.job import for_nodes
 
@@ -79,7 +79,7 @@ class Fleet:
 
     def _orders(self, work: Storage | Objects) -> Orders:
         asked = self._cluster.run_on_leader([self._python, "-c", _PORT], deadline_s=_SWEEP_S)
-        check([asked], "bench")
+        raise_for_failures([asked], "bench")
         return Orders(
             verb="run",
             session=secrets.token_hex(4),
@@ -149,7 +149,7 @@ class _Heard:
 def _trouble(exits: Sequence[Exit]) -> PenstockError:
     """The error behind exits of which the leader could not tell."""
     try:
-        check(exits, f"bench on {len(exits)} hosts")
+        raise_for_failures(exits, f"bench on {len(exits)} hosts")
     except PenstockError as error:
         return error
-    return Bug(f"the bench on {len(exits)} hosts ended without a word: {told(exits[0])}")
+    return Bug(f"the bench on {len(exits)} hosts ended without a word: {describe(exits[0])}")

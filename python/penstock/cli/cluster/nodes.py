@@ -23,11 +23,11 @@ def command(
 
     Exit code 3 says that a node did not answer.
     """
-    from penstock.cluster.facts import ask
+    from penstock.cluster.facts import gather_facts
     from penstock.units import format_bytes
 
     with opened(launcher, nodes, on, settings) as cluster:
-        exits, facts = ask(cluster, deadline_s=deadline)
+        exits, facts = gather_facts(cluster, deadline_s=deadline)
         rows = [{"node": node.name, "address": node.address, "facts": facts.get(node.name)} for node in cluster.nodes]
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "nodes": rows}))

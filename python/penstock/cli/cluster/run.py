@@ -87,11 +87,11 @@ def as_row(ended: Exit) -> dict[str, object]:
 
 def tell_bad(exits: list[Exit]) -> int:
     """Names on stderr who failed; the exit code: 3 where a node was not reached, 1 where a command failed."""
-    from penstock.cluster.exits import told
+    from penstock.cluster.exits import describe
 
     bad = [each for each in exits if each.code != 0]
     for each in bad[:20]:
-        click.echo(f"error[{getattr(each.fault, 'code', 'rank-failed')}]: rank {each.rank}, {told(each)}", err=True)
+        click.echo(f"error[{getattr(each.fault, 'code', 'rank-failed')}]: rank {each.rank}, {describe(each)}", err=True)
         if hint := getattr(each.fault, "hint", None):
             click.echo(f"  hint: {hint}", err=True)
     if len(bad) > 20:

@@ -18,6 +18,6 @@ VERBS: dict[str, str] = {
 }
 
 
-@click.group("pool", cls=LazyGroup, package=__name__, verbs=VERBS, unlisted=("orders",))
+@click.group("pool", cls=LazyGroup, package=__name__, verbs=VERBS, unlisted=("exec",))
 def command() -> None:
     """Bring an existing file system up on the job's own nodes, for the length of the job."""

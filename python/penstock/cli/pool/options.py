@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.cluster import Cluster
-    from penstock.pool.lifecycle import Record
+    from penstock.pool.lifecycle import PoolRecord
 
 __all__ = ["asked", "known", "named"]
 
@@ -42,7 +42,7 @@ def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 def asked(
     name: str, engine: str | None, disk: str | None, launcher: str | None, nodes: str | None, settings: tuple[str, ...]
-) -> Record | None:
+) -> PoolRecord | None:
     """The record of the pool that the flags speak of; None where there is none and the flags do not make one.
 
     Raises:
@@ -64,14 +64,14 @@ def asked(
     if found is not None or disk is None:
         return found
     given: dict[str, Any] = settings_of(settings) | ({} if nodes is None else {"nodes": nodes})
-    return lifecycle.Record(
+    return lifecycle.PoolRecord(
         state="unknown", engine=engine or "local", engine_settings={}, spec=PoolSpec(name, disk), lease="",
         launcher=launcher or "local", launcher_settings=given,
     )  # fmt: skip
 
 
 @contextmanager
-def known(record: Record) -> Iterator[Cluster]:
+def known(record: PoolRecord) -> Iterator[Cluster]:
     """The nodes of a record, reached as they were."""
     from penstock.cluster import Cluster
 

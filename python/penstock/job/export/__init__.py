@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job file as other systems want it: batch scripts for Slurm and PBS, specifications for Kubernetes, Azure ML and Azure Batch.
+"""Job export: one job file as batch scripts for Slurm and PBS, or specifications for Kubernetes, Azure ML and Azure Batch.
 
-Pure functions from a job to a text; asks nobody and submits nothing.
+Pure functions from a job to a text; contacts no system and submits nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.job.export.kubernetes import kubernetes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.job.export.request import Asked
+    from penstock.job.export.request import ExportRequest
 
 __all__ = ["FORMATS", "write"]
 
-FORMATS: dict[str, Callable[[Asked], str]] = {
+FORMATS: dict[str, Callable[[ExportRequest], str]] = {
     "slurm": slurm,
     "slurm-prolog": slurm_prolog,
     "slurm-epilog": slurm_epilog,
@@ -31,7 +31,7 @@ FORMATS: dict[str, Callable[[Asked], str]] = {
 }
 
 
-def write(form: str, asked: Asked) -> str:
+def write(form: str, request: ExportRequest) -> str:
     """The job in that form, as a text for a file.
 
     Raises:
@@ -39,4 +39,4 @@ def write(form: str, asked: Asked) -> str:
     """
     if form not in FORMATS:
         raise ConfigError(f"--export: `{form}` is none of {', '.join(FORMATS)}", where="--export")
-    return FORMATS[form](asked)
+    return FORMATS[form](request)

@@ -13,83 +13,83 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.job.export.request import Asked
+    from penstock.job.export.request import ExportRequest
 
 __all__ = ["azure_batch", "azureml"]
 
 _CREDENTIAL = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|(ACCESS|API|ACCOUNT|PRIVATE)_?KEY", re.IGNORECASE)
 
 
-def _unpacked(asked: Asked, words: str) -> str:
+def _job_command(request: ExportRequest, words: str) -> str:
     """A shell's line that lays the job's file down and runs it.
 
     Raises:
         ConfigError: `[run] env` sets a credential: whoever may see the job reads its line.
     """
-    found = sorted(name for name in asked.job.run.env if _CREDENTIAL.search(name))
+    found = sorted(name for name in request.job.run.env if _CREDENTIAL.search(name))
     if found:
         raise ConfigError(
             f"run.env: {', '.join(found)} would be readable by all who may see the job on Azure",
             hint="remove it from [run] env, and let the identity of the compute or the image provide it",
         )
-    start = shlex.join(asked.penstock(is_here=False))
-    return f"echo {asked.embedded} | base64 -d > job.toml && {start} run job.toml --runs runs {words}".rstrip()
+    start = shlex.join(request.penstock(is_here=False))
+    return f"echo {request.embedded} | base64 -d > job.toml && {start} run job.toml --runs runs {words}".rstrip()
 
 
-def azureml(asked: Asked) -> str:
+def azureml(request: ExportRequest) -> str:
     """For `az ml job create --file FILE`.
 
     Raises:
         ConfigError: A pool, no image, no number of nodes, or no compute.
     """
-    asked.as_nodes()
-    want = asked.submit
+    request.require_independent_nodes()
+    want = request.submit
     if not want.compute:
         raise ConfigError("submit.compute: Azure ML wants the name of a compute cluster")
     found: dict[str, Any] = {
         "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
         "type": "command",
         "experiment_name": "penstock",
-        "display_name": asked.job.name,
+        "display_name": request.job.name,
         "compute": f"azureml:{want.compute}",
-        "environment": {"image": asked.image},
+        "environment": {"image": request.image},
         # Azure ML starts the line on every node, and says by these variables which one it is and where the first is.
         "distribution": {"type": "pytorch", "process_count_per_instance": 1},
-        "resources": {"instance_count": asked.nodes} | ({"instance_type": want.machine} if want.machine else {}),
-        "limits": {"timeout": asked.limit_s},
-        "command": _unpacked(asked, f"--node $NODE_RANK --nodes {asked.nodes} --meet $MASTER_ADDR:$MASTER_PORT"),
+        "resources": {"instance_count": request.nodes} | ({"instance_type": want.machine} if want.machine else {}),
+        "limits": {"timeout": request.limit_s},
+        "command": _job_command(request, f"--node $NODE_RANK --nodes {request.nodes} --meet $MASTER_ADDR:$MASTER_PORT"),
     }
     return json.dumps(found, indent=2) + "\n"
 
 
-def azure_batch(asked: Asked) -> str:
+def azure_batch(request: ExportRequest) -> str:
     """A job and its task as the Batch service's REST interface and `az batch job|task create --json-file` take them.
 
     Raises:
         ConfigError: No pool of machines is named, no number of nodes, or a launcher other than mpi.
     """
-    want = asked.submit
-    if asked.job.cluster.launcher != "mpi":
+    want = request.submit
+    if request.job.cluster.launcher != "mpi":
         raise ConfigError(
-            f"cluster.launcher: {asked.job.cluster.launcher} does not know the nodes of a Batch task",
+            f"cluster.launcher: {request.job.cluster.launcher} does not know the nodes of a Batch task",
             hint="launcher = mpi",
         )
     if not want.compute:
         raise ConfigError(
             "submit.compute: Azure Batch wants the name of a pool of machines, with inter-node communication"
         )
-    wall = f"PT{asked.limit_s}S"
+    wall = f"PT{request.limit_s}S"
     task: dict[str, Any] = {
         "id": "run",
-        "commandLine": f"/bin/sh -c {shlex.quote(_unpacked(asked, '--resume' if asked.resume else ''))}",
+        "commandLine": f"/bin/sh -c {shlex.quote(_job_command(request, '--resume' if request.resume else ''))}",
         # It runs on every node before the first one's command line: all that is wanted of it is that they are all there.
-        "multiInstanceSettings": {"numberOfInstances": asked.nodes, "coordinationCommandLine": "/bin/true"},
+        "multiInstanceSettings": {"numberOfInstances": request.nodes, "coordinationCommandLine": "/bin/true"},
         "constraints": {"maxWallClockTime": wall, "maxTaskRetryCount": 0},
     }
     if want.image:
-        task["containerSettings"] = {"imageName": asked.image, "containerRunOptions": "--network=host --ipc=host"}
+        task["containerSettings"] = {"imageName": request.image, "containerRunOptions": "--network=host --ipc=host"}
     job = {
-        "id": asked.job.name,
+        "id": request.job.name,
         "poolInfo": {"poolId": want.compute},
         "constraints": {"maxWallClockTime": wall},
         "onAllTasksComplete": "terminatejob",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.job.export.request import Asked
+    from penstock.job.export.request import ExportRequest
 
 __all__ = ["kubernetes"]
 
@@ -19,21 +19,21 @@ _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def kubernetes(asked: Asked) -> str:
+def kubernetes(request: ExportRequest) -> str:
     """For `kubectl apply -f FILE`.
 
     Raises:
         ConfigError: A pool, no image, no number of nodes, or a name that Kubernetes does not take.
     """
-    asked.as_nodes()
-    want, name = asked.submit, asked.job.name.lower()
+    request.require_independent_nodes()
+    want, name = request.submit, request.job.name.lower()
     if not _LABEL.fullmatch(name):
         raise ConfigError(f"name: Kubernetes does not take `{name}`: letters, digits and dashes, a letter first")
     labels = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name}
     meta: dict[str, Any] = {"name": name, "labels": labels} | ({"namespace": want.namespace} if want.namespace else {})
     command = [
-        *asked.penstock(is_here=False), "run", "/etc/penstock/job.toml", "--runs", f"{want.scratch}/runs", "--node", "$(PENSTOCK_INDEX)",
-        "--nodes", str(asked.nodes), "--meet", f"{name}-0.{name}:{_PORT}",
+        *request.penstock(is_here=False), "run", "/etc/penstock/job.toml", "--runs", f"{want.scratch}/runs", "--node", "$(PENSTOCK_INDEX)",
+        "--nodes", str(request.nodes), "--meet", f"{name}-0.{name}:{_PORT}",
     ]  # fmt: skip
     limits = {"nvidia.com/gpu": str(want.gpus_per_node)} if want.gpus_per_node else {}
     limits |= {"cpu": str(want.cores_per_node)} if want.cores_per_node else {}
@@ -45,7 +45,7 @@ def kubernetes(asked: Asked) -> str:
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - the pod's own
     container: dict[str, Any] = {
         "name": "penstock",
-        "image": asked.image,
+        "image": request.image,
         "command": command,
         "env": [{"name": "PENSTOCK_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}}],
         "volumeMounts": mounts,
@@ -68,11 +68,11 @@ def kubernetes(asked: Asked) -> str:
     pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     pod |= {"nodeSelector": {"node.kubernetes.io/instance-type": want.machine}} if want.machine else {}
     job = {
-        "completions": asked.nodes,
-        "parallelism": asked.nodes,
+        "completions": request.nodes,
+        "parallelism": request.nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
-        "activeDeadlineSeconds": asked.limit_s,
+        "activeDeadlineSeconds": request.limit_s,
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     items = [
@@ -82,7 +82,7 @@ def kubernetes(asked: Asked) -> str:
             "kind": "Secret",
             "metadata": meta,
             "type": "Opaque",
-            "data": {"job.toml": asked.embedded},
+            "data": {"job.toml": request.embedded},
         },
         {
             "apiVersion": "v1",

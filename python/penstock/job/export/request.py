@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a specification is made from: the job, its file, and what `[submit]` wants of the system. Refuses what no system can."""
+"""Input of an export: the job, its file and its `[submit]` section. Refuses what no system supports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.job.spec import Submit
+from penstock.job.spec import SubmitSection
 from penstock.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from penstock.job.spec import Job
 
-__all__ = ["Asked"]
+__all__ = ["ExportRequest"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExportRequest:
     """A job that is to be handed over.
 
     Attributes:
@@ -37,9 +37,9 @@ class Asked:
     resume: bool = False
 
     @property
-    def submit(self) -> Submit:
+    def submit(self) -> SubmitSection:
         """`[submit]`, or its defaults."""
-        return self.job.submit or Submit()
+        return self.job.submit or SubmitSection()
 
     @cached_property
     def nodes(self) -> int:
@@ -91,10 +91,10 @@ class Asked:
 
     def penstock(self, *, is_here: bool) -> list[str]:
         """The words that start Penstock where the job runs; `is_here`: on nodes that share this machine's file system."""
-        told = list(self.job.cluster.penstock)
-        return told or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
+        words = list(self.job.cluster.penstock)
+        return words or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
 
-    def as_nodes(self) -> None:
+    def require_independent_nodes(self) -> None:
         """Refuses a job whose nodes cannot each do their part alone.
 
         Raises:

@@ -238,3 +238,24 @@ def test_stage_does_not_write_through_links_planted_while_it_runs(what, slow_buc
     assert ran.code == 0, ran.err
     assert tree(dst) == slow_bucket.want
     assert not any((dst / name).is_symlink() for name in slow_bucket.want)
+
+
+@pytest.mark.parametrize("name", ["launch", "lock-0", "journal-0-of-1.jsonl", "status-0-of-1.json.tmp"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_stage_names_what_stands_in_the_place_of_its_own_state(kind, name, run_cli, tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/a.bin").write_bytes(b"a")
+    (tmp_path / "theirs").write_text("kept")
+    planted = tmp_path / "dst/.penstock/stage" / name
+    planted.parent.mkdir(parents=True)
+    match kind:
+        case "link":
+            planted.symlink_to(tmp_path / "theirs")
+        case "hard link":
+            planted.hardlink_to(tmp_path / "theirs")
+        case "pipe":
+            os.mkfifo(planted)
+    ran = run_cli("stage", tmp_path / "source", tmp_path / "dst")
+    assert (ran.code, str(planted).removesuffix(".tmp") in ran.err) == (3, True), ran.err
+    assert "Penstock did not make it" in ran.err
+    assert (tmp_path / "theirs").read_text() == "kept"

@@ -63,9 +63,17 @@ pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
 pub fn open(folder: impl AsFd, name: &str, flags: OFlags) -> Result<File> {
     // NONBLOCK: a pipe planted there would wait for its other end.
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE)?.into();
+    let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE).map_err(not_ours)?.into();
     check(&rustix::fs::fstat(&file)?)?;
     Ok(file)
+}
+
+/// A link under a name of ours, in words.
+fn not_ours(errno: Errno) -> Error {
+    match errno {
+        Errno::LOOP => Error::new(ErrorKind::PermissionDenied, "it is a symbolic link, so Penstock did not make it"),
+        errno => errno.into(),
+    }
 }
 
 /// Removes a file; one that is not there is no error.
@@ -188,7 +196,7 @@ impl OwnedFile {
         // NONBLOCK: a pipe planted there would wait for its other end.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         for _ in 0..MAX_ATTEMPTS {
-            let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE)?.into();
+            let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE).map_err(not_ours)?.into();
             rustix::fs::flock(&file, lock)?;
             let stat = rustix::fs::fstat(&file)?;
             let this = Self { file, folder: folder.clone(), name: name.to_owned() };
@@ -319,7 +327,7 @@ mod tests {
         std::fs::hard_link(&theirs, dir.path().join("hard.tmp")).unwrap();
         rustix::fs::mkfifoat(&*at, "pipe.tmp", Mode::from_raw_mode(0o600)).unwrap();
         for name in ["soft.tmp", "hard.tmp", "pipe.tmp"] {
-            assert!(OwnedFile::lock(&at, name).is_err(), "{name}");
+            assert_eq!(OwnedFile::lock(&at, name).unwrap_err().kind(), ErrorKind::PermissionDenied, "{name}");
             assert!(OwnedFile::lock_existing(&at, name).is_err(), "{name}");
         }
         assert_eq!(OwnedFile::lock_existing(&at, "absent").unwrap_err().kind(), ErrorKind::NotFound);

@@ -143,18 +143,22 @@ impl Journal {
     /// Reads every `journal-*` in `folder` for lines of `source`, and opens `name` for appending.
     pub fn open(folder: &OwnedFd, name: &str, source: &str, place: &str) -> Result<Self> {
         let io = |error: std::io::Error| Error::from_io(place, &error);
+        let io_of = |name: &str| {
+            let place = format!("{place}/{name}");
+            move |error: std::io::Error| Error::from_io(&place, &error)
+        };
         let mut names: Vec<String> = rustix::fs::Dir::read_from(folder)
             .map_err(|errno| io(errno.into()))?
             .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
             .filter(|other| other.starts_with("journal-") && other != name)
             .collect();
         names.sort();
-        let mut files = vec![open_own(folder, name).map_err(io)?];
+        let mut files = vec![open_own(folder, name).map_err(io_of(name))?];
         let (mut done, mut turn) = (HashMap::new(), 0);
         for other in names {
             // Another node of a shared folder may be writing it: its torn tail is not ours to cut.
-            let file = open_to_read(folder, &other).map_err(io)?;
-            read(&file, source, files.len() as u32, &mut done, &mut turn).map_err(io)?;
+            let file = open_to_read(folder, &other).map_err(io_of(&other))?;
+            read(&file, source, files.len() as u32, &mut done, &mut turn).map_err(io_of(&other))?;
             files.push(file);
         }
         let whole = read(&files[0], source, 0, &mut done, &mut turn).map_err(io)?;

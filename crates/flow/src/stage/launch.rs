@@ -105,7 +105,7 @@ impl Launch {
     }
 
     fn lock(jail: &Jail, folder: &OwnedFd, identity: Option<&Identity>, process: &Process) -> Result<Self> {
-        let io = |error: std::io::Error| jail.io_error(FOLDER.as_bytes(), &error, 4096);
+        let io = |error: std::io::Error| jail.io_error(format!("{FOLDER}/{NAME}").as_bytes(), &error, 4096);
         let busy = |holder: String| Error::Busy { place: jail.path().display().to_string(), holder };
         let file = open_own(folder, NAME).map_err(io)?;
         let clock = Stopwatch::start();

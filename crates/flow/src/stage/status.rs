@@ -6,7 +6,7 @@
 //! launcher names one), `running` only once it is seen to beat or to hold its lock.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,14 +159,18 @@ impl Leader {
         let lock = {
             let (jail, folder, identity, process) = (jail.clone(), folder.clone(), identity.clone(), process.clone());
             blocking(move || {
-                let io = |error: std::io::Error| jail.io_error(FOLDER.as_bytes(), &error, 4096);
-                let lock = open_own(&folder, &identity.lock_name()).map_err(io)?;
-                if !try_lock(&lock, 0, Mode::Exclusive).map_err(io)? {
+                let io = |name: String| {
+                    let jail = &jail;
+                    move |error: std::io::Error| jail.io_error(format!("{FOLDER}/{name}").as_bytes(), &error, 4096)
+                };
+                let lock = open_own(&folder, &identity.lock_name()).map_err(io(identity.lock_name()))?;
+                if !try_lock(&lock, 0, Mode::Exclusive).map_err(io(identity.lock_name()))? {
                     let record = read_record(&folder, &identity.status_name());
                     let holder = record.map_or_else(|| identity.text(None), |record| record.text());
                     return Err(Error::Busy { place: jail.path().display().to_string(), holder });
                 }
-                write_record(&folder, &identity, &process, State::Running, 0, Ok(None)).map_err(io)?;
+                write_record(&folder, &identity, &process, State::Running, 0, Ok(None))
+                    .map_err(io(identity.status_name()))?;
                 Ok(lock)
             })
             .await?
@@ -340,7 +344,7 @@ pub async fn leader_ends(
 }
 
 pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
-    let mut bytes = Vec::new();
-    open_to_read(folder, name).ok()?.take(MAX_RECORD).read_to_end(&mut bytes).ok()?;
-    serde_json::from_slice(&bytes).ok().filter(|record: &Record| record.penstock_status == 1)
+    // Not read whole first: a file that is not a record takes no memory, however long it is.
+    let file = BufReader::new(open_to_read(folder, name).ok()?.take(MAX_RECORD));
+    serde_json::from_reader(file).ok().filter(|record: &Record| record.penstock_status == 1)
 }

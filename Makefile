@@ -226,11 +226,11 @@ $(STAMPS)/fake-gcs-$(FAKE_GCS): | $(STAMPS)
 	@GOBIN="$(CURDIR)/$(TOOLS)/bin" go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS) 2> $(TOOLS)/go.log || { cat $(TOOLS)/go.log; exit 1; }
 	@touch $@
 
-$(STAMPS)/hadoop-$(HADOOP): python/penstock/engines/hadoop.pom.xml | $(STAMPS)
+$(STAMPS)/hadoop-$(HADOOP): python/penstock/engines/_shared/hadoop.pom.xml | $(STAMPS)
 	$(call SAY,Hadoop $(HADOOP)$(comma) the HDFS peer of the store tests$(comma) 91 MB of jars from Maven)
 	$(call apt,java mvn,default-jre-headless maven,Java and Maven from Debian (~150 MB))
 	@rm -rf $(TOOLS)/hadoop
-	@mvn -q -B -f python/penstock/engines/hadoop.pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(TOOLS)/hadoop/lib" > $(TOOLS)/mvn.log 2>&1 || { cat $(TOOLS)/mvn.log; exit 1; }
+	@mvn -q -B -f python/penstock/engines/_shared/hadoop.pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(TOOLS)/hadoop/lib" > $(TOOLS)/mvn.log 2>&1 || { cat $(TOOLS)/mvn.log; exit 1; }
 	@touch $@
 
 $(STAMPS)/faultfs: $(wildcard benches/peers/stage/faultfs/*) | $(STAMPS)

@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 
 _PROGRAM = str(Path(sys.executable).with_name("penstock"))
 _DAEMONS = "java mfsmaster mfschunkserver mfsmount"

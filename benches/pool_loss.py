@@ -27,7 +27,7 @@ import msgspec
 import numpy
 
 from penstock.cluster import Cluster, raise_for_failures
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 from penstock.pool import lifecycle
 from penstock.pool.context import PoolContext, to_env
 from penstock.protocols import PoolSpec

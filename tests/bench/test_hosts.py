@@ -29,7 +29,7 @@ from penstock.bench.results import CacheState
 from penstock.bench.rows import End, Latency, Row, Sample, read_results
 from penstock.bench.storage.spec import Point, StorageBench
 from penstock.emulation import Emulator
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

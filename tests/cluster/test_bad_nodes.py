@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.cluster import Cluster
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 from penstock.pool import lifecycle
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launchers"))

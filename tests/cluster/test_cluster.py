@@ -14,7 +14,7 @@ from penstock.cluster import Cluster, raise_for_failures
 from penstock.cluster.cluster import launcher_names
 from penstock.cluster.facts import gather_facts
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 from penstock.pool import engine_plugins
 from penstock.protocols import Exit
 from penstock.testing import LauncherSuite

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 
 pytestmark = [pytest.mark.needs_pool, pytest.mark.needs_root, pytest.mark.timeout(900)]
 

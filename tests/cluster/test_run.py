@@ -173,7 +173,7 @@ def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
         "# stage: nobody bills for its requests",
         "# pool: when one starts to pay cannot be told: [demand] source_rate says what the source gives to all nodes",
     ]
-    assert ran.out.count("<door.py>") == 2 + 2 + 4 + 1
+    assert ran.out.count("<rank_wrapper.py>") == 2 + 2 + 4 + 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.cluster import Cluster
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 
 _JARS = Path(__file__).resolve().parents[2] / ".tools/hadoop/lib"
 

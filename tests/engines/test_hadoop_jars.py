@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engines import agent, hadoop
+from penstock.engines._remote import node_agent
+from penstock.engines._shared import hadoop
 from penstock.errors import ConfigError, PreconditionFailed
 
 JAR = "hadoop-client-minicluster-3.4.1.jar"
@@ -43,16 +44,16 @@ def test_jars_that_other_users_may_replace_are_refused(jars):
 
 
 def test_jars_of_this_user_are_used_on_a_node_that_has_them(jars):
-    hands = SimpleNamespace(ask=lambda verb, _limit_s, **order: {"n0": agent.VERBS[verb](order)})
+    hands = SimpleNamespace(ask=lambda verb, _limit_s, **order: {"n0": node_agent.VERBS[verb](order)})
     assert placed({"XDG_CACHE_HOME": str(jars.parents[1])}, hands) == {"n0": f"{jars}/*"}
 
 
 @pytest.mark.needs_root
 def test_node_with_jars_of_another_user_has_none(jars):
     order = {"patterns": [f"{jars}/{JAR}"], "folder": str(jars)}
-    assert agent.has(order)
+    assert node_agent.has(order)
     os.chown(jars, 65534, 65534)
-    assert not agent.has(order)
+    assert not node_agent.has(order)
     jars.rename(jars.with_name("elsewhere"))
     jars.symlink_to("elsewhere")
-    assert not agent.has(order)
+    assert not node_agent.has(order)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engines import agent as agent_module
+from penstock.engines._remote import node_agent as agent_module
 from penstock.node_program import node_program
 
 pytestmark = pytest.mark.needs_root
@@ -38,7 +38,7 @@ def ssh(tmp_path):
 def ask(ssh, tmp_path):
     """`ask("admit", key=...)`: the answer of a verb, asked as engines ask it, on the node n0."""
 
-    def do(verb: str, agent: str = "keyring", **order: Any) -> Any:
+    def do(verb: str, agent: str = "ssh_keys_agent", **order: Any) -> Any:
         alike = {
             "name": "p",
             "lease": _LEASE,
@@ -59,7 +59,7 @@ def ask(ssh, tmp_path):
 
 @pytest.fixture
 def prepared(ask):
-    assert "ok" in ask("prepare", "agent", of="beeond", need_bytes=0)
+    assert "ok" in ask("prepare", "node_agent", of="beeond", need_bytes=0)
     return ask
 
 
@@ -75,7 +75,7 @@ def test_key_is_not_taken_from_a_folder_of_another_user(ask, ssh, tmp_path):
     (keys / "id.pub").write_text(f"{_KEY} attacker\n{_KEY} attacker-unrestricted\n")
     for path in (keys.parent, keys, *keys.iterdir()):
         os.chown(path, 65534, 65534)
-    prepared = ask("prepare", "agent", of="beeond", need_bytes=0)
+    prepared = ask("prepare", "node_agent", of="beeond", need_bytes=0)
     assert (prepared["error"], "belongs to user 65534" in prepared["text"]) == ("precondition", True)
     made = ask("make")
     assert (made["error"], "belongs to user 65534" in made["text"]) == ("precondition", True)

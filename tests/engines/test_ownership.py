@@ -29,12 +29,12 @@ from penstock.bench.storage.ground import Ground, sweep
 from penstock.bench.storage.spec import Point
 from penstock.datasets.files import prepare_folder
 from penstock.demo import run as demo
-from penstock.engines import agent, keyring
-from penstock.engines.folder import FolderAccess
+from penstock.engines._remote import node_agent, ssh_keys_agent
+from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import PenstockError
 from penstock.feed.scan_lock import held
-from penstock.launchers import hosts as hosts_module
-from penstock.launchers.hosts import Hosts
+from penstock.launchers import netns_hosts as hosts_module
+from penstock.launchers.netns_hosts import Hosts
 from penstock.ownership import NotOwned, born, end_group, signal_group, unmount_device
 from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
@@ -74,15 +74,17 @@ def _order(home: Path, **more: Any) -> dict[str, Any]:
 
 def _pool_down(home: Path) -> Verb:
     order = _order(home)
-    agent.prepare(order)
+    node_agent.prepare(order)
     root = Path(order["root"])
-    return Verb(root, _filled(root / "data"), lambda: agent.stop(order), instead=(*Verb.instead, "other lease"))
+    return Verb(root, _filled(root / "data"), lambda: node_agent.stop(order), instead=(*Verb.instead, "other lease"))
 
 
 def _pool_down_that_keeps(home: Path) -> Verb:
     verb = _pool_down(home)
     (verb.place / "logs/own.bin").write_text("own")
-    return Verb(verb.place, verb.place / "logs/own.bin", lambda: agent.stop(_order(home, keep_data=True)), verb.instead)
+    return Verb(
+        verb.place, verb.place / "logs/own.bin", lambda: node_agent.stop(_order(home, keep_data=True)), verb.instead
+    )
 
 
 def _pool_up(home: Path) -> Verb:
@@ -91,7 +93,7 @@ def _pool_up(home: Path) -> Verb:
 
     def up() -> None:
         try:
-            agent.prepare(_order(home))
+            node_agent.prepare(_order(home))
         finally:
             verb.run()
 
@@ -365,7 +367,7 @@ def _try(verb: Callable[[Path], Verb], world: World, beside: dict[str, str], at:
         world.plant(it.place / kind.replace(" ", "-"), kind)
     before = {path: _seen(path) for path in planted}
     try:
-        with suppress(PenstockError, NotOwned, agent.Refused):
+        with suppress(PenstockError, NotOwned, node_agent.Refused):
             it.run()
         assert {path: _seen(path) if os.path.lexists(path) else "gone" for path in planted} == before
         assert _seen(world.victim) == outside
@@ -403,11 +405,11 @@ _LINES = st.sampled_from([
 def test_prop_keys_of_others_stay_byte_for_byte(before, after, world, monkeypatch):
     shutil.rmtree(world.home, ignore_errors=True)
     world.home.mkdir()
-    monkeypatch.setattr(keyring, "folder", lambda: world.home)
+    monkeypatch.setattr(ssh_keys_agent, "folder", lambda: world.home)
     file = world.home / "authorized_keys"
     ours = f"restrict ssh-ed25519 {'A' * 68} penstock-pool-p:{_LEASE}"
     file.write_text("\n".join([*before, ours, *after]))
-    keyring.withdraw({"name": "p", "lease": _LEASE})
+    ssh_keys_agent.withdraw({"name": "p", "lease": _LEASE})
     assert file.read_text() == "\n".join([*before, *after])
 
 

@@ -232,7 +232,7 @@ def test_disk_whose_bytes_are_not_text_is_refused(one, disk):
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b"])
 def test_agent_refuses_a_name_that_cannot_be_a_pools(name, one):
-    from penstock.engines.hands import Hands
+    from penstock.engines._shared.agent_client import Hands
 
     hands = Hands(PoolSpec(name, "/nonexistent"), one)
     with pytest.raises(PenstockError, match="is not the name of a pool"):

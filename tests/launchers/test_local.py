@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 
 from penstock.errors import ConfigError, Denied, NotFound, Unreachable
-from penstock.launchers import hosts as hosts_module
-from penstock.launchers.hosts import Hosts
+from penstock.launchers import netns_hosts as hosts_module
 from penstock.launchers.local import LocalLauncher, launcher
+from penstock.launchers.netns_hosts import Hosts
 from penstock.ownership import born
 from penstock.protocols import Call
 from penstock.testing import LauncherSuite
@@ -111,7 +111,7 @@ def test_host_whose_link_is_cut_is_there_but_not_reached(hosts):
 @pytest.mark.needs_root
 def test_hosts_that_stay_are_found_and_ended_by_another_process(tmp_path):
     name = _name()
-    code = f"from penstock.launchers.hosts import Hosts; Hosts.up({name!r}, 2, stays=True)"
+    code = f"from penstock.launchers.netns_hosts import Hosts; Hosts.up({name!r}, 2, stays=True)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     try:
         with pytest.raises(ConfigError, match="is there already"):
@@ -131,7 +131,7 @@ def test_hosts_that_stay_are_found_and_ended_by_another_process(tmp_path):
 def test_hosts_end_with_the_process_that_made_them():
     code = f"""
 import os, signal
-from penstock.launchers.hosts import Hosts
+from penstock.launchers.netns_hosts import Hosts
 up = Hosts.up({_name()!r}, 1)
 print(up._state["pids"]["h1"][0], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

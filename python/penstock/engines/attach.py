@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.engines.hands import wanting
+from penstock.engines._shared.agent_client import wanting
 from penstock.errors import Unsupported
 
 if TYPE_CHECKING:

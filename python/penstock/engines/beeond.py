@@ -20,9 +20,9 @@ import time
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines import keys
-from penstock.engines.folder import OnOnePath
-from penstock.engines.hands import Hands, receipts_of, root_of, states_of, wanting
+from penstock.engines._shared import ssh_keys
+from penstock.engines._shared.agent_client import Hands, receipts_of, root_of, states_of, wanting
+from penstock.engines._shared.folder import OnOnePath
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
 from penstock.protocols import Pool
 
@@ -139,7 +139,7 @@ class BeeondEngine(OnOnePath):
             "limit_s": max(1.0, 0.8 * (until - time.monotonic())),
         }
         if self._settings["exchanges_keys"]:
-            keys.exchange(hands, lease, until)
+            ssh_keys.exchange(hands, lease, until)
         nodes = "".join(f"{node.address}\n" for node in runner.nodes)
         hands.ask(
             "start", until - time.monotonic(), on=[leader], lease=lease, files={"conf/nodes": nodes}, once=[start]
@@ -177,7 +177,7 @@ class BeeondEngine(OnOnePath):
         hands, leader = Hands(spec, runner), runner.nodes[0]
         self._stop(spec, hands, leader, lease, keep_data=keep_data, until=until - 2 * share)
         # Its stop went by them; looked for without asking whether they were wanted: another start may have.
-        withdrawn = keys.withdraw(hands, lease, share)
+        withdrawn = ssh_keys.withdraw(hands, lease, share)
         # What BeeOND could not end: mounts below the folder, the folder, and what its start left running here.
         left = max(share, until - time.monotonic())
         receipts = receipts_of(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
@@ -186,7 +186,7 @@ class BeeondEngine(OnOnePath):
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         found = super().audit(spec, runner, deadline_s=deadline_s / 2)
-        held = keys.left(Hands(spec, runner), deadline_s / 2)
+        held = ssh_keys.left(Hands(spec, runner), deadline_s / 2)
         return {node: [*words, *held[node]] for node, words in found.items() if node in held}
 
     def _stop(self, spec: PoolSpec, hands: Hands, leader: Node, lease: str, *, keep_data: bool, until: float) -> None:

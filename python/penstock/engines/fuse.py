@@ -13,8 +13,8 @@ from glob import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import ConfigError, Deadline, Unsupported
 from penstock.protocols import Pool
 

@@ -12,9 +12,9 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.hadoop import configured, data_options, installed, placed, wanted
-from penstock.engines.hands import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
-from penstock.engines.webhdfs import HdfsAccess
+from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
+from penstock.engines._shared.hadoop import configured, data_options, installed, placed, wanted
+from penstock.engines._shared.webhdfs import HdfsAccess
 from penstock.errors import Deadline, PenstockError, Unreachable
 from penstock.protocols import Pool
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import Unsupported
 from penstock.protocols import Pool
 

@@ -18,8 +18,8 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.folder import FolderAccess
-from penstock.engines.hands import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
+from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
+from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import ConfigError, Deadline, PenstockError, SystemFault
 from penstock.protocols import Located, Pool
 

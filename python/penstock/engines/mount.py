@@ -11,8 +11,8 @@ import re
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.folder import OnOnePath
-from penstock.engines.hands import Hands, receipts_of, root_of, states_of, wanting
+from penstock.engines._shared.agent_client import Hands, receipts_of, root_of, states_of, wanting
+from penstock.engines._shared.folder import OnOnePath
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import Pool
 

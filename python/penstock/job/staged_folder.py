@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.engines.hands import Hands
+from penstock.engines._shared.agent_client import Hands
 from penstock.errors import PenstockError
 from penstock.protocols import PoolSpec
 

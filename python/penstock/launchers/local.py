@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.launchers.hosts import Hosts
-from penstock.launchers.steps import StepLauncher, settings_of
+from penstock.launchers._shared.subprocess_launcher import StepLauncher, settings_of
+from penstock.launchers.netns_hosts import Hosts
 from penstock.protocols import Node
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, NotFound
-from penstock.launchers.allocation import allocated
-from penstock.launchers.labelled import LabelledLauncher
-from penstock.launchers.steps import check, settings_of
+from penstock.launchers._shared.allocation import allocated
+from penstock.launchers._shared.multi_rank_launcher import LabelledLauncher
+from penstock.launchers._shared.subprocess_launcher import check, settings_of
 from penstock.protocols import Call, Node
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.launchers import mpi, ssh
-from penstock.launchers.allocation import by_pbs
+from penstock.launchers._shared.allocation import by_pbs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,9 +10,9 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from penstock.launchers.allocation import by_slurm
-from penstock.launchers.labelled import LabelledLauncher
-from penstock.launchers.steps import check, settings_of
+from penstock.launchers._shared.allocation import by_slurm
+from penstock.launchers._shared.multi_rank_launcher import LabelledLauncher
+from penstock.launchers._shared.subprocess_launcher import check, settings_of
 from penstock.protocols import Node
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Deadline, Denied, PenstockError, Unreachable, Unsupported
-from penstock.launchers import parcel
-from penstock.launchers.steps import (
+from penstock.launchers._remote import file_transfer
+from penstock.launchers._shared.subprocess_launcher import (
     BEYOND_S,
     check,
     door_line,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     import asyncssh
 
-    from penstock.launchers.process import Sink
+    from penstock.launchers._shared.child import Sink
 
 __all__ = ["SshLauncher", "launcher"]
 
@@ -102,7 +102,7 @@ class SshLauncher:
         call = Call(parcel_line(self._python, "receive", dst), on, deadline_s=deadline_s)
         check(call)
         with tempfile.TemporaryFile() as held:
-            parcel.pack(str(src), held)
+            file_transfer.pack(str(src), held)
             return self._ranks(call, held)
 
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
@@ -112,7 +112,7 @@ class SshLauncher:
             ended: Exit = self._await(self._one(node, options, call, keep=held))
             if ended.code == 0:
                 held.seek(0)
-                parcel.unpack(held, str(dst))
+                file_transfer.unpack(held, str(dst))
             return ended
 
     def close(self) -> None:

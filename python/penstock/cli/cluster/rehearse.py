@@ -25,7 +25,7 @@ def command(name: str, nodes: int, rate: float | None, end: bool, as_json: bool)
 
     They stay until --end. `--launcher local --set hosts=NAME` reaches them. Needs root.
     """
-    from penstock.launchers.hosts import Hosts
+    from penstock.launchers.netns_hosts import Hosts
 
     if end:
         Hosts.attach(name).down()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from penstock.engines.folder import checked
+from penstock.engines._shared.folder import checked
 from penstock.errors import Deadline, NoSpace, NotFound, ServerError, Unreachable
 from penstock.protocols import Located
 

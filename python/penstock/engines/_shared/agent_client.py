@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+_REMOTE = Path(__file__).parents[1] / "_remote"
+
+
 def root_of(spec: PoolSpec, node: Node) -> str:
     """The one folder of the pool on a node."""
     disk = spec.disk.replace("{node}", node.name)
@@ -81,7 +84,7 @@ class Hands:
         *,
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
-        agent: str = "agent",
+        agent: str = "node_agent",
         **alike: Any,
     ) -> dict[str, Any]:
         """Every node's answer by its name.
@@ -102,10 +105,10 @@ class Hands:
         *,
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
-        agent: str = "agent",
+        agent: str = "node_agent",
         **alike: Any,
     ) -> dict[str, Any]:
-        """Every node's answer by its name, errors among them. `agent`: `agent`, or `keyring` for the pool's keys."""
+        """Every node's answer by its name, errors among them. `agent`: `node_agent`, or `ssh_keys_agent` for the pool's keys."""
         nodes = list(self.runner.nodes) if on is None else list(on)
         own = {
             node.name: {"root": root_of(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}
@@ -113,7 +116,7 @@ class Hands:
         }
         orders = json.dumps({"all": {"name": self.spec.name, **alike}, "each": own}).encode()
         exits = self.runner.run(
-            [self._python, "-c", node_program(Path(__file__).with_name(f"{agent}.py")), verb, "{node}"],
+            [self._python, "-c", node_program(_REMOTE / f"{agent}.py"), verb, "{node}"],
             on=nodes,
             deadline_s=max(1.0, deadline_s),
             stdin=orders,

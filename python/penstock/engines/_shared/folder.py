@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from penstock.engines.hands import ByAgents
+from penstock.engines._shared.agent_client import ByAgents
 from penstock.errors import KeyRefused, NoSpace, NotFound
 from penstock.ownership import NotOwned, remove_below, remove_file
 from penstock.protocols import Located

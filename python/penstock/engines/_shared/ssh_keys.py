@@ -8,15 +8,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines.hands import of_those_that_answered, receipts_of
+from penstock.engines._shared.agent_client import of_those_that_answered, receipts_of
 
 if TYPE_CHECKING:
-    from penstock.engines.hands import Hands
+    from penstock.engines._shared.agent_client import Hands
     from penstock.protocols import Node
 
 __all__ = ["exchange", "left", "withdraw"]
 
-_AGENT = "keyring"
+_AGENT = "ssh_keys_agent"
 
 
 def exchange(hands: Hands, lease: str, until: float) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from penstock.engines.hands import root_of
+from penstock.engines._shared.agent_client import root_of
 from penstock.errors import ConfigError, Deadline, NotFound, PreconditionFailed
 from penstock.ownership import NotOwned, OwnedFolder, check_parents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.engines.hands import Hands
+    from penstock.engines._shared.agent_client import Hands
     from penstock.protocols import PoolSpec, Runner
 
 __all__ = ["configured", "data_options", "installed", "placed", "wanted"]

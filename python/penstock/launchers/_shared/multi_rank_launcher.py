@@ -16,8 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Unsupported
-from penstock.launchers.process import Lines, Tail, attend
-from penstock.launchers.steps import (
+from penstock.launchers._shared.child import Lines, Tail, attend
+from penstock.launchers._shared.subprocess_launcher import (
     BEYOND_S,
     StepLauncher,
     check,

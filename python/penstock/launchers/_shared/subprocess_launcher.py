@@ -20,8 +20,8 @@ from threading import Event
 from typing import IO, TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable, Unsupported
-from penstock.launchers import parcel
-from penstock.launchers.process import Lines, Sink, Tail, attend
+from penstock.launchers._remote import file_transfer
+from penstock.launchers._shared.child import Lines, Sink, Tail, attend
 from penstock.node_program import node_program
 from penstock.protocols import Call, Exit, Part
 
@@ -54,22 +54,22 @@ BEYOND_S = 8.0
 
 
 def _program(name: str) -> str:
-    return node_program(Path(__file__).with_name(name))
+    return node_program(Path(__file__).parents[1] / "_remote" / name)
 
 
 def door_line(python: str, options: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
     """The command line that runs `argv` through the door."""
-    return [python, "-c", _program("door.py"), json.dumps(options), *argv]
+    return [python, "-c", _program("rank_wrapper.py"), json.dumps(options), *argv]
 
 
 def parcel_line(python: str, verb: str, path: str) -> list[str]:
     """The command line that sends or receives a file or folder on a node."""
-    return [python, "-c", _program("parcel.py"), verb, path]
+    return [python, "-c", _program("file_transfer.py"), verb, path]
 
 
 def spoken(argv: Sequence[str]) -> list[str]:
     """A command line for people: the sources that go along are named, not printed."""
-    names = {_program(name): f"<{name}>" for name in ("door.py", "parcel.py")}
+    names = {_program(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
     return [names.get(word, word) for word in argv]
 
 
@@ -193,7 +193,7 @@ class StepLauncher:
         call = Call(parcel_line(self.python, "receive", dst), on, deadline_s=deadline_s)
         starts = self._starts(call)
         with tempfile.TemporaryFile() as held:
-            parcel.pack(str(src), held)
+            file_transfer.pack(str(src), held)
             return self._all(starts, call, held)
 
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
@@ -204,7 +204,7 @@ class StepLauncher:
                 ended = self._one(start, call, None, stop, keep=_File(held))
             if ended.code == 0:
                 held.seek(0)
-                parcel.unpack(held, str(dst))
+                file_transfer.unpack(held, str(dst))
             return ended
 
     def close(self) -> None:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scripts that launchers run on nodes. Sent as text by `node_program`; import nothing of Penstock but `penstock.ownership`."""

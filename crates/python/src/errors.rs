@@ -49,7 +49,7 @@ fn build(py: Python<'_>, error: Error, text: String, hint: Option<String>) -> Py
     // No wildcard: a new variant does not compile until Python has a class for it.
     let made = match error {
         Error::NotFound { place } => made!(NotFound, "where" = place),
-        Error::Denied { place, reason: _ } => made!(Denied, "where" = place),
+        Error::Denied { place, reason: _ } | Error::Untrusted { place, reason: _ } => made!(Denied, "where" = place),
         Error::Throttled { place, refused, sent, window, retry_after: _, status: _ } => {
             made!(Throttled, "where" = place, "refused" = refused, "sent" = sent, "window_s" = window.as_secs_f64())
         }

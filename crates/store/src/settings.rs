@@ -119,6 +119,8 @@ impl StoreSettings {
         // No file is no setting, as for every AWS tool.
         let config = config.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
         let profile = aws_profile(&config, text("AWS_PROFILE").unwrap_or("default"));
+        let bundle = profile.get("ca_bundle").filter(|_| text("AWS_CA_BUNDLE").is_none());
+        let bundle = bundle.map(|path| ("AWS_CA_BUNDLE".to_owned(), path.clone()));
         let mut retry = RetryPolicy::default();
         if let Some(seconds) = text("PENSTOCK_GIVE_UP_AFTER_S") {
             retry.give_up_after =
@@ -145,6 +147,7 @@ impl StoreSettings {
                     .iter()
                     .filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty())
                     .map(|(name, value)| (name.clone(), value.clone()))
+                    .chain(bundle)
                     .collect(),
                 home: text("HOME").map(PathBuf::from),
             },

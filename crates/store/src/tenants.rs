@@ -20,6 +20,7 @@ fn is_identity(name: &str) -> bool {
     let places = [
         "AWS_REGION",
         "AWS_DEFAULT_REGION",
+        "AWS_CA_BUNDLE",
         "AWS_EC2_METADATA_DISABLED",
         "AWS_EC2_METADATA_SERVICE_ENDPOINT",
         "AWS_STS_REGIONAL_ENDPOINTS",

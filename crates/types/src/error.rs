@@ -52,6 +52,14 @@ pub enum Error {
         /// What the network said.
         reason: String,
     },
+    /// The server's certificate is not one that this machine trusts: unknown authority, another name, expired.
+    #[error("the certificate of {place} is not trusted: {reason}")]
+    Untrusted {
+        /// Endpoint or URL.
+        place: String,
+        /// Why not.
+        reason: String,
+    },
     /// The store answered 5xx (other than throttling) or broke the protocol; another try may help.
     #[error("{place} answered {status}: {reason}")]
     Server {
@@ -197,7 +205,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::NotFound { .. } => "not-found",
-            Self::Denied { .. } => "denied",
+            Self::Denied { .. } | Self::Untrusted { .. } => "denied",
             Self::Throttled { .. } => "throttled",
             Self::Unreachable { .. } => "unreachable",
             Self::Server { .. } => "server",
@@ -255,6 +263,10 @@ impl Error {
             Self::Unreachable { .. } => {
                 "check that the endpoint is up and its address (AWS_ENDPOINT_URL or its like) right"
             }
+            Self::Untrusted { reason, .. } if reason.starts_with("it is signed") => {
+                "name the PEM file of that authority in SSL_CERT_FILE, or for S3 in AWS_CA_BUNDLE"
+            }
+            Self::Untrusted { .. } => "check the endpoint's name, and the certificate that its server sends",
             Self::Server { .. } => "the store is at fault; try again later",
             Self::Deadline { .. } => "raise --deadline, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",

@@ -117,6 +117,7 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
     match error {
         Error::Throttled { .. }
         | Error::Unreachable { .. }
+        | Error::Untrusted { .. }
         | Error::Deadline { .. }
         | Error::BudgetExceeded { .. }
         | Error::NoSpace { .. }

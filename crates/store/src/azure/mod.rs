@@ -155,7 +155,7 @@ impl Container {
                 .http
                 .send(http::Request::from_parts(head, ask.body))
                 .await
-                .map_err(|reason| Error::Unreachable { place: self.account.shown().to_owned(), reason })?;
+                .map_err(|error| error.at(self.account.shown()))?;
             if answer.status().is_success() {
                 return Ok(answer);
             }

@@ -12,7 +12,7 @@ use http::{Request, Response, Uri};
 use http_body_util::{BodyExt, Limited};
 use reqsign_core::{Error, HttpSend, Result};
 
-use crate::wire::client::{Http, Parts};
+use crate::wire::client::{Http, Parts, SendError};
 use crate::wire::is_loopback;
 
 /// See the module.
@@ -95,7 +95,13 @@ impl HttpSend for Door {
         self.check(&head.uri)?;
         let work = async {
             head.headers.insert(http::header::CONTENT_LENGTH, body.len().into());
-            let answer = self.http.send(Request::from_parts(head, Parts::new([body]))).await.map_err(broken)?;
+            let answer =
+                self.http.send(Request::from_parts(head, Parts::new([body]))).await.map_err(|error| match error {
+                    SendError::Network(reason) => broken(reason),
+                    SendError::Certificate(reason) => {
+                        Error::unexpected(format!("the server's certificate is not trusted: {reason}"))
+                    }
+                })?;
             let (head, body) = answer.into_parts();
             let body =
                 Limited::new(body, 1 << 20).collect().await.map_err(|_| broken("the answer broke off".into()))?;

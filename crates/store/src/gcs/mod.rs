@@ -263,7 +263,7 @@ impl Bucket {
                 .http
                 .send(http::Request::from_parts(head, ask.body))
                 .await
-                .map_err(|reason| Error::Unreachable { place: self.shown.clone(), reason })?;
+                .map_err(|error| error.at(&self.shown))?;
             // 308: a resumable upload wants more.
             if answer.status().is_success() || (ask.method == Method::PUT && answer.status().as_u16() == 308) {
                 return Ok(answer);

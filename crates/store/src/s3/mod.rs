@@ -17,6 +17,7 @@ mod sign;
 mod upload;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -82,8 +83,8 @@ impl S3 {
     /// The store of a bucket; sends nothing yet. Errs with `Config` for an endpoint or bucket name that cannot be.
     pub fn new(bucket: &str, settings: &S3Settings, metrics: Arc<Metrics>) -> Result<Self> {
         let endpoint = Endpoint::new(bucket, settings)?;
-        let http = Http::new();
-        let sign = Sign::new(settings, endpoint.region());
+        let http = Http::trusting(settings.variables.get("AWS_CA_BUNDLE").map(Path::new))?;
+        let sign = Sign::new(settings, endpoint.region(), &http);
         let root = Url { scheme: Scheme::S3, authority: bucket.to_owned(), key: Key::default() };
         let (verifies_md5, verifies_parts) = (settings.verifies_md5, settings.verifies_parts);
         let bucket = Bucket { root, endpoint, http, sign, metrics, verifies_md5, verifies_parts };
@@ -131,7 +132,7 @@ impl Bucket {
                 .http
                 .send(http::Request::from_parts(head, ask.body))
                 .await
-                .map_err(|reason| Error::Unreachable { place: self.endpoint.shown().to_owned(), reason })?;
+                .map_err(|error| error.at(self.endpoint.shown()))?;
             if answer.status().is_success() {
                 return Ok(answer);
             }

@@ -28,7 +28,7 @@ pub(super) struct Sign {
 }
 
 impl Sign {
-    pub(super) fn new(settings: &S3Settings, region: &str) -> Self {
+    pub(super) fn new(settings: &S3Settings, region: &str, http: &Http) -> Self {
         let signer = RequestSigner::new("s3", region);
         if settings.is_anonymous {
             return Self { keeper: None, signer, sources: String::new(), is_fixed: true };
@@ -49,7 +49,7 @@ impl Sign {
         let home = settings.home.as_ref().map(|home| home.display().to_string()).unwrap_or_default();
         let name = format!("{home}\0{region}\0{}\0{}", settings.asks_instance, name_of(&settings.variables));
         let keeper = KEEPERS.get(name, || {
-            let door = Door::new(Http::new(), settings.asks_instance).naming(full).naming(relative);
+            let door = Door::new(http.clone(), settings.asks_instance).naming(full).naming(relative);
             let context = Context::new()
                 .with_file_read(TokioFileRead)
                 .with_command_execute(TokioCommandExecute)

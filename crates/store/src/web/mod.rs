@@ -102,7 +102,7 @@ impl Site {
                 self.metrics.count(Metric::Requests);
                 self.metrics.count(kind);
                 let answer = self.http.send(request).await;
-                let answer = answer.map_err(|reason| Error::Unreachable { place: self.shown.clone(), reason })?;
+                let answer = answer.map_err(|error| error.at(&self.shown))?;
                 let code = answer.status();
                 if code.is_success() {
                     if kind != Metric::Lists {

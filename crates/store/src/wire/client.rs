@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -17,6 +18,9 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use penstock_types::Error;
+
+use super::tls;
 
 /// A request body of parts in order.
 #[derive(Default)]
@@ -91,13 +95,44 @@ fn builder() -> hyper_util::client::legacy::Builder {
     builder
 }
 
+/// Why no answer came.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// The network's reason; the next try may get an answer.
+    Network(String),
+    /// Why the server's certificate is not trusted; the next try would meet the same.
+    Certificate(String),
+}
+
+impl SendError {
+    /// The error of a request to `place`.
+    pub(crate) fn at(self, place: &str) -> Error {
+        let place = place.to_owned();
+        match self {
+            Self::Network(reason) => Error::Unreachable { place, reason },
+            Self::Certificate(reason) => Error::Untrusted { place, reason },
+        }
+    }
+}
+
 impl Http {
     pub(crate) fn new() -> Self {
         Self { plain: builder().build(connector()), tls: Arc::default() }
     }
 
-    /// Sends a request; the error is what the network said.
-    pub(crate) async fn send(&self, mut request: Request<Parts>) -> Result<Response<Incoming>, String> {
+    /// A client that trusts the authorities of `bundle` alone, where one is named. Errs with `Config` where it does not
+    /// read.
+    pub(crate) fn trusting(bundle: Option<&Path>) -> penstock_types::Result<Self> {
+        let http = Self::new();
+        if let Some(bundle) = bundle {
+            let config = HttpsConnectorBuilder::new().with_tls_config(tls::trusting(bundle)?);
+            let client = builder().build(config.https_only().enable_http1().wrap_connector(connector()));
+            let _ = http.tls.set(Ok(client));
+        }
+        Ok(http)
+    }
+
+    pub(crate) async fn send(&self, mut request: Request<Parts>) -> Result<Response<Incoming>, SendError> {
         // hyper sends no length for an empty body, and some S3 servers (rclone's) answer 411 to a PUT without it.
         if request.body().left() == 0 && matches!(*request.method(), Method::PUT | Method::POST) {
             request.headers_mut().entry(CONTENT_LENGTH).or_insert(HeaderValue::from_static("0"));
@@ -108,11 +143,14 @@ impl Http {
                 let roots = roots.map_err(|error| format!("no TLS roots on this machine: {error}"))?;
                 Ok(builder().build(roots.https_only().enable_http1().wrap_connector(connector())))
             });
-            tls.as_ref().map_err(Clone::clone)?.request(request).await
+            tls.as_ref().map_err(|reason| SendError::Network(reason.clone()))?.request(request).await
         } else {
             self.plain.request(request).await
         };
-        answer.map_err(|error| innermost(&error))
+        answer.map_err(|error| match tls::refusal(&error) {
+            Some(reason) => SendError::Certificate(reason),
+            None => SendError::Network(innermost(&error)),
+        })
     }
 }
 

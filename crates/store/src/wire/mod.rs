@@ -4,6 +4,7 @@
 pub(crate) mod client;
 pub(crate) mod read;
 pub(crate) mod status;
+mod tls;
 pub(crate) mod xml;
 
 use std::collections::VecDeque;

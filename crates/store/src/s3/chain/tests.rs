@@ -57,7 +57,7 @@ fn recorded(request: &str) -> (u16, String) {
 
 fn sign(env: &HashMap<String, String>) -> Sign {
     let settings = StoreSettings::from_env(env).unwrap().s3;
-    Sign::new(&settings, settings.region.as_deref().unwrap_or("us-east-1"))
+    Sign::new(&settings, settings.region.as_deref().unwrap_or("us-east-1"), &crate::wire::client::Http::new())
 }
 
 /// The access key and session token that a request is signed with.

@@ -12,7 +12,7 @@ use crate::feed::{Indexed, PyCounted, PySource};
 use crate::runtime::enter;
 
 /// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
-#[pyclass(name = "Sampler", module = "penstock._native", frozen)]
+#[pyclass(name = "Course", module = "penstock._native", frozen)]
 pub struct PyCourse {
     pub(crate) course: Sampler,
     pub(crate) leaves: Vec<DatasetView>,

@@ -139,6 +139,19 @@ def test_storage_time_limit_ends_a_phase_and_stands_in_its_row(bench: Callable[.
     assert rows[0]["raw"]["durable"].startswith("not durable")
 
 
+def test_storage_phases_after_a_write_that_a_limit_cut_are_not_run(bench: Callable[..., Any], tmp_path: Path) -> None:
+    place, small = (
+        tmp_path / "new",
+        ("--file-size", "64KiB", "--keep-caches", "--files", "8", "--verify", "7", "--json"),
+    )
+    rows = _document(bench(place, *small, "--io-limit", "3"))["rows"]
+    assert [row["operation"] for row in rows] == ["MKDIRS", "WRITE"]
+    assert rows[-1]["raw"]["not_run"] == "read,stat,delete"
+    assert not place.exists()
+    whole = _document(bench(place, *small, "--io-limit", "64", "--repeat-io"))["rows"]
+    assert [row["operation"] for row in whole][1:4] == ["WRITE", "READ", "STAT"]
+
+
 def test_storage_interrupted_run_takes_its_files_with_it(tmp_path: Path) -> None:
     place = tmp_path / "new"
     program = [str(Path(sys.executable).with_name("penstock")), "bench", "storage", str(place), *_SMALL]

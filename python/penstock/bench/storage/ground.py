@@ -105,6 +105,12 @@ class Ground:
         remove_empty_folder(tree)
         self._made.pop(tree, None)
 
+    def discard(self, tree: Path) -> None:
+        """Removes a tree whose files were not all written; nothing of it can be measured."""
+        identity = self._made.pop(tree, None)
+        if identity is not None:
+            remove_made(tree, identity)
+
     def _mark(self) -> None:
         """Whose the folder is, and which of its trees are this run's."""
         told = {"schema_version": 1, "made_by": "penstock bench storage", "session": self._session}

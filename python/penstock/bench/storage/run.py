@@ -16,6 +16,7 @@ from penstock.bench.rows import Latency, Row
 from penstock.bench.storage import gpu
 from penstock.bench.storage.ground import Ground
 from penstock.bench.storage.spec import PHASES, Point, StorageBench, kind_of, refuse_impossible
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,10 +81,32 @@ def _point(
             cache = drop(place, wanted=bench.drop_caches, direct=bench.direct and is_data, was_written=was_touched)
             spec = bench.native(place, point, step, bench.start_at_s)
             report = _phase(spec, step, point, hooks, bench if is_data else None)
-            yield _row(report, operation, kind, bench, point, cache)
+            row = _row(report, operation, kind, bench, point, cache)
+            after = phases[phases.index(phase) + 1 :]
+            if phase == "write" and after and report["ended_by"] and not _is_written(place, point, kind):
+                if hooks.start is not Hooks.start:
+                    # Other hosts may have written all of theirs, and would wait for this one's next phase.
+                    raise ConfigError(
+                        "the limit ended the write phase before all was written", hint="raise it, or write less"
+                    )
+                row.raw["not_run"] = ",".join(after)
+                if ground:
+                    ground.discard(place)
+                yield row
+                return
+            yield row
         was_touched = True
     if ground and "delete" in phases:
         ground.is_gone(place)
+
+
+def _is_written(place: Path, point: Point, kind: str) -> bool:
+    """True where every file is as large as it is to be: a limit that ended the phase came after the first round."""
+    if kind != "dir":
+        return False
+    sizes = (path.stat().st_size for path in place.rglob("*") if path.is_file())
+    whole = sum(size == point.file_size_bytes for size in sizes)
+    return whole == point.total_files
 
 
 def _phase(

@@ -102,6 +102,8 @@ class Table:
             self._note(f"INVALID: {why}")
         if row.cache.state != "cold":
             self._note(f"caches {row.cache.state}: {row.cache.how}")
+        if phases := row.raw.get("not_run"):
+            self._note(f"the limit ended the write phase before all was written: {phases.replace(',', ', ')} not run")
         if row.raw.get("durable", "fsync") != "fsync":
             self._note(f"written, {row.raw['durable']}")
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

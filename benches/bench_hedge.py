@@ -16,7 +16,7 @@ from pathlib import Path
 
 import penstock
 from penstock import _native
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 
 OBJECTS, BATCH, IN_FLIGHT, REPEATS = 600, 16, 16, 5
 SOURCE = 'source = "this bench"\nas_of = "2026-11"\nconfidence = "ours"\n'

@@ -21,7 +21,7 @@ from penstock import _native
 from penstock.bench.objects import ObjectBench, ObjectPoint, run
 from penstock.bench.results import provenance
 from penstock.bench.rows import Row, write_results
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 
 FACT = 'source = "this bench"\nas_of = "2026-11"\nconfidence = "ours"\n'
 HEAD = 'schema_version = 1\n[[tier]]\nname = "told"\nyear = 2026\ntitle = "told"\n'

@@ -36,7 +36,7 @@ _SAMPLES = 8  # an object
 _KEYS = {"HADOOP_USER_NAME": "penstock"}
 _STORE = """
 import json, sys
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 with Emulator(sys.argv[1], bind=sys.argv[2] + ":0") as store:
     print(json.dumps({"url": store.url, "env": store.env}), flush=True)
     for _ in sys.stdin:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 SWEEP = ("--file-size", "64KiB,1MiB,4MiB", "--threads", "1,4,16", "--files", "8", "--phases", "write,read,delete")

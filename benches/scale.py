@@ -77,7 +77,7 @@ def main(what: str, count: int) -> None:
             return
         fill(work / "src", count)
         if what == "list":
-            from penstock.emulation import Emulator
+            from penstock.emulator import Emulator
 
             with Emulator(work) as served:
                 url = f"{served.url.rstrip('/')}/src/"

@@ -143,7 +143,7 @@ def emulator(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     Without a folder it serves a new, empty one under tmp_path.
     """
-    from penstock.emulation import Emulator
+    from penstock.emulator import Emulator
 
     with ExitStack() as running:
 

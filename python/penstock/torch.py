@@ -5,7 +5,7 @@ from penstock.extras import require
 
 require("penstock.torch", "torch")
 
-from penstock.feed.random_access import MapDataset  # noqa: E402 - torch is there now
+from penstock.feed.map_dataset import MapDataset  # noqa: E402 - torch is there now
 from penstock.feed.torch import Loader  # noqa: E402
 
 __all__ = ["Loader", "MapDataset"]

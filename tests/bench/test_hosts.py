@@ -28,7 +28,7 @@ from penstock.bench.hosts.orders import Storage as StorageWork
 from penstock.bench.results import CacheState
 from penstock.bench.rows import End, Latency, Row, Sample, read_results
 from penstock.bench.storage.spec import Point, StorageBench
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 from penstock.launchers.netns_hosts import Hosts
 
 if TYPE_CHECKING:

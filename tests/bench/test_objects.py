@@ -15,7 +15,7 @@ import pytest
 
 from penstock.bench.objects import parse_mix
 from penstock.bench.rows import read_results
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 from penstock.job import compare_paths, spec
 from penstock.job.runner import StepRow
 from penstock.pool import lifecycle

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.cli.run_view import View
+from penstock.cli.run_live import View
 from penstock.job.runner import StepRow
 
 

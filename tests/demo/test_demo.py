@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.report.facts import read
+from penstock.report.comparison import read
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 pytestmark = [pytest.mark.needs_torch]

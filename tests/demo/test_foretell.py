@@ -5,12 +5,12 @@ import tomllib
 
 import pytest
 
-from penstock.demo.foretell import Costs, Limits, Probe, direct_raw, hungry, published_job, rehearsal, spent_at, staging
-from penstock.demo.mount import as_toml, mounted
+from penstock.demo.mount_tier import as_toml, mounted
 from penstock.demo.paths import PATHS
+from penstock.demo.predict import Costs, Limits, Probe, direct_raw, hungry, published_job, rehearsal, spent_at, staging
 from penstock.demo.sizes import SIZES
 from penstock.errors import ConfigError
-from penstock.plan.published import JOB, PUBLISHED
+from penstock.plan.reference_job import JOB, PUBLISHED
 from penstock.price import book, tiers
 
 COSTS = Costs.of(book.load())

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.emulation import Emulator, tier_book
+from penstock.emulator import Emulator, tier_book
 from penstock.errors import ConfigError, NotFound
 
 

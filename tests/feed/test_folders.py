@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.feed.routes import Locality
+from penstock.feed.pool_locality import Locality
 
 from .parquet import parquet_bytes
 from .test_formats import png

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import penstock
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 
 from .conftest import batches, dataset
 

@@ -16,7 +16,7 @@ import time
 import pytest
 
 import penstock
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 from penstock.errors import Changed, Corrupt, PenstockError
 
 from .conftest import dataset, record, samples

@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.feed import Loader, routes
+from penstock.feed import Loader, pool_locality
 from penstock.formats import fixed
 from penstock.pool.context import NODE, VARIABLE, PoolContext, from_env, to_env
 from penstock.protocols import Located, Node, Pool
@@ -63,7 +63,7 @@ def pool(tmp_path, monkeypatch):
             assert pool == made
             return _Access(node, tmp_path / "blocks")
 
-    monkeypatch.setattr(routes.engine_plugins, "load", lambda name, settings: Engine())
+    monkeypatch.setattr(pool_locality.engine_plugins, "load", lambda name, settings: Engine())
     return tmp_path
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import penstock
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 from penstock.feed.report import CLASSES, Measured, make
 
 from .conftest import dataset

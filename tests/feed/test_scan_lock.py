@@ -14,7 +14,7 @@ import tarfile
 import pytest
 
 import penstock
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 
 OBJECTS = 12
 COUNT = """
@@ -29,10 +29,11 @@ print(json.dumps([counted.samples, counted.rung, counted.is_indexed]), flush=Tru
 HOLD = """
 import sys
 import penstock
-from penstock.feed import caches, scan_lock
+from penstock.feed import scan_lock
+from penstock.feed import cache_dirs
 from penstock import env
 dataset = penstock.open(sys.argv[1])
-with scan_lock.held(caches.records(env.read()), dataset.source.cache_name(dict(env.read())), dataset.url):
+with scan_lock.held(cache_dirs.records(env.read()), dataset.source.cache_name(dict(env.read())), dataset.url):
     print("ready", flush=True)
     sys.stdin.readline()
 """

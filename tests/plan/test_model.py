@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.plan.model import Route, predict, predict_stage, replay
-from penstock.plan.published import EMULATED_V100_SAMPLE_S, JOB
+from penstock.plan.reference_job import EMULATED_V100_SAMPLE_S, JOB
 
 RAW, GZIP = JOB.sample_bytes, JOB.stored_bytes
 RATE = st.floats(min_value=1e3, max_value=1e12)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.plan.pays import Eaten, pays
+from penstock.plan.breakeven import Eaten, pays
 
 # STUDIES A, (D): 15 minutes an epoch is 0.25 GB/s a node, on 4 nodes and an account of 50 Gbit/s.
 _STUDY = Eaten(

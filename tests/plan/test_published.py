@@ -4,7 +4,7 @@
 import pytest
 
 from penstock.plan.model import explain_stage, predict_stage, replay
-from penstock.plan.published import GZIP_BYTES, JOB, PUBLISHED, RAW_BYTES, STAGE_GZIP_MIN, STAGE_RAW_MIN
+from penstock.plan.reference_job import GZIP_BYTES, JOB, PUBLISHED, RAW_BYTES, STAGE_GZIP_MIN, STAGE_RAW_MIN
 from penstock.price.book import load
 
 NODE_USD = load().find("azure-vm-nd40rs_v2").value

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.price.moving import TIERS, epochs_cost, moving_cost, tier_of_url
+from penstock.price.transfer_cost import TIERS, epochs_cost, moving_cost, tier_of_url
 
 
 def test_moving_cost_is_requests_and_egress_by_node():

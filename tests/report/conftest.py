@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from penstock.report.facts import (
+from penstock.report.comparison import (
     Comparison,
     Learning,
     PathFacts,

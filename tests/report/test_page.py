@@ -11,8 +11,8 @@ import subprocess
 import msgspec
 import pytest
 
-from penstock.report.facts import read, write
-from penstock.report.page import page, write_page
+from penstock.report.comparison import read, write
+from penstock.report.comparison_page import page, write_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

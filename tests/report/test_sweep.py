@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bench.elbencho import render
 from penstock.bench.rows import CacheState, Latency, Results, Row, Sample, write_results
-from penstock.report.pictures import write_pictures
+from penstock.report.image_export import write_pictures
 from penstock.report.sweep import summarise
 from penstock.report.sweep_charts import sweep_charts
 from penstock.report.sweep_page import sweep_page
@@ -158,7 +158,7 @@ def test_report_json_writes_no_page(run_cli, results, tmp_path):
 
 
 def test_report_of_a_comparison_makes_its_page_again(run_cli, facts, tmp_path):
-    from penstock.report.facts import write
+    from penstock.report.comparison import write
 
     write(facts, tmp_path / "comparison.json")
     done = run_cli("report", str(tmp_path))

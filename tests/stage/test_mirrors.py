@@ -52,7 +52,7 @@ def test_mirror_with_a_flipped_byte_is_named_and_left_out(emulator, twins, run_c
 
 
 def test_source_that_dies_midway_leaves_the_rest_to_its_mirror(tmp_path, run_cli):
-    from penstock.emulation import Emulator
+    from penstock.emulator import Emulator
 
     want = fill(tmp_path / "a", 48, 400_000)
     shutil.copytree(tmp_path / "a", tmp_path / "b")

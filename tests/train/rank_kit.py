@@ -88,7 +88,7 @@ def ranks_below(job: Job) -> dict[int, int]:
     for pid in below(job.process.pid):
         with suppress(OSError):
             line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"penstock.train.rank" in line:
+            if b"penstock.train.worker" in line:
                 values = dict(
                     one.partition(b"=")[::2] for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 )

@@ -16,8 +16,8 @@ from penstock.errors import ConfigError, Corrupt, NotFound, PenstockError, RankF
 from penstock.protocols import Demand, FieldSpec, StepCost
 from penstock.ranks import Rank
 from penstock.train import TrainSpec, run
-from penstock.train.door import load_workload, workload_names
 from penstock.train.source import Dummy, Request
+from penstock.train.workloads import load_workload, workload_names
 
 pytestmark = pytest.mark.needs_torch
 

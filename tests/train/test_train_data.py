@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.datasets import cosmoflow
-from penstock.emulation import Emulator
+from penstock.emulator import Emulator
 from penstock.train import TrainSpec, run
 
 pytestmark = pytest.mark.needs_torch
@@ -135,7 +135,7 @@ def test_example_ddp_runs_under_torchrun(data):
             timeout=60,
             check=False,
         )
-        # torch 2.15 itself aborts now and then when a gloo rank exits (see penstock.train.rank.leave); a plain script
+        # torch 2.15 itself aborts now and then when a gloo rank exits (see penstock.train.worker.leave); a plain script
         # has no way round it, so that one end is tried again and no other is.
         if "terminate called without an active exception" not in done.stderr:
             break

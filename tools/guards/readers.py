@@ -19,7 +19,7 @@ _MOVERS = (
     "penstock._native",
     "penstock.feed",
     "penstock.stage",
-    "penstock.emulation",
+    "penstock.emulator",
     "penstock.datasets",
     "penstock.train",
     "torch",

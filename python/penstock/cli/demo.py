@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.report.facts import Comparison
+    from penstock.report.comparison import Comparison
 
 __all__ = ["command"]
 

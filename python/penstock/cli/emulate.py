@@ -92,7 +92,7 @@ def command(
     A tier that is a disk (aws-gp2@2018) is mounted on DIR, which must be empty, as a block device with the disk's limits,
     which every program feels; root only.
     """
-    from penstock.emulation import Emulator, tier_book
+    from penstock.emulator import Emulator, tier_book
     from penstock.price import disks
 
     if not folder.is_dir():
@@ -153,7 +153,7 @@ def _refuse_remote(bind: str, allow_remote: bool) -> None:
 def _readable(server: object, book: str) -> str:
     import tomllib
 
-    from penstock.emulation import Emulator
+    from penstock.emulator import Emulator
 
     assert isinstance(server, Emulator)
     found = next(t for t in tomllib.loads(book)["tier"] if f"{t['name']}@{t['year']}" == server.tier)

@@ -68,7 +68,7 @@ def command(
         click.echo(f"{report.headline}. {report.lead}", err=True)
         _tell(page, as_json=as_json)
     if pictures is not None:
-        from penstock.report.pictures import write_pictures
+        from penstock.report.image_export import write_pictures
         from penstock.report.sweep_charts import sweep_charts
 
         for file in write_pictures(sweep_charts(report.groups, results.rows), pictures, picture_format):
@@ -87,8 +87,8 @@ def _tell(file: Path, *, as_json: bool) -> None:
 
 
 def _of_comparison(folder: Path, page: Path) -> None:
-    from penstock.report.facts import read
-    from penstock.report.page import write_page
+    from penstock.report.comparison import read
+    from penstock.report.comparison_page import write_page
 
     write_page(read(folder / "comparison.json"), page)
     click.echo(str(page))

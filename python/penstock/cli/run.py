@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.run_elsewhere import hand_over, part_of
-from penstock.cli.run_shown import show, told_at_start
+from penstock.cli.run_plan import show, told_at_start
+from penstock.cli.run_submit import hand_over, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,7 +128,7 @@ def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, 
     """The job, or its paths one after the other, under a live view; what ended stands on stdout too, where that is not the
     terminal.
     """
-    from penstock.cli.run_view import View
+    from penstock.cli.run_live import View
     from penstock.job import compare_paths
 
     view = View(job.name)

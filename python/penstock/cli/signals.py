@@ -192,7 +192,7 @@ def end_at_once() -> None:
 def end(code: int) -> NoReturn:
     """Exits with this code."""
     if _ends_at_once:
-        from penstock.train.rank import leave
+        from penstock.train.worker import leave
 
         leave(code)
     sys.exit(code)

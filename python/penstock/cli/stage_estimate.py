@@ -7,7 +7,7 @@ import datetime as dt
 from typing import Any
 
 from penstock.price import book as books
-from penstock.price.moving import moving_cost
+from penstock.price.transfer_cost import moving_cost
 
 __all__ = ["estimated", "readable", "usd"]
 

@@ -160,7 +160,7 @@ def _end(cause: PenstockError) -> None:
     """Ends a rank whose main thread still waits for one that has failed."""
     from penstock.cli.app import print_error
     from penstock.cli.signals import signal_exit_code
-    from penstock.train.rank import leave
+    from penstock.train.worker import leave
 
     code = signal_exit_code()
     leave(print_error(cause) if code is None else code)
@@ -200,7 +200,7 @@ class Talk:
             click.echo(text, err=True)
 
     def _price(self, progress: Progress) -> None:
-        from penstock.cli.epoch_price import priced, readable
+        from penstock.cli.epoch_cost import priced, readable
 
         self._is_priced = True
         self.money = priced(**progress.data, epochs=progress.epochs, tier=self._price_tier)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.demo import foretell, story
-from penstock.demo.mount import OBSERVED
+from penstock.demo import narrative, predict
+from penstock.demo.mount_tier import OBSERVED
 from penstock.plan.model import TERM_WORDS, Prediction
-from penstock.plan.published import JOB, PUBLISHED
+from penstock.plan.reference_job import JOB, PUBLISHED
 from penstock.price import book
-from penstock.report.facts import (
+from penstock.report.comparison import (
     Comparison,
     Learning,
     PathFacts,
@@ -207,7 +207,7 @@ def compare(
     size: Size,
     *,
     stored_bytes: float,
-    probe: foretell.Probe,
+    probe: predict.Probe,
     today: dt.datetime,
     seconds: float,
 ) -> Comparison:
@@ -219,13 +219,13 @@ def compare(
         seconds: That the demo took.
     """
     prices = book.load()
-    costs = foretell.Costs.of(prices)
-    limits = {one.path.name: foretell.Limits.of(one.tier) for one in measured}
+    costs = predict.Costs.of(prices)
+    limits = {one.path.name: predict.Limits.of(one.tier) for one in measured}
     paths, scaling = [], []
     for one in measured:
         path, timed = one.path, one.timed
         rate, share, parts = _steady(timed)
-        said = foretell.published_job(path, limits[path.name], costs, probe)
+        said = predict.published_job(path, limits[path.name], costs, probe)
         paths.append(
             PathFacts(
                 name=path.name,
@@ -250,22 +250,22 @@ def compare(
         )
         scaling += [
             ScalePoint(path.name, nodes, point.samples_per_s, TERM_WORDS[point.limited_by])
-            for nodes, point in foretell.scaling(path, limits[path.name], costs, probe, SCALING_NODES)
+            for nodes, point in predict.scaling(path, limits[path.name], costs, probe, SCALING_NODES)
         ]
     digests = {digest(one.learnt.losses) for one in measured}
     first = measured[0].learnt
     known = {one.path.name: one for one in measured}
     hot, plain, staged = known["streamed-hot"], known["as-published"], known["staged"]
-    direct = foretell.direct_raw(plain.path, limits["as-published"], costs, probe)
-    hungry = foretell.hungry(hot.path, limits["streamed-hot"], costs, probe)
-    stage = foretell.staging(limits["staged"], probe)
+    direct = predict.direct_raw(plain.path, limits["as-published"], costs, probe)
+    hungry = predict.hungry(hot.path, limits["streamed-hot"], costs, probe)
+    stage = predict.staging(limits["staged"], probe)
     seen = plain.tier.observation(OBSERVED)
     invalid = sorted({reason for one in measured for record in (one.learnt, one.timed) for reason in record.invalid})
     return Comparison(
         created=f"{today:%Y-%m-%d %H:%M} UTC",
         scale=size.scale,
-        headline=story.headline(paths),
-        lead=story.lead(paths, identical=len(digests) == 1, scale=size.scale),
+        headline=narrative.headline(paths),
+        lead=narrative.lead(paths, identical=len(digests) == 1, scale=size.scale),
         paths=paths,
         learning=Learning(
             mae=_number(first.mae),
@@ -300,14 +300,14 @@ def compare(
             for p in costs.rows()
         ],
         prices_line=book.dates_line(costs.rows(), today.date()),
-        notes=story.notes(
+        notes=narrative.notes(
             scale=size.scale,
             step_s=JOB.compute_step_s,
             batch=size.batch,
             distinct=size.distinct,
             volumes=size.volumes,
             voxels=size.voxels,
-            spent_at=foretell.spent_at(hot.path, limits["streamed-hot"], costs, probe),
+            spent_at=predict.spent_at(hot.path, limits["streamed-hot"], costs, probe),
             hungry=(hungry.samples_per_s, TERM_WORDS[hungry.limited_by]),
             mount_bytes_per_s=seen.value if seen else math.nan,
             direct=(direct.total_h, direct.cost.total_usd, TERM_WORDS[direct.limited_by]),

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.plan.published import JOB
+from penstock.plan.reference_job import JOB
 
 __all__ = ["PATHS", "DemoPath"]
 

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock import env
-from penstock.demo import data, foretell
+from penstock.demo import data, predict
 from penstock.demo.compare import Measured, compare
-from penstock.demo.learn import Task, learn_all
-from penstock.demo.mount import as_toml, mounted
+from penstock.demo.mount_tier import as_toml, mounted
 from penstock.demo.paths import PATHS, DemoPath
+from penstock.demo.train_paths import Task, learn_all
 from penstock.errors import Denied, PreconditionFailed, SystemFault
 from penstock.ownership import NotOwned, OwnedFolder, identity_of, remove_made
-from penstock.plan.published import JOB
+from penstock.plan.reference_job import JOB
 from penstock.price import tiers
-from penstock.report.facts import Comparison, write
-from penstock.report.page import write_page
+from penstock.report.comparison import Comparison, write
+from penstock.report.comparison_page import write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.bench.results import RunRecord
     from penstock.demo.sizes import Size
-    from penstock.emulation import Emulator
+    from penstock.emulator import Emulator
     from penstock.price.tiers import Tier
     from penstock.train import Source, TrainSpec
 
@@ -85,8 +85,8 @@ def run(spec: DemoSpec, tell: Callable[[str], None], *, today: dt.datetime | Non
         probe = _probe(bucket / "gzip" / "volumes", size)
         found = {path.name: _tier(path) for path in PATHS}
         foretold = {
-            path.name: foretell.rehearsal(
-                path, foretell.Limits.of(found[path.name]), size, stored_bytes=stored, cores=_cores(), probe=probe
+            path.name: predict.rehearsal(
+                path, predict.Limits.of(found[path.name]), size, stored_bytes=stored, cores=_cores(), probe=probe
             )
             for path in PATHS
         }
@@ -168,7 +168,7 @@ def _open(url: str, voxels: int) -> Any:
     )
 
 
-def _probe(folder: Path, size: Size) -> foretell.Probe:
+def _probe(folder: Path, size: Size) -> predict.Probe:
     """One pass over local files with one decoding thread: CPU seconds for a raw byte, inflated and decoded."""
     import penstock
 
@@ -179,12 +179,12 @@ def _probe(folder: Path, size: Size) -> foretell.Probe:
         del batch
     said = loader.report()
     done = said["samples"] * size.sample_bytes
-    return foretell.Probe(said["busy_inflate_s"] / done, said["busy_decode_s"] / done)
+    return predict.Probe(said["busy_inflate_s"] / done, said["busy_decode_s"] / done)
 
 
 def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Emulator:
     """The bucket behind the path's tier."""
-    from penstock.emulation import Emulator
+    from penstock.emulator import Emulator
 
     page = work / f"{path.name}.toml"
     page.write_text(as_toml(tier), encoding="utf-8")

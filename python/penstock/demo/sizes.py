@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.plan.published import JOB
+from penstock.plan.reference_job import JOB
 
 __all__ = ["SIZES", "Size"]
 

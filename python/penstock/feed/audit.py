@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.feed.dataset import Dataset
     from penstock.feed.fields import TensorSpec
-    from penstock.feed.shape import Shaped
+    from penstock.feed.pipeline import Shaped
 
 __all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields"]
 

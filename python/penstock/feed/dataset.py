@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
 from penstock.feed import (
-    caches,
-    chunk_maps,
+    cache_dirs,
     formats,
+    hdf5_chunks,
     labels,
     node_cache,
     partitions,
-    routes,
+    pool_locality,
     scan_lock,
     url_lists,
 )
 from penstock.feed import classes as class_folders
 from penstock.feed import fields as kinds
-from penstock.feed.shape import Shaped, cut, expected_reads
+from penstock.feed.pipeline import Shaped, cut, expected_reads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ class Dataset(Shaped):
     records_per_object: int | None = None
     asked_cache: node_cache.Asked = node_cache.AS_FOUND
     indexed: bool = True
-    locality: routes.Locality | None = None
+    locality: pool_locality.Locality | None = None
     is_local: bool = False
     given_classes: tuple[str, ...] | None = None
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
@@ -279,7 +279,7 @@ class Dataset(Shaped):
     def _scan(self) -> _native.Counted:
         """Counts by reading every object, announced first: one process of a node does, the others wait for its index."""
         variables = dict(env.read())
-        folder = None if self.format in _NEVER_INDEXED else caches.records(variables)
+        folder = None if self.format in _NEVER_INDEXED else cache_dirs.records(variables)
         with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:
             # The process that held the lock before has made the index.
             found = self.source.kept_count(variables, folder) if shared else None
@@ -307,7 +307,7 @@ class Dataset(Shaped):
 
     def _count(self, declared: int | None, *, scans: bool) -> _native.Counted | None:
         variables = dict(env.read())
-        found, notes = self.source.count(declared, scans=scans, env=variables, cache=caches.records(variables))
+        found, notes = self.source.count(declared, scans=scans, env=variables, cache=cache_dirs.records(variables))
         for note in notes:
             _LOG.warning("%s: an index is set aside: %s", self.url, note)
         return found
@@ -421,15 +421,15 @@ def open(  # noqa: A001 - the verb is the API
     if source.ignored:
         _warn_of_ignored(source, is_chosen=said is not None)
     if said is not None and said.name == "hdf5":
-        told = chunk_maps.read(source, said)
+        told = hdf5_chunks.read(source, said)
         source = _native.Source.open(text, source.manifest(), dict(env.read()), told.to_json())
     if not indexed and records_per_object is not None:
         raise ConfigError(
             "records_per_object: it says counts, and indexed=False wants none", where="records_per_object"
         )
     locality = None
-    if (pool := routes.find(source.url, env.read())) is not None:
-        source, locality = routes.placed(source, pool, env.read())
+    if (pool := pool_locality.find(source.url, env.read())) is not None:
+        source, locality = pool_locality.placed(source, pool, env.read())
     return Dataset(
         source,
         records_per_object=records_per_object,

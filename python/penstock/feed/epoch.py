@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock.feed.loader import BaseLoader
-    from penstock.feed.mapping import MapRun
+    from penstock.feed.map_step import MapRun
 
 __all__ = ["Delivery", "Epoch"]
 

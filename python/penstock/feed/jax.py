@@ -18,7 +18,7 @@ from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
 
 if TYPE_CHECKING:
-    from penstock.feed.shape import Shaped
+    from penstock.feed.pipeline import Shaped
 
 __all__ = ["Loader"]
 

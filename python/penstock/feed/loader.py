@@ -27,11 +27,11 @@ from penstock.feed.unindexed import WORDS, Unindexed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.feed.map_workers import Crew
-    from penstock.feed.mapping import MapRun
+    from penstock.feed.map_pool import Crew
+    from penstock.feed.map_step import MapRun
     from penstock.feed.node_cache import NodeCache
+    from penstock.feed.pipeline import Shaped
     from penstock.feed.report import Report
-    from penstock.feed.shape import Shaped
 
 __all__ = ["BaseLoader", "Loader", "epoch_number"]
 
@@ -271,7 +271,7 @@ class BaseLoader(Generic[Batch]):
         if not any(mapping.workers for mapping in self.dataset.mappings):
             return None
         if self._crew is None or not self._crew.is_alive:
-            from penstock.feed.map_workers import Crew
+            from penstock.feed.map_pool import Crew
 
             self._crew = Crew(self.dataset.mappings)
         return self._crew
@@ -281,7 +281,7 @@ class BaseLoader(Generic[Batch]):
         run = feed.start(epoch, cursor)
         if not self.dataset.mappings:
             return run
-        from penstock.feed.mapping import MapRun
+        from penstock.feed.map_step import MapRun
 
         return MapRun(self, run, epoch, cursor)
 

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.feed.shape import Shaped
+    from penstock.feed.pipeline import Shaped
 
 __all__ = ["STATE_VERSION", "check", "make"]
 

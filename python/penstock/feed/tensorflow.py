@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.feed.fields import FieldSpec
-    from penstock.feed.shape import Shaped
+    from penstock.feed.pipeline import Shaped
 
 __all__ = ["dataset"]
 

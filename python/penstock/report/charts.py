@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.report import words
+from penstock.report import number_format
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
-    from penstock.report.facts import Comparison
+    from penstock.report.comparison import Comparison
 
 __all__ = ["charts", "per_point"]
 
@@ -79,7 +79,7 @@ def rates(facts: Comparison) -> Spec:
             "path": p.label,
             "rate": p.samples_per_s,
             "model": p.model_samples_per_s or None,
-            "text": words.rate(p.samples_per_s),
+            "text": number_format.rate(p.samples_per_s),
             "limit": p.limited_by,
         }
         for p in facts.paths
@@ -196,7 +196,7 @@ def job_hours(facts: Comparison) -> Spec:
         {
             "path": p.label,
             "hours": p.predicted.total_h,
-            "text": f"{words.hours(p.predicted.total_h)}  ·  {words.usd(p.predicted.usd)}",
+            "text": f"{number_format.hours(p.predicted.total_h)}  ·  {number_format.usd(p.predicted.usd)}",
             "usd": p.predicted.usd,
             "limit": p.predicted.limited_by,
         }

@@ -9,13 +9,13 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.report import words
+from penstock.report import number_format
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.report.facts import Comparison, PathFacts
+    from penstock.report.comparison import Comparison, PathFacts
 
 __all__ = ["Line", "lines"]
 
@@ -36,18 +36,18 @@ def _staging(path: PathFacts) -> str:
 
 
 _MEASURED: dict[str, Callable[[PathFacts], str]] = {
-    "samples/s": lambda p: words.rate(p.samples_per_s),
-    "data wait": lambda p: words.share(p.wait_share),
+    "samples/s": lambda p: number_format.rate(p.samples_per_s),
+    "data wait": lambda p: number_format.share(p.wait_share),
     "first batch": lambda p: format_seconds(p.first_batch_s),
     "staging": _staging,
     "moved": lambda p: format_bytes(p.bytes),
-    "throttles": lambda p: words.count(p.throttles),
+    "throttles": lambda p: number_format.count(p.throttles),
 }
 _SHORT = {"data wait": "wait", "first batch": "first", "throttles": "503s"}
 _PREDICTED: dict[str, Callable[[PathFacts], str]] = {
     "epoch": lambda p: f"{p.predicted.epoch_min:.0f} min",
-    "job": lambda p: words.hours(p.predicted.total_h),
-    "cost": lambda p: words.usd(p.predicted.usd),
+    "job": lambda p: number_format.hours(p.predicted.total_h),
+    "cost": lambda p: number_format.usd(p.predicted.usd),
     "published": lambda p: f"{p.published.run_h} h, {p.published.usd}" if p.published else "not tried",
 }
 
@@ -84,7 +84,7 @@ def _wrapped(text: str, width: int, *, strong: bool = False, faint: bool = False
 
 def _missed(facts: Comparison, width: int) -> list[Line]:
     misses = facts.misses()
-    text = f"{words.MISSED} {' '.join(misses)}"
+    text = f"{number_format.MISSED} {' '.join(misses)}"
     return _wrapped(text, width) if misses else []
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import Bug, ConfigError, PenstockError, of_code
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
-from penstock.train.door import load_workload
 from penstock.train.group import Group
 from penstock.train.progress import Progress
 from penstock.train.source import Request, close_quietly, facts, open_feed
+from penstock.train.workloads import load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

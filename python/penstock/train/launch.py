@@ -17,13 +17,13 @@ import msgspec
 from penstock import env, errors, ranks
 from penstock.bench import machine_card, results
 from penstock.errors import ConfigError, PenstockError, RankFailed
-from penstock.train import rank as rank_files
+from penstock.train import worker as rank_files
 from penstock.train.archive import archive
 from penstock.train.driver import Driver
 from penstock.train.progress import Progress
-from penstock.train.rank import ALONE
-from penstock.train.record import assemble
+from penstock.train.summarize import assemble
 from penstock.train.torchrun import FirstFailure
+from penstock.train.worker import ALONE
 
 if TYPE_CHECKING:
     from penstock.ranks import Rank
@@ -139,7 +139,7 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
         (folder / rank_files.SPEC).write_bytes(msgspec.json.encode(spec))
         argv = [sys.executable, "-m", "penstock.train.torchrun", str(folder / _FIRST)]
         argv += ["--standalone", "--nproc-per-node", str(spec.ranks)]
-        argv += ["--module", "penstock.train.rank", str(folder)]
+        argv += ["--module", "penstock.train.worker", str(folder)]
         environment = {
             **env.read(),
             "OMP_NUM_THREADS": str(spec.threads or _threads(spec.ranks)),

@@ -69,7 +69,7 @@ def open_feed(request: Request) -> Feed:
     if request.url.startswith(f"{DUMMY}:"):
         return Dummy(request)
     if request.reader == "torch":
-        from penstock.train.plain import TorchFeed
+        from penstock.train.torch_baseline import TorchFeed
 
         return TorchFeed(request)
     import penstock

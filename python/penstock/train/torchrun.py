@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.parent import end_with_parent
+from penstock.parent_death import end_with_parent
 
 __all__ = ["FirstFailure", "main"]
 

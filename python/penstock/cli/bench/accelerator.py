@@ -125,7 +125,7 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
     from penstock.errors import ConfigError
     from penstock.protocols import WorkloadSpec
     from penstock.train import TrainSpec
-    from penstock.train.door import load_workload
+    from penstock.train.workloads import load_workload
 
     url = data or (file.data if file else None)
     if url is None:

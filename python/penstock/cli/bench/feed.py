@@ -108,7 +108,7 @@ def command(
     import penstock
     from penstock import _native
     from penstock.bench import feed, results
-    from penstock.cli.epoch_price import priced, readable
+    from penstock.cli.epoch_cost import priced, readable
 
     if not no_save:
         results.refuse_debug(_native.__profile__, allow_debug=allow_debug)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.plan.published import CONTRADICTION, PUBLISHED
-from penstock.report import words
+from penstock.plan.reference_job import CONTRADICTION, PUBLISHED
+from penstock.report import number_format
 
 if TYPE_CHECKING:
-    from penstock.report.facts import PathFacts
+    from penstock.report.comparison import PathFacts
 
 __all__ = ["headline", "lead", "notes"]
 
@@ -35,9 +35,9 @@ def headline(paths: list[PathFacts]) -> list[str]:
     plain = known["as-published"]
     theirs = PUBLISHED["hot-mount"]
     return [
-        f"{_SUBJECT[best.name]} does the published job in {words.hours(best.predicted.total_h)} for {words.usd(best.predicted.usd)}.",
+        f"{_SUBJECT[best.name]} does the published job in {number_format.hours(best.predicted.total_h)} for {number_format.usd(best.predicted.usd)}.",
         (
-            f"Raw files through the article’s mount take {words.hours(plain.predicted.total_h)} and {words.usd(plain.predicted.usd)} by the same model; "
+            f"Raw files through the article’s mount take {number_format.hours(plain.predicted.total_h)} and {number_format.usd(plain.predicted.usd)} by the same model; "
             f"the article reports {theirs.run_h} h and {theirs.usd}."
         ),
     ]
@@ -57,7 +57,7 @@ def lead(paths: list[PathFacts], *, identical: bool, scale: float) -> str:
     if len(others) == 2:
         point = "Hot, Premium and a local copy feed the accelerators equally well: what matters is how the objects are read, not what is paid for them."
     else:
-        each = ", ".join(f"{p.label} {words.rate(p.samples_per_s)}" for p in (hot, premium, staged))
+        each = ", ".join(f"{p.label} {number_format.rate(p.samples_per_s)}" for p in (hot, premium, staged))
         point = f"In samples/s: {each}; what held them up here stands on each card."
     return (
         f"Four ways from object storage to one model, rehearsed on this machine at F = {scale:g} of the tiers’ stated rates. {same}. "

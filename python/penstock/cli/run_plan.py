@@ -22,8 +22,8 @@ _LISTED_WITHIN_S = 20.0
 
 def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -> int:
     """--dry-run: of each path in turn, where there are several; the exit code."""
-    from penstock.cli.run_money import listed, source_of, tier_of
-    from penstock.cli.run_pays import pays_lines, pays_of
+    from penstock.cli.run_breakeven import pays_lines, pays_of
+    from penstock.cli.run_cost import listed, source_of, tier_of
     from penstock.job import compare_paths
 
     ways = [compare_paths.for_path(job, path) for path in job.paths] or [job]
@@ -48,7 +48,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
 
 
 def _planned(execution: Execution, nodes: int, found: dict[str, Any] | None) -> dict[str, Any]:
-    from penstock.cli.run_money import money_lines, money_of
+    from penstock.cli.run_cost import money_lines, money_of
 
     try:
         steps = [{"name": step, "lines": lines} for step, lines in execution.plan()]
@@ -76,8 +76,8 @@ def told_at_start(job: Job, execution_of: Callable[[Job], Execution], *, is_quie
     Its source is listed only where `[demand]` says what is eaten of it, and not for long: one that cannot be listed by then
     is a line on stderr here, and the stage's to fail on.
     """
-    from penstock.cli.run_money import listed, source_of
-    from penstock.cli.run_pays import is_listed_for, pays_lines, pays_of
+    from penstock.cli.run_breakeven import is_listed_for, pays_lines, pays_of
+    from penstock.cli.run_cost import listed, source_of
     from penstock.errors import Deadline, PenstockError
 
     def talk(line: str) -> None:

@@ -7,7 +7,7 @@ import datetime as dt
 from typing import Any
 
 from penstock.price import book as books
-from penstock.price.moving import epochs_cost
+from penstock.price.transfer_cost import epochs_cost
 
 __all__ = ["priced", "readable"]
 

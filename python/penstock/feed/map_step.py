@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
-from penstock.feed import worker
+from penstock.feed import map_worker
 from penstock.feed.columns import byte_rows
-from penstock.feed.map_workers import Task
+from penstock.feed.map_pool import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock import _native
     from penstock.feed.loader import BaseLoader
-    from penstock.feed.map_workers import Crew
-    from penstock.feed.shape import Shaped
+    from penstock.feed.map_pool import Crew
+    from penstock.feed.pipeline import Shaped
 
 __all__ = ["MapRun", "Mapping", "run_here", "sample_seed"]
 
@@ -116,7 +116,7 @@ class MapRun:
             task = state.under_way[0]
             try:
                 made = crew.collect(task)
-            except worker.Failure as failure:
+            except map_worker.Failure as failure:
                 raise _failed(failure, self._loader.dataset, state.epoch, task.positions) from None
             if made is not None:
                 state.under_way.popleft()
@@ -150,13 +150,13 @@ class MapRun:
         seeds = _seeds(self._loader.dataset, self._pass.epoch, positions)
         with _generators_kept():
             try:
-                results = worker.apply(self._functions, rows, seeds, lambda size: np.empty(size, dtype=np.uint8))
-            except worker.Failure as failure:
+                results = map_worker.apply(self._functions, rows, seeds, lambda size: np.empty(size, dtype=np.uint8))
+            except map_worker.Failure as failure:
                 raise _failed(failure, self._loader.dataset, self._pass.epoch, positions) from failure.__cause__
         self._pass.wait_s += time.perf_counter() - began
         return {**passed, **results.arrays, **results.lists}, len(positions), cursor
 
-    def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[worker.Rows, dict[str, Any], Sequence[int], int]:
+    def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[map_worker.Rows, dict[str, Any], Sequence[int], int]:
         """A batch of the feed, parted by kind, and the positions of its rows."""
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
@@ -165,7 +165,7 @@ class MapRun:
         end = start + loader.global_batch if loader.tail == "pad" else min(start + loader.global_batch, samples)
         first = start + (end - start) * loader.rank // loader.world
         state.read = cursor
-        rows, passed = worker.Rows({}), {}
+        rows, passed = map_worker.Rows({}), {}
         for name, value in tensors.items():
             if name == "weight" and loader.tail == "pad":
                 passed[name] = self._array(value)
@@ -197,7 +197,7 @@ class MapRun:
             self._crew.abandon()
 
 
-def _add(rows: worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
+def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
     """A column of the feed, by its kind: of one shape, ragged (values and offsets), or a list."""
     if isinstance(value, list):
         rows.lists[name] = value
@@ -217,7 +217,7 @@ def _seeds(dataset: Shaped, epoch: int, positions: Sequence[int]) -> list[int]:
     return [sample_seed(seed, epoch, position % samples) for position in positions]
 
 
-def _failed(failure: worker.Failure, dataset: Shaped, epoch: int, positions: Sequence[int]) -> MapFailed:
+def _failed(failure: map_worker.Failure, dataset: Shaped, epoch: int, positions: Sequence[int]) -> MapFailed:
     position = positions[failure.row] % dataset.samples
     course = dataset.course()
     ((leaf, number, record),) = course.places(epoch, [position])
@@ -239,17 +239,19 @@ def run_here(
     """
     from penstock.feed.numpy import array
 
-    rows = worker.Rows({})
+    rows = map_worker.Rows({})
     for name, value in columns.items():
         _add(rows, name, value, array)
     functions = [(mapping.function, mapping.wants_seed) for mapping in dataset.mappings]
     seeds = _seeds(dataset, epoch, positions)
     with _generators_kept():
         try:
-            results = worker.each(functions, rows, seeds)
-        except worker.Failure as failure:
+            results = map_worker.each(functions, rows, seeds)
+        except map_worker.Failure as failure:
             raise _failed(failure, dataset, epoch, positions) from failure.__cause__
-        drew = watches_draws and bool(seeds) and (any(wants for _, wants in functions) or worker.drew_since(seeds[-1]))
+        drew = (
+            watches_draws and bool(seeds) and (any(wants for _, wants in functions) or map_worker.drew_since(seeds[-1]))
+        )
     return results, drew
 
 
@@ -271,7 +273,7 @@ class _generators_kept:  # noqa: N801 - read as `with`
 
         import numpy as np
 
-        worker.torch_seeding.end()
+        map_worker.torch_seeding.end()
         random.setstate(self._kept[0])
         np.random.set_state(self._kept[1])
         if self._kept[2] is not None:

@@ -18,7 +18,7 @@ import msgspec
 from penstock import env, errors
 from penstock.bench.results import RunRecord
 from penstock.errors import PenstockError
-from penstock.train import rank
+from penstock.train import worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,10 +69,10 @@ def learn_all(tasks: list[Task], work: Path, *, at_once: int, tell: Callable[[st
 
 def _start(task: Task, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     folder.mkdir()
-    (folder / rank.SPEC).write_bytes(msgspec.json.encode(task.spec))
+    (folder / worker.SPEC).write_bytes(msgspec.json.encode(task.spec))
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "penstock.train.rank", str(folder)],
+            [sys.executable, "-m", "penstock.train.worker", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -84,11 +84,11 @@ def _start(task: Task, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
 
 
 def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecord:
-    if child.returncode == 0 and (folder / rank.RESULT).exists():
-        return msgspec.json.decode((folder / rank.RESULT).read_bytes(), type=RunRecord)
-    said = folder / rank.ERROR.format(rank=0)
+    if child.returncode == 0 and (folder / worker.RESULT).exists():
+        return msgspec.json.decode((folder / worker.RESULT).read_bytes(), type=RunRecord)
+    said = folder / worker.ERROR.format(rank=0)
     if said.exists():
-        failure = msgspec.json.decode(said.read_bytes(), type=rank.Failure)
+        failure = msgspec.json.decode(said.read_bytes(), type=worker.Failure)
         kind = getattr(errors, failure.kind, PenstockError)
         raise kind(failure.message, hint=failure.hint)
     last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]

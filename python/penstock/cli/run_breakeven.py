@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.run_money import listed, source_of, tier_of
+from penstock.cli.run_cost import listed, source_of, tier_of
 from penstock.errors import ConfigError
-from penstock.plan.pays import Eaten, pays
+from penstock.plan.breakeven import Eaten, pays
 from penstock.price import tiers
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.report import words
+from penstock.report import number_format
 from penstock.report.charts import charts, per_point
 from penstock.report.document import document, escape, figure, refuse_without_charts, table, write_whole
 from penstock.units import format_bytes, format_seconds
@@ -13,7 +13,7 @@ from penstock.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.report.facts import Comparison, PathFacts
+    from penstock.report.comparison import Comparison, PathFacts
 
 __all__ = ["page", "write_page"]
 
@@ -21,15 +21,15 @@ __all__ = ["page", "write_page"]
 def _card(index: int, path: PathFacts) -> str:
     said = path.predicted
     facts = [
-        ("samples/s here", words.rate(path.samples_per_s)),
-        ("data wait", words.share(path.wait_share)),
+        ("samples/s here", number_format.rate(path.samples_per_s)),
+        ("data wait", number_format.share(path.wait_share)),
         ("first batch", format_seconds(path.first_batch_s)),
         ("staging", format_seconds(path.stage_s) if path.stage_s else "none"),
     ]
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     return (
         f'<li class="card" style="--c:var(--path{index})"><h3>{escape(path.label)}</h3><p class="how">{escape(path.how)}</p>'
-        f'<div class="big">{escape(words.hours(said.total_h))} <small>predicted job</small></div><div class="money">{escape(words.usd(said.usd))}</div>'
+        f'<div class="big">{escape(number_format.hours(said.total_h))} <small>predicted job</small></div><div class="money">{escape(number_format.usd(said.usd))}</div>'
         f'<dl>{rows}</dl><p class="limit"><b>limited by</b>{escape(path.limited_by)}</p></li>'
     )
 
@@ -49,14 +49,14 @@ def _measured(facts: Comparison) -> str:
     rows = [
         [
             ("head", f'<i style="--c:var(--path{i})"></i>{escape(p.label)}'),
-            ("n", words.rate(p.samples_per_s)),
-            ("n", words.rate(p.model_samples_per_s) if p.model_samples_per_s else "–"),
-            ("n", words.share(p.wait_share)),
+            ("n", number_format.rate(p.samples_per_s)),
+            ("n", number_format.rate(p.model_samples_per_s) if p.model_samples_per_s else "–"),
+            ("n", number_format.share(p.wait_share)),
             ("n", format_seconds(p.first_batch_s)),
             ("n", format_seconds(p.stage_s) if p.stage_s else "–"),
             ("n", format_bytes(p.bytes)),
-            ("n", words.count(p.requests)),
-            ("n", words.count(p.throttles)),
+            ("n", number_format.count(p.requests)),
+            ("n", number_format.count(p.throttles)),
         ]
         for i, p in enumerate(facts.paths)
     ]
@@ -86,8 +86,8 @@ def _predicted(facts: Comparison) -> str:
                 ("head", f'<i style="--c:var(--path{i})"></i>{escape(p.label)}'),
                 ("n", f"{said.epoch_min:.1f} min"),
                 ("n", format_seconds(said.stage_h * 3600) if said.stage_h else "–"),
-                ("n", words.hours(said.run_h)),
-                ("n", words.usd(said.usd)),
+                ("n", number_format.hours(said.run_h)),
+                ("n", number_format.usd(said.usd)),
                 ("w", escape(said.limited_by)),
                 ("source", escape(beside)),
             ]
@@ -181,7 +181,7 @@ def page(facts: Comparison) -> str:
         f'<p class="kicker"><b>Penstock</b><span>first water</span><span>{escape(facts.created)}</span><span>scale F = {facts.scale:g}</span></p>',
         f"<h1>{escape(facts.headline[0])} <span>{escape(' '.join(facts.headline[1:]))}</span></h1>",
         f'<p class="invalid">INVALID as a measurement: {escape(facts.invalid)}.</p>' if facts.invalid else "",
-        f'<p class="missed">{escape(words.MISSED)} {escape(" ".join(misses))}</p>' if misses else "",
+        f'<p class="missed">{escape(number_format.MISSED)} {escape(" ".join(misses))}</p>' if misses else "",
         f'<p class="lead">{escape(facts.lead)}</p>',
         f'<ul class="cards">{"".join(_card(i, p) for i, p in enumerate(facts.paths))}</ul>',
         (

@@ -18,12 +18,12 @@ import torch
 from penstock import _native
 from penstock.feed.columns import adapt, rows
 from penstock.feed.loader import Loader, epoch_number
-from penstock.feed.mapping import run_here
+from penstock.feed.map_step import run_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.feed.shape import Shaped
+    from penstock.feed.pipeline import Shaped
 
 __all__ = ["MapDataset"]
 

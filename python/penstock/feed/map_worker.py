@@ -21,7 +21,7 @@ from multiprocessing import reduction
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from penstock.parent import end_with_parent
+from penstock.parent_death import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,7 +13,7 @@ from penstock.cli.stage_estimate import estimated, usd
 from penstock.job.compare_paths import staged_leftover
 from penstock.price import book as books
 from penstock.price.cost import job_cost
-from penstock.price.moving import tier_of_url
+from penstock.price.transfer_cost import tier_of_url
 
 if TYPE_CHECKING:
     from penstock.job.spec import Job, MoneySection

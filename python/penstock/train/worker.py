@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m penstock.train.rank FOLDER`: one rank of a run that `launch` started under torchrun.
+"""`python -m penstock.train.worker FOLDER`: one rank of a run that `launch` started under torchrun.
 
 It reads `spec.json` there and leaves `progress.json` (rank 0), then `result.json` (rank 0) or `error-RANK.json`. It prints
 nothing: its parent has the terminal.
@@ -17,7 +17,7 @@ import msgspec
 
 from penstock import env, ranks
 from penstock.errors import PenstockError, RankFailed
-from penstock.parent import end_with_parent
+from penstock.parent_death import end_with_parent
 from penstock.train.spec import TrainSpec
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed, SystemFault
-from penstock.feed import worker
+from penstock.feed import map_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.feed.mapping import Mapping
+    from penstock.feed.map_step import Mapping
 
 __all__ = ["Crew", "Task"]
 
@@ -74,7 +74,7 @@ class _Worker:
         self.number = number
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=worker.work, args=(theirs, pickled), name=f"penstock-map-{number}", daemon=True
+            target=map_worker.work, args=(theirs, pickled), name=f"penstock-map-{number}", daemon=True
         )
         self.process.start()
         theirs.close()
@@ -95,7 +95,7 @@ class _Worker:
                 self.free_inputs.remove(slot)
                 return slot, self.inputs[slot]
         slot = self.free_inputs.pop() if self.free_inputs else len(self.inputs)
-        descriptor, memory = worker.new_memory(size)
+        descriptor, memory = map_worker.new_memory(size)
         self.pipe.send(("input", slot, size))
         reduction.send_handle(self.pipe, descriptor, self.process.pid)
         os.close(descriptor)
@@ -177,21 +177,21 @@ class Crew:
             finally:
                 self._holder = None
 
-    def submit(self, task: Task, rows: worker.Rows, seeds: Sequence[int]) -> None:
+    def submit(self, task: Task, rows: map_worker.Rows, seeds: Sequence[int]) -> None:
         """Copies a batch into a slot of the least busy worker, and sends the task."""
         import numpy as np
 
         arrays = dict(rows.arrays)
         for name, (values, offsets) in rows.ragged.items():
             arrays[f"{name}/values"], arrays[f"{name}/offsets"] = values, offsets
-        fields, size = worker.layout([(name, array.dtype.str, array.shape) for name, array in arrays.items()])
+        fields, size = map_worker.layout([(name, array.dtype.str, array.shape) for name, array in arrays.items()])
         with self._pipes():
             chosen = task.worker = min(self.workers, key=lambda each: each.tasks)
             task.number, self._next = self._next, self._next + 1
             self.tasks[task.number] = task
             try:
                 task.slot, memory = chosen.input(size)
-                for name, seat in worker.arrays_at(memory, fields).items():
+                for name, seat in map_worker.arrays_at(memory, fields).items():
                     np.copyto(seat, arrays[name])
                 task.offered = chosen.free_outputs.pop() if chosen.free_outputs else None
                 message = ("task", task.number, task.slot, fields, list(rows.ragged), rows.lists, seeds, task.offered)
@@ -268,7 +268,7 @@ class Crew:
             raise ConfigError("iterator: it has ended", where="iterator")
         if task.result[0] == "failed":
             _, _, row, why, trace = task.result
-            raise worker.Failure(row, why, trace)
+            raise map_worker.Failure(row, why, trace)
         _, _, fields, lists, slot, _, _ = task.result
         made: dict[str, Any] = dict(lists)
         sender = task.worker
@@ -277,7 +277,7 @@ class Crew:
             # The holder's arrays keep this alive; when the last is gone, the slot is used again.
             owner = (ctypes.c_char * len(memory)).from_buffer(memory)
             weakref.finalize(owner, sender.dropped.append, (slot, _Forks.count)).atexit = False
-            made.update(worker.arrays_at(owner, fields))
+            made.update(map_worker.arrays_at(owner, fields))
         return made
 
     def abandon(self) -> None:

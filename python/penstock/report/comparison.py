@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.errors import ConfigError, NotFound
-from penstock.report.words import rate
+from penstock.report.number_format import rate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.plan.model import Job, Prediction, Route, StagePrediction, predict, predict_stage
-from penstock.plan.published import EMULATED_V100_SAMPLE_S, GZIP_BYTES, JOB, RAW_BYTES
+from penstock.plan.reference_job import EMULATED_V100_SAMPLE_S, GZIP_BYTES, JOB, RAW_BYTES
 from penstock.price.cost import storage_usd
 
 if TYPE_CHECKING:

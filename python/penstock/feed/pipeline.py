@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from penstock import _native
-    from penstock.feed.mapping import Mapping
+    from penstock.feed.map_step import Mapping
     from penstock.feed.node_cache import NodeCache
-    from penstock.feed.routes import Locality
+    from penstock.feed.pool_locality import Locality
 
 __all__ = ["Shaped", "expected_reads"]
 
@@ -114,7 +114,7 @@ class Shaped:
         Args:
             workers: Processes of each rank; 0 runs `fn` in this one.
         """
-        from penstock.feed.mapping import Mapping
+        from penstock.feed.map_step import Mapping
 
         return replace(self, mappings=(*self.mappings, Mapping.of(fn, workers)))
 

@@ -106,7 +106,7 @@ def test_storage_on_three_hosts_gives_one_row_of_all(run_cli: Callable[..., Any]
         assert row["first"]["ios"] <= 72
         assert 0 <= float(row["raw"]["start_skew_s"]) < 5
         # All three are this machine.
-        assert row["cores"] * row["hosts"] == pytest.approx(os.cpu_count())
+        assert row["cores"] * row["hosts"] == pytest.approx(len(os.sched_getaffinity(0)))
     assert rows[2]["raw"]["verified_bytes"] == str(18 * 65536)
     assert "3 hosts: phases began within" in ran.err
     assert not place.exists()
@@ -330,6 +330,21 @@ def test_merge_counts_from_the_first_start_and_percentiles_of_all_values() -> No
     assert (both.cache.state, "host 0: cold, dropped" in both.cache.how) == ("warm", True)
     assert sum(s.bytes_per_s * 1.0 for s in both.series) == pytest.approx(200_000, rel=0.15)
     assert both.raw["start_skew_s"] == "1.000000"
+
+
+def test_merge_counts_each_processor_of_the_hosts_affinities_once() -> None:
+    def cores(*affinities: str) -> float | None:
+        rows = [
+            _row(4.0, 4.0, 100, [10], cores=len(each.split(",")), raw={"boot_id": "a", "affinity": each})
+            for each in affinities
+        ]
+        merged = merge(rows, [0.0] * len(rows))
+        assert "affinity" not in merged.raw
+        return merged.cores
+
+    assert cores("0,1", "2,3") == 2
+    assert cores("0,1", "0,1") == 1
+    assert cores("0", "0,1,2") == 1.5
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other tools left behind: fio's JSON (made here by fio 3.33), what IOR and mdtest print, folders of all of it."""
+"""What other tools left behind: fio's JSON (made here by fio 3.33), IOR's table, JSON and CSV (IOR 4.1.0+dev), mdtest's summary."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from tests.bench.sweeps import MIB, Storage, make
 GOLDEN = Path(__file__).parent / "golden"
 GROUPED = (GOLDEN / "fio-grouped.json").read_text()
 MIXED = (GOLDEN / "fio-mixed-each-job.json").read_text()
+IOR_JSON = (GOLDEN / "ior.json").read_text()
+IOR_CSV = (GOLDEN / "ior.csv").read_text()
 
 IOR = """IOR-4.0.0: MPI Coordinated Test of Parallel I/O
 Began               : Tue Apr 29 14:12:28 2025
@@ -126,6 +128,48 @@ def test_ior_older_table_with_fewer_columns_is_read():
     assert row.last.ios_per_s is None
 
 
+def test_ior_json_of_the_real_tool_is_a_row_for_each_operation_of_each_iteration():
+    rows = ior.parse_ior_json("WARNING: a warning\n" + IOR_JSON, "ior.json")
+    assert [(r.operation, r.repeat) for r in rows] == [("WRITE", 0), ("READ", 0), ("WRITE", 1), ("READ", 1)]
+    results = json.loads(IOR_JSON)["tests"][0]["Results"]
+    assert [r.last.bytes_per_s for r in rows] == [each["bwMiB"] * MIB for each in results]
+    assert [r.last.ios_per_s for r in rows] == [each["iops"] for each in results]
+    row = rows[0]
+    assert (row.hosts, row.threads, row.path_type, row.source) == (1, 2, "dir", "IOR-4.1.0+dev")
+    assert (row.file_size_bytes, row.block_size_bytes, row.random) == (16 * MIB, 65536, False)
+    assert row.raw["command"].startswith("ior -a POSIX -F")
+    # The results of IOR 3 stand in a list for each iteration; a short one has the time 0.0000.
+    document = json.loads(IOR_JSON)
+    results[0]["totalTime"] = 0.0
+    document["tests"][0]["Results"] = [results[:2], results[2:]]
+    nested = ior.parse_ior_json(json.dumps(document), "ior.json")
+    assert [r.repeat for r in nested] == [0, 0, 1, 1]
+    assert nested[0].last.bytes == pytest.approx(32 * MIB)
+
+
+def test_ior_csv_of_the_real_tool_is_a_row_for_each_line():
+    rows = ior.parse_ior_csv(IOR_CSV, "ior.csv")
+    assert [(r.operation, r.repeat) for r in rows] == [("WRITE", 0), ("READ", 0), ("WRITE", 1), ("READ", 1)]
+    rates = [float(line.split(",")[1]) * MIB for line in IOR_CSV.splitlines()[1:]]
+    assert [r.last.bytes_per_s for r in rows] == rates
+    assert (rows[0].threads, rows[0].block_size_bytes, rows[0].file_size_bytes) == (2, 65536, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (IOR_JSON[:3000], "not a valid JSON of IOR"),
+        (IOR_JSON.replace('"Results"', '"Other"'), "test 0: `Results` is not a list of objects"),
+        (IOR_JSON.replace('"Options"', '"Other"'), "test 0: it has no `Options`"),
+        (IOR_CSV.replace(",2,0", ",2"), "line 2: 11 columns, but the header has 12"),
+    ],
+)
+def test_ior_json_and_csv_that_are_damaged_are_refused_with_the_place(tmp_path, text, problem):
+    (tmp_path / "out").write_text(text)
+    with pytest.raises(Corrupt, match=problem):
+        read_any(tmp_path / "out")
+
+
 def test_mdtest_mean_rates_of_what_was_run():
     rows = ior.parse_mdtest(MDTEST, "out.txt")
     assert [(r.operation, r.last.entries_per_s) for r in rows] == [("WRITE", 2950), ("STAT", 9000), ("READ", 5000)]
@@ -165,12 +209,14 @@ def test_folder_of_all_tools_is_one_set_of_rows(tmp_path):
         ("b.out", IOR),
         ("c.out", MDTEST),
         ("d.csv", render(sweep)),
+        ("e.json", IOR_JSON),
+        ("f.csv", IOR_CSV),
         ("notes", "x"),
     ):
         (tmp_path / "old" / name).write_text(text)
     write_results(tmp_path / "old" / "ours", sweep, spec={})
     found = read_any(tmp_path).rows
-    assert len(found) == 1 + 3 + 3 + 2 + 2
+    assert len(found) == 1 + 3 + 3 + 2 + 4 + 4 + 2
     assert {r.source.partition("-")[0].partition(" ")[0] for r in found} == {"fio", "IOR", "mdtest", "elbencho", ""}
 
 
@@ -236,6 +282,12 @@ def test_prop_parsers_hostile_input_ends_in_rows_or_one_error(text, document, li
         (fio.parse, json.dumps(document)),
         (ior.parse_ior, text),
         (ior.parse_ior, "\n".join(ior_lines)),
+        (ior.parse_ior_json, json.dumps({"tests": document})),
+        (
+            ior.parse_ior_json,
+            json.dumps({"tests": [{"Options": {}, "Results": [{"access": "read", "bwMiB": junk}, document]}]}),
+        ),
+        (ior.parse_ior_csv, IOR_CSV.replace("64.0000", junk)),
         (ior.parse_ior, IOR.replace("16384", junk.replace("\n", ""))),
         (ior.parse_mdtest, text),
         (ior.parse_mdtest, "\n".join(mdtest_lines)),

@@ -240,6 +240,18 @@ def test_classify_machine_that_others_keep_busy_is_no_client_limit(own, regime):
     assert ("crowded" in told[64, 16 * MIB].evidence) == (regime != "client")
 
 
+def test_classify_bench_at_its_quota_of_an_idle_machine_is_a_client_limit():
+    """A control group grants two of many processors: the machine is 10 % busy, the bench uses all it may."""
+    rows = []
+    for size in (64 * KIB, MIB, 16 * MIB):
+        for c in (1, 4, 16, 64):
+            one = row("READ", c, size, min(c / (1e-3 + size / 1e9), 4e9 / size), cpu=0.1, cores=2)
+            rows.append(msgspec.structs.replace(one, cpu_s=1.9 * one.last.time_s))
+    judged = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
+    assert judged[64, 16 * MIB].regime == "client"
+    assert "95% of the client's processors" in judged[64, 16 * MIB].evidence["why"]
+
+
 def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
     rows = []
     for size in (128 * KIB, MIB):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU time: of this process, io_uring's kernel workers among it, and of the whole machine.
+//! CPU time: of this process, io_uring's kernel workers among it, and of the processors that it may run on.
 
 use serde::Serialize;
 
@@ -30,7 +30,12 @@ impl CpuTime {
     }
 }
 
-/// Ticks of the whole machine: (busy, all). Zeros where the kernel does not tell.
+/// Processors that this process may keep busy: its affinity, and the quota of its control group.
+pub fn usable_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Ticks of the processors that this process may run on: (busy, all). Zeros where the kernel does not report them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Machine {
     busy: u64,
@@ -40,21 +45,66 @@ pub struct Machine {
 impl Machine {
     /// Until now.
     pub fn now() -> Self {
-        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-        let ticks: Vec<u64> = text
-            .lines()
-            .next()
-            .map(|line| line.split_ascii_whitespace().skip(1).take(8).filter_map(|word| word.parse().ok()).collect())
-            .unwrap_or_default();
-        let all: u64 = ticks.iter().sum();
-        // Idle and waiting for I/O stand fourth and fifth.
-        let idle: u64 = ticks.iter().skip(3).take(2).sum();
-        Self { busy: all - idle, all }
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        Self::parse(&read("/proc/stat"), &read("/proc/self/status"))
     }
 
-    /// Percent of all cores that were busy since.
+    /// From `/proc/stat`, of the processors that `/proc/self/status` allows; of all processors if it lists none.
+    fn parse(stat: &str, status: &str) -> Self {
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+        let is_allowed = |cpu: usize| {
+            allowed.trim().split(',').any(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                matches!((first.parse(), last.parse()), (Ok(first), Ok(last)) if (first..=last).contains(&cpu))
+            })
+        };
+        let (mut machine, mut own) = (Self::default(), Self::default());
+        for line in stat.lines() {
+            let Some((name, ticks)) = line.strip_prefix("cpu").and_then(|line| line.split_once(' ')) else { continue };
+            let ticks: Vec<u64> = ticks.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
+            let all: u64 = ticks.iter().sum();
+            // Idle and waiting for I/O stand fourth and fifth.
+            let busy = all - ticks.iter().skip(3).take(2).sum::<u64>();
+            match name.parse() {
+                Ok(cpu) if is_allowed(cpu) => own = Self { busy: own.busy + busy, all: own.all + all },
+                Err(_) if name.is_empty() => machine = Self { busy, all },
+                _ => {}
+            }
+        }
+        if own.all > 0 { own } else { machine }
+    }
+
+    /// Percent of these processors' time that was busy since.
     pub fn percent_since(self, earlier: Self) -> Option<f64> {
         let all = self.all.checked_sub(earlier.all).filter(|all| *all > 0)?;
         Some(100.0 * self.busy.saturating_sub(earlier.busy) as f64 / all as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: &str = "cpu  0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\ncpu3 0 0 0 0 0 0 0 0\n";
+    const AFTER: &str = "cpu  70 0 30 190 10 0 0 0 5 0\ncpu0 0 0 0 95 5 0 0 0\ncpu2 50 0 20 30 0 0 0 0\ncpu3 20 0 10 65 5 0 0 0\nintr 1\n";
+
+    fn percent(status: &str) -> Option<f64> {
+        Machine::parse(AFTER, status).percent_since(Machine::parse(BEFORE, status))
+    }
+
+    #[test]
+    fn busy_share_covers_only_the_processors_of_the_affinity() {
+        for (allowed, want) in [("2", 70.0), ("2-3", 50.0), ("0,2", 35.0), ("0-3", 100.0 / 3.0)] {
+            let status = format!("Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t{allowed}\n");
+            assert!((percent(&status).unwrap() - want).abs() < 1e-9, "{allowed}");
+        }
+        assert!((percent("").unwrap() - 100.0 / 3.0).abs() < 1e-9, "no list: the whole machine");
+        assert_eq!(Machine::parse("", "").percent_since(Machine::default()), None);
+    }
+
+    #[test]
+    fn machine_of_now_has_ticks_of_the_usable_cores() {
+        assert!(Machine::now().all > 0);
+        assert!(usable_cores() >= 1);
     }
 }

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What IOR and mdtest print, in: IOR's table of results (each iteration a row) and mdtest's summary of rates.
+"""What IOR and mdtest print, in: IOR's table of results (each iteration a row), its JSON and CSV, and mdtest's summary of rates.
 
 Refuses to judge. Both print a page for people, whose columns differ between versions: they are found by their heads.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import shlex
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from penstock.bench.rows import End, Latency, Row
 from penstock.errors import Corrupt
@@ -16,10 +21,30 @@ from penstock.errors import Corrupt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["looks_like_ior", "looks_like_mdtest", "parse_ior", "parse_mdtest"]
+__all__ = [
+    "looks_like_ior",
+    "looks_like_ior_csv",
+    "looks_like_ior_json",
+    "looks_like_mdtest",
+    "parse_ior",
+    "parse_ior_csv",
+    "parse_ior_json",
+    "parse_mdtest",
+]
 
 _MIB = 1 << 20
 _HEAD = re.compile(r"^\s*access\s+bw\(MiB/s\)")
+_CSV_HEAD = re.compile(r"^access,bw\(MiB/s\),.*$", re.MULTILINE)
+# The JSON's names of the columns of the table.
+_COLUMNS = {
+    "access": "access",
+    "bwMiB": "bw(MiB/s)",
+    "iops": "IOPS",
+    "latency": "Latency(s)",
+    "blockKiB": "block(KiB)",
+    "xferKiB": "xfer(KiB)",
+    "totalTime": "total(s)",
+}
 # IOR -b and mdtest -w take these; both count in powers of two.
 _SHORT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MDTEST = {
@@ -39,6 +64,16 @@ _LAUNCHED = re.compile(r"^\s*(mdtest\S*) was launched with (\d+) total task\(s\)
 def looks_like_ior(text: str) -> bool:
     """Whether a text holds IOR's table of results."""
     return "MPI Coordinated Test of Parallel I/O" in text or any(_HEAD.match(line) for line in text.splitlines()[:400])
+
+
+def looks_like_ior_json(text: str) -> bool:
+    """Whether a text holds what IOR writes with -O summaryFormat=JSON; warnings may stand before it."""
+    return '"Command line"' in text and '"tests"' in text and '"Began"' in text
+
+
+def looks_like_ior_csv(text: str) -> bool:
+    """Whether a text holds what IOR writes with -O summaryFormat=CSV; warnings may stand before it."""
+    return _CSV_HEAD.search(text) is not None
 
 
 def looks_like_mdtest(text: str) -> bool:
@@ -97,6 +132,65 @@ def _runs(text: str, place: str) -> Iterator[Row]:
             began = value.strip() if name.strip() == "Began" else began
 
 
+def parse_ior_json(text: str, place: str) -> list[Row]:
+    """Rows of IOR's JSON, one for each operation of each iteration.
+
+    Raises:
+        Corrupt: The JSON is invalid, or lacks IOR's tests and their results.
+    """
+    try:
+        document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{place} is not a valid JSON of IOR: {error}", where=place) from None
+    rows = []
+    for number, test in enumerate(_tables(document.get("tests"), f"{place}: `tests`")):
+        at = f"{place}, test {number}"
+        options = test.get("Options")
+        if not isinstance(options, dict):
+            raise Corrupt(f"{at}: it has no `Options`", where=place)
+        repeats: Counter[str] = Counter()
+        for result in _tables(test.get("Results"), f"{at}: `Results`"):
+            cells = {column: str(result[name]) for name, column in _COLUMNS.items() if name in result}
+            access = cells.get("access", "")
+            if access not in ("write", "read"):
+                continue
+            cells["iter"] = str(repeats[access])
+            repeats[access] += 1
+            source = f"IOR-{document.get('Version', '')} {document.get('Command line', '')}"
+            began = str(test.get("StartTime", document.get("Began", "")))
+            rows.append(_ior_row(cells, {name: str(value) for name, value in options.items()}, source, began, at))
+    return rows
+
+
+def _tables(found: Any, place: str) -> list[dict[str, Any]]:
+    if isinstance(found, list):  # IOR 3 puts the results of each iteration into a list of their own
+        found = [each for part in found for each in (part if isinstance(part, list) else [part])]
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise Corrupt(f"{place} is not a list of objects", where=place)
+    return found
+
+
+def parse_ior_csv(text: str, place: str) -> list[Row]:
+    """Rows of IOR's CSV, which holds neither the command nor the number of nodes, segments and files: one host is assumed.
+
+    Raises:
+        Corrupt: A value is not a number.
+    """
+    rows: list[Row] = []
+    heads: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if _CSV_HEAD.match(line):
+            heads = line.replace("Latency,", "Latency(s),").split(",")
+        elif heads and (words := next(csv.reader([line]), [])) and words[0] in ("write", "read"):
+            at = f"{place}, line {number}"
+            if len(words) != len(heads):
+                raise Corrupt(f"{at}: {len(words)} columns, but the header has {len(heads)}", where=place)
+            cells = dict(zip(heads, words, strict=True))
+            row = _ior_row(cells, {"tasks": cells.get("numTasks", "1")}, "IOR", "", at)
+            rows.append(msgspec.structs.replace(row, file_size_bytes=None))
+    return rows
+
+
 def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began: str, place: str) -> Row:
     tasks = _whole(options.get("tasks"), place) or 1
     each = _whole(options.get("clients per node"), place) or tasks
@@ -108,6 +202,8 @@ def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began:
     one = int(block * 1024 * segments) if block else None
     rate = _number(cells.get("bw(MiB/s)", "-"), place)
     time_s = _number(cells.get("total(s)", "-"), place)
+    if time_s == 0 and rate and one:  # shorter than the four digits after the point
+        time_s = one * tasks / (rate * _MIB)
     if rate is None or not time_s:
         raise Corrupt(f"{place}: a result without rate or time", where=place)
     latency = _number(cells.get("Latency(s)", "-"), place)

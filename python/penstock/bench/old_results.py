@@ -26,10 +26,12 @@ _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], .
     (fio.looks_like, fio.parse),
     (watched.is_trace, watched.parse_trace),
     (watched.is_run, watched.parse_run),
+    (ior.looks_like_ior_json, ior.parse_ior_json),
+    (ior.looks_like_ior_csv, ior.parse_ior_csv),
     (ior.looks_like_mdtest, ior.parse_mdtest),
     (ior.looks_like_ior, ior.parse_ior),
 )
-_KNOWN = "elbencho's CSV, fio's JSON, what IOR and mdtest print, and folders that penstock bench wrote"
+_KNOWN = "elbencho's CSV, fio's JSON, what IOR prints and its JSON and CSV, what mdtest prints, and folders that penstock bench wrote"
 
 
 def _rows(file: Path) -> list[Row] | None:

@@ -7,7 +7,6 @@ Owns the loop over points and phases, and what all reports say alike. Knows neit
 from __future__ import annotations
 
 import json
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -144,7 +143,7 @@ def facts_of(report: dict[str, Any]) -> dict[str, Any]:
     return {
         "open_loop_per_s": report["offered_per_s"],
         "cpu_s": report["cpu"]["user_s"] + report["cpu"]["system_s"],
-        "cores": os.cpu_count(),
+        "cores": report["cores"],
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(report["started_s"])),
         "source": f"penstock {_native.__version__}",
     }

@@ -48,7 +48,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         entries: Files, objects or folders done; None where none of them was finished or counted.
         ios: Blocks read or written.
-        cpu: Share of the machine's processors that were busy, 0 to 1.
+        cpu: Share of the time of the processors that the measuring program may run on (its affinity) that was busy, 0 to 1.
     """
 
     time_s: float
@@ -143,7 +143,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         limits: What the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the series.
         loss_s: Worker-seconds by what they went to.
         cpu_s: Processor seconds of the measuring program itself, on all hosts.
-        cores: Processors for each host: those of the hosts' machines by the number of hosts, where several hosts are one machine.
+        cores: Processors that each host may keep busy (its affinity and its control group's quota); where several hosts are one
+            machine, those of the machine by the number of hosts.
         prices_as_of: Dates of the prices behind `usd`.
         invalid: Why its figures are none; empty for a sound row.
         source: Tool and version that measured it.

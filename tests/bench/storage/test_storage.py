@@ -37,6 +37,26 @@ def _document(ran: Any) -> dict[str, Any]:
     return found
 
 
+def test_storage_pinned_to_one_processor_reports_the_share_of_that_processor(tmp_path: Path) -> None:
+    """Reads from the page cache saturate the one processor that the bench may use, however idle the others are."""
+    one = min(os.sched_getaffinity(0))
+    program = Path(sys.executable).with_name("penstock")
+    flags = ("--file-size", "1MiB", "--block-size", "4KiB", "--files", "8", "--threads", "2", "--keep-caches")
+    limit = ("--phases", "mkdirs,write,read", "--repeat-io", "--no-fsync", "--time-limit", "2s", "--json")
+    done = subprocess.run(
+        [str(program), "bench", "storage", str(tmp_path / "new"), *flags, *limit],
+        preexec_fn=lambda: os.sched_setaffinity(0, {one}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout)["rows"][-1]
+    assert (read["operation"], read["cores"]) == ("READ", 1)
+    assert read["last"]["cpu"] > 0.85
+
+
 def test_storage_all_phases_give_a_row_each_and_leave_nothing(bench: Callable[..., Any], tmp_path: Path) -> None:
     place = tmp_path / "new"
     rows = _document(bench(place, *_SMALL, "--verify", "5", "--json", "-o", tmp_path / "out"))["rows"]

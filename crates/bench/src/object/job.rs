@@ -20,7 +20,7 @@ use super::spec::{ObjectSpec, Operation};
 use super::stats::Stats;
 use super::worker::{Brought, work};
 use crate::content::Content;
-use crate::cpu_usage::{CpuTime, Machine};
+use crate::cpu_usage::{CpuTime, Machine, usable_cores};
 
 /// Counts of one kind, as they grow.
 #[derive(Debug, Default)]
@@ -319,6 +319,7 @@ async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> R
         ramp,
         series: thinned(series),
         cpu: CpuTime::now().since(cpu),
+        cores: usable_cores(),
         offered_per_s: shared.spec.rate,
         ended_by,
     })

@@ -24,7 +24,7 @@ pub struct ObjectEnds {
     pub seconds: f64,
     /// Until then.
     pub totals: [OperationTotal; 6],
-    /// Percent of the machine's cores that were busy until then.
+    /// Percent of the time of this process's cores (its affinity) that was busy until then.
     pub cpu_percent: Option<f64>,
 }
 
@@ -99,6 +99,8 @@ pub struct ObjectReport {
     pub series: Vec<ObjectSample>,
     /// Of this process.
     pub cpu: CpuTime,
+    /// Processors that this process could keep busy: its affinity, and the quota of its control group.
+    pub cores: usize,
     /// Requests a second that an open loop meant to send.
     pub offered_per_s: Option<f64>,
     /// `time`, `requests` or `stable` where a limit ended it.

@@ -16,7 +16,7 @@ use super::target;
 use super::worker::Worker;
 use crate::Histogram;
 use crate::content::Content;
-use crate::cpu_usage::{CpuTime, Machine};
+use crate::cpu_usage::{CpuTime, Machine, usable_cores};
 
 /// First distance of samples; it doubles whenever there are too many.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -202,6 +202,7 @@ fn run(shared: &Shared, is_cancelled: &AtomicBool) -> Result<PhaseReport> {
             service_latency: shared.spec.rate.map(|_| merged.2.latency()),
             offered_per_s: shared.spec.rate,
             cpu,
+            cores: usable_cores(),
             series,
             verified_bytes: ends.iter().map(|end| end.verified_bytes).sum(),
             ended_by: if ended_by_time { Some("time") } else { hit_ios.then_some("ios") },

@@ -25,7 +25,7 @@ pub struct Ends {
     /// By all workers until then.
     #[serde(flatten)]
     pub total: Total,
-    /// Percent of the machine's cores that were busy until then; absent where the kernel does not tell.
+    /// Percent of the time of this process's cores (its affinity) that was busy until then; absent where the kernel does not tell.
     pub cpu_percent: Option<f64>,
 }
 
@@ -64,6 +64,8 @@ pub struct PhaseReport {
     pub offered_per_s: Option<f64>,
     /// Of this process.
     pub cpu: CpuTime,
+    /// Processors that this process could keep busy: its affinity, and the quota of its control group.
+    pub cores: usize,
     /// What was done by when.
     pub series: Vec<Sample>,
     /// Bytes that were held against the pattern.

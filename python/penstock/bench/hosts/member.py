@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -114,7 +115,7 @@ class Member:
         """Hands a row over."""
         self.check()
         if self._machine:
-            row = msgspec.structs.replace(row, raw={**row.raw, "boot_id": self._machine})
+            row = msgspec.structs.replace(row, raw={**row.raw, "boot_id": self._machine, "affinity": _affinity()})
         self._wire.send({"row": msgspec.to_builtins(row), "of": self._phase})
 
     def done(self) -> None:
@@ -139,6 +140,11 @@ def _machine() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
+
+
+def _affinity() -> str:
+    """Numbers of the processors that this host may run on, with commas."""
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 
 def _connected(address: str, port: int) -> socket.socket:

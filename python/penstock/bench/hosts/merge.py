@@ -22,7 +22,7 @@ __all__ = ["merge"]
 # The least that may be said of several caches comes first.
 _CACHES = ("warm", "unknown", "bypassed", "cold")
 # Of a host's own row, what says nothing of all.
-_OF_ONE_HOST = ("start_late_s", "steady_bytes_per_s", "boot_id")
+_OF_ONE_HOST = ("start_late_s", "steady_bytes_per_s", "boot_id", "affinity")
 
 
 def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
@@ -77,9 +77,19 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _cores(rows: Sequence[Row]) -> float | None:
     """Processors for each host: those of the machines that the hosts are on, of which one may be several; None where not all tell."""
-    machines = {row.raw.get("boot_id"): row.cores for row in rows}
-    known = [cores for machine, cores in machines.items() if machine and cores]
-    return sum(known) / len(rows) if len(known) == len(machines) else None
+    machines: dict[str, list[Row]] = {}
+    for row in rows:
+        if not row.cores or not (machine := row.raw.get("boot_id")):
+            return None
+        machines.setdefault(machine, []).append(row)
+    return sum(map(_machine_cores, machines.values())) / len(rows)
+
+
+def _machine_cores(rows: Sequence[Row]) -> float:
+    """Processors that the hosts of one machine may keep busy together: the union of their affinities."""
+    cores = [row.cores for row in rows if row.cores]
+    allowed = [row.raw["affinity"].split(",") for row in rows if row.raw.get("affinity")]
+    return min(sum(cores), len(set().union(*allowed))) if len(allowed) == len(rows) else max(cores)
 
 
 def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -280,6 +280,7 @@ class GpuPhase:
             "service_latency": None,
             "offered_per_s": None,
             "cpu": {"user_s": used.ru_utime - self._used.ru_utime, "system_s": used.ru_stime - self._used.ru_stime},
+            "cores": len(os.sched_getaffinity(0)),
             "series": self._series,
             "verified_bytes": 0,
             "ended_by": ended_by,

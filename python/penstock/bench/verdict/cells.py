@@ -36,8 +36,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         per_s: Units of work a second.
         spread: Of the repeats, as a share of their median; None for one.
         tail: Time to the last worker's end over that to the first's.
-        cpu: Share of the machine's processors that were busy, with whatever.
-        own_cpu: Share of them that the measuring program kept busy itself.
+        cpu: Share of the processors of the bench's affinity that were busy, with whatever.
+        own_cpu: Share of the processors that the bench may use (affinity and quota) that it kept busy itself.
         queueing: Mean over least latency: how long a request waits for others.
         worst: Largest over mean latency.
         worst_s: Largest latency.

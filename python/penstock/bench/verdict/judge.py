@@ -259,13 +259,16 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     row = cell.row
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
-    busy = cell.cpu is not None and cell.cpu >= _BUSY
-    crowded = busy and cell.cpu is not None and cell.own_cpu is not None and cell.own_cpu < _OWN * cell.cpu
+    # A quota of processor time leaves idle what the bench may not use: then only its own share shows that it is at the limit.
+    # A phase shorter than the kernel's clock tick has no share of either kind.
+    used = 0.0 if cell.cpu is None else max(cell.cpu, cell.own_cpu or 0.0)
+    busy = used >= _BUSY
+    crowded = busy and cell.own_cpu is not None and cell.own_cpu < _OWN * used
     # Time that was counted as lost to refusals is the store's doing, however busy the machine was with other things.
     if (reason := _throttled(cell, limit)) and (limit != "own" or cell.lost >= _LOST):
         regime, why = "throttle", reason
-    elif busy and not crowded and cell.cpu is not None and (limit != "own" or cell.cpu >= 0.97):
-        regime, why = "client", f"{cell.cpu:.0%} of the client's processors are busy"
+    elif busy and not crowded and (limit != "own" or used >= 0.97):
+        regime, why = "client", f"{used:.0%} of the client's processors are busy"
     elif limit != "own" and seen.hosts_help:
         regime, why = "client", "more hosts with as many threads each bring nearly as much more"
     elif reason := _counts_operations(cell, seen, limit):

@@ -23,8 +23,8 @@ __all__ = ["command"]
 def command(file: Path, as_json: bool) -> None:
     """Say which limit each point of a sweep is at, and what to change.
 
-    FILE is an elbencho CSV, fio's JSON, what IOR or mdtest printed, a folder of these, or one that `penstock bench`
-    wrote. Nothing is measured.
+    FILE is an elbencho CSV, fio's JSON, what IOR printed or its JSON or CSV, what mdtest printed, a folder of these, or
+    one that `penstock bench` wrote. Nothing is measured.
     """
     import msgspec
 

@@ -43,6 +43,8 @@ HADOOP := 3.4.1
 RCLONE := v1.76.0
 S5CMD := v2.3.0
 MC := v0.0.0-20250313080218-cf909e1063a9
+# Tests of `make test-peers`.
+LEFT_OUT := and not needs_tf and not needs_adapters and not needs_pool and not needs_specs
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 # Nothing a developer's shell activated may leak in; uv and maturin find our environment by this alone.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -73,7 +75,12 @@ demo: setup ## Show the whole path on real input, then print where the report is
 	@$(BIN)/penstock demo $(ARGS)
 
 .PHONY: test
-test: setup setup-peers static test-rust test-python ## Everything that CI asks: set-up, guards, Rust tests, Python tests
+test: setup setup-peers static test-rust test-python ## What a commit must hold: set-up, guards, Rust tests, Python tests
+
+.PHONY: test-system
+test-system: setup setup-peers ## Whole systems, one test at a time: Slurm, HDFS, MPI, ssh, ranks, pools, kills, browser, pages of commands
+	@mkdir -p $(TOOLS)
+	@$(BIN)/python -m pytest -q --durations=30 -m "system $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-system.log
 
 .PHONY: check
 check: setup static test-rust-unit test-python-fast ## The fast gate: formats, lints, types, guards, unit tests
@@ -145,12 +152,13 @@ test-rust-unit: $(STAMPS)/nasm ## Rust tests that lie beside the code
 	@cargo test --workspace --locked --quiet --lib
 
 .PHONY: test-python
-test-python: setup setup-peers ## All Python tests but those that need TensorFlow
-	@$(BIN)/python -m pytest -q -m "not needs_tf and not needs_adapters and not needs_pool and not needs_specs"
+test-python: setup setup-peers ## Python tests but for whole systems, on two cores
+	@mkdir -p $(TOOLS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=30 -m "not system $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-python.log
 
 .PHONY: test-python-fast
-test-python-fast: setup ## Python tests that need no server, no browser and no minutes
-	@$(BIN)/python -m pytest -q -m "not slow and not needs_s3 and not needs_tf and not needs_adapters and not needs_pool and not needs_specs and not needs_browser and not needs_torch"
+test-python-fast: setup ## Python tests that need no root, no server and no minutes
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not system and not slow and not needs_server and not needs_s3 and not needs_torch and not needs_root $(LEFT_OUT)"
 
 .PHONY: test-peers
 test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, validators of job specifications

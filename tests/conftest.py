@@ -72,24 +72,71 @@ def pytest_configure(config: pytest.Config) -> None:
         XDG_CONFIG_HOME=nowhere,
         PENSTOCK_CACHE="",
     )
-    config.stash[_RAN] = 0
 
 
-_RAN = pytest.StashKey[int]()
+# The tier `system`: whole systems of processes (launchers, pools, ranks, demo runs, pages of commands) and what looks at
+# the whole machine. By file, by folder, or by what a test asks for.
+_SYSTEM = (
+    "bench/test_disks.py",
+    "bench/test_hosts.py",
+    "bench/test_objects.py",
+    "cli/test_signals.py",
+    "cluster/test_bad_nodes.py",
+    "cluster/test_cluster.py",
+    "cluster/test_job_everywhere.py",
+    "cluster/test_job_loss.py",
+    "cluster/test_lost_host.py",
+    "cluster/test_mend.py",
+    "cluster/test_paths.py",
+    "cluster/test_pool_leases.py",
+    "cluster/test_run.py",
+    "cluster/test_submit.py",
+    "demo/test_demo.py",
+    "docs/test_code_blocks.py",
+    "engines/",
+    "feed/test_hedge.py",
+    "feed/test_outages.py",
+    "hdfs/",
+    "launchers/",
+    "stage/test_everywhere.py",
+    "stage/test_launches.py",
+    "stage/test_races.py",
+    "stage/test_ranks_end.py",
+    "stage/test_scale.py",
+    "stage/test_signals.py",
+    "train/",
+)
+_SYSTEM_FIXTURES = {"charliecloud", "hdfs", "hosts", "jars", "slurm_hosts", "ssh", "sshds"}
+# Servers, which `make check` does without.
+_SERVERS = {"azure", "bucket", "emulator", "google", "site", "slow_bucket", "twins", "versitygw"}
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report = yield
-    if report.when == "call" and not report.skipped:
-        item.config.stash[_RAN] += 1
-    return report
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sets the tier of each test."""
+    here = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        fixtures = set(getattr(item, "fixturenames", ()))
+        marks = {mark.name for mark in item.iter_markers()}
+        if place.startswith(_SYSTEM) or fixtures & _SYSTEM_FIXTURES or "needs_browser" in marks:
+            item.add_marker("system")
+        if fixtures & _SERVERS:
+            item.add_marker("needs_server")
+
+
+_ran = 0
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Counts what ran, in this process or in a worker of xdist."""
+    global _ran  # noqa: PLW0603 - the hook is given nothing else that lasts
+    _ran += report.when == "call" and not report.skipped
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A job that picks a marker and runs no test has failed, also when all that it collected was skipped."""
-    picked = session.config.getoption("markexpr")
-    if picked and exitstatus == 0 and not session.config.getoption("collectonly") and session.config.stash[_RAN] == 0:
+    picked, is_worker = session.config.getoption("markexpr"), hasattr(session.config, "workerinput")
+    if picked and exitstatus == 0 and not session.config.getoption("collectonly") and not is_worker and _ran == 0:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 

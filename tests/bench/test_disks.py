@@ -163,8 +163,8 @@ def test_disk_with_limits_is_felt_and_its_trace_says_which(
     rate, limit = (row["last"]["ios_per_s"], 25) if hit == "IOPS" else (row["last"]["bytes_per_s"], 25e6)
     # What a disk allows is never exceeded but for its first instant; a busy machine may reach less.
     assert rate <= limit * 1.3
-    if rate >= limit * 0.95:
-        assert trace["hit"] == hit, trace["at_limit"]
+    # One that did not get there has hit no stated limit.
+    assert trace["hit"] in ({hit} if rate >= limit * 0.95 else {hit, "device", "none"}), trace["at_limit"]
 
 
 def test_disk_of_somebody_s_folder_is_refused(run_cli: Callable[..., Any], tmp_path: Path) -> None:

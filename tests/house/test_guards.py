@@ -109,7 +109,7 @@ def test_crates_arrow_to_the_right_is_found():
 
 
 def test_crates_pyo3_outside_python_is_found():
-    assert crates.breaches_of([_package("penstock-flow", "pyo3")]) == ["crates/flow may not know Python (pyo3)"]
+    assert crates.breaches_of([_package("penstock-feed", "pyo3")]) == ["crates/feed may not know Python (pyo3)"]
 
 
 def test_crates_unknown_crate_asks_for_a_rule():

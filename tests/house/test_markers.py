@@ -17,7 +17,9 @@ CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
 def run_pytest(tmp_path):
     def run(test: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    needs_s3: x\n    needs_tf: x\n")
+        (tmp_path / "pytest.ini").write_text(
+            "[pytest]\nmarkers =\n    needs_s3: x\n    needs_tf: x\n    needs_server: x\n    system: x\n"
+        )
         (tmp_path / "test_it.py").write_text(f"import os, pytest\n{test}\n")
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],

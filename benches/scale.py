@@ -57,7 +57,7 @@ def fill(folder: Path, count: int) -> None:
 def synthetic(path: Path, count: int) -> None:
     """A manifest of `count` objects as a listing of S3 gives them."""
     root = Path(__file__).resolve().parent.parent
-    example = ("--quiet", "-p", "penstock-flow", "--example", "synthetic_manifest", "--", str(path), str(count))
+    example = ("--quiet", "-p", "penstock-dataset", "--example", "synthetic_manifest", "--", str(path), str(count))
     subprocess.run(["cargo", "run", *example], cwd=root, check=True)
 
 

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MAY_KNOW", "breaches_of", "find"]
 
-_ALL = {"types", "store", "codec", "record", "dataset", "flow", "bench", "emulator"}
+_ALL = {"types", "store", "codec", "record", "dataset", "stage", "feed", "bench", "emulator"}
 MAY_KNOW = {
     "types": set(),
     "store": {"types"},
     "codec": {"types"},
     "record": {"types", "codec"},
     "dataset": {"types", "codec", "store", "record"},
-    "flow": {"types", "codec", "store", "record", "dataset"},
+    "stage": {"types", "codec", "store", "record", "dataset"},
+    "feed": {"types", "codec", "store", "record", "dataset"},
     "bench": {"types", "codec", "store", "record", "dataset"},
-    "mount": {"types", "codec", "store", "record", "dataset", "flow"},
+    "mount": {"types", "codec", "store", "record", "dataset", "feed"},
     "emulator": {"types", "codec", "store"},
     "python": _ALL,
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_dataset::{Entry, KeyFilter, Manifest, list};
-use penstock_flow::stage::{recorded_manifest, recorded_remotely};
+use penstock_stage::{recorded_manifest, recorded_remotely};
 use penstock_store::StoreSettings;
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 use pyo3::prelude::*;

@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_void};
 
-use penstock_flow::feed::Tensor;
+use penstock_feed::Tensor;
 use penstock_types::DType;
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use penstock_flow::feed::{Feed, FeedSettings, Field, Next, RecordRef, Source, Steps};
+use penstock_feed::{Feed, FeedSettings, Field, Next, RecordRef, Source, Steps};
 use penstock_types::{Deadline, Error, Metric, Metrics, Result, Unit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

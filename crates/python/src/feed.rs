@@ -10,11 +10,11 @@ use penstock_dataset::RecordIndex;
 use penstock_dataset::glob::{glob_matches, split_glob};
 use penstock_dataset::order::{Counts, ORDER_VERSION, default_window};
 use penstock_dataset::{Manifest, index};
-use penstock_flow::feed::{
+use penstock_feed::{
     CountSource, Counted, Field, FormatSpec, Known, LARGEST_AT_ONCE, SidecarIndexes, Source, count, indexes_in,
     keep_likely, kept, requests_of, scan, schema, without_indexes,
 };
-use penstock_flow::{Placements, PoolStore};
+use penstock_feed::{Placements, PoolStore};
 use penstock_store::{Govern, Governor, LocalReads, ObjectRef, Opened, Rates, StoreSettings, open, read_whole};
 use penstock_types::{Deadline, Error, Metrics, Result, Scheme, Url};
 use pyo3::exceptions::PyIndexError;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_dataset::{Division, KeyFilter, ShareBy, Weights};
-use penstock_flow::stage::{
+use penstock_stage::{
     Deflate, Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, leader_ends,
     wait_for_leader,
 };

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use penstock_flow::feed::{Column, CudaDevice, Tensor};
+use penstock_feed::{Column, CudaDevice, Tensor};
 use penstock_types::DType;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;

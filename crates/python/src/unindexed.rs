@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_flow::feed::{
+use penstock_feed::{
     Busy, ErrorCounts, FeedSettings, Field, Next, Position, Run, Turns, Unindexed, UnindexedRun, Waits,
 };
 use penstock_types::{Error, Metrics, Result};

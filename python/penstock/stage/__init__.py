@@ -10,7 +10,7 @@
 `index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it; `whole` raises what a summary says
 failed. `verify` reads a staged folder
 again, and `diff` compares two datasets by what is known of them. The core does the work
-(`crates/flow`); this room knows the environment: credentials, launchers, the working directory.
+(`crates/stage`); this room knows the environment: credentials, launchers, the working directory.
 """
 
 from __future__ import annotations

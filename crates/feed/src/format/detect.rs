@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Format detection by content, for a listing whose names say no format: which objects are looked at, and what the first
+//! of them shows.
+//!
+//! What is not read at all is named by its suffix and its first bytes, and never called damaged.
+
+use std::collections::HashMap;
+
+use penstock_codec::{Codec, StreamDecoder};
+use penstock_record::magic;
+use penstock_types::{Deadline, Error, Result, grouped};
+
+use super::{FormatSpec, unnamed_hdf5};
+use crate::source::Source;
+use penstock_dataset::manifest::{Entry, Manifest};
+
+/// Stored bytes of the object that is looked at.
+const HEAD: u64 = 16 << 10;
+
+/// Suffixes are at most this long; what is longer belongs to the name.
+const MAX_SUFFIX: usize = 12;
+
+/// True for what lies beside data: hidden names as Hadoop has them (`.DS_Store`, `_SUCCESS`, `_temporary/0/x`), and a
+/// README or a licence.
+fn is_aside(entry: &Entry) -> bool {
+    let key = entry.key.as_bytes();
+    let base = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_ascii_lowercase();
+    key.split(|byte| *byte == b'/').any(|part| part.starts_with(b".") || part.starts_with(b"_"))
+        || [&b"readme"[..], b"license", b"licence"].iter().any(|name| base.starts_with(name))
+}
+
+/// The suffix of a name in lower case, without its codec's; empty for none, and for a number (`part.00003`).
+fn suffix(entry: &Entry) -> String {
+    let base = entry.logical_name().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let dot = base.iter().rposition(|byte| *byte == b'.').filter(|&dot| dot > 0);
+    let suffix = dot.map_or(&[][..], |dot| &base[dot..]).to_ascii_lowercase();
+    let is_suffix =
+        suffix.len() <= MAX_SUFFIX && suffix.get(1..).is_some_and(|rest| !rest.iter().all(u8::is_ascii_digit));
+    if is_suffix { String::from_utf8_lossy(&suffix).into_owned() } else { String::new() }
+}
+
+/// CachedRange the objects of a listing that share the suffix which most bytes have; how many were removed.
+///
+/// Errs with `Unsupported` if none of them is data.
+pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
+    let all = manifest.objects.len();
+    let mut groups: HashMap<String, (u64, usize)> = HashMap::new();
+    for entry in manifest.objects.iter().filter(|entry| !is_aside(entry)) {
+        let group = groups.entry(suffix(entry)).or_default();
+        *group = (group.0 + entry.size, group.1 + 1);
+    }
+    let largest = groups.into_iter().max_by(|(a, x), (b, y)| (x, b).cmp(&(y, a)));
+    let Some((likely, _)) = largest else {
+        let first = manifest.objects.first().map(|entry| entry.key.to_string()).unwrap_or_default();
+        let (url, all) = (&manifest.url, grouped(all as u64));
+        return Err(unread(format!("a folder without data ({url}{first}, the first of {all} objects)")));
+    };
+    manifest.objects.retain(|entry| !is_aside(entry) && suffix(entry) == likely);
+    Ok(all - manifest.objects.len())
+}
+
+fn unread(what: String) -> Error {
+    let by = "penstock.open, which reads TFRecord, WebDataset tar, MDS, Parquet, npy, npz, Zarr, HDF5, JPEG and PNG";
+    Error::Unsupported { what, by: by.to_owned() }
+}
+
+impl Source {
+    /// The format that the first of its objects which is not empty shows by its content; TFRecord if all are empty.
+    ///
+    /// # Errors
+    /// `Unsupported` for what is not read, with its suffix and what it looks like.
+    pub async fn guessed(&self, deadline: Deadline) -> Result<FormatSpec> {
+        let objects = &self.manifest().objects;
+        let Some(at) = objects.iter().position(|entry| entry.size > 0) else { return Ok(FormatSpec::TFRECORD) };
+        let (object, place) = (at as u64, self.place(at as u64));
+        let head = self.head(object, HEAD, deadline).await?;
+        let named = self.codec(object);
+        let compression = if named == Codec::None { Codec::sniff(&head) } else { Codec::None };
+        let codec = if named == Codec::None { compression } else { named };
+        let content = match magic::describe(&head) {
+            Some(magic::TFRECORD) if named == Codec::None => return Ok(FormatSpec::TFRECORD),
+            _ => first_bytes(codec, &head, &place),
+        };
+        let kind = magic::describe(&content);
+        if let Some(magic::TFRECORD) = kind {
+            return Ok(FormatSpec::TfRecord { compression });
+        }
+        let known = match kind {
+            Some(magic::TAR) => Some(FormatSpec::Tar {}),
+            Some(magic::NPY) => Some(FormatSpec::Npy { rows: false }),
+            Some(magic::NPZ) => Some(FormatSpec::Npz {}),
+            Some(magic::PARQUET) => Some(FormatSpec::Parquet {}),
+            Some(magic::JPEG | magic::PNG) => Some(FormatSpec::Images { labels: None }),
+            Some(magic::HDF5) => return Err(unnamed_hdf5(&place)),
+            _ => None,
+        };
+        // Only TFRecords are decompressed against their names.
+        if let Some(known) = known.filter(|_| compression == Codec::None) {
+            return Ok(known);
+        }
+        let (all, suffix) = (grouped(objects.len() as u64), suffix(&objects[at]));
+        let kind = match (kind, compression) {
+            (Some(kind), Codec::None) => kind.to_owned(),
+            (Some(kind), codec) => format!("{kind}, compressed by {codec} under a name without `{}`,", codec.suffix()),
+            (None, _) => "an unknown format".to_owned(),
+        };
+        let names = if suffix.is_empty() { "no known suffix".to_owned() } else { format!("the suffix `{suffix}`") };
+        Err(unread(format!("{kind} ({place}, the first of {all} objects with {names})")))
+    }
+}
+
+/// The first decompressed bytes behind a head; those that are whole before what does not decompress.
+fn first_bytes(codec: Codec, head: &[u8], place: &str) -> Vec<u8> {
+    let mut content = Vec::new();
+    let ended = StreamDecoder::new(codec, u64::MAX, place).push(head, &mut |bytes| {
+        content.extend_from_slice(&bytes[..bytes.len().min(magic::HEAD_LEN)]);
+        if content.len() < magic::HEAD_LEN { Ok(()) } else { Err(Error::bug("enough was decompressed")) }
+    });
+    drop(ended);
+    content
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_types::Key;
+
+    use super::*;
+
+    fn kept(names: &[(&str, u64)]) -> (Vec<String>, usize) {
+        let entries = names.iter().map(|(name, size)| Entry::new(Key::from(*name), *size)).collect();
+        let mut manifest = Manifest::new("memory://d/".to_owned(), entries);
+        let removed = keep_likely(&mut manifest).unwrap();
+        (manifest.objects.iter().map(|entry| entry.key.to_string()).collect(), removed)
+    }
+
+    #[test]
+    fn likely_objects_are_those_of_the_suffix_with_most_bytes() {
+        let shards =
+            [("README.md", 900), ("_SUCCESS", 0), ("a/.DS_Store", 6000), ("part.00000", 10), ("part.00001", 10)];
+        assert_eq!(kept(&shards), (vec!["part.00000".to_owned(), "part.00001".to_owned()], 3));
+        assert_eq!(kept(&[("a.arrow", 500), ("info.json", 50), ("state.json", 50)]).0, ["a.arrow"]);
+        assert_eq!(kept(&[("a.jsonl.gz", 5), ("b.JSONL", 5), ("c.md", 9)]).1, 1);
+        // Of as many bytes, the more objects; then the first suffix.
+        assert_eq!(kept(&[("a.md", 6), ("b.bin", 3), ("c.bin", 3)]).1, 1);
+        assert_eq!(kept(&[("a.md", 5), ("b.bin", 5)]).0, ["b.bin"]);
+        let mut aside = Manifest::new("memory://d/".to_owned(), vec![Entry::new(Key::from(".DS_Store"), 9)]);
+        let error = keep_likely(&mut aside).unwrap_err().to_string();
+        let want =
+            "a folder without data (memory://d/.DS_Store, the first of 1 objects) is not supported by penstock.open";
+        assert!(error.starts_with(want), "{error}");
+    }
+}

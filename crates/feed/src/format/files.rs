@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Folders of files: an object is one record. Its label is its class folder's number, classes in the order of their names,
+//! or what a file of labels says, which was read when the dataset was opened.
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use penstock_types::{DType, Error, Result, grouped};
+use serde::{Deserialize, Serialize};
+
+use super::tar::KEY;
+use super::{Each, Framing, Record, RecordId};
+use crate::value::{Array, Part};
+use penstock_dataset::manifest::Manifest;
+use penstock_dataset::record_index::Span;
+
+/// The part that is the file.
+const FILE: &str = "image";
+/// The part that is the class.
+const LABEL: &str = "label";
+
+#[derive(Debug)]
+pub(super) struct Files {
+    keys: Arc<[Box<[u8]>]>,
+    /// The label of each object; empty where they lie in no folders, and no file says any.
+    labels: Values,
+}
+
+/// What a file of labels says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Labels {
+    /// The file, for messages.
+    pub place: String,
+    /// Keys of objects below the dataset's folder.
+    pub files: Vec<String>,
+    /// The label of each.
+    pub values: Values,
+}
+
+/// Labels of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Values {
+    /// Whole numbers.
+    Int(Vec<i64>),
+    /// Numbers.
+    Float(Vec<f64>),
+    /// Text.
+    Text(Vec<String>),
+}
+
+impl Values {
+    fn len(&self) -> usize {
+        match self {
+            Self::Int(values) => values.len(),
+            Self::Float(values) => values.len(),
+            Self::Text(values) => values.len(),
+        }
+    }
+
+    /// Those at these places, which are all there.
+    fn pick(&self, places: &[usize]) -> Self {
+        match self {
+            Self::Int(values) => Self::Int(places.iter().map(|&at| values[at]).collect()),
+            Self::Float(values) => Self::Float(places.iter().map(|&at| values[at]).collect()),
+            Self::Text(values) => Self::Text(places.iter().map(|&at| values[at].clone()).collect()),
+        }
+    }
+
+    fn part(&self, at: usize) -> Option<Part<'_>> {
+        Some(match self {
+            Self::Int(values) => Part::Int(*values.get(at)?),
+            Self::Float(values) => {
+                let bytes = Cow::Owned(values.get(at)?.to_le_bytes().to_vec());
+                Part::Array(Array { dtype: DType::F64, shape: Vec::new(), bytes })
+            }
+            Self::Text(values) => Part::Bytes(Cow::Borrowed(values.get(at)?.as_bytes())),
+        })
+    }
+}
+
+/// Files without a label that a message names.
+const NAMED: usize = 5;
+
+/// The labels of `keys`, in their order. Every one must have one.
+fn said(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
+    if labels.files.len() != labels.values.len() {
+        return Err(Error::bug(format!("{} has labels without files", labels.place)));
+    }
+    let mut of: HashMap<&[u8], usize> = HashMap::with_capacity(labels.files.len());
+    for (at, file) in labels.files.iter().enumerate() {
+        if of.insert(file.as_bytes(), at).is_some() {
+            return Err(Error::config("labels", format!("{} has `{}` twice", labels.place, file.escape_debug())));
+        }
+    }
+    let found: Vec<Option<usize>> = keys.iter().map(|key| of.get(&**key).copied()).collect();
+    let missing: Vec<&[u8]> = keys.iter().zip(&found).filter(|(_, at)| at.is_none()).map(|(key, _)| &**key).collect();
+    if missing.is_empty() {
+        return Ok(labels.values.pick(&found.into_iter().flatten().collect::<Vec<usize>>()));
+    }
+    let named: Vec<String> = missing.iter().take(NAMED).map(|key| format!("`{}`", key.escape_ascii())).collect();
+    let more = if missing.len() > NAMED { ", ..." } else { "" };
+    let (count, all) = (grouped(missing.len() as u64), grouped(keys.len() as u64));
+    let says = labels.files.first().map(|file| format!("; it has `{}`", file.escape_debug())).unwrap_or_default();
+    let (place, named) = (&labels.place, named.join(", "));
+    let problem = format!("{place} has no label of {count} of {all} files: {named}{more}{says}");
+    Err(Error::config("labels", problem))
+}
+
+impl Files {
+    pub(super) fn new(manifest: &Manifest, labels: Option<&Labels>) -> Result<Self> {
+        let keys: Vec<Box<[u8]>> = manifest.objects.iter().map(|entry| entry.key.as_bytes().into()).collect();
+        if let Some(labels) = labels {
+            let labels = said(&keys, labels)?;
+            return Ok(Self { keys: keys.into(), labels });
+        }
+        let class = |key: &[u8]| key.iter().position(|&byte| byte == b'/').map(|slash| key[..slash].to_vec());
+        let classes: Vec<Option<Vec<u8>>> = keys.iter().map(|key| class(key)).collect();
+        let names: Vec<&Vec<u8>> = classes.iter().flatten().collect::<BTreeSet<_>>().into_iter().collect();
+        let number = |class: &Option<Vec<u8>>| Some(names.binary_search(&class.as_ref()?).ok()? as i64);
+        // A file beside the folders has no class, and then none has a label.
+        let labels = classes.iter().map(number).collect::<Option<Vec<i64>>>().unwrap_or_default();
+        Ok(Self { keys: keys.into(), labels: Values::Int(labels) })
+    }
+}
+
+impl Framing for Files {
+    fn spans(&self, content: &[u8], _place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        spans.push(Span { offset: 0, len: content.len() as u64, crc: 0 });
+        Ok(())
+    }
+
+    fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {
+        Some(Ok(1))
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        let at = id.object as usize;
+        let key = self.keys.get(at).map(|key| &**key).unwrap_or_default();
+        each(&File { bytes, key, labels: &self.labels, at })
+    }
+}
+
+struct File<'a> {
+    bytes: &'a [u8],
+    key: &'a [u8],
+    labels: &'a Values,
+    at: usize,
+}
+
+impl Record for File<'_> {
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        Ok(match name {
+            FILE => Some(Part::Bytes(Cow::Borrowed(self.bytes))),
+            LABEL => self.labels.part(self.at),
+            KEY => Some(Part::Bytes(Cow::Borrowed(self.key))),
+            _ => None,
+        })
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = [Some(KEY), Some(FILE), (self.at < self.labels.len()).then_some(LABEL)];
+        names.into_iter().flatten().map(str::to_owned).collect()
+    }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Records of one size: columns end to end, and windows of a flat file of tokens. Where a record lies is arithmetic.
+
+use std::borrow::Cow;
+
+use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use serde::{Deserialize, Serialize};
+
+use super::{Each, Framing, Record, RecordId};
+use crate::value::{Array, Part};
+use penstock_dataset::record_index::Span;
+
+/// A column of a record of fixed size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub dtype: String,
+    /// Shape of one sample.
+    #[serde(default)]
+    pub shape: Vec<usize>,
+}
+
+/// Columns, end to end.
+#[derive(Debug)]
+pub(super) struct Fixed {
+    header: u64,
+    record: u64,
+    columns: Vec<(String, usize, TensorSpec)>,
+}
+
+impl Fixed {
+    pub(super) fn new(header: u64, columns: &[Column]) -> Result<Self> {
+        let mut at = 0usize;
+        let mut found = Vec::new();
+        for column in columns {
+            let spec = TensorSpec { dtype: column.dtype.parse()?, shape: column.shape.clone() };
+            let start = at;
+            at = at.checked_add(spec.size_bytes()?).ok_or_else(|| Error::config("format", "records are too large"))?;
+            found.push((column.name.clone(), start, spec));
+        }
+        if at == 0 {
+            return Err(Error::config("format", "a fixed record has at least one column of at least one byte"));
+        }
+        Ok(Self { header, record: at as u64, columns: found })
+    }
+}
+
+/// How many strides of `step` bytes, the last of `whole`, fit behind a header.
+fn fit(bytes: u64, header: u64, step: u64, whole: u64) -> u64 {
+    bytes.checked_sub(header).filter(|&rest| rest >= whole).map_or(0, |rest| (rest - whole) / step + 1)
+}
+
+impl Framing for Fixed {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        let count = self.count_of_size(content.len() as u64, place).unwrap_or(Ok(0))?;
+        spans.extend((0..count).filter_map(|record| self.span_of(record)));
+        Ok(())
+    }
+
+    fn count_of_size(&self, bytes: u64, place: &str) -> Option<Result<u64>> {
+        let rest = bytes.saturating_sub(self.header);
+        if bytes < self.header || !rest.is_multiple_of(self.record) {
+            return Some(Err(Error::corrupt(
+                place,
+                format!(
+                    "has {} bytes: no whole number of records of {} bytes behind a header of {}",
+                    grouped(bytes),
+                    grouped(self.record),
+                    grouped(self.header)
+                ),
+            )));
+        }
+        Some(Ok(rest / self.record))
+    }
+
+    fn span_of(&self, record: u64) -> Option<Span> {
+        Some(Span { offset: self.header + record * self.record, len: self.record, crc: 0 })
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        if bytes.len() as u64 != self.record {
+            return Err(Error::corrupt(id.place, format!("ends inside record {}", id.record)));
+        }
+        each(&Row { columns: &self.columns, bytes })
+    }
+}
+
+struct Row<'a> {
+    columns: &'a [(String, usize, TensorSpec)],
+    bytes: &'a [u8],
+}
+
+impl Record for Row<'_> {
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        let Some((_, start, spec)) = self.columns.iter().find(|(known, _, _)| known == name) else { return Ok(None) };
+        let bytes = &self.bytes[*start..*start + spec.size_bytes()?];
+        Ok(Some(Part::Array(Array { dtype: spec.dtype, shape: spec.shape.clone(), bytes: Cow::Borrowed(bytes) })))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.columns.iter().map(|(name, _, _)| name.clone()).collect()
+    }
+}
+
+/// Windows of tokens.
+#[derive(Debug)]
+pub(super) struct Tokens {
+    header: u64,
+    dtype: DType,
+    length: u64,
+    stride: u64,
+}
+
+impl Tokens {
+    pub(super) fn new(header: u64, dtype: &str, length: u64, stride: u64) -> Result<Self> {
+        let dtype: DType = dtype.parse()?;
+        if length == 0 || stride == 0 || length.max(stride) > 1 << 40 {
+            return Err(Error::config("format", format!("windows of {length} tokens, {stride} apart, cannot be")));
+        }
+        Ok(Self { header, dtype, length, stride })
+    }
+}
+
+impl Framing for Tokens {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        let count = self.count_of_size(content.len() as u64, place).unwrap_or(Ok(0))?;
+        spans.extend((0..count).filter_map(|record| self.span_of(record)));
+        Ok(())
+    }
+
+    fn count_of_size(&self, bytes: u64, place: &str) -> Option<Result<u64>> {
+        let size = self.dtype.size() as u64;
+        if bytes < self.header || !(bytes - self.header).is_multiple_of(size) {
+            let (bytes, header) = (grouped(bytes), grouped(self.header));
+            let problem = format!("has {bytes} bytes: no whole number of {} behind a header of {header}", self.dtype);
+            return Some(Err(Error::corrupt(place, problem)));
+        }
+        Some(Ok(fit(bytes, self.header, self.stride * size, self.length * size)))
+    }
+
+    fn span_of(&self, record: u64) -> Option<Span> {
+        let size = self.dtype.size() as u64;
+        Some(Span { offset: self.header + record * self.stride * size, len: self.length * size, crc: 0 })
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        if bytes.len() as u64 != self.length * self.dtype.size() as u64 {
+            return Err(Error::corrupt(id.place, format!("ends inside window {}", id.record)));
+        }
+        each(&Window { dtype: self.dtype, bytes })
+    }
+}
+
+struct Window<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
+impl Record for Window<'_> {
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        let shape = vec![self.bytes.len() / self.dtype.size()];
+        let array = Array { dtype: self.dtype, shape, bytes: Cow::Borrowed(self.bytes) };
+        Ok((name == "tokens").then_some(Part::Array(array)))
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec!["tokens".to_owned()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(name: &str, dtype: &str, shape: &[usize]) -> Column {
+        Column { name: name.into(), dtype: dtype.into(), shape: shape.to_vec() }
+    }
+
+    #[test]
+    fn records_of_one_size_are_counted_by_it() {
+        let fixed = Fixed::new(4, &[column("label", "uint8", &[]), column("x", "int16", &[3])]).unwrap();
+        assert_eq!(fixed.count_of_size(4 + 7 * 5, "p").unwrap().unwrap(), 5);
+        assert_eq!(fixed.count_of_size(4, "p").unwrap().unwrap(), 0);
+        let error = fixed.count_of_size(4 + 7 * 5 + 1, "p").unwrap().unwrap_err().to_string();
+        assert_eq!(error, "p has 40 bytes: no whole number of records of 7 bytes behind a header of 4");
+        assert!(fixed.count_of_size(3, "p").unwrap().is_err());
+        assert!(Fixed::new(0, &[]).is_err());
+    }
+
+    #[test]
+    fn windows_overlap_and_the_rest_is_left_out() {
+        let tokens = Tokens::new(0, "uint16", 5, 4).unwrap();
+        let counts: Vec<u64> = (0..14).map(|n| tokens.count_of_size(2 * n, "p").unwrap().unwrap()).collect();
+        assert_eq!(counts, [0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]);
+        assert_eq!(tokens.span_of(2).unwrap().range(), 16..26);
+        assert!(tokens.count_of_size(3, "p").unwrap().is_err());
+    }
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Datasets of HDF5 files as samples. Where their chunks lie is read by h5py when the dataset is opened and stands in the
+//! format; nothing here reads HDF5's own structures, and every number is held against the object it is about.
+
+use penstock_record::chunk::{Step, hdf5_steps};
+use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, grouped};
+use serde::{Deserialize, Serialize};
+
+use crate::chunked_arrays::{Blocks, Column, Stored, numbers};
+use penstock_dataset::manifest::Manifest;
+
+/// Of a dataset that is not chunked, rows of about so many bytes are read together.
+const FLAT: usize = 1 << 20;
+
+/// One file's datasets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Its key below the listing's folder.
+    pub key: String,
+    /// Bytes that it had when it was looked at.
+    pub size: u64,
+    /// Its datasets, in the format's order.
+    pub arrays: Vec<Array>,
+}
+
+/// One dataset of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Array {
+    /// Element type.
+    pub dtype: String,
+    /// True where elements are big-endian.
+    #[serde(default)]
+    pub big_endian: bool,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Shape of a chunk; none where rows lie one after another.
+    #[serde(default)]
+    pub chunk_shape: Option<Vec<usize>>,
+    /// Filters by number, with their parameters.
+    #[serde(default)]
+    pub filters: Vec<(u16, Vec<u32>)>,
+    /// One element where nothing was written, little-endian.
+    pub fill: Vec<u8>,
+    /// Where the rows begin that lie one after another; none where nothing was written.
+    #[serde(default)]
+    pub offset: Option<u64>,
+    /// Chunks: number in C order, offset, bytes, filters that were skipped.
+    #[serde(default)]
+    pub chunks: Vec<(u64, u64, u64, u32)>,
+}
+
+/// The blocks of these files, in their order.
+pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) -> Result<Blocks> {
+    let numbers = numbers(listing);
+    let mut blocks = Blocks::default();
+    for file in files {
+        let place = format!("{}{}", listing.url, file.key);
+        let Some(&object) = numbers.get(file.key.as_bytes()) else {
+            return Err(Error::config("format", format!("it describes {place}, which is not in the listing")));
+        };
+        let size = listing.objects[object].size;
+        if size != file.size {
+            return Err(Error::resized(place, size, file.size));
+        }
+        if file.arrays.len() != datasets.len() {
+            return Err(Error::config("format", format!("{place}: {} datasets are described", file.arrays.len())));
+        }
+        let within = |start: u64, len: u64| match start.checked_add(len) {
+            Some(end) if end <= size => Ok(ByteRange::new(start, len)),
+            _ => {
+                let (start, len, all) = (grouped(start), grouped(len), grouped(size));
+                Err(Error::corrupt(&*place, format!("has a chunk of {len} bytes at byte {start}, and has {all} bytes")))
+            }
+        };
+        let mut columns = Vec::with_capacity(datasets.len());
+        for (name, array) in datasets.iter().zip(&file.arrays) {
+            columns.push(column(name, array, object, &place, &within)?);
+        }
+        // Filters are told by number in each file, the chunk's own mask in each chunk.
+        let steps = |array: &Array, mask: u32| undo(array, mask, &place);
+        blocks.add(&place, columns, |column, at| {
+            let array = &file.arrays[column];
+            let Some(chunk) = &array.chunk_shape else { return Ok(None) };
+            let grid = array.shape.iter().zip(chunk).map(|(side, chunk)| side.div_ceil(*chunk));
+            let number = at.iter().zip(grid).fold(0u64, |number, (at, side)| number * side as u64 + *at as u64);
+            let Ok(found) = array.chunks.binary_search_by_key(&number, |chunk| chunk.0) else { return Ok(None) };
+            let (_, offset, len, mask) = array.chunks[found];
+            let steps = if mask == 0 { None } else { Some(steps(array, mask)?) };
+            Ok(Some(Stored { object, range: within(offset, len)?, steps }))
+        })?;
+    }
+    Ok(blocks)
+}
+
+fn undo(array: &Array, mask: u32, place: &str) -> Result<Vec<Step>> {
+    let filters: Vec<(u16, &[u32])> = array.filters.iter().map(|(id, values)| (*id, values.as_slice())).collect();
+    let mut steps = hdf5_steps(&filters, mask, place)?;
+    let size = array.dtype.parse::<DType>()?.size();
+    if array.big_endian && size > 1 {
+        steps.push(Step::Swap(size));
+    }
+    Ok(steps)
+}
+
+fn column(
+    name: &str,
+    array: &Array,
+    object: usize,
+    place: &str,
+    within: &dyn Fn(u64, u64) -> Result<ByteRange>,
+) -> Result<Column> {
+    let spec = TensorSpec { dtype: array.dtype.parse()?, shape: array.shape.clone() };
+    let flat_height = || {
+        let rest = TensorSpec { dtype: spec.dtype, shape: spec.shape.get(1..).unwrap_or_default().to_vec() };
+        Ok::<usize, Error>((FLAT / rest.size_bytes()?.max(1)).max(1))
+    };
+    let chunk_shape = match &array.chunk_shape {
+        Some(shape) => shape.clone(),
+        None => {
+            let mut shape = spec.shape.clone();
+            if let Some(first) = shape.first_mut() {
+                *first = flat_height()?;
+            }
+            // A side of no length makes no chunk, and no row either.
+            shape
+        }
+    };
+    if array.chunks.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+        return Err(Error::config("format", format!("{place}: the chunks of `{name}` are not in their order")));
+    }
+    let flat = match (&array.chunk_shape, array.offset) {
+        (None, Some(offset)) => Some((object, within(offset, spec.size_bytes()? as u64)?.start)),
+        _ => None,
+    };
+    let steps = undo(array, 0, place)?;
+    Ok(Column { name: name.trim_matches('/').to_owned(), spec, chunk_shape, flat, steps, fill: array.fill.clone() })
+}

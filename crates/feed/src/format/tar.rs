@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! WebDataset: a record is a run of a tar's members of one key, its parts are the members by extension.
+
+use std::borrow::Cow;
+
+use penstock_record::npy;
+use penstock_record::tar::{Members, Sample, Samples, sniff};
+use penstock_types::{Error, Result};
+
+use super::{Each, Framing, Record, RecordId};
+use crate::value::{Array, Part};
+use penstock_dataset::record_index::Span;
+
+/// The part that is a sample's key.
+pub(super) const KEY: &str = "__key__";
+
+/// Extensions whose content is a number as text, as WebDataset's own decoders have it.
+const NUMBERS: [&str; 6] = ["cls", "cls2", "class", "count", "index", "id"];
+
+#[derive(Debug)]
+pub(super) struct Tar;
+
+impl Framing for Tar {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        for sample in Samples::new(content, place) {
+            let sample = sample?;
+            let bytes = content.get(sample.offset as usize..(sample.offset + sample.len) as usize);
+            let bytes = bytes.ok_or_else(|| Error::corrupt(place, "ends inside a sample"))?;
+            spans.push(Span { offset: sample.offset, len: sample.len, crc: self.crc(bytes) });
+        }
+        Ok(())
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        let mut samples = Samples::of(Members::at(bytes, id.offset, id.place));
+        match (samples.next().transpose()?, sniff(bytes)) {
+            (Some(sample), true) => each(&Files { bytes, base: id.offset, sample, place: id.place }),
+            _ => Err(Error::corrupt(id.place, format!("has no sample at byte {} ", id.offset))),
+        }
+    }
+}
+
+struct Files<'a> {
+    bytes: &'a [u8],
+    base: u64,
+    sample: Sample<'a>,
+    place: &'a str,
+}
+
+impl Record for Files<'_> {
+    fn may_lack_parts(&self) -> bool {
+        true
+    }
+
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        if name == KEY {
+            return Ok(Some(Part::Bytes(Cow::Borrowed(&self.sample.key))));
+        }
+        let Some(part) = self.sample.part(name) else { return Ok(None) };
+        let start = (part.offset - self.base) as usize;
+        let bytes = self.bytes.get(start..start + part.size as usize);
+        let bytes = bytes.ok_or_else(|| Error::corrupt(self.place, format!("ends inside `.{name}`")))?;
+        Ok(Some(of_file(name, bytes, self.place)?))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let parts = self.sample.parts.iter().map(|part| part.ext.clone());
+        std::iter::once(KEY.to_owned()).chain(parts).collect()
+    }
+}
+
+/// What a file is by its extension: a number as text, a NumPy array, else bytes.
+pub(super) fn of_file<'a>(name: &str, bytes: &'a [u8], place: &str) -> Result<Part<'a>> {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    if NUMBERS.contains(&last) {
+        Ok(Part::Digits(bytes))
+    } else if last == "npy" {
+        array(bytes, place).map(Part::Array)
+    } else {
+        Ok(Part::Bytes(Cow::Borrowed(bytes)))
+    }
+}
+
+/// A whole `.npy` file.
+pub(super) fn array<'a>(bytes: &'a [u8], place: &str) -> Result<Array<'a>> {
+    let header = npy::parse(bytes, place)?;
+    super::npy::elements(&header, &bytes[header.data_offset.min(bytes.len())..], place)
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TFRecords: a record is a frame, its parts are the features of its tf.Example.
+
+use penstock_codec::Codec;
+use penstock_codec::checksum::crc32c_masked;
+use penstock_record::magic;
+use penstock_record::tf_example::{Example, find_feature};
+use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list};
+use penstock_record::tfrecord::{FOOTER_LEN, FrameStream, Frames, HEADER_LEN, frame_len};
+use penstock_types::{Error, Result, grouped};
+
+use super::{Each, Framing, Record, RecordId};
+use crate::value::Part;
+use penstock_dataset::record_index::Span;
+
+/// Before the name of a feature that a feature list shares.
+const CONTEXT: &str = "context/";
+/// Before the name of a feature list that a feature of the context shares.
+const LISTS: &str = "feature_lists/";
+
+#[derive(Debug)]
+pub(super) struct TfRecord;
+
+impl Framing for TfRecord {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        if !content.is_empty() {
+            compressed(content, place)?;
+        }
+        for frame in Frames::new(content, place, false) {
+            let frame = frame?;
+            let len = frame_len(frame.payload.len() as u64);
+            let end = (frame.offset + len) as usize;
+            spans.push(Span { offset: frame.offset, len, crc: self.crc(&content[frame.offset as usize..end]) });
+        }
+        Ok(())
+    }
+
+    fn frames(&self, first: &[u8], place: &str) -> Option<Result<FrameStream>> {
+        Some(if first.is_empty() { Ok(()) } else { compressed(first, place) }.map(|()| FrameStream::new(place)))
+    }
+
+    /// The checksum that the frame itself states, which costs nothing to know.
+    fn crc(&self, bytes: &[u8]) -> u32 {
+        bytes.last_chunk::<FOOTER_LEN>().map_or(0, |footer| u32::from_le_bytes(*footer))
+    }
+
+    fn checks_itself(&self) -> bool {
+        true
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        let payload = bytes.get(HEADER_LEN..bytes.len().saturating_sub(FOOTER_LEN)).unwrap_or_default();
+        let stated = bytes.first_chunk::<8>().map_or(0, |length| u64::from_le_bytes(*length));
+        if frame_len(stated) != bytes.len() as u64 {
+            return Err(Error::corrupt(
+                id.place,
+                format!(
+                    "has no record {} of {} bytes at byte {}: the index is of another object",
+                    id.record,
+                    grouped(bytes.len() as u64),
+                    grouped(id.offset)
+                ),
+            ));
+        }
+        let (want, is) = (self.crc(bytes), crc32c_masked(payload));
+        if want != is {
+            return Err(Error::corrupt(
+                id.place,
+                format!(
+                    "has a damaged record {} (byte {}, payload of {} bytes: checksum is {is:#010x}, want {want:#010x})",
+                    id.record,
+                    grouped(id.offset),
+                    grouped(payload.len() as u64)
+                ),
+            ));
+        }
+        each(&Features { payload, place: id.place })
+    }
+}
+
+/// Errs if the content is compressed, which TensorFlow's writer does under any name.
+fn compressed(content: &[u8], place: &str) -> Result<()> {
+    let codec = Codec::sniff(content);
+    match magic::describe(content) {
+        Some(magic::TFRECORD) => Ok(()),
+        Some(magic::ZLIB) => Err(Error::Unsupported {
+            what: format!("zlib compression ({place}; TensorFlow's compression_type=\"ZLIB\")"),
+            by: "the TFRecord reader".to_owned(),
+        }),
+        _ if codec == Codec::None => Ok(()),
+        _ => {
+            let suffix = codec.suffix();
+            let problem = format!(
+                "{place} is compressed by {codec}, and its name does not end in `{suffix}`; say \
+                 format=penstock.formats.tfrecord(compression=\"{codec}\")"
+            );
+            Err(Error::config("format", problem))
+        }
+    }
+}
+
+/// A tf.Example, or a tf.SequenceExample, whose context lies where an example's features do.
+struct Features<'a> {
+    payload: &'a [u8],
+    place: &'a str,
+}
+
+impl Record for Features<'_> {
+    fn may_lack_parts(&self) -> bool {
+        true
+    }
+
+    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+        let list = |name: &str| Ok::<_, Error>(find_feature_list(self.payload, name, self.place)?.map(Part::Steps));
+        let found = match (find_feature(self.payload, name)?.map(Part::Feature), list(name)?) {
+            (Some(_), Some(_)) => {
+                let problem = format!(
+                    "`{name}` is in its context and in its feature lists; say `{CONTEXT}{name}` or `{LISTS}{name}`"
+                );
+                return Err(Error::mismatch(self.place, problem));
+            }
+            (feature, list) => feature.or(list),
+        };
+        match (found, name.strip_prefix(CONTEXT), name.strip_prefix(LISTS)) {
+            (Some(part), _, _) => Ok(Some(part)),
+            (None, Some(name), _) => Ok(find_feature(self.payload, name)?.map(Part::Feature)),
+            (None, None, Some(name)) => list(name),
+            (None, None, None) => Ok(None),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let parsed = Example::parse(self.payload, self.place);
+        let mut names: Vec<String> = parsed
+            .map(|example| example.features().iter().map(|(name, _)| (*name).to_owned()).collect())
+            .unwrap_or_default();
+        let lists = feature_list_names(self.payload, self.place).unwrap_or_default();
+        for list in lists.into_iter().map(|name| String::from_utf8_lossy(name).into_owned()) {
+            match names.iter_mut().find(|name| **name == list) {
+                Some(name) => {
+                    *name = format!("{CONTEXT}{list}");
+                    names.push(format!("{LISTS}{list}"));
+                }
+                None => names.push(list),
+            }
+        }
+        names
+    }
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Zarr, versions 2 and 3: an array, or several of a group, whose rows are samples. What its metadata and the indexes of its
+//! shards say stands in the format itself, read once when the dataset is opened.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use penstock_record::chunk::zarr::Array;
+use penstock_types::{ByteRange, Error, Result, grouped};
+use serde::{Deserialize, Serialize};
+
+use crate::chunked_arrays::{Blocks, Column, MAX_CHUNKS, Stored, numbers};
+use penstock_dataset::manifest::Manifest;
+
+/// The part that a lone array gives.
+const ARRAY: &str = "array";
+
+/// The names that metadata go by.
+const NAMES: [&str; 2] = ["zarr.json", ".zarray"];
+
+/// Arrays that are looked at when none is named.
+const MAX_ARRAYS: usize = 1024;
+
+/// What was read of a dataset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// Metadata of the arrays, by path; the root's is empty.
+    pub arrays: BTreeMap<String, String>,
+    /// Indexes of shards as stored, by the shard's key, in hexadecimal.
+    #[serde(default)]
+    pub shards: BTreeMap<String, String>,
+}
+
+/// True where a listing is one of Zarr.
+pub(super) fn is_zarr(manifest: &Manifest) -> bool {
+    let last = |key: &[u8]| key.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec).unwrap_or_default();
+    manifest.objects.iter().any(|entry| NAMES.iter().any(|name| last(entry.key.as_bytes()) == name.as_bytes()))
+}
+
+/// The objects that hold metadata: of the arrays named, or of all there are. Path of the array, and number of the object.
+pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(String, usize)>> {
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    for (number, entry) in listing.objects.iter().enumerate() {
+        let Ok(key) = std::str::from_utf8(entry.key.as_bytes()) else { continue };
+        let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
+        // Version 3's are found first where both are there.
+        if NAMES.contains(&name) && (!found.contains_key(path) || name == NAMES[0]) {
+            found.insert(path.to_owned(), number);
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::NotFound { place: format!("zarr.json or .zarray under {}", listing.url) });
+    }
+    if arrays.is_empty() {
+        if found.len() > MAX_ARRAYS {
+            let problem = format!("{} holds {} arrays: name some", listing.url, grouped(found.len() as u64));
+            return Err(Error::config("format", problem));
+        }
+        return Ok(found.into_iter().collect());
+    }
+    let named = |name: &String| match found.get(name.trim_matches('/')) {
+        Some(number) => Ok((name.trim_matches('/').to_owned(), *number)),
+        None => {
+            let known: Vec<&str> = found.keys().map(String::as_str).filter(|path| !path.is_empty()).take(12).collect();
+            let problem = format!("{} has no array `{name}`; it has `{}`", listing.url, known.join("`, `"));
+            Err(Error::config("format", problem))
+        }
+    };
+    arrays.iter().map(named).collect()
+}
+
+/// True for the metadata of a group, which are passed over.
+pub(crate) fn is_group(json: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Value>(json).is_ok_and(|json| json["node_type"] == "group")
+}
+
+fn place(listing: &Manifest, path: &str) -> String {
+    format!("{}{path}", listing.url)
+}
+
+fn key(path: &str, below: &str) -> String {
+    if path.is_empty() { below.to_owned() } else { format!("{path}/{below}") }
+}
+
+/// The shards of sharded arrays: key, number, and where the index lies.
+pub(crate) fn shards(told: &Told, listing: &Manifest) -> Result<Vec<(String, usize, ByteRange)>> {
+    let numbers = numbers(listing);
+    let mut found = Vec::new();
+    for (path, json) in &told.arrays {
+        let array = Array::parse(json.as_bytes(), &place(listing, path))?;
+        let Some(sharding) = &array.sharding else { continue };
+        let (grid, len) = (array.grid(), sharding.index_len() as u64);
+        let count = grid.iter().try_fold(1usize, |count, side| count.checked_mul(*side));
+        let Some(count) = count.filter(|&count| count <= MAX_CHUNKS) else {
+            let what = format!("more than {} shards ({})", grouped(MAX_CHUNKS as u64), place(listing, path));
+            return Err(Error::Unsupported { what, by: "the feed".to_owned() });
+        };
+        for number in 0..count {
+            let (mut rest, mut at) = (number, vec![0; grid.len()]);
+            for axis in (0..grid.len()).rev() {
+                (at[axis], rest) = (rest % grid[axis], rest / grid[axis]);
+            }
+            let name = key(path, &array.key(&at));
+            let Some(&object) = numbers.get(name.as_bytes()) else { continue };
+            let size = listing.objects[object].size;
+            let Some(start) = size.checked_sub(len) else {
+                let problem = format!("ends inside its shard index (have {} of {} bytes)", grouped(size), grouped(len));
+                return Err(Error::corrupt(place(listing, &name), problem));
+            };
+            found.push((name, object, ByteRange::new(if sharding.index_first { 0 } else { start }, len)));
+        }
+    }
+    Ok(found)
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes().chunks_exact(2);
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    digits.map(byte).collect()
+}
+
+/// The bytes of an index as the format keeps them.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// The blocks of a dataset that is told; those of `arrays`, in that order, or all.
+pub(super) fn blocks(arrays: &[String], told: &Told, listing: &Manifest) -> Result<Blocks> {
+    let numbers = numbers(listing);
+    let paths: Vec<&str> = match arrays {
+        [] => told.arrays.keys().map(String::as_str).collect(),
+        named => named.iter().map(|name| name.trim_matches('/')).collect(),
+    };
+    let (mut parsed, mut columns) = (Vec::new(), Vec::new());
+    for path in &paths {
+        let json = told.arrays.get(*path).ok_or_else(|| Error::bug(format!("no metadata of `{path}`")))?;
+        let array = Array::parse(json.as_bytes(), &place(listing, path))?;
+        columns.push(Column {
+            name: if path.is_empty() { ARRAY.to_owned() } else { (*path).to_owned() },
+            spec: array.spec.clone(),
+            chunk_shape: array.chunk_shape.clone(),
+            flat: None,
+            steps: array.steps.clone(),
+            fill: array.fill.clone(),
+        });
+        parsed.push(array);
+    }
+    // Indexes of shards, each read when the first of its chunks is asked for.
+    type Index = Vec<Option<(u64, u64)>>;
+    let mut indexes: BTreeMap<usize, Index> = BTreeMap::new();
+    let mut blocks = Blocks::default();
+    blocks.add(&listing.url, columns, |column, at| {
+        let (array, path) = (&parsed[column], paths[column]);
+        let Some(sharding) = &array.sharding else {
+            let number = numbers.get(key(path, &array.key(at)).as_bytes()).copied();
+            let whole = |object: usize| ByteRange::new(0, listing.objects[object].size);
+            return Ok(number.map(|object| Stored { object, range: whole(object), steps: None }));
+        };
+        let per: Vec<usize> =
+            sharding.shard_shape.iter().zip(&array.chunk_shape).map(|(shard, chunk)| shard / chunk).collect();
+        let shard: Vec<usize> = at.iter().zip(&per).map(|(at, per)| at / per).collect();
+        let name = key(path, &array.key(&shard));
+        let Some(&object) = numbers.get(name.as_bytes()) else { return Ok(None) };
+        if let Entry::Vacant(free) = indexes.entry(object) {
+            let place = place(listing, &name);
+            let stored = told.shards.get(&name).and_then(|text| unhex(text));
+            let stored = stored.ok_or_else(|| Error::corrupt(&*place, "has no shard index that was read"))?;
+            free.insert(sharding.parse_index(&stored, listing.objects[object].size, &place)?);
+        }
+        let within = at.iter().zip(&per).fold(0, |number, (at, per)| number * per + at % per);
+        let lies = indexes.get(&object).and_then(|index| index.get(within)).copied().flatten();
+        Ok(lies.map(|(start, len)| Stored { object, range: ByteRange::new(start, len), steps: None }))
+    })?;
+    Ok(blocks)
+}

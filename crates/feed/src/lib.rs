@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Feed: reads the records of a dataset in the order of an epoch, and gives them in batches whose memory the consumer keeps.
+//!
+//! Owns the path from the store to the batch: record counts, batch plan, fetches, decoding threads, batch memory, the node's
+//! cache and the reads of a pool. The caller chooses the epoch, the position and the rank. Does not know Python.
+
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
+
+mod batch_buffer;
+mod batch_plan;
+mod batch_rows;
+pub mod cache;
+mod chunked_arrays;
+mod cuda;
+mod decode;
+mod epoch_iter;
+mod epoch_prefetch;
+mod epoch_run;
+mod field;
+mod format;
+mod memory;
+mod memory_budget;
+mod next_use;
+mod offset_cache;
+mod on_error;
+mod pool_read;
+mod random_access;
+mod read_ranges;
+mod read_split;
+mod record_counts;
+mod scan;
+mod schema;
+mod sidecar_indexes;
+mod source;
+mod timing;
+mod unindexed;
+mod value;
+mod zarr_metadata;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_codec::Codec;
+use penstock_types::{DType, Error, Result};
+use tokio::runtime::Handle;
+
+pub use batch_buffer::Tensor;
+pub use batch_plan::{Steps, Tail};
+pub use batch_rows::Column;
+pub use cuda::CudaDevice;
+pub use epoch_iter::{Delivered, EpochIter, Next};
+pub use epoch_run::Run;
+pub use field::{Field, Kind};
+pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
+pub use memory_budget::{MemoryBudget, Reservation};
+pub use on_error::{ErrorCounts, OnError};
+pub use pool_read::{Placement, Placements, PoolStore, Reader};
+pub use random_access::RecordRef;
+pub use record_counts::{CountSource, Counted, Known, count, kept, scan};
+pub use schema::{Schema, Seen, schema};
+pub use sidecar_indexes::{SidecarIndexes, indexes_in, without_indexes};
+pub use source::{LARGEST_AT_ONCE, Source, requests_of};
+pub use timing::{Busy, Waits};
+pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
+
+use batch_buffer::{Layout, Pool};
+use memory::PartMemory;
+use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
+use read_split::{AccessPattern, read_ahead_for};
+
+/// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
+pub const WEIGHT: &str = "weight";
+
+/// The budget when none is given, unless the batches need more.
+const DEFAULT_MEMORY: u64 = 1 << 30;
+
+/// Positions that are planned ahead, at most, where single records are read: some 100 bytes of memory and 1 us each.
+const MAX_PLANNED: u64 = 1 << 21;
+
+/// The same of an order that is the stored one: fewer cost no second read.
+const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
+
+/// Spare slots kept where no read-ahead says how many are used; with more, memory that no batch uses would be held for
+/// nothing.
+const SPARE_SLOTS: usize = 4;
+
+/// What stored bytes are taken to inflate to where fields do not tell; text and integers do not do better by much.
+const LIKELY_RATIO: u64 = 4;
+
+/// What bounds a feed.
+#[derive(Debug, Clone)]
+pub struct FeedSettings {
+    /// Bytes that may be in flight: stored objects, scratch and batches not yet delivered. By default 1 GiB, or twice
+    /// what must be held at once where that is more.
+    pub memory_bytes: Option<u64>,
+    /// Requests under way at a time, at most: local files need fewer.
+    pub max_in_flight: usize,
+    /// Batches under way besides the next one; by default as many as keep those requests busy.
+    pub read_ahead: Option<u64>,
+    /// Decoding threads.
+    pub threads: usize,
+    /// By when an object must have come, retries and back-off included.
+    pub deadline: Duration,
+    /// What to do with a sample that cannot be read.
+    pub on_error: OnError,
+    /// While an epoch ends, the first objects of the next are fetched.
+    pub prefetches_next_epoch: bool,
+}
+
+/// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
+#[derive(Debug)]
+pub struct Feed {
+    sources: Vec<Arc<Source>>,
+    leaves: Arc<[DatasetView]>,
+    course: Arc<Sampler>,
+    /// Positions that the batches under way for one object may span.
+    horizon: u64,
+    fields: Vec<Field>,
+    /// Decoding a record takes as long as reading megabytes.
+    decodes_images: bool,
+    weighted: bool,
+    layout: Arc<Layout>,
+    pool: Arc<Pool>,
+    /// Memory for fields whose samples differ in length.
+    loose: Arc<Pool>,
+    /// Bytes of the budget that a batch takes at most: as many as one of a shuffle window may have.
+    max_batch_bytes: u64,
+    /// Bytes a row of such fields: what the batches so far held, at first what a sample has stored.
+    value_bytes: AtomicU64,
+    /// True where such fields may hold many times the bytes that are stored of them.
+    inflates_values: bool,
+    /// Of an object whose single records can be read, at most so much is read at a time: a quarter of the budget.
+    part: u64,
+    /// Of each source, what its requests are like.
+    patterns: Vec<AccessPattern>,
+    on_error: OnError,
+    budget: MemoryBudget,
+    scratches: Mutex<Vec<Vec<u8>>>,
+    /// What an object is likely to inflate to.
+    scratch_bytes: usize,
+    threads: usize,
+    max_in_flight: usize,
+    read_ahead: u64,
+    limit: u64,
+    deadline: Duration,
+    prefetches_next_epoch: bool,
+    /// What of the budget may hold objects of the next epoch: the rest carries its first window by itself.
+    ahead_bytes: u64,
+    ahead: Mutex<Option<epoch_prefetch::EpochPrefetch>>,
+    gathered: random_access::Cache,
+    /// Memory for parts that are decompressed one by one.
+    part_memory: PartMemory,
+    /// Held by the one thread that decompresses an object into more than its share.
+    large_object: Mutex<()>,
+}
+
+impl Feed {
+    /// A feed for batches of the shape of `steps` (whose cursor does not matter here).
+    ///
+    /// `sources` and `leaves` belong together, one of each for every leaf of the course.
+    ///
+    /// Errs with `BudgetExceeded` when the budget cannot hold what must be held at once: the batches that a shuffle
+    /// window spans, one stored object, and what one thread inflates into.
+    pub fn new(
+        sources: Vec<Arc<Source>>,
+        leaves: Vec<DatasetView>,
+        course: Sampler,
+        mut fields: Vec<Field>,
+        steps: Steps,
+        settings: &FeedSettings,
+    ) -> Result<Arc<Self>> {
+        steps.check()?;
+        if fields.is_empty() {
+            return Err(Error::config("fields", "none is given"));
+        }
+        if sources.len() != leaves.len() || course.leaves() != leaves.len() || steps.samples != course.samples() {
+            return Err(Error::bug("a feed's sources, leaves and course do not belong together"));
+        }
+        let rows = usize::try_from(steps.most_rows()).ok().filter(|&rows| u32::try_from(rows).is_ok());
+        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows are too many", steps.most_rows())))?;
+        let sample_bytes = Layout::new(&fields, 1)?.strides.iter().sum::<usize>() as u64;
+        let weighted = steps.tail == Tail::Pad;
+        if weighted {
+            if fields.iter().any(|field| field.name == WEIGHT) {
+                return Err(Error::config("fields", "`weight` is the name of the field that tail=\"pad\" adds"));
+            }
+            fields.push(Field::tensor(WEIGHT, DType::F32, &[]));
+        }
+        let layout = Arc::new(Layout::new(&fields, rows)?);
+
+        if settings.on_error == OnError::Skip && steps.tail == Tail::Drop {
+            return Err(Error::config(
+                "on_error",
+                "skip makes a batch smaller, and tail=\"drop\" promises equal ones; say substitute, or tail=\"pad\"",
+            ));
+        }
+        let has_loose = fields.iter().any(|field| field.fixed().is_none());
+        let loose_bytes = sources.iter().zip(&leaves).map(|(source, leaf)| source.stored_a_sample(leaf.counts())).max();
+        let slot = layout.bytes as u64 + if has_loose { rows as u64 * loose_bytes.unwrap_or(0) } else { 0 };
+        let part = settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4;
+        let patterns: Vec<AccessPattern> =
+            sources.iter().zip(&leaves).map(|(source, leaf)| AccessPattern::of(source, leaf)).collect();
+        let (mut stored, mut scratch, mut inflates) = (0, 0, false);
+        for ((source, leaf), grain) in sources.iter().zip(&leaves).zip(&patterns) {
+            let objects = &source.manifest().objects;
+            let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
+            if let Some(blocks) = source.blocks() {
+                (stored, scratch) = (stored.max(largest), scratch.max(blocks.most_work()));
+                continue;
+            }
+            let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
+            inflates |= compressed || source.framing().is_table() || source.framing().inflates_parts();
+            // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
+            let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
+            let inflated = if has_loose { inflated.max(largest.saturating_mul(LIKELY_RATIO)) } else { inflated };
+            // Of objects whose single records can be read, no more than so much is read at a time.
+            stored = stored.max(if grain.is_partial { largest.min(part) } else { largest });
+            scratch = scratch.max(if compressed { inflated } else { 0 });
+        }
+        // A window that begins at a batch's last sample keeps that batch and all that follow in it open.
+        let batches = |span: u64| (1 + (span.max(1) - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
+        let span = course.span(&leaves).min(course.samples().max(1));
+        // The windows of a mixture spread as widely as its weights are uneven: where half of the budget holds fewer
+        // batches than that, objects are read again instead.
+        let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
+        let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
+        // What is read in ranges is not planned further ahead than makes the first batch wait, either.
+        let planned = match patterns.iter().all(|grain| grain.is_partial) {
+            true if leaves.iter().any(|leaf| leaf.order().is_shuffled()) => MAX_PLANNED,
+            true => MAX_PLANNED_IN_ORDER,
+            false => u64::MAX,
+        };
+        let horizon = if course.is_mixed() || planned < u64::MAX { span.min(fits).min(planned) } else { u64::MAX };
+        let spanned = batches(span.min(horizon));
+        let pages = 4096 * (spanned + 2); // reservations are whole pages
+        let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
+        let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(need.saturating_mul(2)));
+        let parts = if sources.iter().any(|source| source.framing().inflates_parts()) { memory_bytes / 4 } else { 0 };
+        let rest = memory_bytes.checked_sub(need).map(|rest| rest.saturating_sub(parts)).ok_or_else(|| Error::BudgetExceeded {
+            what: format!(
+                "{spanned} batches of {rows} samples of {sample_bytes} bytes (as many as a shuffle window of {} objects \
+                 spans), with one object of {stored} bytes and {scratch} bytes to inflate it into,",
+                leaves.iter().map(|leaf| leaf.order().window()).max().unwrap_or(1)
+            ),
+            need,
+            budget: memory_bytes,
+        })?;
+        let more_threads = rest.checked_div(scratch.max(1)).unwrap_or(0).min(settings.threads.max(1) as u64 - 1);
+        let more_threads = if scratch == 0 { settings.threads.max(1) as u64 - 1 } else { more_threads };
+        let rest = rest - more_threads * scratch;
+        let threads = 1 + more_threads as usize;
+        let most = settings.max_in_flight.max(1);
+        let (max_in_flight, read_ahead) = read_ahead_for(&patterns, most, threads, rows as u64, slot, rest / 4);
+        let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
+        // As many as are under way, so that a delivered batch's memory is the next one's.
+        let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
+        let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts);
+        let budget = MemoryBudget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
+        let held = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(pages);
+        let ahead_bytes = budget.bytes().saturating_sub(held).min(budget.bytes() / 4);
+        Ok(Arc::new(Self {
+            sources,
+            leaves: leaves.into(),
+            course: Arc::new(course),
+            horizon,
+            decodes_images: fields.iter().any(|field| matches!(field.kind, Kind::Image(_))),
+            fields,
+            weighted,
+            layout,
+            pool: Pool::new(spare as usize, true),
+            loose: Pool::new(if has_loose { SPARE_SLOTS } else { 0 }, false),
+            max_batch_bytes: (budget.bytes().saturating_sub(stored + pages) / spanned).max(slot),
+            value_bytes: AtomicU64::new(if has_loose { loose_bytes.unwrap_or(0) } else { 0 }),
+            inflates_values: has_loose && inflates,
+            part,
+            patterns,
+            on_error: settings.on_error,
+            budget,
+            scratches: Mutex::default(),
+            scratch_bytes: usize::try_from(scratch).unwrap_or(0),
+            threads,
+            max_in_flight,
+            read_ahead,
+            limit: memory_bytes,
+            deadline: settings.deadline,
+            prefetches_next_epoch: settings.prefetches_next_epoch,
+            ahead_bytes,
+            ahead: Mutex::default(),
+            gathered: random_access::Cache::default(),
+            part_memory: PartMemory::new(parts, memory_bytes),
+            large_object: Mutex::default(),
+        }))
+    }
+
+    /// A walk over the order of its samples.
+    pub fn walk(&self) -> Result<SamplerCursor> {
+        SamplerCursor::new(self.course.clone(), self.leaves.clone())
+    }
+
+    /// The fields of a batch; with a padded tail, last, the weights.
+    pub fn fields(&self) -> &[Field] {
+        &self.fields
+    }
+
+    /// The fields that records hold.
+    fn record_fields(&self) -> &[Field] {
+        &self.fields[..self.fields.len() - usize::from(self.weighted)]
+    }
+
+    /// What the node's cache of each source has decided of objects in planes, and why.
+    pub fn transcoding(&self) -> Vec<Option<String>> {
+        self.sources.iter().map(|source| source.transcoding()).collect()
+    }
+
+    /// Bytes that may be in flight.
+    pub fn memory_bytes(&self) -> u64 {
+        self.limit
+    }
+
+    /// Decoding threads of a run.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Bytes of the budget that a batch of `rows` takes. The batches that a window spans, one object and what it inflates
+    /// into fit the budget at the same time, whatever this returns.
+    fn batch_bytes(&self, rows: usize) -> u64 {
+        let values = self.value_bytes.load(Ordering::Relaxed).saturating_mul(rows as u64);
+        (self.layout.bytes as u64).saturating_add(values).min(self.max_batch_bytes)
+    }
+
+    /// Batches that may be under way besides `next`. They begin few where the size of a batch shows only once it is decoded.
+    fn ahead_of(&self, next: u64) -> u64 {
+        if self.inflates_values { self.read_ahead.min(1 << next.min(32)) } else { self.read_ahead }
+    }
+
+    /// Begins a pass over an epoch from `steps.cursor` on.
+    pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Run> {
+        steps.check()?;
+        if steps.samples != self.course.samples() || steps.most_rows() as usize > self.layout.rows {
+            return Err(Error::bug("a feed was started with steps that it was not made for"));
+        }
+        Run::over(self.clone(), runtime, epoch, steps)
+    }
+
+    /// A buffer to inflate into, empty or as the last use left it.
+    fn scratch(&self) -> Vec<u8> {
+        let kept = self.scratches.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.unwrap_or_else(|| {
+            let mut scratch = Vec::new();
+            // Where memory is short, whoever inflates asks for what it needs and says so.
+            if scratch.try_reserve_exact(self.scratch_bytes).is_ok() {
+                penstock_store::advise_huge(scratch.as_mut_ptr(), scratch.capacity());
+            }
+            scratch
+        })
+    }
+
+    fn give_scratch(&self, scratch: Vec<u8>) {
+        self.scratches.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
+}
+
+#[cfg(test)]
+mod tests;

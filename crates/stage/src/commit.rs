@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The last step: synced temporary files get their final names, many at a time.
+//!
+//! Order of one batch: the journal's lines are on disk; then the renames; then one sync of each folder touched. A crash
+//! between the first two leaves a whole file under its temporary name, which the next run recognises and renames. A
+//! file's lock is held from before its first byte until after its rename: no other process truncates it in between.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use penstock_store::owned::{OwnedFile, Proof, Replace};
+use penstock_types::{Error, Key, Result};
+use tokio::sync::mpsc::Receiver;
+
+use crate::dest_dir::{Jail, split, state_of_file};
+use crate::journal::{Journal, Line};
+use crate::progress::Progress;
+use crate::to_folder::resumable::PartFiles;
+
+/// Most files in a batch: bounds the wait of the first one.
+const MAX_BATCH: usize = 128;
+/// Finished files that wait for the committer, each with an open descriptor.
+pub(crate) const MAX_WAITING: usize = 128;
+
+/// A file that is whole, checked and synced, under its temporary name and locked.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub line: Line,
+    pub temporary: Arc<OwnedFile>,
+    /// The parts that it was made of, if any.
+    pub parts: Option<PartFiles>,
+}
+
+/// The one writer of the journal.
+pub(crate) struct Committer {
+    pub jail: Arc<Jail>,
+    pub journal: Journal,
+    /// The user allows to replace files that no stage has made.
+    pub overwrites: bool,
+    pub progress: Arc<Progress>,
+}
+
+impl Committer {
+    /// Commits what comes until the senders are gone. An error is of the journal or the disk, and ends the stage.
+    pub fn run(mut self, mut finished: Receiver<Finished>) -> Result<Journal> {
+        let mut batch = Vec::with_capacity(MAX_BATCH);
+        while finished.blocking_recv_many(&mut batch, MAX_BATCH) > 0 {
+            self.commit(std::mem::take(&mut batch))?;
+        }
+        Ok(self.journal)
+    }
+
+    /// What a file may replace: one that an earlier stage of this source made under the same name, or what the user says.
+    fn replaces(&self, target: &Key) -> Replace {
+        match (self.overwrites, self.journal.knows(target)) {
+            (true, _) => Replace::Existing(Proof::Named),
+            (false, true) => Replace::Existing(Proof::Covered),
+            (false, false) => Replace::Nothing,
+        }
+    }
+
+    fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
+        let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
+        // Asked before the lines of this batch are there.
+        let replaces: Vec<Replace> = lines.iter().map(|line| self.replaces(&line.target)).collect();
+        let places = self.journal.append(&lines)?;
+        drop(lines);
+        let mut folders: HashMap<Vec<u8>, OwnedFd> = HashMap::new();
+        let mut named = Vec::with_capacity(batch.len());
+        for ((finished, place), replace) in batch.into_iter().zip(places).zip(replaces) {
+            let target = finished.line.target.as_bytes();
+            // Before the rename, which frees the name of the parts: the journal vouches for the whole file now.
+            if let Some(parts) = &finished.parts {
+                parts.remove_all_but(&finished.temporary);
+            }
+            match self.jail.adopt(&finished.temporary, target, replace) {
+                Ok(folder) => {
+                    folders.insert(split(target).0.to_vec(), folder);
+                    named.push((finished, place));
+                }
+                Err(error) if is_fatal(&error) => return Err(error),
+                Err(error) => {
+                    if replace == Replace::Nothing {
+                        self.journal.retract(&finished.line)?;
+                    }
+                    finished.temporary.remove();
+                    self.progress.fail(&finished.line.origin.key, error);
+                }
+            }
+        }
+        for (name, folder) in &folders {
+            rustix::fs::fsync(folder).map_err(|errno| self.jail.error(name, errno))?;
+        }
+        for (finished, place) in &named {
+            self.journal.remember(&finished.line.target, *place);
+            self.progress.finish(&finished.line);
+        }
+        Ok(())
+    }
+}
+
+/// Finishes what a crash left between journal and rename: true where the temporary file is what the line says, and now
+/// has its final name. False where another process holds it.
+pub(crate) fn adopt_left_behind(jail: &Jail, parts: &Arc<OwnedFd>, temporary: &str, line: &Line) -> Result<bool> {
+    let Ok(file) = OwnedFile::lock_existing(parts, temporary) else { return Ok(false) };
+    if state_of_file(file.file()).ok() != Some(line.state()) {
+        return Ok(false);
+    }
+    let folder = jail.adopt(&file, line.target.as_bytes(), Replace::Existing(Proof::Covered))?;
+    rustix::fs::fsync(&folder).map_err(|errno| jail.error(line.target.as_bytes(), errno))?;
+    Ok(true)
+}
+
+/// True for what no other object will be spared from: a full disk, a dead endpoint, a spent budget.
+pub(crate) fn is_fatal(error: &Error) -> bool {
+    match error {
+        Error::Throttled { .. }
+        | Error::Unreachable { .. }
+        | Error::Untrusted { .. }
+        | Error::Deadline { .. }
+        | Error::BudgetExceeded { .. }
+        | Error::NoSpace { .. }
+        | Error::System { .. }
+        | Error::Config { .. }
+        | Error::Unsupported { .. }
+        | Error::RankFailed { .. }
+        | Error::Interrupted
+        | Error::Bug { .. } => true,
+        Error::NotFound { .. }
+        | Error::Denied { .. }
+        | Error::Server { .. }
+        | Error::Corrupt { .. }
+        | Error::Mismatch { .. }
+        | Error::Changed { .. }
+        | Error::Precondition { .. }
+        | Error::Busy { .. }
+        | Error::KeyRefused { .. } => false,
+    }
+}
+
+/// The temporary names of an object: hashed, because a key may be longer than a name can be.
+pub(crate) fn temporary_name(target: &Key, kind: &str) -> String {
+    format!("{:032x}.{kind}", xxhash_rust::xxh3::xxh3_128(target.as_bytes()))
+}
+
+/// True for what [`temporary_name`] gives, of whatever object.
+pub(crate) fn is_temporary_name(name: &str) -> bool {
+    name.split_once('.').is_some_and(|(hash, kind)| {
+        let is_hex = hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        hash.len() == 32 && is_hex && matches!(kind, "tmp" | "part" | "done" | "up")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use penstock_dataset::manifest::{Entry, Origin};
+
+    #[test]
+    fn finished_file_stays_locked_until_after_its_rename() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Arc::new(Jail::open(inside.path()).unwrap());
+        let parts = Arc::new(jail.make_folder(b"parts").unwrap());
+        let journal = Journal::open(&parts, "journal-0-of-1.jsonl", "s", "j").unwrap();
+        let target = Key::from("a/b.bin");
+        let name = temporary_name(&target, "tmp");
+        let file = OwnedFile::lock(&parts, &name).unwrap();
+        file.file().write_all(b"whole").unwrap();
+        let state = state_of_file(file.file()).unwrap();
+        let line = Line {
+            target,
+            size: state.size,
+            mtime_ns: state.mtime_ns,
+            digests: Vec::new(),
+            origin: Origin::of(&Entry::new(Key::from("a/b.bin"), 5)),
+            modified_s: None,
+            inflate: false,
+            version: None,
+        };
+        let (send, inbox) = tokio::sync::mpsc::channel(1);
+        send.try_send(Finished { line, temporary: Arc::new(file), parts: None }).unwrap();
+        drop(send);
+        // Another stage of the same object, between the last byte and the rename: it gets neither the file nor its name.
+        assert_eq!(OwnedFile::lock(&parts, &name).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        Committer { jail, journal, overwrites: false, progress: Arc::default() }.run(inbox).unwrap();
+        // And afterwards it gets a file of its own.
+        OwnedFile::lock(&parts, &name).unwrap().file().write_all(b"other bytes").unwrap();
+        assert_eq!(std::fs::read(inside.path().join("a/b.bin")).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn temporary_names_are_told_from_others() {
+        let ours = temporary_name(&Key::from("a"), "part");
+        assert!(is_temporary_name(&ours));
+        for other in ["notes.txt", "a.tmp", &ours[1..], &ours.to_uppercase(), &format!("{ours}.bak")] {
+            assert!(!is_temporary_name(other), "{other}");
+        }
+    }
+}

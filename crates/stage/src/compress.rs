@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Compression on the way: what is worth it, and content in blocks through all cores. The bytes that come out depend on
+//! content, codec and level alone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use penstock_codec::{BlockCompressor, Codec, CompressedBlock, Tail, compress};
+use penstock_types::{Error, Result};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use crate::parallel_decode::Means;
+use penstock_dataset::manifest::{Entry, RecordFormat};
+
+/// First bytes of an object that are tried, and at what level.
+pub(crate) const TRIED: usize = 256 << 10;
+const TRIED_AT: i32 = 1;
+/// What the trial must save: a twentieth. Below that, whoever reads the object pays more than the store is spared.
+const WORTH: (usize, usize) = (19, 20);
+/// Content up to this is compressed in one piece, by the faster and denser of the two ways.
+pub(crate) const WHOLE: usize = 16 << 20;
+
+/// Suffixes of formats that are compressed within.
+const COMPRESSED: [&[u8]; 24] = [
+    b".7z",
+    b".avif",
+    b".br",
+    b".bz2",
+    b".flac",
+    b".gif",
+    b".heic",
+    b".jp2",
+    b".jxl",
+    b".lzma",
+    b".mkv",
+    b".mov",
+    b".mp3",
+    b".mp4",
+    b".npz",
+    b".ogg",
+    b".parquet",
+    b".png",
+    b".rar",
+    b".tgz",
+    b".webm",
+    b".webp",
+    b".xz",
+    b".zip",
+];
+
+/// Compress into what, and how hard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deflate {
+    /// gzip or zstd.
+    pub codec: Codec,
+    /// gzip 0 to 12, zstd its own range.
+    pub level: i32,
+}
+
+impl Deflate {
+    /// Errs with `Config` for a codec or level that cannot be.
+    pub fn new(codec: Codec, level: Option<i32>) -> Result<Self> {
+        let level = level.unwrap_or_else(|| codec.default_level());
+        BlockCompressor::new(codec, level).map(|_| Self { codec, level })
+    }
+
+    fn packer(self) -> Result<BlockCompressor> {
+        BlockCompressor::new(self.codec, self.level)
+    }
+
+    /// All of a small object, compressed.
+    pub(crate) fn whole(self, content: &[u8]) -> Result<Vec<u8>> {
+        compress(self.codec, content, self.level)
+    }
+}
+
+/// True for an object that its name or its store says is compressed.
+pub(crate) fn is_packed(entry: &Entry) -> bool {
+    let name = entry.key.as_bytes().to_ascii_lowercase();
+    Codec::of_name(&name) != Codec::None
+        || entry.encoding.is_some()
+        || entry.format == RecordFormat::Jpeg
+        || COMPRESSED.iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// True where the first bytes of content say that compressing it is worth its cost.
+pub(crate) fn is_worth(codec: Codec, head: &[u8]) -> bool {
+    let head = &head[..head.len().min(TRIED)];
+    Codec::sniff(head) == Codec::None
+        && compress(codec, head, TRIED_AT).is_ok_and(|packed| packed.len() * WORTH.1 <= head.len() * WORTH.0)
+}
+
+/// Content that comes in pieces, compressed in blocks on blocking threads; what comes out is in order.
+pub(crate) struct Press {
+    packer: BlockCompressor,
+    cores: Arc<Semaphore>,
+    at_once: usize,
+    before: Bytes,
+    block: BytesMut,
+    flying: VecDeque<JoinHandle<Result<CompressedBlock>>>,
+    tail: Tail,
+    is_begun: bool,
+}
+
+impl Drop for Press {
+    fn drop(&mut self) {
+        self.flying.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Press {
+    pub fn new(deflate: Deflate, cores: Arc<Semaphore>, threads: usize) -> Result<Self> {
+        Ok(Self {
+            packer: deflate.packer()?,
+            cores,
+            // One for each core, and one that is ready when the next core is free.
+            at_once: threads + 1,
+            before: Bytes::new(),
+            block: BytesMut::new(),
+            flying: VecDeque::new(),
+            tail: Tail::default(),
+            is_begun: false,
+        })
+    }
+
+    /// Takes content; gives what is compressed by now.
+    pub async fn push(&mut self, content: Bytes) -> Result<Vec<Bytes>> {
+        let mut out = Vec::new();
+        let mut rest = content;
+        // A block is sent off when the first byte behind it is seen: the last one is told that it is.
+        while !rest.is_empty() {
+            let most = self.packer.block_bytes();
+            if self.block.len() == most {
+                self.launch(false).await?;
+                self.gather(self.at_once, &mut out).await?;
+            }
+            let room = (most - self.block.len()).min(rest.len());
+            self.block.extend_from_slice(&rest.split_to(room));
+        }
+        Ok(out)
+    }
+
+    /// The rest, and the end.
+    pub async fn finish(mut self) -> Result<Vec<Bytes>> {
+        let mut out = Vec::new();
+        self.launch(true).await?;
+        self.gather(0, &mut out).await?;
+        out.push(self.packer.end(self.tail).into());
+        Ok(out)
+    }
+
+    async fn launch(&mut self, is_last: bool) -> Result<()> {
+        let core = self.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
+        let (packer, before) = (self.packer, self.before.clone());
+        let block = self.block.split().freeze();
+        self.before = block.slice(block.len().saturating_sub(packer.window())..);
+        self.flying.push_back(tokio::task::spawn_blocking(move || {
+            let packed = packer.pack(&before, &block, is_last);
+            drop(core);
+            packed
+        }));
+        Ok(())
+    }
+
+    /// Waits until no more than `left` blocks are on their way.
+    async fn gather(&mut self, left: usize, out: &mut Vec<Bytes>) -> Result<()> {
+        while self.flying.len() > left {
+            let Some(next) = self.flying.pop_front() else { break };
+            let packed = next.await.map_err(|join| Error::bug(format!("a compressing thread ended: {join}")))??;
+            self.tail.take(&packed);
+            if !self.is_begun {
+                self.is_begun = true;
+                out.push(self.packer.head().into());
+            }
+            out.push(packed.bytes.into());
+        }
+        Ok(())
+    }
+}
+
+/// The same for whoever is on a blocking thread already: content in pieces, compressed in one piece where it is small
+/// and in blocks where it is large, on cores that stand idle.
+pub(crate) struct Squeeze<'a> {
+    deflate: Deflate,
+    means: Means<'a>,
+    held: Vec<u8>,
+    /// Of what is large: bytes of `held` that are only the next block's window, and the end in the making.
+    large: Option<(BlockCompressor, usize, Tail)>,
+}
+
+impl<'a> Squeeze<'a> {
+    pub fn new(deflate: Deflate, means: Means<'a>) -> Self {
+        Self { deflate, means, held: Vec::new(), large: None }
+    }
+
+    pub fn take(&mut self, content: &[u8], out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        for piece in content.chunks(WHOLE / 4) {
+            self.held.extend_from_slice(piece);
+            if self.held.len() > WHOLE {
+                self.pack(false, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The end of the content.
+    pub fn finish(mut self, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        match self.large {
+            None => out(&self.deflate.whole(&self.held)?),
+            Some(_) => self.pack(true, out),
+        }
+    }
+
+    /// Packs all whole blocks but the last, or at the end all.
+    fn pack(&mut self, is_end: bool, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let (packer, mut at, mut tail) = match self.large.take() {
+            Some(large) => large,
+            None => {
+                let packer = self.deflate.packer()?;
+                out(&packer.head())?;
+                (packer, 0, Tail::default())
+            }
+        };
+        let size = packer.block_bytes();
+        loop {
+            let left = self.held.len() - at;
+            // A block is packed when a byte behind it is seen: the last one is told that it is.
+            let blocks = if is_end { left.div_ceil(size).max(1) } else { left.saturating_sub(1) / size };
+            if blocks == 0 {
+                break;
+            }
+            let more = blocks.min(self.means.threads).saturating_sub(1) as u32;
+            let spare = (1..=more).rev().find_map(|count| self.means.cores.try_acquire_many(count).ok());
+            let many = 1 + spare.as_ref().map_or(0, |permit| permit.num_permits());
+            let held = &self.held;
+            let one = |number: usize| {
+                let start = at + number * size;
+                let end = (start + size).min(held.len());
+                packer.pack(&held[..start], &held[start..end], is_end && number + 1 == blocks)
+            };
+            let packed: Vec<Result<CompressedBlock>> = std::thread::scope(|scope| {
+                let others: Vec<_> = (1..many).map(|number| scope.spawn(move || one(number))).collect();
+                let first = one(0);
+                let joined = others
+                    .into_iter()
+                    .map(|other| other.join().unwrap_or_else(|_| Err(Error::bug("a compressing thread panicked"))));
+                std::iter::once(first).chain(joined).collect()
+            });
+            drop(spare);
+            for packed in packed {
+                let packed = packed?;
+                tail.take(&packed);
+                out(&packed.bytes)?;
+                at = (at + size).min(self.held.len());
+            }
+            if is_end && blocks <= many {
+                return out(&packer.end(tail));
+            }
+        }
+        let window = at.saturating_sub(packer.window());
+        self.held.drain(..window);
+        self.large = Some((packer, at - window, tail));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squeeze_leaves_alone_what_is_compressed_or_does_not_compress() {
+        for (name, packed) in
+            [("a.gz", true), ("a.JPG", true), ("d/a.npz", true), ("a.tfrecord", false), ("a.npy", false)]
+        {
+            assert_eq!(is_packed(&Entry::new(name.into(), 9)), packed, "{name}");
+        }
+        let mut entry = Entry::new("a".into(), 9);
+        entry.encoding = Some("br".into());
+        assert!(is_packed(&entry));
+        let mut state = 1u64;
+        let noise: Vec<u8> = (0..100_000)
+            .map(|_| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+                (state >> 56) as u8
+            })
+            .collect();
+        assert!(!is_worth(Codec::Gzip, &noise) && !is_worth(Codec::Zstd, b""));
+        assert!(is_worth(Codec::Gzip, &[7; 5000]));
+        let twice = compress(Codec::Gzip, &[7; 5_000_000], 1).unwrap();
+        assert!(!is_worth(Codec::Zstd, &twice), "it begins like what it is");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn press_gives_the_same_bytes_whatever_the_cores_and_the_pieces() {
+        let content: Vec<u8> =
+            (0..10_000_000u32).flat_map(|at| ((at / 100) as u16).to_le_bytes()).take(19_300_000).collect();
+        for codec in [Codec::Gzip, Codec::Zstd] {
+            let mut seen: Vec<Vec<u8>> = Vec::new();
+            for (threads, piece) in [(1, 100_000), (4, 19_300_000), (2, 1 << 20)] {
+                let deflate = Deflate::new(codec, Some(3)).unwrap();
+                let mut press = Press::new(deflate, Arc::new(Semaphore::new(threads)), threads).unwrap();
+                let mut out = Vec::new();
+                for piece in content.chunks(piece) {
+                    out.extend(press.push(Bytes::copy_from_slice(piece)).await.unwrap());
+                }
+                out.extend(press.finish().await.unwrap());
+                seen.push(out.concat());
+            }
+            for threads in [1, 3] {
+                let cores = Semaphore::new(threads - 1);
+                let means = Means { cores: &cores, threads, memory: 1 << 30 };
+                let mut squeeze = Squeeze::new(Deflate::new(codec, Some(3)).unwrap(), means);
+                let mut out = Vec::new();
+                let mut keep = |bytes: &[u8]| {
+                    out.extend_from_slice(bytes);
+                    Ok(())
+                };
+                content.chunks(700_001).for_each(|piece| squeeze.take(piece, &mut keep).unwrap());
+                squeeze.finish(&mut keep).unwrap();
+                seen.push(out);
+            }
+            assert!(seen.windows(2).all(|pair| pair[0] == pair[1]));
+            let mut got = Vec::new();
+            penstock_codec::decompress_into(codec, &seen[0], &mut got, u64::MAX, "here").unwrap();
+            assert!(got == content);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Many objects underway at once: so many, each for so long, until all have ended, one ends the stage, or the user does.
+
+use std::future::Future;
+use std::time::Duration;
+
+use penstock_types::{Error, Result};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::source_reader::Inlet;
+use penstock_dataset::manifest::Entry;
+
+/// How many, and how long.
+pub(crate) struct Abreast {
+    pub most: usize,
+    /// An object that is late fails alone; what has come of it stays, and the next run goes on from there.
+    pub limit: Option<Duration>,
+    pub cancelled: watch::Receiver<bool>,
+}
+
+/// The objects, and which error ends all of them.
+pub(crate) struct Objects<'a, E, A> {
+    pub inlet: &'a Inlet,
+    pub count: usize,
+    /// The entry of one of them, by its number.
+    pub entry: E,
+    /// True for what no other object will be spared from: it ends the stage. What fails alone stands in the progress.
+    pub is_of_all: A,
+}
+
+impl Abreast {
+    /// Does `work` for the objects, by their number.
+    pub async fn run<'a, F>(
+        mut self,
+        objects: Objects<'a, impl Fn(usize) -> &'a Entry, impl Fn(&Error) -> bool>,
+        work: impl Fn(usize) -> F,
+    ) -> Result<()>
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
+        let Objects { inlet, count, entry, is_of_all } = objects;
+        let fail = |at: usize, error: Error| inlet.progress.fail(&entry(at).key, error);
+        let mut flying: JoinSet<(usize, Option<Result<()>>)> = JoinSet::new();
+        let mut left = 0..count;
+        let outcome = loop {
+            while flying.len() < self.most {
+                let Some(at) = left.next() else { break };
+                let (work, limit) = (work(at), self.limit);
+                flying.spawn(async move {
+                    match limit {
+                        None => (at, Some(work.await)),
+                        Some(limit) => (at, tokio::time::timeout(limit, work).await.ok()),
+                    }
+                });
+            }
+            let ended = tokio::select! {
+                ended = flying.join_next() => ended,
+                _ = self.cancelled.wait_for(|stop| *stop) => break Err(Error::Interrupted),
+            };
+            match ended {
+                None => break Ok(()),
+                Some(Ok((_, Some(Ok(()))))) => {}
+                Some(Ok((_, Some(Err(error))))) if is_of_all(&error) => break Err(error),
+                Some(Ok((at, Some(Err(error))))) => fail(at, error),
+                Some(Ok((at, None))) => {
+                    let limit = self.limit.unwrap_or_default();
+                    fail(at, Error::Deadline { what: inlet.place(entry(at)), limit });
+                }
+                Some(Err(join)) => break Err(Error::bug(format!("an object's task ended: {join}"))),
+            }
+        };
+        flying.shutdown().await;
+        outcome
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a planned stage takes along, to a folder as to a store, and the list of what it could not bring.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use penstock_store::owned::{self, Proof};
+use penstock_types::{Deadline, Error, Result};
+use tokio::sync::watch;
+
+use crate::dest_dir::Jail;
+use crate::node_status::{FOLDER, replace_own};
+use crate::plan::StagePlan;
+use crate::progress::{Failure, Progress};
+use crate::request::StageRequest;
+use crate::to_folder::workers::Source;
+use penstock_dataset::manifest::Manifest;
+
+/// The destination (or, of a stage to a store, the folder on this machine) and the stage's own folder in it.
+#[derive(Clone)]
+pub(crate) struct Site {
+    pub jail: Arc<Jail>,
+    pub folder: Arc<OwnedFd>,
+}
+
+/// A stage that is planned and holds its lock.
+pub(crate) struct Errand<'a> {
+    pub request: &'a StageRequest,
+    pub from: Source,
+    pub manifest: Manifest,
+    pub plan: StagePlan,
+    pub site: Site,
+    pub progress: &'a Arc<Progress>,
+    pub deadline: Deadline,
+    pub cancelled: watch::Receiver<bool>,
+}
+
+impl Site {
+    /// Writes down what failed of the share of one of so many nodes, or removes the list of an earlier run where nothing did.
+    pub fn write_residue(&self, (node, nodes): (u32, u32), source: &str, failures: &[Failure]) -> Result<()> {
+        let name = match nodes {
+            1 => "residue.json".to_owned(),
+            _ => format!("residue-{node}-of-{nodes}.json"),
+        };
+        if failures.is_empty() {
+            let io = |errno: rustix::io::Errno| self.jail.io_error(FOLDER.as_bytes(), &errno.into(), 0);
+            return owned::remove_file(&self.folder, &name, Proof::Covered).map_err(io);
+        }
+        let json = residue_json(source, failures)?;
+        replace_own(&self.folder, &name, &json)
+            .map_err(|error| self.jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))
+    }
+}
+
+/// What could not be staged and why, for whoever has to mend it at the source: one object a line.
+fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
+    let bug = |error: serde_json::Error| Error::bug(error.to_string());
+    let mut out =
+        format!("{{\"penstock_residue\":1,\"source\":{},\"failed\":[", serde_json::json!(source)).into_bytes();
+    for (at, failure) in failures.iter().enumerate() {
+        out.extend_from_slice(if at == 0 { b"\n" } else { b",\n" });
+        serde_json::to_writer(&mut out, failure).map_err(bug)?;
+    }
+    out.extend_from_slice(b"\n]}\n");
+    Ok(out)
+}

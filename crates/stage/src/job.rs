@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Work that runs on the runtime while another thread watches it: progress, cancel, and a wait that has a limit.
+
+use std::future::Future;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_types::{Error, Metrics, Result};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::progress::{Progress, Snapshot};
+
+type Ended<S> = Arc<(Mutex<Option<Result<S>>>, Condvar)>;
+
+/// A stage or a verification that runs, and the summary that it ends with.
+#[derive(Debug)]
+pub struct Job<S> {
+    progress: Arc<Progress>,
+    metrics: Arc<Metrics>,
+    cancel: watch::Sender<bool>,
+    ended: Ended<S>,
+}
+
+impl<S: Clone + Send + 'static> Job<S> {
+    pub(super) fn spawn<F>(
+        runtime: &Handle,
+        work: impl FnOnce(Arc<Progress>, Arc<Metrics>, watch::Receiver<bool>) -> F,
+    ) -> Self
+    where
+        F: Future<Output = Result<S>> + Send + 'static,
+    {
+        let (progress, metrics) = (Arc::new(Progress::default()), Arc::new(Metrics::default()));
+        let (cancel, cancelled) = watch::channel(false);
+        let ended: Ended<S> = Arc::new((Mutex::new(None), Condvar::new()));
+        let work = work(progress.clone(), metrics.clone(), cancelled);
+        let signal = ended.clone();
+        runtime.spawn(async move {
+            let result = match tokio::spawn(work).await {
+                Ok(result) => result,
+                Err(join) => Err(Error::bug(format!("the stage ended: {join}"))),
+            };
+            *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            signal.1.notify_all();
+        });
+        Self { progress, metrics, cancel, ended }
+    }
+
+    /// What has been done so far.
+    pub fn progress(&self) -> Snapshot {
+        self.progress.snapshot()
+    }
+
+    /// Requests, retries, throttles.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Asks it to stop: what is in flight is dropped, what is finished is recorded, and it ends with `Interrupted`.
+    pub fn cancel(&self) {
+        self.cancel.send_replace(true);
+    }
+
+    /// Blocks for at most `limit`; `None` while it runs.
+    pub fn wait(&self, limit: Duration) -> Option<Result<S>> {
+        let guard = self.ended.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (guard, _) = self
+            .ended
+            .1
+            .wait_timeout_while(guard, limit, |result| result.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        guard.clone()
+    }
+}
+
+impl<S> Drop for Job<S> {
+    fn drop(&mut self) {
+        self.cancel.send_replace(true);
+    }
+}

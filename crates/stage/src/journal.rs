@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is done, one JSON line an object, appended and synced before a file takes its final name.
+//!
+//! A line is believed only together with the file: same size and mtime, same source, same version. So a journal that
+//! survived a crash half-written, or a file that was changed since, costs a second read and nothing else.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use penstock_store::Version;
+use penstock_store::owned::{self, Proof};
+use penstock_types::{Digest, Error, Key, Result};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::dest_dir::{FileState, open_own, open_to_read};
+use penstock_dataset::manifest::{Entry, Origin, key_text};
+
+/// A line beyond this is no line of ours.
+const MAX_LINE: u64 = 1 << 20;
+
+/// The mtime of a line that takes an earlier one back.
+const RETRACTED: i64 = i64::MIN;
+
+/// One finished object.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Line {
+    /// The file below the destination.
+    #[serde(flatten, with = "key_text")]
+    pub target: Key,
+    /// Its bytes.
+    pub size: u64,
+    /// Its mtime when it was finished.
+    pub mtime_ns: i64,
+    /// Digests of the file.
+    pub digests: Vec<Digest>,
+    /// What it was made from.
+    pub origin: Origin,
+    /// The source's mtime: all there is to compare where a store has no versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_s: Option<f64>,
+    /// The stage was asked to inflate what is compressed.
+    #[serde(default)]
+    pub inflate: bool,
+    /// The version that a store gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Version>,
+}
+
+impl Line {
+    /// True when the line speaks of this object, as the listing shows it now.
+    pub fn is_of(&self, entry: &Entry) -> bool {
+        let same_time = match (self.modified_s, entry.modified_s) {
+            (Some(then), Some(now)) => (then - now).abs() < 1e-3,
+            (then, now) => then == now,
+        };
+        self.origin.key == entry.key
+            && self.origin.size == entry.size
+            && self.origin.version == entry.version
+            && (entry.version.is_some() || same_time)
+    }
+
+    /// It takes an earlier line of its target back: no file of ours has that name.
+    pub fn is_retracted(&self) -> bool {
+        self.mtime_ns == RETRACTED
+    }
+
+    /// The file as it was when the line was written.
+    pub fn state(&self) -> FileState {
+        FileState { size: self.size, mtime_ns: self.mtime_ns }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    penstock_journal: u32,
+    from: String,
+    /// Numbers the stages of this source into this folder, so that their order needs no clock. Missing where a repair
+    /// opened the journal, and in journals of versions that did not record how a stage ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    turn: Option<u64>,
+}
+
+/// The stage that the last head with a turn began has ended.
+#[derive(Serialize, Deserialize)]
+struct End {
+    penstock_journal_end: u32,
+    /// Objects that could not be staged.
+    failed: u64,
+}
+
+/// The last stage of one source that a journal records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LastStage {
+    /// `0-of-4`: the node and the number of nodes.
+    pub share: String,
+    pub source: String,
+    pub turn: u64,
+    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    pub failed: Option<u64>,
+}
+
+/// What a journal's line holds.
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
+enum Found<'a> {
+    Head(&'a Head),
+    Line { from: &'a str, line: Line, offset: u64, len: u32 },
+    End { from: &'a str, failed: u64 },
+}
+
+/// Where a line stands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    mtime_ns: i64,
+    offset: u64,
+    len: u32,
+    /// Which of the journals; 0 is our own.
+    journal: u32,
+}
+
+/// The journal of one node, open for appending, with all that earlier runs (of any number of nodes) have finished. Lines
+/// stay on the disk: of each, memory holds where it stands.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    /// Our own, then those of other nodes.
+    files: Vec<File>,
+    place: String,
+    end: u64,
+    done: HashMap<u64, Place>,
+    source: String,
+    /// The turn of the last stage of this source, in any journal.
+    turn: u64,
+}
+
+fn hash(target: &Key) -> u64 {
+    xxh3_64(target.as_bytes())
+}
+
+impl Journal {
+    /// Reads every `journal-*` in `folder` for lines of `source`, and opens `name` for appending.
+    pub fn open(folder: &OwnedFd, name: &str, source: &str, place: &str) -> Result<Self> {
+        let io = |error: std::io::Error| Error::from_io(place, &error);
+        let io_of = |name: &str| {
+            let place = format!("{place}/{name}");
+            move |error: std::io::Error| Error::from_io(&place, &error)
+        };
+        let mut names: Vec<String> = rustix::fs::Dir::read_from(folder)
+            .map_err(|errno| io(errno.into()))?
+            .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
+            .filter(|other| other.starts_with("journal-") && other != name)
+            .collect();
+        names.sort();
+        let mut files = vec![open_own(folder, name).map_err(io_of(name))?];
+        let (mut done, mut turn) = (HashMap::new(), 0);
+        for other in names {
+            // Another node of a shared folder may be writing it: its torn tail is not ours to cut.
+            let file = open_to_read(folder, &other).map_err(io_of(&other))?;
+            read(&file, source, files.len() as u32, &mut done, &mut turn).map_err(io_of(&other))?;
+            files.push(file);
+        }
+        let whole = read(&files[0], source, 0, &mut done, &mut turn).map_err(io)?;
+        // Whatever follows the last line break was torn by a crash.
+        owned::set_len(&files[0], whole, Proof::Covered).map_err(io)?;
+        files[0].seek(SeekFrom::End(0)).map_err(io)?;
+        let mut journal = Self { files, place: place.to_owned(), end: whole, done, source: source.to_owned(), turn };
+        journal.append_head(None)?;
+        Ok(journal)
+    }
+
+    /// Records that a stage begins. Until [`Journal::end_stage`], `verify` reports it as unfinished.
+    pub fn begin_stage(&mut self) -> Result<()> {
+        self.turn += 1;
+        self.append_head(Some(self.turn))
+    }
+
+    /// Records that the stage has ended, with the number of objects that could not be staged.
+    pub fn end_stage(&mut self, failed: u64) -> Result<()> {
+        self.append_json(&[End { penstock_journal_end: 1, failed }]).map(drop)
+    }
+
+    fn append_head(&mut self, turn: Option<u64>) -> Result<()> {
+        self.append_json(&[Head { penstock_journal: 1, from: self.source.clone(), turn }]).map(drop)
+    }
+
+    /// What is known of a file. A line that cannot be read again is one that is not there: its object is moved again.
+    pub fn line(&self, target: &Key) -> Option<Line> {
+        let place = self.done.get(&hash(target)).filter(|place| place.mtime_ns != RETRACTED)?;
+        let mut text = vec![0; place.len as usize];
+        self.files.get(place.journal as usize)?.read_exact_at(&mut text, place.offset).ok()?;
+        serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
+    }
+
+    /// True for a file that has a line. The line is read: whoever names objects can choose two names with one hash.
+    pub fn knows(&self, target: &Key) -> bool {
+        self.line(target).is_some()
+    }
+
+    /// Takes the line of a file back that did not get its name: whatever has that name is not ours.
+    pub fn retract(&mut self, line: &Line) -> Result<()> {
+        let line = Line { mtime_ns: RETRACTED, ..line.clone() };
+        let places = self.append(std::slice::from_ref(&line))?;
+        places.into_iter().for_each(|place| self.remember(&line.target, place));
+        Ok(())
+    }
+
+    /// Appends lines, and returns where they stand once they are on disk.
+    pub fn append(&mut self, lines: &[Line]) -> Result<Vec<Place>> {
+        let placed = self.append_json(lines)?;
+        let place =
+            |(line, (offset, len)): (&Line, (u64, u32))| Place { mtime_ns: line.mtime_ns, offset, len, journal: 0 };
+        Ok(lines.iter().zip(placed).map(place).collect())
+    }
+
+    /// Lets [`Journal::line`] find a line.
+    pub fn remember(&mut self, target: &Key, place: Place) {
+        self.done.insert(hash(target), place);
+    }
+
+    fn append_json<T: Serialize>(&mut self, lines: &[T]) -> Result<Vec<(u64, u32)>> {
+        let mut text = Vec::with_capacity(lines.len() * 400);
+        let mut placed = Vec::with_capacity(lines.len());
+        for line in lines {
+            let begin = text.len();
+            serde_json::to_writer(&mut text, line)
+                .map_err(|error| Error::bug(format!("a journal line does not serialise: {error}")))?;
+            text.push(b'\n');
+            placed.push((self.end + begin as u64, (text.len() - begin) as u32));
+        }
+        let mut write = || {
+            self.files[0].write_all(&text)?;
+            self.files[0].sync_data()
+        };
+        write().map_err(|error| Error::from_io(&self.place, &error))?;
+        self.end += text.len() as u64;
+        Ok(placed)
+    }
+}
+
+/// The last line of each target of `source`: within a journal the later one holds, between journals that of the later
+/// file. Returns the bytes up to the last line break.
+fn read(
+    file: &File,
+    source: &str,
+    journal: u32,
+    done: &mut HashMap<u64, Place>,
+    turn: &mut u64,
+) -> std::io::Result<u64> {
+    scan_all(file, |found| match found {
+        Found::Line { from, line, offset, len } if from == source => {
+            let place = Place { mtime_ns: line.mtime_ns, offset, len, journal };
+            let known = done.entry(hash(&line.target)).or_insert(place);
+            if known.journal == journal || known.mtime_ns <= place.mtime_ns {
+                *known = place;
+            }
+        }
+        Found::Head(head) if head.from == source => *turn = (*turn).max(head.turn.unwrap_or(0)),
+        _ => {}
+    })
+}
+
+/// Gives every line of the journal `name`, with its source, to `take`, and returns the last stage of each source. Lines
+/// that do not parse are passed over: their objects count as missing.
+pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) -> std::io::Result<Vec<LastStage>> {
+    let share = name.trim_start_matches("journal-").trim_end_matches(".jsonl");
+    let mut stages: Vec<LastStage> = Vec::new();
+    scan_all(file, |found| match found {
+        Found::Line { from, line, .. } => take(from, line),
+        Found::Head(Head { turn: None, .. }) => {}
+        Found::Head(Head { from, turn: Some(turn), .. }) => {
+            stages.retain(|stage| stage.source != *from);
+            stages.push(LastStage { share: share.to_owned(), source: from.clone(), turn: *turn, failed: None });
+        }
+        Found::End { from, failed } => {
+            stages.iter_mut().filter(|stage| stage.source == from).for_each(|stage| stage.failed = Some(failed));
+        }
+    })?;
+    Ok(stages)
+}
+
+/// Gives all that a journal holds to `take`; returns the bytes up to the last line break.
+fn scan_all(file: &File, mut take: impl FnMut(Found<'_>)) -> std::io::Result<u64> {
+    let mut reader = BufReader::with_capacity(1 << 16, file);
+    let (mut whole, mut from, mut text) = (0, None::<String>, Vec::new());
+    loop {
+        text.clear();
+        let took = reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut text)?;
+        if took == 0 || text.last() != Some(&b'\n') && (took as u64) < MAX_LINE {
+            return Ok(whole);
+        }
+        let offset = whole;
+        whole += took as u64;
+        if let Ok(head) = serde_json::from_slice::<Head>(&text) {
+            from = None;
+            if head.penstock_journal == 1 {
+                take(Found::Head(&head));
+                from = Some(head.from);
+            }
+        } else if let Some(from) = &from {
+            if let Ok(line) = serde_json::from_slice::<Line>(&text) {
+                take(Found::Line { from, line, offset, len: took as u32 });
+            } else if let Ok(End { penstock_journal_end: 1, failed }) = serde_json::from_slice(&text) {
+                take(Found::End { from, failed });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dest_dir::Jail;
+
+    fn line(name: &str) -> Line {
+        Line {
+            target: Key::from(name),
+            size: 3,
+            mtime_ns: 5,
+            digests: vec!["crc32c:00000001".parse().unwrap()],
+            origin: Origin::of(&Entry::new(Key::from(format!("{name}.gz").as_str()), 2)),
+            modified_s: Some(7.5),
+            inflate: false,
+            version: None,
+        }
+    }
+
+    fn opened(jail: &Jail, name: &str, source: &str) -> Journal {
+        let folder = jail.make_folder(b"j").unwrap();
+        Journal::open(&folder, name, source, "j").unwrap()
+    }
+
+    #[test]
+    fn journal_remembers_what_other_nodes_did_but_not_other_sources() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        opened(&jail, "journal-0-of-1", "s3://a/").append(&[line("a")]).unwrap();
+        opened(&jail, "journal-0-of-1", "s3://b/").append(&[line("b")]).unwrap();
+        let journal = opened(&jail, "journal-1-of-2", "s3://a/");
+        assert_eq!(journal.line(&Key::from("a")), Some(line("a")));
+        assert_eq!(journal.line(&Key::from("b")), None);
+    }
+
+    #[test]
+    fn journal_finds_what_it_has_just_appended_and_what_stood_there_before() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let names: Vec<String> = (0..20).map(|at| format!("f{at}")).collect();
+        let lines: Vec<Line> = names.iter().map(|name| line(name)).collect();
+        opened(&jail, "journal-0-of-1", "s").append(&lines[..10]).unwrap();
+        let mut journal = opened(&jail, "journal-0-of-1", "s");
+        let mut later = line("f3");
+        later.size = 4;
+        let more = [&lines[10..], std::slice::from_ref(&later)].concat();
+        let places = journal.append(&more).unwrap();
+        assert_eq!(journal.line(&Key::from("f12")), None);
+        more.iter().zip(places).for_each(|(line, place)| journal.remember(&line.target, place));
+        for (name, want) in names.iter().zip(&lines) {
+            let want = if name == "f3" { &later } else { want };
+            assert_eq!(journal.line(&Key::from(name.as_str())).as_ref(), Some(want), "{name}");
+        }
+        assert!(journal.knows(&Key::from("f0")) && !journal.knows(&Key::from("g")));
+    }
+
+    #[test]
+    fn journal_knows_a_file_by_its_name_and_not_by_the_hash_of_it() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let mut journal = opened(&jail, "journal-0-of-1", "s");
+        let place = journal.append(&[line("a")]).unwrap()[0];
+        journal.remember(&Key::from("a"), place);
+        // Another name with the same hash.
+        journal.remember(&Key::from("b"), place);
+        assert!(journal.knows(&Key::from("a")) && !journal.knows(&Key::from("b")));
+    }
+
+    #[test]
+    fn journal_records_which_stages_have_ended_in_an_order_that_all_journals_share() {
+        let inside = tempfile::tempdir().unwrap();
+        let jail = Jail::open(inside.path()).unwrap();
+        let stages = |name: &str| {
+            let file = File::open(inside.path().join("j").join(name)).unwrap();
+            let stages = scan(&file, name, |_, _| {}).unwrap();
+            stages.into_iter().map(|stage| (stage.source, stage.turn, stage.failed)).collect::<Vec<_>>()
+        };
+        let begun = |name: &str, source: &str| {
+            let mut journal = opened(&jail, name, source);
+            journal.begin_stage().unwrap();
+            journal.append(&[line("a")]).unwrap();
+            journal
+        };
+        begun("journal-1-of-2", "a"); // killed
+        begun("journal-0-of-1", "b").end_stage(0).unwrap();
+        begun("journal-0-of-1", "a").end_stage(2).unwrap();
+        begun("journal-0-of-1", "a").end_stage(0).unwrap();
+        // A repair neither begins nor ends a stage.
+        opened(&jail, "journal-0-of-1", "a").append(&[line("a")]).unwrap();
+        let s = |name: &str| name.to_owned();
+        assert_eq!(stages("journal-1-of-2"), [(s("a"), 1, None)]);
+        assert_eq!(stages("journal-0-of-1"), [(s("b"), 1, Some(0)), (s("a"), 3, Some(0))]);
+    }
+
+    #[test]
+    fn line_is_of_the_object_only_at_the_same_version() {
+        let mut entry = Entry::new(Key::from("a.gz"), 2);
+        entry.modified_s = Some(7.5);
+        assert!(line("a").is_of(&entry));
+        entry.modified_s = Some(8.0);
+        assert!(!line("a").is_of(&entry));
+        entry.version = Some(penstock_store::Version("1".into()));
+        assert!(!line("a").is_of(&entry));
+        let mut pinned = line("a");
+        pinned.origin.version = entry.version.clone();
+        assert!(pinned.is_of(&entry));
+    }
+
+    proptest! {
+        /// Cut anywhere, or with garbage in the middle: the lines before are kept, and appending goes on.
+        #[test]
+        fn prop_journal_survives_a_torn_tail(lines in 1usize..6, cut in 0usize..400, junk in prop::collection::vec(any::<u8>(), 0..30)) {
+            let inside = tempfile::tempdir().unwrap();
+            let jail = Jail::open(inside.path()).unwrap();
+            let names: Vec<String> = (0..lines).map(|at| format!("f{at}")).collect();
+            let written: Vec<Line> = names.iter().map(|name| line(name)).collect();
+            opened(&jail, "journal-0-of-1", "s").append(&written).unwrap();
+            let path = inside.path().join("j/journal-0-of-1");
+            let mut bytes = std::fs::read(&path).unwrap();
+            let keep = bytes.len().saturating_sub(cut);
+            bytes.truncate(keep);
+            let kept = bytes.iter().filter(|byte| **byte == b'\n').count().saturating_sub(1);
+            let headless = !bytes.contains(&b'\n');
+            bytes.extend_from_slice(&junk.iter().map(|byte| if *byte == b'\n' { b' ' } else { *byte }).collect::<Vec<_>>());
+            std::fs::write(&path, &bytes).unwrap();
+            let mut again = opened(&jail, "journal-0-of-1", "s");
+            again.append(&[line("last")]).unwrap();
+            drop(again);
+            let read = opened(&jail, "journal-0-of-1", "s");
+            for (at, name) in names.iter().enumerate() {
+                prop_assert_eq!(read.line(&Key::from(name.as_str())).is_some(), !headless && at < kept);
+            }
+            prop_assert!(read.line(&Key::from("last")).is_some());
+        }
+    }
+}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lock of a whole destination. The nodes of one launch share it; another launch, or a repair, is refused while any of
+//! them runs.
+//!
+//! `.penstock/stage/launch` holds the current launch as JSON, and two locks: byte 0 is held while a process joins, byte 1
+//! while it runs (shared by a stage, exclusive for a repair). Whoever gets byte 1 alone writes the content, so a content is
+//! believed only while somebody holds byte 1. Shares of another number of nodes overlap: what one launch writes, another
+//! would write too.
+//!
+//! The kernel releases both when a process dies. Where it does not show one machine's locks to another (Lustre mounted
+//! with `localflock`, NFS with `local_lock`), the records that nodes rewrite every five seconds stand in (`beating`).
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_store::owned::{self, Proof};
+use penstock_types::{Error, Result, Stopwatch, unix_now};
+use serde::{Deserialize, Serialize};
+
+use crate::dest_dir::{Jail, names_in, open_own, open_to_read};
+use crate::node_status::{BEAT, FOLDER, Identity, LOOK, Record, read_record};
+use crate::ofd_lock::{Mode, is_locked, try_lock, unlock};
+use crate::to_folder::object::blocking;
+
+const NAME: &str = "launch";
+const JOINING: u8 = 0;
+const RUNNING: u8 = 1;
+/// How long a process waits for others that join. Joining takes milliseconds.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// A record of another machine that does not change for this long is of a dead process.
+const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * BEAT.as_secs() + 2);
+/// A content beyond this was not written here.
+const MAX_CONTENT: usize = 1 << 20;
+
+/// A process that writes to a destination.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    pub host: String,
+    /// The kernel's boot id; empty where it has none.
+    pub boot: String,
+    pub pid: u32,
+    /// When it began, seconds since the Unix epoch.
+    pub since_s: f64,
+}
+
+impl Process {
+    pub fn current() -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+            text.trim().to_owned()
+        };
+        let (host, boot) = (read("hostname"), read("random/boot_id"));
+        Self { host, boot, pid: std::process::id(), since_s: unix_now().as_secs_f64() }
+    }
+
+    /// True where one kernel runs both, which then sees the locks of both.
+    fn is_on_machine_of(&self, other: &Self) -> bool {
+        !self.boot.is_empty() && self.boot == other.boot
+    }
+
+    /// The process, for an error.
+    pub fn text(&self) -> String {
+        let age_s = (unix_now().as_secs_f64() - self.since_s).max(0.0);
+        format!("process {} on {}, which began {age_s:.0} s ago", self.pid, self.host)
+    }
+}
+
+/// Who holds byte 1.
+#[derive(Debug, Serialize, Deserialize)]
+struct Content {
+    penstock_launch: u32,
+    /// `None`: a repair.
+    identity: Option<Identity>,
+    process: Process,
+}
+
+/// The right to write to a destination, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    _file: File,
+}
+
+impl Launch {
+    /// Joins the launch of `identity`, or begins it. `Busy` while another one runs.
+    pub async fn join(jail: &Arc<Jail>, folder: &Arc<OwnedFd>, identity: &Identity) -> Result<Self> {
+        Self::take(jail, folder, Some(identity.clone())).await
+    }
+
+    /// Takes the destination for a repair. `Busy` while any launch or another repair runs.
+    pub async fn repair(jail: &Arc<Jail>, folder: &Arc<OwnedFd>) -> Result<Self> {
+        Self::take(jail, folder, None).await
+    }
+
+    async fn take(jail: &Arc<Jail>, folder: &Arc<OwnedFd>, identity: Option<Identity>) -> Result<Self> {
+        let process = Process::current();
+        let launch = {
+            let (jail, folder, identity, process) = (jail.clone(), folder.clone(), identity.clone(), process.clone());
+            blocking(move || Self::lock(&jail, &folder, identity.as_ref(), &process)).await?
+        };
+        beating(jail, folder, identity.as_ref(), &process, BEAT_TIMEOUT).await?;
+        Ok(launch)
+    }
+
+    fn lock(jail: &Jail, folder: &OwnedFd, identity: Option<&Identity>, process: &Process) -> Result<Self> {
+        let io = |error: std::io::Error| jail.io_error(format!("{FOLDER}/{NAME}").as_bytes(), &error, 4096);
+        let busy = |holder: String| Error::Busy { place: jail.path().display().to_string(), holder };
+        let file = open_own(folder, NAME).map_err(io)?;
+        let clock = Stopwatch::start();
+        while !try_lock(&file, JOINING, Mode::Exclusive).map_err(io)? {
+            if clock.elapsed() > JOIN_TIMEOUT {
+                return Err(busy(format!("another penstock process has been joining for {JOIN_TIMEOUT:?}")));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if try_lock(&file, RUNNING, Mode::Exclusive).map_err(io)? {
+            let content = Content { penstock_launch: 1, identity: identity.cloned(), process: process.clone() };
+            write(&file, &content).map_err(io)?;
+            if identity.is_some() && !try_lock(&file, RUNNING, Mode::Shared).map_err(io)? {
+                return Err(Error::bug("a lock was lost while it was converted"));
+            }
+        } else {
+            let is_shared = identity.is_some() && try_lock(&file, RUNNING, Mode::Shared).map_err(io)?;
+            let content = read(&file);
+            let same = content.as_ref().and_then(|content| content.identity.as_ref()).zip(identity);
+            if !is_shared || !same.is_some_and(|(theirs, ours)| theirs.is_launch_of(ours)) {
+                return Err(busy(holder(folder, content)));
+            }
+        }
+        unlock(&file, JOINING).map_err(io)?;
+        Ok(Self { _file: file })
+    }
+}
+
+fn write(file: &File, content: &Content) -> std::io::Result<()> {
+    owned::set_len(file, 0, Proof::Covered)?;
+    file.write_all_at(&serde_json::to_vec(content)?, 0)?;
+    file.sync_data()
+}
+
+fn read(file: &File) -> Option<Content> {
+    let mut bytes = vec![0; usize::try_from(file.metadata().ok()?.len()).ok()?.min(MAX_CONTENT)];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    serde_json::from_slice(&bytes).ok().filter(|content: &Content| content.penstock_launch == 1)
+}
+
+/// Records of nodes that say that they run.
+fn running(folder: &OwnedFd) -> Vec<Record> {
+    let names = names_in(folder).unwrap_or_default();
+    let names = names.iter().filter(|name| name.starts_with("status-") && name.ends_with(".json"));
+    names.filter_map(|name| read_record(folder, name)).filter(Record::is_running).collect()
+}
+
+/// Which process keeps others out, for an error. The process that began a launch may be gone while other nodes run.
+fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
+    let alive = running(folder).into_iter().find(|record| {
+        open_to_read(folder, &record.identity.lock_name()).and_then(|file| is_locked(&file, 0)).unwrap_or(false)
+    });
+    match (alive, content) {
+        (Some(record), _) => record.text(),
+        (None, Some(Content { identity: None, process, .. })) => {
+            format!("penstock verify --repair writes there ({})", process.text())
+        }
+        (None, Some(Content { identity: Some(identity), process, .. })) => identity.text(Some(&process)),
+        (None, None) => "another penstock process writes there".to_owned(),
+    }
+}
+
+/// `Busy` where a process of another machine that this launch excludes is alive, although no lock of it is to be seen.
+/// Waits only where a record says that such a process ran and never that it ended: it was killed, or it is alive.
+async fn beating(
+    jail: &Arc<Jail>,
+    folder: &Arc<OwnedFd>,
+    identity: Option<&Identity>,
+    process: &Process,
+    timeout: Duration,
+) -> Result<()> {
+    let look = || {
+        let folder = folder.clone();
+        blocking(move || Ok(running(&folder)))
+    };
+    let excludes = |record: &Record| {
+        let is_sharing =
+            identity.is_some_and(|ours| ours.is_launch_of(&record.identity) && ours.node != record.identity.node);
+        !is_sharing && !record.process.as_ref().is_some_and(|theirs| theirs.is_on_machine_of(process))
+    };
+    let mut doubtful = look().await?;
+    doubtful.retain(excludes);
+    let clock = Stopwatch::start();
+    while !doubtful.is_empty() && clock.elapsed() < timeout {
+        tokio::time::sleep(LOOK).await;
+        let now = look().await?;
+        for before in &doubtful {
+            let same = |after: &&Record| after.identity.status_name() == before.identity.status_name();
+            if let Some(after) = now.iter().find(same).filter(|after| after.sign() != before.sign()) {
+                return Err(Error::Busy { place: jail.path().display().to_string(), holder: after.text() });
+            }
+        }
+        doubtful.retain(|before| now.iter().any(|after| after.identity.status_name() == before.identity.status_name()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node_status::replace_own;
+
+    fn identity(node: u32, nodes: u32, launch: Option<&str>) -> Identity {
+        Identity { request: "s3://a/".to_owned(), launch: launch.map(str::to_owned), node, nodes }
+    }
+
+    fn place(inside: &tempfile::TempDir) -> (Arc<Jail>, Arc<OwnedFd>) {
+        let jail = Arc::new(Jail::open(inside.path()).unwrap());
+        let folder = Arc::new(jail.make_folder(FOLDER.as_bytes()).unwrap());
+        (jail, folder)
+    }
+
+    fn busy(result: Result<impl std::fmt::Debug>) -> String {
+        match result.unwrap_err() {
+            Error::Busy { holder, .. } => holder,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn launch_is_shared_by_its_nodes_and_refuses_all_others() {
+        let inside = tempfile::tempdir().unwrap();
+        let (jail, folder) = place(&inside);
+        let first = Launch::join(&jail, &folder, &identity(0, 2, Some("job-1"))).await.unwrap();
+        // A node that restarts, and one started by hand, which has no launch id.
+        let second = Launch::join(&jail, &folder, &identity(1, 2, Some("job-1"))).await.unwrap();
+        drop(first);
+        let again = Launch::join(&jail, &folder, &identity(0, 2, None)).await.unwrap();
+        for other in [
+            identity(0, 1, Some("job-1")),
+            identity(0, 2, Some("job-2")),
+            Identity { request: "s3://b/".to_owned(), ..identity(0, 2, Some("job-1")) },
+        ] {
+            let holder = busy(Launch::join(&jail, &folder, &other).await);
+            let pid = std::process::id();
+            assert!(
+                holder.contains("of 2 writes there (launch job-1, process ") && holder.contains(&pid.to_string()),
+                "{holder}"
+            );
+        }
+        assert!(busy(Launch::repair(&jail, &folder).await).contains("stage"));
+        drop((second, again));
+        let repair = Launch::repair(&jail, &folder).await.unwrap();
+        assert!(busy(Launch::join(&jail, &folder, &identity(0, 1, None)).await).contains("verify --repair"));
+        assert!(busy(Launch::repair(&jail, &folder).await).contains("verify --repair"));
+        drop(repair);
+        Launch::join(&jail, &folder, &identity(0, 1, None)).await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn launch_heeds_a_machine_whose_locks_are_not_seen_while_its_record_changes() {
+        let inside = tempfile::tempdir().unwrap();
+        let (jail, folder) = place(&inside);
+        let process = Process { host: "far".to_owned(), boot: "another".to_owned(), pid: 7, since_s: 0.0 };
+        let beat = |beat: u64| {
+            let record = serde_json::json!({
+                "penstock_status": 1, "state": "running", "identity": identity(1, 2, None), "process": process,
+                "beat": beat, "at_s": beat as f64,
+            });
+            replace_own(&folder, "status-1-of-2.json", record.to_string().as_bytes()).unwrap();
+        };
+        let (ours, limit) = (Process::current(), Duration::from_millis(600));
+        let look = async |identity: Identity| beating(&jail, &folder, Some(&identity), &ours, limit).await;
+        beat(1);
+        // It does not change: its process was killed.
+        look(identity(0, 1, None)).await.unwrap();
+        // It is of this launch.
+        look(identity(0, 2, None)).await.unwrap();
+        let (done, beats) = (std::sync::atomic::AtomicBool::new(false), &beat);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for at in 2.. {
+                    beats(at);
+                    std::thread::sleep(Duration::from_millis(20));
+                    if done.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+            let handle = tokio::runtime::Handle::current();
+            let refused = |identity| tokio::task::block_in_place(|| handle.block_on(look(identity)));
+            let holders = [identity(0, 1, None), identity(1, 2, None)].map(|identity| busy(refused(identity)));
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(
+                holders.iter().all(|holder| holder.contains("node 1 of 2 writes there (process 7 on far")),
+                "{holders:?}"
+            );
+        });
+    }
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Staging: copies a dataset, or this node's share of it, as whole and verified objects to a local folder or to a store.
+//!
+//! [`StageRequest`] says what is asked, `run` drives it, `plan` names the targets and refuses unsafe keys. `to_folder`
+//! downloads below `dest_dir`, which no key leaves; `to_store` uploads; `verify` compares a copy with its records and fetches
+//! again what is damaged. `journal` makes a stage resumable, `launch` keeps launches apart, and `node_status` tells the other
+//! ranks of a node how it goes. The request rate is the store's business (`Govern`). Nothing gets its final name before it is
+//! whole, checked and on disk.
+
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
+
+mod commit;
+mod compress;
+mod concurrent;
+mod context;
+mod dest_dir;
+mod digests;
+mod job;
+mod journal;
+mod launch;
+mod node_status;
+mod ofd_lock;
+mod page_cache;
+mod parallel_decode;
+mod plan;
+mod progress;
+mod request;
+mod run;
+mod source_reader;
+mod to_folder;
+mod to_store;
+mod verify;
+
+pub use compress::Deflate;
+pub use job::Job;
+pub use node_status::{Told, WaitLimits, leader_ends, wait_for_leader};
+pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
+pub use progress::{Failure, Progress, Snapshot};
+pub use request::{StageRequest, Summary};
+pub use run::StageJob;
+pub use to_folder::records::{Unfinished, recorded_manifest};
+pub use verify::store::recorded_remotely;
+pub use verify::{Verified, VerifyJob, VerifyRequest, Wrong};

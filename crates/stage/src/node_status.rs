@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the rank that stages tells the node's other ranks, and how they wait for it.
+//!
+//! A record beside the journal says running, done or failed, for which request and which launch; a lock beside it is held
+//! while the leader lives. Yesterday's record does not count: `done` only for the same request (and launch, where the
+//! launcher names one), `running` only once it is seen to beat or to hold its lock.
+
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_store::owned::{OwnedFile, Proof, Replace};
+use penstock_types::{Error, Result, Stopwatch, unix_now};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use crate::dest_dir::{Jail, open_own, open_to_read};
+use crate::launch::{Launch, Process};
+use crate::ofd_lock::{Mode, is_locked, try_lock};
+use crate::request::Summary;
+use crate::to_folder::object::blocking;
+
+/// How often the leader says that it lives.
+pub(super) const BEAT: Duration = Duration::from_secs(5);
+/// How often a waiting rank looks.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
+/// A leader that was seen alive and whose lock is free for this long is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(2);
+/// A record beyond this is none of ours.
+const MAX_RECORD: u64 = 1 << 30;
+/// Where the records lie, below the destination.
+pub(crate) const FOLDER: &str = ".penstock/stage";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Running,
+    Done,
+    Failed,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Record {
+    penstock_status: u32,
+    state: State,
+    pub identity: Identity,
+    /// Who wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<Process>,
+    beat: u64,
+    /// When it was written, seconds since the Unix epoch.
+    at_s: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failure: Option<Told>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    summary: Option<Summary>,
+}
+
+impl Record {
+    pub fn is_running(&self) -> bool {
+        self.state == State::Running
+    }
+
+    /// What a living process changes every [`BEAT`].
+    pub fn sign(&self) -> (u64, f64) {
+        (self.beat, self.at_s)
+    }
+
+    /// The process, for an error.
+    pub fn text(&self) -> String {
+        self.identity.text(self.process.as_ref())
+    }
+}
+
+/// The leader's error, for ranks that shall raise the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// [`Error::code`].
+    pub code: String,
+    /// What happened.
+    pub message: String,
+    /// [`Error::hint`].
+    pub hint: Option<String>,
+}
+
+impl Told {
+    fn of(error: &Error) -> Self {
+        Self { code: error.code().to_owned(), message: error.to_string(), hint: error.hint() }
+    }
+}
+
+/// What makes two ranks mean the same stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Source and options.
+    pub request: String,
+    /// The launch, where the launcher names it.
+    pub launch: Option<String>,
+    pub node: u32,
+    pub nodes: u32,
+}
+
+impl Identity {
+    pub fn status_name(&self) -> String {
+        format!("status-{}-of-{}.json", self.node, self.nodes)
+    }
+
+    pub fn lock_name(&self) -> String {
+        format!("lock-{}", self.node)
+    }
+
+    /// The record speaks of this stage.
+    fn is_of(&self, other: &Identity) -> bool {
+        self.node == other.node && self.is_launch_of(other)
+    }
+
+    /// Both are of one launch, so that their shares do not overlap. A launch id that one side lacks is not compared.
+    pub fn is_launch_of(&self, other: &Identity) -> bool {
+        let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
+        self.request == other.request && self.nodes == other.nodes && same_id
+    }
+
+    /// The stage that `process` runs, for an error.
+    pub fn text(&self, process: Option<&Process>) -> String {
+        let Self { node, nodes, launch, .. } = self;
+        let launch = launch.iter().map(|launch| format!("launch {launch}"));
+        let known: Vec<String> = launch.chain(process.map(Process::text)).collect();
+        let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+        format!("another penstock stage of node {node} of {nodes} writes there{known}")
+    }
+}
+
+/// The stage's own folder below a destination, locked by this process for this node, with a heart that beats.
+#[derive(Debug)]
+pub(crate) struct Leader {
+    folder: Arc<OwnedFd>,
+    identity: Identity,
+    process: Process,
+    heart: tokio::task::JoinHandle<()>,
+    /// Dropped, it ends the heart between two beats.
+    stop: oneshot::Sender<()>,
+    _lock: File,
+    _launch: Launch,
+}
+
+impl Leader {
+    /// Joins the launch, takes the node's lock and writes that the stage runs. `Busy` where another process holds either.
+    pub async fn begin(jail: &Arc<Jail>, identity: Identity) -> Result<Self> {
+        let folder = {
+            let jail = jail.clone();
+            Arc::new(blocking(move || jail.make_folder(FOLDER.as_bytes())).await?)
+        };
+        let launch = Launch::join(jail, &folder, &identity).await?;
+        let process = Process::current();
+        let lock = {
+            let (jail, folder, identity, process) = (jail.clone(), folder.clone(), identity.clone(), process.clone());
+            blocking(move || {
+                let io = |name: String| {
+                    let jail = &jail;
+                    move |error: std::io::Error| jail.io_error(format!("{FOLDER}/{name}").as_bytes(), &error, 4096)
+                };
+                let lock = open_own(&folder, &identity.lock_name()).map_err(io(identity.lock_name()))?;
+                if !try_lock(&lock, 0, Mode::Exclusive).map_err(io(identity.lock_name()))? {
+                    let record = read_record(&folder, &identity.status_name());
+                    let holder = record.map_or_else(|| identity.text(None), |record| record.text());
+                    return Err(Error::Busy { place: jail.path().display().to_string(), holder });
+                }
+                write_record(&folder, &identity, &process, State::Running, 0, Ok(None))
+                    .map_err(io(identity.status_name()))?;
+                Ok(lock)
+            })
+            .await?
+        };
+        let (stop, mut stopped) = oneshot::channel();
+        let (beating, of, by) = (folder.clone(), identity.clone(), process.clone());
+        let heart = tokio::spawn(async move {
+            for beat in 1u64.. {
+                tokio::select! {
+                    () = tokio::time::sleep(BEAT) => {}
+                    _ = &mut stopped => return,
+                }
+                let (folder, identity, process) = (beating.clone(), of.clone(), by.clone());
+                // A beat that cannot be written is one that is missed.
+                let _ = tokio::task::spawn_blocking(move || {
+                    write_record(&folder, &identity, &process, State::Running, beat, Ok(None))
+                })
+                .await;
+            }
+        });
+        Ok(Self { folder, identity, process, heart, stop, _lock: lock, _launch: launch })
+    }
+
+    /// The stage's own folder.
+    pub fn folder(&self) -> &Arc<OwnedFd> {
+        &self.folder
+    }
+
+    /// Says how it ended, then lets the locks go.
+    pub async fn end(self, result: &Result<Summary>) {
+        let Self { folder, identity, process, heart, stop, _lock, _launch } = self;
+        drop(stop);
+        // Waited for, not aborted: a beat under way would be written over the end.
+        let _ = heart.await;
+        let _ = match result {
+            Ok(summary) => write_record(&folder, &identity, &process, State::Done, u64::MAX, Ok(Some(summary.clone()))),
+            Err(error) => write_record(&folder, &identity, &process, State::Failed, u64::MAX, Err(error)),
+        };
+    }
+}
+
+fn write_record(
+    folder: &Arc<OwnedFd>,
+    identity: &Identity,
+    process: &Process,
+    state: State,
+    beat: u64,
+    ended: std::result::Result<Option<Summary>, &Error>,
+) -> std::io::Result<()> {
+    let at_s = unix_now().as_secs_f64();
+    let (failure, error) =
+        (ended.as_ref().err().map(|error| Told::of(error)), ended.as_ref().err().map(ToString::to_string));
+    let summary = ended.ok().flatten();
+    let (identity, process) = (identity.clone(), Some(process.clone()));
+    let record = Record { penstock_status: 1, state, identity, process, beat, at_s, error, failure, summary };
+    replace_own(folder, &record.identity.status_name(), &serde_json::to_vec(&record)?)
+}
+
+/// Writes a whole small file of ours in an open folder: readers see the old one or the new one.
+pub(crate) fn replace_own(folder: &Arc<OwnedFd>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let temporary = begin_replace(folder, name)?;
+    temporary.file().write_all(bytes)?;
+    end_replace(&temporary, folder, name)
+}
+
+/// The same for a file that `fill` writes; errors of the disk are told by `io`.
+pub(crate) fn replace_own_with(
+    folder: &Arc<OwnedFd>,
+    name: &str,
+    io: impl Fn(&std::io::Error) -> Error,
+    fill: impl FnOnce(&mut File) -> Result<()>,
+) -> Result<()> {
+    let temporary = begin_replace(folder, name).map_err(|error| io(&error))?;
+    let mut file = temporary.file().try_clone().map_err(|error| io(&error))?;
+    fill(&mut file)?;
+    end_replace(&temporary, folder, name).map_err(|error| io(&error))
+}
+
+fn begin_replace(folder: &Arc<OwnedFd>, name: &str) -> std::io::Result<OwnedFile> {
+    let temporary = OwnedFile::lock_blocking(folder, &format!("{name}.tmp"))?;
+    temporary.clear()?;
+    Ok(temporary)
+}
+
+fn end_replace(temporary: &OwnedFile, folder: &OwnedFd, name: &str) -> std::io::Result<()> {
+    temporary.file().sync_data()?;
+    Ok(temporary.rename(folder, name.as_bytes(), Replace::Existing(Proof::Covered))?)
+}
+
+/// How long a rank waits for its leader.
+#[derive(Debug, Clone, Copy)]
+pub struct WaitLimits {
+    /// For the first sign of life.
+    pub start: Duration,
+    /// Between two signs of life.
+    pub silence: Duration,
+}
+
+impl Default for WaitLimits {
+    fn default() -> Self {
+        Self { start: Duration::from_secs(600), silence: Duration::from_secs(120) }
+    }
+}
+
+/// Waits until the node's leader has staged, and returns its summary. The destination need not exist yet.
+///
+/// `RankFailed` when the leader says that it failed, dies, or gives no sign of life within the limits.
+pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) -> Result<Summary> {
+    let failed = |told: Told| Error::RankFailed { rank: request.leader_rank, reason: told.message };
+    leader_ends(request, limits).await?.map_err(failed)
+}
+
+/// [`wait_for_leader`], with the error that the leader told as it told it.
+pub async fn leader_ends(
+    request: &super::StageRequest,
+    limits: WaitLimits,
+) -> Result<std::result::Result<Summary, Told>> {
+    let identity = request.identity();
+    let folder = request.destination.join(FOLDER);
+    let failed = |reason: String| Error::RankFailed { rank: request.leader_rank, reason };
+    let began_s = unix_now().as_secs_f64();
+    let (mut since_sign, mut seen_alive, mut last) = (Stopwatch::start(), false, None::<(u64, f64)>);
+    let mut unlocked_since: Option<Stopwatch> = None;
+    loop {
+        // Opened anew each time: the destination may not be there yet.
+        let opened = File::open(&folder).ok().map(OwnedFd::from);
+        let record = opened.as_ref().and_then(|folder| read_record(folder, &identity.status_name()));
+        let record = record.filter(|record| identity.is_of(&record.identity));
+        if let Some(record) = record {
+            let launch_known = identity.launch.is_some() && identity.launch == record.identity.launch;
+            match record.state {
+                State::Done => {
+                    return record.summary.map(Ok).ok_or_else(|| failed("its record has no summary".to_owned()));
+                }
+                State::Failed if launch_known || seen_alive || record.at_s >= began_s - 5.0 => {
+                    let silent = || failed(record.error.unwrap_or_else(|| "it did not say why".to_owned()));
+                    return record.failure.map(Err).ok_or_else(silent);
+                }
+                State::Failed => {}
+                State::Running => {
+                    let sign = record.sign();
+                    let lock = opened.as_ref().and_then(|folder| open_to_read(folder, &identity.lock_name()).ok());
+                    let locked = lock.is_some_and(|file| is_locked(&file, 0).unwrap_or(false));
+                    if locked || last.is_some_and(|last| last != sign) {
+                        seen_alive = true;
+                    }
+                    if last != Some(sign) {
+                        last = Some(sign);
+                        if seen_alive {
+                            since_sign = Stopwatch::start();
+                        }
+                    }
+                    if locked {
+                        unlocked_since = None;
+                    } else if seen_alive {
+                        let since = *unlocked_since.get_or_insert_with(Stopwatch::start);
+                        if since.elapsed() > DEAD_AFTER {
+                            return Err(failed("it ended without saying how; its lock is free".to_owned()));
+                        }
+                    }
+                }
+            }
+        }
+        let limit = if seen_alive { limits.silence } else { limits.start };
+        if since_sign.elapsed() > limit {
+            let what = if seen_alive { "no further sign" } else { "no sign" };
+            return Err(failed(format!("{what} of it in {} for {:.0} s", folder.display(), limit.as_secs_f64())));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
+    // Not read whole first: a file that is not a record takes no memory, however long it is.
+    let file = BufReader::new(open_to_read(folder, name).ok()?.take(MAX_RECORD));
+    serde_json::from_reader(file).ok().filter(|record: &Record| record.penstock_status == 1)
+}

@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What will be moved where, decided before the first byte. Keys are data: one that could leave the destination, or two
+//! that could not stand side by side there, end the plan.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use penstock_codec::{Codec, strip_suffix};
+use penstock_dataset::detect_codec::detect;
+use penstock_types::{Error, Key, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::compress::Deflate;
+use penstock_dataset::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
+use penstock_dataset::{Division, SharePlan};
+
+/// Bytes of one ranged read; an object up to this size is read at once. Large enough that requests cost little (S3
+/// bills and limits per request), small enough that a killed stage loses little.
+pub const PART_BYTES: u64 = 8 << 20;
+
+/// Objects from which on one read each keeps a store as busy as it lets itself be kept at first.
+pub(crate) const BUSY: usize = 16;
+/// The largest object that then comes in one read: at the rate of one connection the last one shall not be waited for long.
+pub(crate) const STREAM_MOST: u64 = 64 << 20;
+
+/// The longest name that Linux file systems hold.
+const NAME_MAX: usize = 255;
+/// The longest path that one system call takes, less room for the destination itself.
+const PATH_MAX: usize = 4000;
+
+/// What to do, parsed once at the edge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StageOptions {
+    /// Inflate compressed objects on the way and drop the codec's suffix.
+    pub inflate: bool,
+    /// This node.
+    pub node: u32,
+    /// All nodes.
+    pub nodes: u32,
+    /// How the objects are divided among the nodes; its `inflate` follows this one's.
+    pub division: Division,
+    /// Most requests in flight.
+    pub concurrency: usize,
+    /// Most bytes in flight.
+    pub memory: u64,
+    /// How long one object may take; one that takes longer fails alone.
+    pub object_deadline: Option<Duration>,
+    /// Most bytes that one object may inflate to; `None`: what its codec can honestly reach.
+    pub max_inflated: Option<u64>,
+    /// Let keys that differ only by case stand side by side.
+    pub allow_case_collisions: bool,
+    /// Replace files that no stage of this source has put there.
+    pub overwrite: bool,
+    /// Compress what is not compressed.
+    pub deflate: Option<Deflate>,
+}
+
+impl StageOptions {
+    /// What an object is compressed in where its name must say so: nothing that its name or listing says is compressed.
+    pub(crate) fn deflate_of(&self, entry: &Entry) -> Option<Deflate> {
+        let is_undone = self.inflate && entry.codec != Codec::None;
+        self.deflate.filter(|_| is_undone || !crate::compress::is_packed(entry))
+    }
+}
+
+impl Default for StageOptions {
+    fn default() -> Self {
+        Self {
+            inflate: false,
+            node: 0,
+            nodes: 1,
+            division: Division::default(),
+            concurrency: 64,
+            memory: 1 << 30,
+            object_deadline: None,
+            max_inflated: None,
+            allow_case_collisions: false,
+            overwrite: false,
+            deflate: None,
+        }
+    }
+}
+
+/// One object's journey.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// Its place in the manifest.
+    pub object: usize,
+    /// The file's path below the destination.
+    pub target: Key,
+    /// What is undone on the way; [`Codec::None`] when bytes stay as stored, as far as names tell.
+    pub undo: Codec,
+    /// Who said that it is in that codec.
+    pub said_by: Option<CodecSource>,
+}
+
+impl Item {
+    /// The item with the codec that its first bytes show, where its name did not say it.
+    pub(crate) fn with_detected_codec(&self, inflate: bool, encoding: Option<&str>, head: &[u8]) -> Self {
+        match detect(self.target.as_bytes(), encoding, head) {
+            Some((undo, said_by)) if inflate && self.undo == Codec::None => {
+                Self { undo, said_by: Some(said_by), ..self.clone() }
+            }
+            _ => self.clone(),
+        }
+    }
+}
+
+/// This node's items, and what the others have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StagePlan {
+    /// This node's share, in the manifest's order.
+    pub items: Vec<Item>,
+    /// Stored bytes of this node's share.
+    pub bytes: u64,
+    /// Requests that reading this share takes.
+    pub requests: u64,
+    /// Stored bytes of every node's share.
+    pub loads: Vec<u64>,
+    /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
+    pub costs: Vec<u64>,
+    /// Objects of every node's share.
+    pub counts: Vec<u64>,
+    /// Requests that reading every share takes.
+    pub all_requests: Vec<u64>,
+}
+
+impl StagePlan {
+    /// Plans; `place` is the destination as the user wrote it. All keys are checked, not only this node's, so that every
+    /// node refuses the same dataset.
+    pub fn new(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<Self> {
+        if options.node >= options.nodes {
+            return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
+        }
+        for entry in &manifest.objects {
+            check_key(&entry.key, place)?;
+            let target = target_of(entry, options);
+            // `a/...gz` is a harmless name, and what is left of it without its suffix is not.
+            if *target != *entry.key.as_bytes() && check_name(&target).is_err() {
+                let how =
+                    if target.len() < entry.key.as_bytes().len() { "without its suffix" } else { "with its suffix" };
+                let target = Key::new(target.to_vec());
+                return Err(refuse(&entry.key, place, format!("{how} it would be `{target}`")));
+            }
+        }
+        check_collisions(manifest, options, place)?;
+        let division = Division { inflate: options.inflate, ..options.division.clone() };
+        let shares = SharePlan::divide(manifest, options.nodes, &division)?;
+        let items: Vec<Item> = shares
+            .share(options.node)
+            .into_iter()
+            .map(|object| {
+                let entry = &manifest.objects[object];
+                let target = match target_of(entry, options) {
+                    Cow::Borrowed(name) => entry.key.head(name.len()),
+                    Cow::Owned(name) => Key::new(name),
+                };
+                let undo = if options.inflate { entry.codec } else { Codec::None };
+                Item { object, target, undo, said_by: (undo != Codec::None).then_some(CodecSource::Suffix) }
+            })
+            .collect();
+        let requests = |at: usize, is_busy| requests_of(manifest.objects[at].size, is_busy);
+        Ok(Self::of(items, &shares, options.node, requests))
+    }
+
+    /// The plan of node `node`. `requests` says what an object takes, in a share that keeps the store busy and in one that
+    /// does not.
+    pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
+        let counts = shares.sums(|_| 1);
+        let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));
+        let of_node = |at: usize| if counts[at] >= BUSY as u64 { busy[at] } else { calm[at] };
+        let all_requests: Vec<u64> = (0..counts.len()).map(of_node).collect();
+        let node = node as usize;
+        Self {
+            items,
+            bytes: shares.loads()[node],
+            requests: all_requests[node],
+            loads: shares.loads().to_vec(),
+            costs: shares.costs().to_vec(),
+            counts,
+            all_requests,
+        }
+    }
+}
+
+/// The file that an object becomes: the beginning of its key, or that with the suffix of what it is compressed in.
+fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
+    let kept = match entry.codec {
+        Codec::None => entry.key.as_bytes(),
+        _ if options.inflate => strip_suffix(entry.key.as_bytes()),
+        _ => entry.key.as_bytes(),
+    };
+    match options.deflate_of(entry) {
+        None => Cow::Borrowed(kept),
+        Some(deflate) => Cow::Owned([kept, deflate.codec.suffix().as_bytes()].concat()),
+    }
+}
+
+/// One for an object that is read at once; parts and one question for its checksum for a larger one.
+fn requests_of(size: u64, is_busy: bool) -> u64 {
+    if size <= PART_BYTES || (is_busy && size <= STREAM_MOST) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
+}
+
+fn refuse(key: &Key, place: &str, reason: impl Into<String>) -> Error {
+    Error::KeyRefused { key: key.to_string(), place: place.to_owned(), reason: reason.into() }
+}
+
+fn check_key(key: &Key, place: &str) -> Result<()> {
+    check_name(key.as_bytes()).map_err(|reason| refuse(key, place, reason))
+}
+
+/// True for a name that a file system which ignores case could take for one of Penstock's own. Such file systems (ext4 and
+/// F2FS with `casefold`, HFS+) also ignore code points that have no width, so that all but two non-ASCII letters are left out.
+fn is_own_name(part: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(part);
+    let folded = text.chars().filter_map(|letter| match letter {
+        'ſ' => Some('s'),
+        '\u{212a}' => Some('k'), // the sign for kelvin
+        letter => letter.is_ascii().then(|| letter.to_ascii_lowercase()),
+    });
+    folded.take(OWN_PREFIX.len()).eq(OWN_PREFIX.iter().map(|byte| char::from(*byte)))
+}
+
+/// Errs with the reason where a name could leave the folder, or cannot stand in it.
+fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
+    let no = |reason: &str| Err(reason.to_owned());
+    if bytes.is_empty() {
+        return no("it is empty");
+    }
+    if bytes.contains(&0) {
+        return no("it holds a NUL byte");
+    }
+    if bytes.len() > PATH_MAX {
+        return Err(format!("it has {} bytes; paths end at {PATH_MAX}", bytes.len()));
+    }
+    for part in bytes.split(|byte| *byte == b'/') {
+        match part {
+            b"" => return no("it begins or ends with `/`, or has an empty component"),
+            b"." | b".." => return no("it has a component that names another folder (`.` or `..`)"),
+            part if is_own_name(part) => {
+                return no("names that begin with .penstock hold Penstock's own state");
+            }
+            part if part.len() > NAME_MAX => {
+                return Err(format!("it has a component of {} bytes; names end at {NAME_MAX}", part.len()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A name as a file system that ignores case takes it, where `folds`.
+fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
+    if !folds {
+        return name;
+    }
+    room.clear();
+    match std::str::from_utf8(name) {
+        Ok(text) if !text.is_ascii() => room.extend_from_slice(text.to_lowercase().as_bytes()),
+        _ => room.extend(name.iter().map(u8::to_ascii_lowercase)),
+    }
+    room
+}
+
+/// Names by hash, 12 bytes each: a table of the names themselves would be as large as the manifest.
+struct Names<'a> {
+    manifest: &'a Manifest,
+    options: &'a StageOptions,
+    folds: bool,
+    sorted: Vec<(u64, u32)>,
+}
+
+impl<'a> Names<'a> {
+    fn target(&self, at: usize) -> Cow<'a, [u8]> {
+        target_of(&self.manifest.objects[at], self.options)
+    }
+
+    fn same(&self, a: &[u8], b: &[u8]) -> bool {
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        folded(a, self.folds, &mut left) == folded(b, self.folds, &mut right)
+    }
+
+    /// The first object that becomes the file `name`, which has this hash.
+    fn find(&self, name: &[u8], hash: u64) -> Option<usize> {
+        let from = self.sorted.partition_point(|(known, _)| *known < hash);
+        let run = self.sorted[from..].iter().take_while(|(known, _)| *known == hash);
+        run.map(|(_, at)| *at as usize).find(|&at| self.same(&self.target(at), name))
+    }
+}
+
+fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<()> {
+    let objects = &manifest.objects;
+    let folds = !options.allow_case_collisions;
+    let mut names = Names { manifest, options, folds, sorted: Vec::with_capacity(objects.len()) };
+    let mut room = Vec::new();
+    for at in 0..objects.len() {
+        let hash = xxh3_64(folded(&names.target(at), folds, &mut room));
+        names.sorted.push((hash, at as u32));
+    }
+    names.sorted.sort_unstable();
+    for run in names.sorted.chunk_by(|a, b| a.0 == b.0).filter(|run| run.len() > 1) {
+        for (later, &(_, at)) in run.iter().enumerate() {
+            let at = at as usize;
+            let others = run[..later].iter().map(|(_, other)| *other as usize);
+            if let Some(other) = others.into_iter().find(|&other| names.same(&names.target(other), &names.target(at))) {
+                let (key, other_key) = (&objects[at].key, &objects[other].key);
+                let reason = if names.target(other) == names.target(at) {
+                    let target = Key::new(names.target(at).to_vec());
+                    format!("`{other_key}` would become the same file, `{target}`")
+                } else {
+                    format!(
+                        "it equals `{other_key}` but for case (--allow-case-collisions keeps both where the disk can)"
+                    )
+                };
+                return Err(refuse(key, place, reason));
+            }
+        }
+    }
+    let mut before: Cow<'_, [u8]> = Cow::Borrowed(b"");
+    for at in 0..objects.len() {
+        let target = names.target(at);
+        // Folders that the object before lies in too have been looked at.
+        let shared = target.iter().zip(before.iter()).take_while(|(a, b)| a == b).count();
+        for (cut, _) in target.iter().enumerate().skip(shared).filter(|(_, byte)| **byte == b'/') {
+            let hash = xxh3_64(folded(&target[..cut], folds, &mut room));
+            if let Some(other) = names.find(&target[..cut], hash) {
+                let (key, other_key) = (&objects[at].key, &objects[other].key);
+                return Err(refuse(key, place, format!("it needs a folder where `{other_key}` is a file")));
+            }
+        }
+        before = target;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn plan(keys: &[&[u8]], options: &StageOptions) -> Result<StagePlan> {
+        let objects = keys.iter().map(|key| Entry::new(Key::new(key.to_vec()), 10)).collect();
+        StagePlan::new(&Manifest::new("s3://b/".into(), objects), options, "/dst")
+    }
+
+    fn inflating() -> StageOptions {
+        StageOptions { inflate: true, ..StageOptions::default() }
+    }
+
+    #[test]
+    fn plan_refuses_keys_that_leave_the_destination() {
+        let long = [b'a'; 256];
+        let deep = vec![b'/'; 4001];
+        let hostile: [&[u8]; 16] = [
+            b"",
+            b"/etc/passwd",
+            b"../x",
+            b"a/../../x",
+            b"a/..",
+            b"./a",
+            b"a//b",
+            b"a/",
+            b"a\0b",
+            &long,
+            &deep,
+            b".penstock/stage/journal",
+            b"a/.penstock-x/b",
+            b".Penstock/stage/journal-0-of-1.jsonl",
+            ".pen\u{200d}\u{17f}toc\u{212a}/x".as_bytes(),
+            b"..",
+        ];
+        for key in hostile {
+            let error = plan(&[b"good", key], &StageOptions::default()).unwrap_err();
+            assert_eq!(error.code(), "key", "{error}");
+        }
+        assert!(
+            plan(
+                &[b"..a/b..", b"...", b"a b\xff", b"-rf", b"penstock", b".penstoc", b"\xff.p"],
+                &StageOptions::default()
+            )
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn plan_refuses_names_that_collide_and_names_both() {
+        for (keys, says) in [
+            (&[&b"x.bin"[..], b"x.bin.gz"][..], "same file"),
+            (&[b"x.zst", b"x.gz"], "same file"),
+            (&[b"A/x", b"a/X"], "case"),
+            (&["É".as_bytes(), "é".as_bytes()], "case"),
+            (&[b"fd", b"fd/x"], "folder"),
+            (&[b"FD", b"fd/x"], "folder"),
+            (&[b"fd.gz", b"fd/x"], "folder"),
+        ] {
+            let text = plan(keys, &inflating()).unwrap_err().to_string();
+            assert!(text.contains(says), "{text}");
+            for key in keys {
+                assert!(text.contains(&Key::new(key.to_vec()).to_string()), "{text}");
+            }
+        }
+        for key in [&b"a/...gz"[..], b"..gz", b"a/..zst"] {
+            let text = plan(&[key], &inflating()).unwrap_err().to_string();
+            assert!(text.contains("without its suffix"), "{text}");
+            assert!(plan(&[key], &StageOptions::default()).is_ok());
+        }
+        assert!(plan(&[b"x.bin", b"x.bin.gz"], &StageOptions::default()).is_ok());
+        let bold = StageOptions { allow_case_collisions: true, ..StageOptions::default() };
+        assert!(plan(&[b"A", b"a"], &bold).is_ok());
+    }
+
+    #[test]
+    fn plan_drops_suffixes_only_when_it_inflates() {
+        let names = |options: &StageOptions| -> Vec<String> {
+            plan(&[b"a.gz", b"b.zst", b"c.lz4", b"d"], options)
+                .unwrap()
+                .items
+                .iter()
+                .map(|i| i.target.to_string())
+                .collect()
+        };
+        assert_eq!(names(&inflating()), ["a", "b", "c", "d"]);
+        assert_eq!(names(&StageOptions::default()), ["a.gz", "b.zst", "c.lz4", "d"]);
+    }
+
+    proptest! {
+        /// Whatever keys a store holds, a plan that stands holds only names that stay inside, each once.
+        #[test]
+        fn prop_plan_targets_stay_inside(keys in prop::collection::btree_set("[a-cA/.\\x00]{0,6}(\\.gz)?", 1..12), nodes in 1u32..4, node in 0u32..4) {
+            let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
+            if let Ok(plan) = plan(&keys, &StageOptions { nodes, node, ..inflating() }) {
+                for item in &plan.items {
+                    let path = item.target.as_bytes();
+                    prop_assert!(path.split(|b| *b == b'/').all(|part| !part.is_empty() && part != b"." && part != b".."));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a stage has done so far, for any thread to read while it runs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use penstock_types::{Error, Key};
+use serde::{Deserialize, Serialize};
+
+use crate::journal::Line;
+
+/// One object that could not be staged.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Its key in the source, control characters escaped.
+    pub key: String,
+    /// [`Error::code`].
+    pub code: String,
+    /// What happened.
+    pub error: String,
+}
+
+/// Counters of one stage.
+#[derive(Debug, Default)]
+pub struct Progress {
+    pub(super) objects: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) done: AtomicU64,
+    pub(super) done_bytes: AtomicU64,
+    pub(super) skipped: AtomicU64,
+    pub(super) bytes_in: AtomicU64,
+    pub(super) bytes_out: AtomicU64,
+    pub(super) resumed_bytes: AtomicU64,
+    pub(super) refetched: AtomicU64,
+    pub(super) unchecked: AtomicU64,
+    pub(super) wrong: AtomicU64,
+    failures: Mutex<Vec<(Failure, Error)>>,
+}
+
+/// What [`Progress`] held at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Objects of this node's share; 0 until the listing has ended.
+    pub objects: u64,
+    /// Their stored bytes.
+    pub bytes: u64,
+    /// Objects that stand under their final names, those of earlier runs among them.
+    pub done: u64,
+    /// Their stored bytes.
+    pub done_bytes: u64,
+    /// Objects that stood there already.
+    pub skipped: u64,
+    /// Bytes of objects received.
+    pub bytes_in: u64,
+    /// Bytes of finished files.
+    pub bytes_out: u64,
+    /// Bytes of objects that an interrupted run had received, and that were not asked for again.
+    pub resumed_bytes: u64,
+    /// Objects asked for again because their bytes arrived damaged.
+    pub refetched: u64,
+    /// Objects for which nobody promised a digest.
+    pub unchecked: u64,
+    /// Objects that failed, or that a verification found wrong.
+    pub failed: u64,
+}
+
+impl Progress {
+    pub(super) fn add(counter: &AtomicU64, amount: u64) {
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// An object is where it should be, and journaled.
+    pub(super) fn finish(&self, line: &Line) {
+        Self::add(&self.done, 1);
+        Self::add(&self.done_bytes, line.origin.size);
+        Self::add(&self.bytes_out, line.size);
+        Self::add(&self.unchecked, u64::from(line.origin.checked.is_empty()));
+    }
+
+    /// An object of `size` stored bytes was there already.
+    pub(super) fn skip(&self, size: u64) {
+        Self::add(&self.skipped, 1);
+        Self::add(&self.done, 1);
+        Self::add(&self.done_bytes, size);
+    }
+
+    pub(super) fn fail(&self, key: &Key, error: Error) {
+        let failure = Failure { key: key.to_string(), code: error.code().to_owned(), error: error.to_string() };
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((failure, error));
+    }
+
+    pub(super) fn failures(&self) -> Vec<(Failure, Error)> {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        failures.sort_by(|a, b| a.0.key.cmp(&b.0.key));
+        failures
+    }
+
+    /// The counters now.
+    pub fn snapshot(&self) -> Snapshot {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Snapshot {
+            objects: get(&self.objects),
+            bytes: get(&self.bytes),
+            done: get(&self.done),
+            done_bytes: get(&self.done_bytes),
+            skipped: get(&self.skipped),
+            bytes_in: get(&self.bytes_in),
+            bytes_out: get(&self.bytes_out),
+            resumed_bytes: get(&self.resumed_bytes),
+            refetched: get(&self.refetched),
+            unchecked: get(&self.unchecked),
+            failed: get(&self.wrong) + self.failures.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+        }
+    }
+}

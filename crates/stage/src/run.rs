@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One stage from request to summary: list, plan, lock, move (`folder`, `deliver`), tell.
+
+use std::sync::Arc;
+
+use penstock_store::{Govern, Governor, Mirrors, Opened, Rates};
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Scheme, Stopwatch};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::context::{Errand, Site};
+use crate::dest_dir::Jail;
+use crate::job::Job;
+use crate::node_status::Leader;
+use crate::plan::{StageOptions, StagePlan};
+use crate::progress::Progress;
+use crate::request::{StageRequest, Summary};
+use crate::to_folder;
+use crate::to_folder::object::blocking;
+use crate::to_folder::workers::Source;
+use crate::to_store;
+use crate::to_store::target::{self, Target};
+use penstock_dataset::UrlList;
+use penstock_dataset::manifest::{Manifest, index_selected, without_pattern};
+
+/// A stage that runs.
+pub type StageJob = Job<Summary>;
+
+impl StageJob {
+    /// Starts it on the runtime and returns at once.
+    pub fn start(request: StageRequest, runtime: &Handle) -> Self {
+        Self::spawn(runtime, |progress, metrics, cancelled| run(request, progress, metrics, cancelled))
+    }
+}
+
+async fn run(
+    request: StageRequest,
+    progress: Arc<Progress>,
+    metrics: Arc<Metrics>,
+    cancelled: watch::Receiver<bool>,
+) -> Result<Summary> {
+    let clock = Stopwatch::start();
+    to_folder::check_apart(&request)?;
+    if let Some(url) = &request.remote {
+        target::check_apart(&request.source, url)?;
+    }
+    let open_leader = async |request: &StageRequest| {
+        let path = request.destination.clone();
+        let jail = Arc::new(blocking(move || Jail::open(&path)).await?);
+        let leader = Leader::begin(&jail, request.identity()).await?;
+        Ok::<_, Error>((jail, leader))
+    };
+    let mut leader = None;
+    if request.is_awaited && !request.dry_run {
+        leader = Some(open_leader(&request).await?);
+    }
+    let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
+    let StageOptions { node, nodes, division, concurrency, .. } = &request.options;
+    let governor = Governor::new(Rates { in_flight: *concurrency, ..request.rates }, metrics.clone());
+    governor.take_part(division.weights.part(*node, *nodes));
+    let mut stop = cancelled.clone();
+    let listed = tokio::select! {
+        listed = list(&request, &governor, &metrics, deadline) => listed,
+        _ = stop.wait_for(|stop| *stop) => Err(Error::Interrupted),
+    };
+    let place = match &request.remote {
+        Some(url) => url.as_folder().to_string(),
+        None => request.destination.display().to_string(),
+    };
+    let planned = listed.and_then(|(source, manifest)| {
+        let plan = match &request.remote {
+            Some(url) => target::plan(&manifest, &request.options, url)?,
+            None => StagePlan::new(&manifest, &request.options, &place)?,
+        };
+        Progress::add(&progress.objects, plan.items.len() as u64);
+        Progress::add(&progress.bytes, plan.bytes);
+        let all: u64 = plan.loads.iter().sum();
+        if all > 0 {
+            governor.take_part(plan.bytes as f64 / all as f64);
+        }
+        Ok((source, manifest, plan))
+    });
+    let mut summary = Summary {
+        schema_version: 1,
+        source: request.source.to_string(),
+        destination: place,
+        dry_run: request.dry_run,
+        inflate: request.options.inflate,
+        node: request.options.node,
+        nodes: request.options.nodes,
+        ..Summary::default()
+    };
+    let mut mirrors = None;
+    let result = match planned {
+        Ok((source, manifest, plan)) => {
+            // A list of URLs is where their server is told, and not where objects are.
+            if request.source.scheme == Scheme::File && !source.url.starts_with("file:") {
+                summary.source = source.url.clone();
+            }
+            summary.objects = plan.items.len() as u64;
+            summary.bytes = plan.bytes;
+            summary.objects_in_all = manifest.objects.len() as u64;
+            summary.shares = plan.loads.clone();
+            summary.share_objects = plan.counts.clone();
+            summary.share_requests = plan.all_requests.clone();
+            summary.share_costs = plan.costs.clone();
+            if request.dry_run {
+                summary.requests = plan.requests;
+                summary.seconds = clock.elapsed().as_secs_f64();
+                return Ok(summary);
+            }
+            if leader.is_none() {
+                leader = Some(open_leader(&request).await?);
+            }
+            mirrors = source.mirrors.clone();
+            let Some((jail, leader)) = &leader else { return Err(Error::bug("a stage without its lock")) };
+            let errand = Errand {
+                request: &request,
+                from: source,
+                manifest,
+                plan,
+                site: Site { jail: jail.clone(), folder: leader.folder().clone() },
+                progress: &progress,
+                deadline,
+                cancelled,
+            };
+            match &request.remote {
+                Some(url) => {
+                    // What is read waits for what is written, never the other way: each has its own requests in flight.
+                    match Target::open(url, &request.settings, &metrics, &governor.beside()) {
+                        Ok(to) => to_store::transfer(to, errand).await,
+                        Err(error) => Err(error),
+                    }
+                }
+                None => to_folder::transfer(errand).await,
+            }
+        }
+        Err(error) => Err(error),
+    };
+    let result = result.and_then(|manifest| {
+        summary.manifest = manifest;
+        let snapshot = progress.snapshot();
+        let failures = progress.failures();
+        // Where the store refused everything, the refusal is the answer.
+        if snapshot.done == 0
+            && let Some((_, first)) = failures.first()
+            && matches!(first, Error::Denied { .. } | Error::Server { .. })
+            && failures.iter().all(|(failure, _)| failure.code == first.code())
+        {
+            return Err(first.clone());
+        }
+        summary.skipped = snapshot.skipped;
+        summary.moved = snapshot.done - snapshot.skipped;
+        summary.bytes_in = snapshot.bytes_in;
+        summary.bytes_out = snapshot.bytes_out;
+        summary.resumed_bytes = snapshot.resumed_bytes;
+        summary.refetched = snapshot.refetched;
+        summary.unchecked = snapshot.unchecked;
+        summary.mirrors = mirrors.map(|mirrors: Mirrors| mirrors.report()).unwrap_or_default();
+        summary.requests = metrics.get(Metric::Requests);
+        summary.retries = metrics.get(Metric::Retries);
+        summary.throttles = metrics.get(Metric::Throttles);
+        summary.throttle_wait_s = metrics.get(Metric::ThrottleWait) as f64 / 1e9;
+        summary.seconds = clock.elapsed().as_secs_f64();
+        summary.failed = failures.into_iter().map(|(failure, _)| failure).collect();
+        Ok(summary)
+    });
+    if let Some((_, leader)) = leader {
+        leader.end(&result).await;
+    }
+    result
+}
+
+async fn list(
+    request: &StageRequest,
+    governor: &Arc<Governor>,
+    metrics: &Arc<Metrics>,
+    deadline: Deadline,
+) -> Result<(Source, Manifest)> {
+    let named = {
+        let source = request.source.clone();
+        blocking(move || UrlList::load(&source)).await?
+    };
+    let (url, select) = match &named {
+        Some(list) => (list.folder.clone(), request.select.clone()),
+        None => without_pattern(&request.source, request.select.clone()),
+    };
+    let (opened, mirrors) = match &request.mirrors[..] {
+        [] => (penstock_store::open(&url, &request.settings, metrics.clone())?, None),
+        mirrors => {
+            let first = (&url, &request.settings);
+            let (opened, mirrors) = penstock_store::open_mirrored(first, mirrors, metrics.clone())?;
+            (opened, Some(mirrors))
+        }
+    };
+    let opened = Opened { store: Arc::new(Govern::new(opened.store, governor.clone())), ..opened };
+    let folder_url = url.as_folder().to_string();
+    let manifest = match (&request.manifest, named) {
+        (Some(path), _) => {
+            let path = path.clone();
+            let (place, manifest) = (path.display().to_string(), blocking(move || Manifest::load(&path)).await?);
+            let manifest = match manifest.source.as_deref() == Some(&folder_url) && manifest.url != folder_url {
+                // The record of an earlier stage of the same source.
+                true => manifest.of_source().ok_or_else(|| {
+                    Error::corrupt(&place, "is of a staged copy, and does not say what each file was made from")
+                })?,
+                false => manifest,
+            };
+            if manifest.url != folder_url {
+                return Err(Error::config("--manifest", format!("{place} lists {}, not {folder_url}", manifest.url)));
+            }
+            manifest.only(&select)?
+        }
+        (None, Some(list)) => list.manifest(&*opened.store, &opened.prefix, &select, deadline).await?,
+        (None, None) => index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await?,
+    };
+    let mut source = Source::of(opened, &folder_url, manifest.url.clone());
+    if let Some(mirrors) = mirrors {
+        for entry in &manifest.objects {
+            let key = source.prefix.join(entry.key.as_bytes());
+            mirrors.know(&key, entry.version.as_ref(), entry.size);
+        }
+        source.mirrors = Some(mirrors);
+    }
+    Ok((source, manifest))
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stage into a folder, from what stands there to the manifest of what stands there then.
+
+pub(crate) mod download;
+pub(crate) mod io_buffers;
+pub(crate) mod object;
+pub(crate) mod records;
+pub(crate) mod resumable;
+pub(crate) mod resume;
+pub(crate) mod sink;
+pub(crate) mod workers;
+
+use std::sync::Arc;
+
+use penstock_codec::{Codec, strip_suffix};
+use penstock_store::owned::{self, Proof};
+use penstock_types::{Error, Result, Url, unix_now};
+
+use crate::context::{Errand, Site};
+use crate::dest_dir::Jail;
+use crate::journal::Journal;
+use crate::node_status::replace_own_with;
+use crate::plan::Item;
+use crate::progress::Failure;
+use crate::request::StageRequest;
+use crate::to_folder::object::blocking;
+use crate::to_folder::records::manifest_name;
+use crate::to_folder::resume::{Resumed, resume, sweep};
+use crate::to_folder::workers::Crew;
+use penstock_dataset::manifest::{Entry, Head, Manifest, ManifestFormat, write};
+
+/// Returns the path of the manifest.
+pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
+    let Errand { request, from: source, manifest, plan, site, progress, deadline, cancelled } = errand;
+    let options = &request.options;
+    let node = format!("{}-of-{}", options.node, options.nodes);
+    let resumed = {
+        let (Site { jail, folder }, node, url) = (site.clone(), node.clone(), source.url.clone());
+        let (progress, manifest) = (progress.clone(), Arc::new(manifest));
+        let options = options.clone();
+        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan, &options)).await?
+    };
+    let Resumed { journal, parts, missing, done, manifest } = resumed;
+    let crew = Crew {
+        source,
+        jail: site.jail.clone(),
+        parts: parts.clone(),
+        journal,
+        options: options.clone(),
+        cores: request.cores,
+        progress: progress.clone(),
+        deadline,
+    };
+    let source_url = crew.source.url.clone();
+    let mut journal = crew.work(&manifest, &missing, cancelled).await?;
+    let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
+    let share = (options.node, options.nodes);
+    blocking(move || {
+        if failures.is_empty() {
+            sweep(&parts, share.1 == 1, missing.iter().chain(&done));
+        }
+        site.write_residue(share, &source_url, &failures)?;
+        let items: Vec<&Item> = missing.iter().chain(&done).collect();
+        let failed = failures.len() as u64;
+        let recorded = record_staged(&site.jail, &journal, &manifest, items, &source_url, share, failed)?;
+        journal.end_stage(failed)?;
+        Ok(recorded)
+    })
+    .await
+}
+
+/// Writes the manifest of what now stands in the destination, and returns its path: digests of both sides of each file. Lines come from the
+/// journal one by one: at no time are all of them in memory.
+fn record_staged(
+    jail: &Jail,
+    journal: &Journal,
+    source: &Manifest,
+    mut items: Vec<&Item>,
+    source_url: &str,
+    share: (u32, u32),
+    failed: u64,
+) -> Result<String> {
+    items.sort_unstable_by(|a, b| {
+        (strip_suffix(a.target.as_bytes()), &a.target).cmp(&(strip_suffix(b.target.as_bytes()), &b.target))
+    });
+    let url = Url::from_path(jail.path())
+        .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
+    let format = ManifestFormat::for_objects(items.len());
+    let head = Head { url: &url, source: Some(source_url), created_s: unix_now().as_secs_f64(), failed };
+    let entries = items.iter().filter_map(|item| {
+        let line = journal.line(&item.target)?;
+        let from = &source.objects[item.object];
+        line.is_of(from).then(|| {
+            Ok(Entry {
+                modified_s: Some(line.mtime_ns as f64 / 1e9),
+                records: from.records,
+                // An object that was moved as stored is still encoded.
+                encoding: line.origin.encoding.clone().filter(|_| line.origin.undone == Codec::None),
+                digests: line.digests,
+                origin: Some(Box::new(line.origin)),
+                ..Entry::new(item.target.clone(), line.size)
+            })
+        })
+    });
+    let own = Arc::new(jail.make_folder(b".penstock")?);
+    let share = format!("{}-of-{}", share.0, share.1);
+    let name = manifest_name(&share, format);
+    let place = jail.place(format!(".penstock/{name}").as_bytes());
+    let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
+    replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
+    // An earlier stage of more or fewer objects left one of the other format.
+    for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
+        owned::remove_file(&own, manifest_name(&share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
+    }
+    Ok(place)
+}
+
+/// Errs where a local destination lies inside its own source: each run would list what the last one wrote.
+pub(crate) fn check_apart(request: &StageRequest) -> Result<()> {
+    let Some(source) = request.source.to_path().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
+    let mut standing = request.destination.as_path();
+    let destination = loop {
+        match (standing.canonicalize(), standing.parent()) {
+            (Ok(path), _) => break path,
+            (Err(_), Some(parent)) => standing = parent,
+            (Err(_), None) => return Ok(()),
+        }
+    };
+    if source.is_dir() && destination.starts_with(&source) {
+        return Err(Error::config(
+            "destination",
+            format!("{} lies inside its source, {}", request.destination.display(), source.display()),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a destination says of itself: its manifests say what must be there, its journals what each file is and where it
+//! came from.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use penstock_codec::Codec;
+use penstock_store::Version;
+use penstock_types::{Digest, Key, Result, Url};
+use serde::{Deserialize, Serialize};
+
+use crate::dest_dir::{Jail, names_in, open_to_read};
+use crate::journal::{LastStage, Line, scan};
+use crate::node_status::FOLDER;
+use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
+
+/// One file as it was when a stage finished it.
+#[derive(Debug, Clone)]
+pub(crate) struct Record {
+    pub target: Key,
+    pub size: u64,
+    pub digests: Vec<Digest>,
+    pub mtime_ns: i64,
+    pub origin: Option<Origin>,
+    /// The folder that the origin's key is relative to.
+    pub source: Option<String>,
+    /// The source's mtime, where it has no versions.
+    pub modified_s: Option<f64>,
+    /// The stage was asked to inflate.
+    pub inflate: bool,
+    /// The journal that knows it.
+    pub journal: String,
+}
+
+/// One manifest of a destination.
+#[derive(Debug)]
+pub(crate) struct Document {
+    /// Its file's name below `.penstock`.
+    name: String,
+    pub format: ManifestFormat,
+    /// `0-of-4`; `0-of-4-SOURCE` where `0-of-4` is of another source.
+    pub node: String,
+    /// `of-4`: manifests of one launch share it.
+    launch: String,
+    pub manifest: Manifest,
+    /// The version of the object that holds it, in a store that has versions.
+    pub version: Option<Version>,
+}
+
+/// A manifest's name below `.penstock`.
+struct Named<'a> {
+    format: ManifestFormat,
+    node: &'a str,
+}
+
+impl<'a> Named<'a> {
+    /// `None` for a name that is no manifest's.
+    fn parse(name: &'a str) -> Option<Self> {
+        let (stem, suffix) = name.rsplit_once('.')?;
+        let format = match suffix {
+            "json" => ManifestFormat::Json,
+            "parquet" => ManifestFormat::Parquet,
+            _ => return None,
+        };
+        let node = match stem.strip_prefix("manifest")? {
+            "" => "0-of-1",
+            node => node.strip_prefix('-')?,
+        };
+        Some(Self { format, node })
+    }
+
+    fn document(&self, name: &str, manifest: Manifest) -> Document {
+        let launch = self.node.split_once('-').map_or("", |(_, nodes)| nodes).to_owned();
+        let (name, node) = (name.to_owned(), self.node.to_owned());
+        Document { name, format: self.format, node, launch, manifest, version: None }
+    }
+}
+
+/// The name below `.penstock` of the manifest of a share (`0-of-4`), or of a share of a certain source (`0-of-4-SOURCE`).
+pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
+    match node {
+        "0-of-1" => format!("manifest.{}", format.name()),
+        _ => format!("manifest-{node}.{}", format.name()),
+    }
+}
+
+/// The share that a manifest's node names, without a source.
+pub(crate) fn share_of(node: &str) -> &str {
+    node.match_indices('-').nth(2).map_or(node, |(end, _)| &node[..end])
+}
+
+/// True for the name of a manifest below `.penstock`.
+pub(crate) fn is_manifest_name(name: &[u8]) -> bool {
+    std::str::from_utf8(name).is_ok_and(|name| Named::parse(name).is_some())
+}
+
+impl Document {
+    /// What its stage could not bring.
+    pub fn unfinished(&self) -> Option<Unfinished> {
+        let Manifest { source, failed, .. } = &self.manifest;
+        let (source, share) = (source.clone().unwrap_or_default(), share_of(&self.node).to_owned());
+        (*failed > 0).then_some(Unfinished { source, share, failed: Some(*failed) })
+    }
+
+    /// The manifest of that name below `.penstock`; `None` for a name that is no manifest's.
+    pub fn parse(name: &[u8], bytes: &[u8], place: &str) -> Option<Result<Self>> {
+        let name = std::str::from_utf8(name).ok()?;
+        let named = Named::parse(name)?;
+        Some(Manifest::from_bytes(bytes, place).map(|manifest| named.document(name, manifest)))
+    }
+}
+
+/// All that a destination records.
+pub(crate) struct Recorded {
+    /// Sorted by target.
+    pub records: Vec<Record>,
+    pub unfinished: Vec<Unfinished>,
+}
+
+/// A node's share of a source that the last stage did not bring whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unfinished {
+    /// Where from.
+    pub source: String,
+    /// `0-of-4`: the node and the number of nodes.
+    pub share: String,
+    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    pub failed: Option<u64>,
+}
+
+/// Reads all that is recorded; `None` where nothing was ever staged.
+pub(crate) fn read(jail: &Jail) -> Result<Option<Recorded>> {
+    let documents = documents(jail)?;
+    let (mut lines, stages) = journal_lines(jail)?;
+    if documents.is_empty() && lines.is_empty() && stages.is_empty() {
+        return Ok(None);
+    }
+    let has_manifest = !documents.is_empty();
+    let mut records: HashMap<Key, Record> = HashMap::new();
+    for Document { node, manifest, .. } in documents {
+        for entry in manifest.objects {
+            let record = match lines.remove(&entry.key) {
+                Some(record) => record,
+                None if records.contains_key(&entry.key) => continue,
+                None => Record {
+                    target: entry.key.clone(),
+                    size: entry.size,
+                    digests: entry.digests,
+                    mtime_ns: (entry.modified_s.unwrap_or_default() * 1e9) as i64,
+                    modified_s: None,
+                    inflate: entry.origin.as_ref().is_some_and(|origin| origin.undone != Codec::None),
+                    origin: entry.origin.map(|origin| *origin),
+                    source: manifest.source.clone(),
+                    journal: format!("journal-{}.jsonl", share_of(&node)),
+                },
+            };
+            records.insert(entry.key, record);
+        }
+    }
+    for (target, record) in lines {
+        // What no manifest names may have been taken away on purpose; where it stands it must be right.
+        if !has_manifest || jail.state(target.as_bytes())?.is_some() {
+            records.insert(target, record);
+        }
+    }
+    let mut records: Vec<Record> = records.into_values().filter(|record| !is_own(&record.target)).collect();
+    records.sort_by(|a, b| a.target.cmp(&b.target));
+    Ok(Some(Recorded { records, unfinished: unfinished(&stages) }))
+}
+
+/// Shares of which objects are missing. A later launch of another number of nodes that ended well takes the place of an
+/// earlier one of its source.
+fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
+    let nodes = |stage: &LastStage| stage.share.split_once("-of-").map(|(_, nodes)| nodes.to_owned());
+    let is_replaced = |stage: &LastStage| {
+        stages.iter().any(|later| {
+            let is_later = later.turn > stage.turn && later.failed == Some(0);
+            is_later && later.source == stage.source && nodes(later) != nodes(stage)
+        })
+    };
+    let open = stages.iter().filter(|stage| stage.failed != Some(0) && !is_replaced(stage)).cloned();
+    open.map(|LastStage { share, source, failed, .. }| Unfinished { source, share, failed }).collect()
+}
+
+/// The manifest of a folder that `penstock stage` has filled, all nodes' shares in one; `None` where it has not.
+pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
+    let jail = Jail::open_existing(folder)?;
+    let Some(Recorded { records, .. }) = read(&jail)? else { return Ok(None) };
+    let source = records.first().and_then(|record| record.source.clone());
+    let is_one = records.iter().all(|record| record.source == source);
+    let objects = records
+        .into_iter()
+        .map(|record| Entry {
+            modified_s: Some(record.mtime_ns as f64 / 1e9),
+            digests: record.digests,
+            origin: record.origin.map(Box::new),
+            ..Entry::new(record.target, record.size)
+        })
+        .collect();
+    let url = Url::from_path(folder).map_or_else(|_| folder.display().to_string(), |url| url.as_folder().to_string());
+    Ok(Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url, objects) }))
+}
+
+/// Gives every manifest in which `change` changes something its new content.
+pub(crate) fn amend(jail: &Jail, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
+    let Some(own) = jail.folder(b".penstock")?.map(Arc::new) else { return Ok(()) };
+    for mut document in documents(jail)? {
+        let changed = document.manifest.objects.iter_mut().map(&mut change).fold(false, |any, one| any | one);
+        if changed {
+            let Document { name, format, manifest, .. } = &document;
+            let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
+            let place = jail.place(name.as_bytes());
+            let entries = manifest.objects.iter().map(Ok);
+            crate::node_status::replace_own_with(&own, name, io, |file| {
+                write(file, *format, &manifest.head(), entries, &place)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The manifests of the last launch of each source; those of earlier launches on another number of nodes say what was.
+fn documents(jail: &Jail) -> Result<Vec<Document>> {
+    let Some(own) = jail.folder(b".penstock")? else { return Ok(Vec::new()) };
+    let io = |error: std::io::Error| jail.io_error(b".penstock", &error, 0);
+    let mut found = Vec::new();
+    for name in names_in(&own).map_err(io)? {
+        let Some(named) = Named::parse(&name) else { continue };
+        let place = jail.place(format!(".penstock/{name}").as_bytes());
+        let manifest = Manifest::read(open_to_read(&own, &name).map_err(io)?, &place)?;
+        found.push(named.document(&name, manifest));
+    }
+    Ok(latest(found))
+}
+
+/// Those of the last launch of each source, the latest first: of two that name one file it holds.
+pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
+    let mut last: HashMap<Option<String>, (f64, String)> = HashMap::new();
+    for Document { launch, manifest, .. } in &found {
+        let newest = last.entry(manifest.source.clone()).or_insert((f64::MIN, String::new()));
+        if manifest.created_s > newest.0 {
+            *newest = (manifest.created_s, launch.clone());
+        }
+    }
+    found.retain(|document| last.get(&document.manifest.source).is_some_and(|(_, launch)| *launch == document.launch));
+    found.sort_by(|a, b| b.manifest.created_s.total_cmp(&a.manifest.created_s));
+    found
+}
+
+/// The last line of each file, of whatever source; and the last stage of each source, by share.
+fn journal_lines(jail: &Jail) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> {
+    let Some(folder) = jail.folder(FOLDER.as_bytes())? else { return Ok(Default::default()) };
+    let mut stages = Vec::new();
+    let mut records: HashMap<Key, Record> = HashMap::new();
+    for name in journals(jail, &folder)? {
+        let file = open_to_read(&folder, &name).map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
+        let last = scan(&file, &name, |source, line| {
+            // A journal is in order; another node's may be older or newer.
+            let holds =
+                records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
+            if line.is_retracted() {
+                records.remove(&line.target);
+            } else if holds {
+                let Line { target, size, mtime_ns, digests, origin, modified_s, inflate, version: _ } = line;
+                let (source, journal, origin) = (Some(source.to_owned()), name.clone(), Some(origin));
+                let record = Record { target, size, digests, mtime_ns, origin, source, modified_s, inflate, journal };
+                records.insert(record.target.clone(), record);
+            }
+        })
+        .map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
+        stages.extend(last);
+    }
+    Ok((records, stages))
+}
+
+fn journals(jail: &Jail, folder: &OwnedFd) -> Result<Vec<String>> {
+    let names = names_in(folder).map_err(|error| jail.io_error(FOLDER.as_bytes(), &error, 0))?;
+    Ok(names.into_iter().filter(|name| name.starts_with("journal-")).collect())
+}

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A large object in parts, which a killed stage takes up again where it stopped.
+//!
+//! Stored bytes land at their offsets in `HASH.part` (`stream`); each part that is there stands in `HASH.done` with its
+//! CRC. The next run believes a part only where its bytes still have that CRC, so neither file needs a sync: what a power
+//! cut took is fetched again. Parts whose sync has failed go: the page cache would show them and the disk lack them. When
+//! all are there the object is checked as a whole and inflated (or adopted as it is).
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use penstock_codec::{Codec, checksum, gzip_size_hint};
+use penstock_store::owned::{self, OwnedFile, Proof};
+use penstock_store::{Meta, Version, cheapest};
+use penstock_types::{Digest, Error, Result};
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::commit::{Finished, temporary_name};
+use crate::dest_dir::{open_direct, open_own, reserve};
+use crate::digests::{Seal, Seen, Stored, checked_of};
+use crate::parallel_decode::Apart;
+use crate::plan::{Item, PART_BYTES};
+use crate::progress::Progress;
+use crate::to_folder::download::{Arrived, Stream, range_of};
+use crate::to_folder::io_buffers::{CACHED, Piece};
+use crate::to_folder::object::{DAMAGED_MOST, Workshop, blocking};
+use crate::to_folder::sink::Sink;
+use penstock_dataset::detect_codec::HEAD_BYTES;
+use penstock_dataset::manifest::Entry;
+
+/// A state file beyond this is no state file of ours (a part takes some 30 bytes).
+const MAX_STATE: u64 = 64 << 20;
+
+/// What the parts belong to. Anything else in its place and all of them are fetched again.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Head {
+    source: String,
+    size: u64,
+    version: Option<Version>,
+    modified_ms: Option<i64>,
+    part_bytes: u64,
+}
+
+/// A part that is where it should be.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub at: u64,
+    pub crc: u32,
+}
+
+/// The two files of a large object in progress.
+pub(crate) struct Partial {
+    data: Arc<OwnedFile>,
+    /// The same file, past the page cache.
+    direct: Option<File>,
+    state: File,
+    state_name: String,
+}
+
+/// The names of both, and the lock of the data, which covers both.
+#[derive(Debug, Clone)]
+pub(crate) struct PartFiles {
+    data: Arc<OwnedFile>,
+    state_name: String,
+}
+
+impl PartFiles {
+    /// Removes both; the state first: parts that nothing vouches for are none.
+    fn remove(&self) {
+        self.data.remove_companion(&self.state_name);
+        self.data.remove();
+    }
+
+    /// Removes both, the data only if they are another file than `kept`.
+    pub fn remove_all_but(&self, kept: &Arc<OwnedFile>) {
+        match Arc::ptr_eq(&self.data, kept) {
+            true => self.data.remove_companion(&self.state_name),
+            false => self.remove(),
+        }
+    }
+}
+
+impl Partial {
+    fn files(&self) -> PartFiles {
+        PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
+    }
+
+    /// Writes a piece to its place, and notes the part that ends with it.
+    pub fn write(&self, piece: &Piece, offset: u64, part: Option<Part>) -> std::io::Result<()> {
+        match &self.direct {
+            Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
+            _ => {
+                for (at, bytes) in (offset..).step_by(CACHED).zip(piece.bytes().chunks(CACHED)) {
+                    self.data.file().write_all_at(bytes, at)?;
+                }
+            }
+        }
+        let Some(part) = part else { return Ok(()) };
+        let mut text = serde_json::to_vec(&part)?;
+        text.push(b'\n');
+        // One write call on a file in append position: lines of different threads do not mix.
+        (&self.state).write_all(&text)
+    }
+}
+
+pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Result<Finished> {
+    let names = Arc::new(["part", "done"].map(|kind| temporary_name(&item.target, kind)));
+    let mut last_damage: Option<Vec<Digest>> = None;
+    let mut asked: Option<Known> = None;
+    for _ in 0..DAMAGED_MOST {
+        let (partial, missing) = {
+            let (shop, item, entry, names) = (shop.clone(), item.clone(), entry.clone(), names.clone());
+            blocking(move || open(&shop, &item, &entry, &names)).await?
+        };
+        let partial = Arc::new(partial);
+        let stream = Stream::new(shop, item, entry, &partial);
+        let (known, arrived) = if stream.comes_whole(&missing) {
+            let arrived = stream.whole().await?;
+            (Known::default(), Some(arrived))
+        } else {
+            if asked.is_none() {
+                asked = Some(known_of(shop, item, entry).await?);
+            }
+            stream.parts(missing).await?;
+            (asked.clone().unwrap_or_default(), None)
+        };
+        let core = shop.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
+        let finished = {
+            let (shop, item, entry) = (shop.clone(), item.clone(), entry.clone());
+            let partial = partial.clone();
+            blocking(move || {
+                let large = Large { shop: &shop, item, entry: &entry, partial: &partial };
+                Ok(match arrived {
+                    Some(arrived) => large.arrived(arrived, core),
+                    None => large.in_parts(known, core),
+                })
+            })
+            .await?
+        };
+        match finished {
+            Err((error @ Error::Corrupt { .. }, seen)) => {
+                shop.inlet.damaged(entry);
+                partial.files().remove();
+                if last_damage.as_ref() == Some(&seen) {
+                    return Err(error);
+                }
+                last_damage = Some(seen);
+                Progress::add(&shop.inlet.progress.refetched, 1);
+            }
+            Err((error, _)) => return Err(error),
+            Ok(finished) => return Ok(finished),
+        }
+    }
+    Err(shop.always_damaged(entry))
+}
+
+/// What is known of the whole beside its bytes.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    digests: Vec<Digest>,
+    encoding: Option<String>,
+}
+
+impl Known {
+    fn of(entry: &Entry, meta: Meta) -> Self {
+        let mut digests = entry.digests.clone();
+        digests.extend(meta.digests.into_iter().filter(|digest| !entry.digests.contains(digest)));
+        Self { digests, encoding: meta.encoding }
+    }
+}
+
+/// Checksums of the whole and its encoding, from the listing or, where it had none, from one more question: parts carry
+/// no checksum, and may all be here already.
+async fn known_of(shop: &Workshop, item: &Item, entry: &Entry) -> Result<Known> {
+    let has_digest = cheapest(&entry.digests).is_some() || !shop.inlet.source.store.capabilities().checksums;
+    let is_settled = !shop.options.inflate || item.undo != Codec::None || entry.encoding.is_some();
+    match has_digest && is_settled {
+        true => Ok(Known { digests: entry.digests.clone(), encoding: entry.encoding.clone() }),
+        false => Ok(Known::of(entry, shop.inlet.head(entry).await?)),
+    }
+}
+
+/// Opens the two files, keeps the parts that are still what they were, and says which are missing.
+fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Result<(Partial, Vec<u64>)> {
+    let [data_name, state_name] = names;
+    let io = |error: std::io::Error| shop.jail.io_error(item.target.as_bytes(), &error, entry.size);
+    let head = Head {
+        source: shop.inlet.place(entry),
+        size: entry.size,
+        version: entry.version.clone(),
+        modified_ms: entry.modified_s.map(|seconds| (seconds * 1e3).round() as i64),
+        part_bytes: PART_BYTES,
+    };
+    let held = OwnedFile::lock(&shop.parts, data_name).map_err(|error| shop.not_locked(item, entry, &error))?;
+    let data = held.file();
+    let mut state = open_own(&shop.parts, state_name).map_err(io)?;
+    let parts = entry.size.div_ceil(PART_BYTES);
+    let mut have = vec![false; usize::try_from(parts).map_err(|_| Error::bug("more parts than memory has addresses"))?];
+    if state.metadata().map_err(io)?.len() <= MAX_STATE {
+        let mut lines = BufReader::new(&state).lines();
+        let same =
+            lines.next().and_then(std::result::Result::ok).and_then(|text| serde_json::from_str::<Head>(&text).ok());
+        if same.as_ref() == Some(&head) {
+            let mut bytes = vec![0; PART_BYTES as usize];
+            for part in
+                lines.map_while(std::result::Result::ok).filter_map(|text| serde_json::from_str::<Part>(&text).ok())
+            {
+                if part.at >= parts || have[part.at as usize] {
+                    continue;
+                }
+                let range = range_of(entry, &(part.at..part.at + 1));
+                let bytes = &mut bytes[..range.len as usize];
+                if data.read_exact_at(bytes, range.start).is_ok() && checksum::crc32c(bytes) == part.crc {
+                    have[part.at as usize] = true;
+                    Progress::add(&shop.inlet.progress.resumed_bytes, range.len);
+                }
+            }
+        }
+    }
+    if !have.contains(&true) {
+        // Nothing to keep: begin with clean files.
+        held.clear().map_err(io)?;
+        owned::set_len(&state, 0, Proof::Covered).map_err(io)?;
+        state.rewind().map_err(io)?;
+        let mut text = serde_json::to_vec(&head).map_err(|error| Error::bug(error.to_string()))?;
+        text.push(b'\n');
+        state.write_all(&text).map_err(io)?;
+    } else {
+        // A torn last line must not swallow the next one.
+        state.seek(SeekFrom::End(0)).map_err(io)?;
+        state.write_all(b"\n").map_err(io)?;
+    }
+    held.set_len(entry.size).map_err(io)?;
+    reserve(data, entry.size).map_err(io)?;
+    let direct = if shop.is_direct { open_direct(&shop.parts, data_name).map_err(io)? } else { None };
+    let missing = (0..parts).filter(|&at| !have[at as usize]).collect();
+    Ok((Partial { data: Arc::new(held), direct, state, state_name: state_name.clone() }, missing))
+}
+
+/// What a file became, or why not, with what the stored bytes were.
+type Outcome = Result<Finished, (Error, Vec<Digest>)>;
+
+/// A large object whose parts are all on the disk, on its way to a synced file.
+struct Large<'a> {
+    shop: &'a Workshop,
+    item: Item,
+    entry: &'a Entry,
+    partial: &'a Partial,
+}
+
+impl Large<'_> {
+    /// An object that came in one read: its digests are known.
+    fn arrived(mut self, arrived: Arrived, core: OwnedSemaphorePermit) -> Outcome {
+        let Arrived { stored, head, meta } = arrived;
+        let digests = stored.digests();
+        let seen = meta.and_then(|meta| self.shop.seen(self.entry, &stored, &meta).map(|seen| (seen, meta)));
+        let (seen, meta) = seen.map_err(|error| (error, digests.clone()))?;
+        self.settle(meta.encoding.as_deref(), &head);
+        match self.is_copy() {
+            true => self.adopt(seen, stored.seal, core).map_err(|error| (error, digests)),
+            false => self.change(Known::of(self.entry, meta), core),
+        }
+    }
+
+    /// An object whose parts came apart, and some of them perhaps in an earlier run.
+    fn in_parts(mut self, known: Known, core: OwnedSemaphorePermit) -> Outcome {
+        let mut head = [0; HEAD_BYTES];
+        let head = &mut head[..HEAD_BYTES.min(self.entry.size as usize)];
+        self.partial.data.file().read_exact_at(head, 0).map_err(|error| (self.io(error), Vec::new()))?;
+        self.settle(known.encoding.as_deref(), head);
+        if !self.is_copy() {
+            return self.change(known, core);
+        }
+        let mut stored = Stored::new(&known.digests);
+        let done = self
+            .read(|piece| {
+                stored.update(piece);
+                Ok(())
+            })
+            .and_then(|()| self.seen(&stored, &known))
+            .and_then(|seen| self.adopt(seen, stored.seal.clone(), core));
+        done.map_err(|error| (error, stored.digests()))
+    }
+
+    fn settle(&mut self, encoding: Option<&str>, head: &[u8]) {
+        self.item = self.item.with_detected_codec(self.shop.options.inflate, encoding, head);
+    }
+
+    fn is_copy(&self) -> bool {
+        self.item.undo == Codec::None && self.shop.deflate_of(self.entry).is_none()
+    }
+
+    fn io(&self, error: std::io::Error) -> Error {
+        self.shop.jail.io_error(self.item.target.as_bytes(), &error, self.entry.size)
+    }
+
+    /// Gives all stored bytes to `take`, in order.
+    fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut reader = self.partial.data.file();
+        reader.rewind().map_err(|error| self.io(error))?;
+        let mut piece = vec![0; 1 << 20];
+        let mut left = self.entry.size;
+        while left > 0 {
+            let want = left.min(piece.len() as u64) as usize;
+            reader.read_exact(&mut piece[..want]).map_err(|error| self.io(error))?;
+            take(&piece[..want])?;
+            left -= want as u64;
+        }
+        Ok(())
+    }
+
+    /// Errs where the bytes that were read are not what is known of the whole.
+    fn seen(&self, stored: &Stored, known: &Known) -> Result<Seen> {
+        let have = stored.digests();
+        self.shop.compare(self.entry, &have, &known.digests)?;
+        let checked = checked_of(known.digests.iter(), |kind| have.iter().any(|digest| digest.algorithm == kind));
+        Ok(Seen { digests: have[..2].to_vec(), checked, encoding: known.encoding.clone() })
+    }
+
+    /// The parts are the file. The core is given back before the sync, which needs none.
+    fn adopt(&self, seen: Seen, seal: Seal, core: OwnedSemaphorePermit) -> Result<Finished> {
+        drop(core);
+        // What the disk refused stays in the page cache as if it were written, and the next sync of it succeeds: a later
+        // run must not find it there and believe it.
+        self.partial.data.file().sync_all().map_err(|error| {
+            self.partial.files().remove();
+            self.io(error)
+        })?;
+        let line = self.shop.line(&self.item, self.entry, self.partial.data.file(), seen, seal)?;
+        Ok(Finished { line, temporary: self.partial.data.clone(), parts: Some(self.partial.files()) })
+    }
+
+    /// The file is made of the parts: inflated, compressed, or both.
+    fn change(&self, known: Known, core: OwnedSemaphorePermit) -> Outcome {
+        let Self { shop, item, entry, partial, .. } = self;
+        let mut stored = Stored::new(&known.digests);
+        let temporary = temporary_name(&item.target, "tmp");
+        let mut seen = None;
+        let result = shop.write_file(item, entry, &temporary, core, |_, file| {
+            let mut sink = Sink::new(shop, item, file).pressing(shop.deflate_of(entry));
+            if item.undo == Codec::None {
+                self.read(|piece| {
+                    stored.update(piece);
+                    sink.take(piece)
+                })?;
+                seen = Some(self.seen(&stored, &known)?);
+                return sink.finish();
+            }
+            let hint = inflated_hint(item.undo, partial.data.file(), entry.size).map_err(|error| self.io(error))?;
+            if entry.size.saturating_add(hint) <= shop.whole_most {
+                let mut bytes = Vec::with_capacity(entry.size as usize);
+                self.read(|piece| {
+                    stored.update(piece);
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                })?;
+                seen = Some(self.seen(&stored, &known)?);
+                shop.inflate_stored(item, entry, &bytes, &mut sink)?;
+                return sink.finish();
+            }
+            let limit = shop.inflated_limit(item.undo, entry.size);
+            let place = shop.inlet.place(entry);
+            let mut apart = Apart::new(item.undo, limit, &place, shop.means());
+            let mut damage = None;
+            self.read(|piece| {
+                stored.update(piece);
+                // After damage, the rest is only sealed: what the stored bytes were decides what is done next.
+                if damage.is_none() {
+                    match apart.push(piece, &mut |content| sink.take(content)) {
+                        Err(error @ Error::Corrupt { .. }) => damage = Some(error),
+                        other => return other,
+                    }
+                }
+                Ok(())
+            })?;
+            seen = Some(self.seen(&stored, &known)?);
+            match damage {
+                Some(error) => return Err(error),
+                None => apart.finish(&mut |content| sink.take(content))?,
+            };
+            sink.finish()
+        });
+        let line = result.and_then(|(file, seal)| {
+            let seen = seen.ok_or_else(|| Error::bug("a file was made of bytes that nobody looked at"))?;
+            let line = shop.line(item, entry, file.file(), seen, seal)?;
+            Ok(Finished { line, temporary: Arc::new(file), parts: Some(partial.files()) })
+        });
+        line.map_err(|error| (error, stored.digests()))
+    }
+}
+
+/// What the content may come to: gzip's own trailer, or a guess. Only chooses the way; nothing is sized by it.
+fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
+    if codec != Codec::Gzip || size < 4 {
+        return Ok(size.saturating_mul(4));
+    }
+    let mut last = [0; 4];
+    data.read_exact_at(&mut last, size - 4)?;
+    Ok(gzip_size_hint(last).max(size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dest_dir::Jail;
+    use crate::to_folder::io_buffers::{PIECE, Pieces};
+
+    #[test]
+    fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {
+        let body: Vec<u8> = (0..PIECE + 4096 + 77).map(|at| ((at * 31) >> 7) as u8).collect();
+        for is_direct in [false, true] {
+            // Not in /tmp, which may be a memory's file system that knows no O_DIRECT.
+            let inside = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+            let folder = Jail::open(inside.path()).unwrap().make_folder(b"p").unwrap();
+            let folder = Arc::new(folder);
+            let data = Arc::new(OwnedFile::lock(&folder, "data").unwrap());
+            data.set_len(body.len() as u64).unwrap();
+            reserve(data.file(), body.len() as u64).unwrap();
+            let direct = if is_direct { open_direct(&folder, "data").unwrap() } else { None };
+            let state = open_own(&folder, "state").unwrap();
+            let partial = Partial { data, direct, state, state_name: "state".to_owned() };
+            let (pieces, mut at) = (Pieces::default(), 0);
+            while at < body.len() {
+                let mut piece = pieces.take();
+                let took = piece.fill(&body[at..]);
+                let part = (at + took == body.len()).then_some(Part { at: 0, crc: 5 });
+                partial.write(&piece, at as u64, part).unwrap();
+                pieces.give(piece);
+                at += took;
+            }
+            partial.data.file().sync_all().unwrap();
+            assert!(std::fs::read(inside.path().join("p/data")).unwrap() == body);
+            assert_eq!(std::fs::read_to_string(inside.path().join("p/state")).unwrap(), "{\"at\":0,\"crc\":5}\n");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What earlier stages into a folder left to do, and whether there is room for it.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use penstock_codec::{Codec, gzip_size_hint};
+use penstock_store::owned::OwnedFile;
+use penstock_types::{Error, Result, Url};
+use rustix::fs::{Mode, OFlags};
+
+use crate::commit::{adopt_left_behind, is_temporary_name, temporary_name};
+use crate::dest_dir::{Jail, allocated_at, names_in};
+use crate::journal::{Journal, Line};
+use crate::node_status::FOLDER;
+use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
+use crate::progress::Progress;
+use crate::to_store::target::wish;
+use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
+use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
+
+/// A trailer that claims more than this times the stored bytes is not believed when room is counted.
+const HONEST_RATIO: u64 = 32;
+
+/// What earlier runs left to do.
+pub(crate) struct Resumed {
+    pub journal: Journal,
+    pub parts: Arc<OwnedFd>,
+    pub missing: Vec<Item>,
+    pub done: Vec<Item>,
+    pub manifest: Arc<Manifest>,
+}
+
+/// True for a file that a stage with or without `--inflate` would leave as it is. Names tell of most; an object whose
+/// name says no codec may have been kept compressed, or inflated, under the same name.
+fn is_as_asked(jail: &Jail, line: &Line, inflate: bool) -> bool {
+    if line.inflate == inflate || line.origin.undone_by == Some(CodecSource::Suffix) {
+        return true;
+    }
+    if !inflate {
+        return line.origin.undone == Codec::None;
+    }
+    let mut head = [0; HEAD_BYTES];
+    let read = jail.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
+    match read {
+        Ok(Ok(read)) => detect(line.target.as_bytes(), line.origin.encoding.as_deref(), &head[..read]).is_none(),
+        _ => true, // it is not there, or not whole: what follows will see
+    }
+}
+
+/// What a gzip'd file of a local source says that it inflates to. A remote store would want a request for each object:
+/// there, what the stored bytes come to is met as it is written. A damaged file may say anything, and is held to a ratio
+/// that data do reach.
+fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> {
+    if item.undo != Codec::Gzip {
+        return None;
+    }
+    // NONBLOCK: a pipe there would wait for its other end.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let path = folder?.join(OsStr::from_bytes(entry.key.as_bytes()));
+    let file: std::fs::File = rustix::fs::open(path, flags, Mode::empty()).ok()?.into();
+    let mut last = [0; 4];
+    file.read_exact_at(&mut last, entry.size.checked_sub(4)?).ok()?;
+    Some(gzip_size_hint(last).min(entry.size.saturating_mul(HONEST_RATIO)))
+}
+
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
+pub(crate) fn resume(
+    jail: &Jail,
+    folder: &OwnedFd,
+    node: &str,
+    source: &str,
+    progress: &Progress,
+    manifest: Arc<Manifest>,
+    plan: StagePlan,
+    options: &StageOptions,
+) -> Result<Resumed> {
+    let place = jail.place(FOLDER.as_bytes());
+    let mut journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
+    journal.begin_stage()?;
+    let parts = Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?);
+    let folder_of_source = source.parse::<Url>().ok().and_then(|url| url.to_path());
+    let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);
+    let mut strangers = Vec::new();
+    for item in plan.items {
+        let entry = &manifest.objects[item.object];
+        let known = journal.line(&item.target).filter(|line| line.is_of(entry));
+        let wish = options.deflate.and_then(|_| wish(options));
+        let is_asked = |line: &&Line| line.origin.asked == wish && is_as_asked(jail, line, options.inflate);
+        let stands = match known.as_ref().filter(is_asked) {
+            None => false,
+            Some(line) if jail.state(item.target.as_bytes())? == Some(line.state()) => true,
+            Some(line) => match ["tmp", "part"].map(|kind| temporary_name(&item.target, kind)) {
+                [small, large] => {
+                    adopt_left_behind(jail, &parts, &small, line).unwrap_or(false)
+                        || adopt_left_behind(jail, &parts, &large, line).unwrap_or(false)
+                }
+            },
+        };
+        if stands {
+            progress.skip(entry.size);
+            done.push(item);
+        } else {
+            if journal.knows(&item.target) {
+                let names = ["tmp", "part"].map(|kind| temporary_name(&item.target, kind));
+                let removed = jail.remove_linked(&parts, [&names[0], &names[1]], item.target.as_bytes());
+                // A link in the place of a folder on the way: the object fails by it later.
+                removed.or_else(|error| if matches!(error, Error::KeyRefused { .. }) { Ok(()) } else { Err(error) })?;
+            }
+            // Parts of a large object that are there already take no further room.
+            let there = match entry.size > PART_BYTES {
+                true => allocated_at(&parts, &temporary_name(&item.target, "part")),
+                false => 0,
+            };
+            // A file that was whole before says what it will come to; else the stored bytes say what it takes at least.
+            let size = match &known {
+                Some(line) => line.size,
+                None => trailer_of(folder_of_source.as_deref(), &item, entry).unwrap_or(0),
+            };
+            let size = size.max(entry.size);
+            need = need.saturating_add(size.saturating_sub(there));
+            if !options.overwrite
+                && !journal.knows(&item.target)
+                && let Some(what) = jail.in_place_of(item.target.as_bytes())?
+            {
+                strangers.push((item.target.clone(), what));
+            }
+            missing.push(item);
+        }
+    }
+    if let Some((first, what)) = strangers.first() {
+        let others = match strangers.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more like it"),
+        };
+        return Err(Error::Precondition {
+            place: jail.place(first.as_bytes()),
+            reason: format!("{what} stands there that no stage of {source} has put there{others}"),
+        });
+    }
+    let free = jail.free_bytes()?;
+    if need > free {
+        return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });
+    }
+    Ok(Resumed { journal, parts, missing, done, manifest })
+}
+
+/// Removes what killed runs left of objects that now stand; where no other node shares the folder, of any object. What
+/// another process holds stays, and so does what has no name of ours.
+pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
+    let Ok(mut left) = names_in(parts) else { return };
+    left.retain(|name| is_temporary_name(name));
+    if !is_alone && !left.is_empty() {
+        let ours: HashSet<String> = items.map(|item| temporary_name(&item.target, "")).collect();
+        left.retain(|name| name.rfind('.').is_some_and(|dot| ours.contains(&name[..=dot])));
+    }
+    for name in left {
+        // The lock of its data covers the list of an object's parts.
+        let data = name.strip_suffix(".done").map(|stem| format!("{stem}.part"));
+        let covering = data.map(|data| OwnedFile::lock_existing(parts, &data));
+        let is_held =
+            covering.as_ref().is_some_and(|lock| matches!(lock, Err(error) if error.kind() == ErrorKind::WouldBlock));
+        if let (false, Ok(file)) = (is_held, OwnedFile::lock_existing(parts, &name)) {
+            file.remove();
+        }
+    }
+}

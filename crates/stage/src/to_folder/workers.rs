@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The work itself: items of one source become files, as many at once as pace, memory and cores allow.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use penstock_store::{Govern, Governor, Mirrors, Opened, Store, StoreSettings};
+use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+use crate::commit::{Committer, MAX_WAITING, is_fatal};
+use crate::concurrent::{Abreast, Objects};
+use crate::dest_dir::Jail;
+use crate::journal::Journal;
+use crate::page_cache;
+use crate::plan::{BUSY, Item, StageOptions};
+use crate::progress::Progress;
+use crate::source_reader::Inlet;
+use crate::to_folder::io_buffers::Pieces;
+use crate::to_folder::object::Workshop;
+use penstock_dataset::manifest::Manifest;
+
+/// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
+const BEHIND: usize = 32;
+
+/// The opened source: the store, and what the manifest's keys are relative to.
+pub(crate) struct Source {
+    pub store: Arc<dyn Store>,
+    pub prefix: Key,
+    pub url: String,
+    /// The store's other door, where it is several.
+    pub mirrors: Option<Mirrors>,
+}
+
+impl Source {
+    /// What was opened by `folder_url`, as a manifest of `url` (the same folder, or the folder of one object) names it.
+    pub fn of(opened: Opened, folder_url: &str, url: String) -> Self {
+        let prefix = opened.prefix.as_bytes();
+        let prefix = if url == folder_url {
+            opened.prefix.as_folder()
+        } else {
+            // One object: keys are relative to its folder.
+            Key::new(prefix[..prefix.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)].to_vec())
+        };
+        Self { store: opened.store, prefix, url, mirrors: None }
+    }
+
+    /// The same, asked as much at a time as the governor lets.
+    pub fn governed(self, governor: &Arc<Governor>) -> Self {
+        Self { store: Arc::new(Govern::new(self.store, governor.clone())), ..self }
+    }
+
+    /// The folder that an earlier stage read from.
+    pub fn again(url: &str, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Self> {
+        let parsed: Url = url.parse()?;
+        let opened = penstock_store::open(&parsed, settings, metrics)?;
+        Ok(Self::of(opened, url, url.to_owned()))
+    }
+}
+
+/// What items of one source need to become files.
+pub(crate) struct Crew {
+    pub source: Source,
+    pub jail: Arc<Jail>,
+    pub parts: Arc<OwnedFd>,
+    pub journal: Journal,
+    pub options: StageOptions,
+    pub cores: usize,
+    pub progress: Arc<Progress>,
+    pub deadline: Deadline,
+}
+
+impl Crew {
+    /// Moves the items. What fails alone stands in the progress; an error ends all of it. Returns the journal with what
+    /// was finished.
+    pub async fn work(
+        self,
+        manifest: &Arc<Manifest>,
+        items: &[Item],
+        cancelled: watch::Receiver<bool>,
+    ) -> Result<Journal> {
+        let Self { source, jail, parts, journal, options, cores, progress, deadline } = self;
+        let (cores, overwrites) = (cores.max(1), options.overwrite);
+        let bytes = items.iter().map(|item| manifest.objects[item.object].size).sum();
+        let whole_most = Workshop::whole_most(options.memory, cores);
+        let abreast = Abreast { most: options.concurrency.max(1) + BEHIND, limit: options.object_deadline, cancelled };
+        let shop = Arc::new(Workshop {
+            inlet: Inlet::new(source, options.memory, progress.clone(), deadline),
+            jail: jail.clone(),
+            parts,
+            cores: Arc::new(Semaphore::new(cores)),
+            threads: cores,
+            whole_most,
+            buffers: Mutex::default(),
+            pieces: Pieces::default(),
+            is_busy: items.len() >= BUSY,
+            is_direct: !page_cache::keeps(bytes),
+            options,
+        });
+        let (finished, inbox) = mpsc::channel(MAX_WAITING);
+        let committer = Committer { jail, journal, overwrites, progress };
+        let committed = tokio::task::spawn_blocking(move || committer.run(inbox));
+
+        let objects = Objects {
+            inlet: &shop.inlet,
+            count: items.len(),
+            entry: |at: usize| &manifest.objects[items[at].object],
+            is_of_all: is_fatal,
+        };
+        let make = |at: usize| {
+            let (shop, finished, manifest, item) =
+                (shop.clone(), finished.clone(), manifest.clone(), items[at].clone());
+            async move {
+                let made = shop.make(&item, &manifest.objects[item.object]).await?;
+                // A committer that is gone has an error of its own to tell.
+                finished.send(made).await.map_err(|_| Error::Interrupted)
+            }
+        };
+        let outcome = abreast.run(objects, make).await;
+        drop(finished);
+        let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
+        // The committer's error comes first: it is why the senders met a closed door.
+        match (journal, outcome) {
+            (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+            (Ok(journal), Ok(())) => Ok(journal),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What stands in a destination store before a stage to it, and what of the plan is left to do.
+
+use std::collections::{HashMap, HashSet};
+
+use futures::TryStreamExt;
+use penstock_codec::Codec;
+use penstock_store::Meta;
+use penstock_types::{Deadline, Error, Key, Result};
+
+use crate::journal::{Journal, Line};
+use crate::plan::{Item, StageOptions};
+use crate::progress::Progress;
+use crate::to_folder::records::Document;
+use crate::to_store::object::Load;
+use crate::to_store::records::is_manifest;
+use crate::to_store::target::{Target, wish};
+use penstock_dataset::manifest::{Entry, Manifest};
+
+/// What stands in the destination under the names that will be written, and the names of manifests there.
+pub(crate) struct Standing {
+    pub objects: HashMap<Key, Meta>,
+    pub own: Vec<Key>,
+}
+
+pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) -> Result<Standing> {
+    let wanted: HashSet<&[u8]> = items.iter().map(|item| item.target.as_bytes()).collect();
+    let mut found = Standing { objects: HashMap::new(), own: Vec::new() };
+    if !to.store.capabilities().list {
+        return Ok(found);
+    }
+    let mut listing = to.store.list(&to.prefix, None, deadline);
+    loop {
+        match listing.try_next().await {
+            Ok(Some(meta)) => {
+                let Some(key) = meta.key.strip_prefix(&to.prefix) else { continue };
+                if is_manifest(&key) {
+                    found.own.push(key);
+                } else if wanted.contains(key.as_bytes()) {
+                    found.objects.insert(key, meta);
+                }
+            }
+            // A folder, or a store that makes its places as they are written, is empty before the first write. A
+            // bucket that is not there refuses the first object.
+            Err(Error::NotFound { .. }) if to.store.root().authority.is_empty() => break,
+            Ok(None) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// What earlier runs left to do.
+pub(crate) struct Todo {
+    pub journal: Journal,
+    pub missing: Vec<Load>,
+    pub done: Vec<Item>,
+}
+
+impl Todo {
+    #[expect(clippy::too_many_arguments, reason = "one caller")]
+    pub fn sort(
+        &mut self,
+        items: Vec<Item>,
+        manifest: &Manifest,
+        mut standing: HashMap<Key, Meta>,
+        recorded: &[Document],
+        source: &str,
+        options: &StageOptions,
+        progress: &Progress,
+    ) -> Result<()> {
+        // What the destination's own manifest says counts where this machine has no journal of it.
+        let mut known: HashMap<&Key, &Entry> = HashMap::new();
+        for document in recorded.iter().filter(|document| document.manifest.source.as_deref() == Some(source)) {
+            for entry in &document.manifest.objects {
+                known.entry(&entry.key).or_insert(entry);
+            }
+        }
+        let mut adopted = Vec::new();
+        for item in items {
+            let entry = &manifest.objects[item.object];
+            let there = standing.remove(&item.target);
+            let is_ours = |line: &&Line| {
+                there.as_ref().is_some_and(|there| {
+                    there.size == line.size
+                        && (line.version.is_none() || there.version.is_none() || there.version == line.version)
+                })
+            };
+            // The manifest may know better than a journal: another machine may have mended what this one had sent.
+            let journaled = self.journal.line(&item.target);
+            let told = || known.get(&item.target).and_then(|entry| Line::of_recorded(entry));
+            let journaled = journaled.filter(|line| is_ours(&line));
+            let is_journaled = journaled.is_some();
+            let line = journaled.or_else(told);
+            let ours = line.as_ref().filter(is_ours);
+            let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.asked == wish(options));
+            if is_done {
+                progress.skip(entry.size);
+                adopted.extend(line.filter(|_| !is_journaled));
+                self.done.push(item);
+            } else {
+                let is_ours = ours.is_some();
+                self.missing.push(Load { item, standing: there, is_ours });
+            }
+        }
+        // Lines of another machine's become ours: the manifest at the end is made of the journal.
+        if !adopted.is_empty() {
+            for (line, place) in adopted.iter().zip(self.journal.append(&adopted)?) {
+                self.journal.remember(&line.target, place);
+            }
+        }
+        Ok(())
+    }
+
+    /// What stands there, is not ours and cannot be the same ends the stage before its first byte.
+    pub fn refuse_strangers(
+        &self,
+        manifest: &Manifest,
+        to: &Target,
+        source: &str,
+        options: &StageOptions,
+    ) -> Result<()> {
+        if options.overwrite {
+            return Ok(());
+        }
+        let mut strangers = self.missing.iter().filter(|load| {
+            let is_copy = load.item.undo == Codec::None && options.deflate.is_none() && !options.inflate;
+            let size = manifest.objects[load.item.object].size;
+            !load.is_ours && load.standing.as_ref().is_some_and(|there| is_copy && there.size != size)
+        });
+        let Some(first) = strangers.next() else { return Ok(()) };
+        let others = match strangers.count() {
+            0 => String::new(),
+            more => format!(", and {more} more like it"),
+        };
+        Err(Error::Precondition {
+            place: format!("{}{}", to.url, first.item.target),
+            reason: format!("an object stands there that no stage of {source} has put there{others}"),
+        })
+    }
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A stage to a store, from what stands there to the manifest of what stands there then.
+//!
+//! `send` owns the journey of one object, `sent` the journal of one in parts. The stage's own journal stays on this
+//! machine: the store holds objects and, at the end, the manifest of them.
+
+pub(crate) mod existing;
+pub(crate) mod multipart;
+pub(crate) mod object;
+pub(crate) mod records;
+pub(crate) mod stream_upload;
+pub(crate) mod target;
+pub(crate) mod upload_journal;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use penstock_store::owned::OwnedFile;
+use penstock_types::{Deadline, Error, Result};
+use tokio::sync::{Semaphore, watch};
+
+use crate::commit::is_fatal;
+use crate::concurrent::{Abreast, Objects};
+use crate::context::{Errand, Site};
+use crate::dest_dir::Jail;
+use crate::journal::{Journal, Line};
+use crate::launch::Launch;
+use crate::node_status::FOLDER;
+use crate::plan::StageOptions;
+use crate::progress::{Failure, Progress};
+use crate::source_reader::Inlet;
+use crate::to_folder::object::blocking;
+use crate::to_folder::records::share_of;
+use crate::to_folder::workers::Source;
+use crate::to_store::existing::{Todo, standing};
+use crate::to_store::object::{Load, Yard};
+use crate::to_store::records::{documents, manifest_names, record, staged_manifest};
+use crate::to_store::target::Target;
+use penstock_dataset::manifest::Manifest;
+
+/// Objects on their way beyond those whose requests are in flight.
+const BEHIND: usize = 16;
+/// Objects that are journaled with one sync.
+const BATCH: usize = 256;
+/// How long what is in flight may take to be taken back when the user interrupts.
+const TAKE_BACK: Duration = Duration::from_secs(5);
+
+/// Returns the URL of the manifest.
+pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<String> {
+    let Errand { request, from, manifest, plan, site, progress, deadline, cancelled } = errand;
+    let options = &request.options;
+    let node = format!("{}-of-{}", options.node, options.nodes);
+    let standing = standing(&to, &plan.items, deadline).await?;
+    let recorded = documents(&to, standing.own, deadline).await?;
+    let (journal, parts) = {
+        let (Site { jail, folder }, name, source) = (site.clone(), format!("journal-{node}.jsonl"), from.url.clone());
+        blocking(move || {
+            let journal = Journal::open(&folder, &name, &source, &jail.place(FOLDER.as_bytes()))?;
+            Ok((journal, Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?)))
+        })
+        .await?
+    };
+    let manifest = Arc::new(manifest);
+    let mut todo = Todo { journal, missing: Vec::new(), done: Vec::new() };
+    todo.sort(plan.items, &manifest, standing.objects, &recorded, &from.url, options, progress)?;
+    todo.refuse_strangers(&manifest, &to, &from.url, options)?;
+    let Todo { journal, missing, done } = todo;
+
+    let (jail_of, parts_of, options_of) = (site.jail.clone(), parts, options.clone());
+    let yard = Yard::new(from, to.clone(), jail_of, parts_of, options_of, request.cores, progress.clone(), deadline);
+    let yard = Arc::new(yard);
+    let source_url = yard.inlet.source.url.clone();
+    let (journal, outcome) = work(&yard, journal, &manifest, &missing, cancelled).await?;
+    if matches!(outcome, Err(Error::Interrupted)) {
+        yard.take_back(TAKE_BACK).await;
+    }
+    outcome?;
+    let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
+    let failed = failures.len() as u64;
+    let (share, url) = ((options.node, options.nodes), source_url.clone());
+    blocking(move || site.write_residue(share, &url, &failures)).await?;
+    let items = missing.iter().map(|load| &load.item).chain(&done);
+    let mut staged = staged_manifest(&to.url, &journal, &manifest, items);
+    staged.source = Some(source_url);
+    staged.failed = failed;
+    record(&to, staged, &node, deadline).await
+}
+
+/// Sends the objects, as many at once as pace, memory and cores allow. The journal comes back with what was finished,
+/// however it ended.
+async fn work(
+    yard: &Arc<Yard>,
+    journal: Journal,
+    manifest: &Arc<Manifest>,
+    loads: &[Load],
+    cancelled: watch::Receiver<bool>,
+) -> Result<(Journal, Result<()>)> {
+    let most = yard.options.concurrency.max(1) + BEHIND;
+    let abreast = Abreast { most, limit: yard.options.object_deadline, cancelled };
+    let (finished, inbox) = mpsc::channel();
+    let progress = yard.inlet.progress.clone();
+    let scribe = tokio::task::spawn_blocking(move || write_down(journal, &inbox, &progress));
+    let send = |at: usize| {
+        let (yard, finished, manifest, load) = (yard.clone(), finished.clone(), manifest.clone(), loads[at].clone());
+        async move {
+            let sent = yard.send(&load, &manifest.objects[load.item.object]).await;
+            // A scribe that is gone has an error of its own to tell.
+            sent.and_then(|sent| finished.send(sent).map_err(|_| Error::Interrupted))
+        }
+    };
+    let objects = Objects {
+        inlet: &yard.inlet,
+        count: loads.len(),
+        entry: |at: usize| &manifest.objects[loads[at].item.object],
+        // A bucket that is not there, or that refuses all, is not better for the next object.
+        is_of_all: |error: &Error| is_fatal(error) || yard.is_of_all(error),
+    };
+    let outcome = abreast.run(objects, send).await;
+    drop(finished);
+    let journal = scribe.await.map_err(|join| Error::bug(format!("the journal's thread ended: {join}")))?;
+    match (journal, outcome) {
+        // The journal's error comes first: it is why the senders met a closed door.
+        (Err(error), _) => Err(error),
+        (Ok(journal), outcome) => Ok((journal, outcome)),
+    }
+}
+
+/// Objects that are sent once more, as an earlier stage sent them.
+pub(crate) struct Again {
+    pub from: Source,
+    pub to: Target,
+    /// The folder on this machine.
+    pub state: PathBuf,
+    pub options: StageOptions,
+    pub cores: usize,
+    pub progress: Arc<Progress>,
+    pub deadline: Deadline,
+    /// Whose manifest names them.
+    pub node: String,
+}
+
+/// Sends objects again over what stands there, and tells the manifest of their new versions.
+pub(crate) async fn again(
+    work_of: Again,
+    manifest: Manifest,
+    loads: Vec<Load>,
+    cancelled: watch::Receiver<bool>,
+) -> Result<()> {
+    let Again { from, to, state, options, cores, progress, deadline, node } = work_of;
+    let source = from.url.clone();
+    let (jail, folder) = blocking(move || {
+        let jail = Arc::new(Jail::open(&state)?);
+        let folder = Arc::new(jail.make_folder(FOLDER.as_bytes())?);
+        Ok((jail, folder))
+    })
+    .await?;
+    let _launch = Launch::repair(&jail, &folder).await?;
+    let (jail, folder, journal) = blocking(move || {
+        let journal = Journal::open(&folder, "journal-repair.jsonl", &source, &jail.place(FOLDER.as_bytes()))?;
+        let parts = jail.make_folder(format!("{FOLDER}/parts").as_bytes())?;
+        Ok((jail, Arc::new(parts), journal))
+    })
+    .await?;
+    let yard = Arc::new(Yard::new(from, to.clone(), jail, folder, options, cores, progress, deadline));
+    let manifest = Arc::new(manifest);
+    let (journal, outcome) = work(&yard, journal, &manifest, &loads, cancelled).await?;
+    outcome?;
+    let names = manifest_names(&to, deadline).await?;
+    let recorded = documents(&to, names, deadline).await?;
+    let Some(document) = recorded.into_iter().find(|document| document.node == node) else { return Ok(()) };
+    let mut amended = document.manifest;
+    for entry in &mut amended.objects {
+        let sent = loads.iter().any(|load| load.item.target == entry.key);
+        if let Some(line) = journal.line(&entry.key).filter(|line| sent && line.size == entry.size) {
+            entry.version = line.version.clone();
+            entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
+        }
+    }
+    record(&to, amended, share_of(&node), deadline).await.map(drop)
+}
+
+/// A sent object, and the files of ours that are of no use once it is journaled.
+pub(crate) struct Sent {
+    pub line: Line,
+    pub leftover: Option<Arc<OwnedFile>>,
+}
+
+fn write_down(mut journal: Journal, inbox: &mpsc::Receiver<Sent>, progress: &Progress) -> Result<Journal> {
+    while let Ok(first) = inbox.recv() {
+        let mut batch = vec![first];
+        batch.extend(inbox.try_iter().take(BATCH - 1));
+        let lines: Vec<Line> = batch.iter().map(|sent| sent.line.clone()).collect();
+        for (line, place) in lines.iter().zip(journal.append(&lines)?) {
+            journal.remember(&line.target, place);
+        }
+        for Sent { line, leftover } in batch {
+            if let Some(leftover) = leftover {
+                leftover.remove();
+            }
+            progress.finish(&line);
+        }
+    }
+    Ok(journal)
+}
+
+impl Yard {
+    #[expect(clippy::too_many_arguments, reason = "two callers; a struct would only rename the list")]
+    fn new(
+        from: Source,
+        to: Target,
+        jail: Arc<Jail>,
+        state: Arc<OwnedFd>,
+        options: StageOptions,
+        cores: usize,
+        progress: Arc<Progress>,
+        deadline: Deadline,
+    ) -> Self {
+        let cores = cores.max(1);
+        Self {
+            inlet: Inlet::new(from, options.memory, progress, deadline),
+            to,
+            state,
+            jail,
+            cores: Arc::new(Semaphore::new(cores)),
+            threads: cores,
+            options,
+            open: Mutex::default(),
+        }
+    }
+
+    /// True for what no other object will be spared from.
+    fn is_of_all(&self, error: &Error) -> bool {
+        match error {
+            Error::NotFound { place } => *place == self.to.store.root().to_string(),
+            Error::Denied { place, .. } => place.starts_with(&self.to.url),
+            _ => false,
+        }
+    }
+
+    /// Takes back the parts of what was on its way.
+    pub(crate) async fn take_back(&self, limit: Duration) {
+        let open = std::mem::take(&mut *self.open.lock().unwrap_or_else(PoisonError::into_inner));
+        let Some(door) = self.to.store.uploads() else { return };
+        let deadline = Deadline::within(limit);
+        let aborts = open.iter().map(|(name, (key, id))| async move {
+            if door.abort(key, id, deadline).await.is_ok()
+                && let Ok(sent) = OwnedFile::lock_existing(&self.state, name)
+            {
+                sent.remove();
+            }
+        });
+        futures::future::join_all(aborts).await;
+    }
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A large object on its way to a store: read in order, piece by piece, and written in parts that a killed stage need not
+//! send again. Holds a few parts in memory, whatever the object's size.
+//!
+//! What a later run does not read again: of a copy whose source promises no digest but a CRC-32C, the parts that the store
+//! holds. Anything else is read again from its begin, since its digest or its codec wants all of it; its parts are not
+//! sent again where they come out the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_codec::checksum::crc32c;
+use penstock_codec::{Codec, StreamDecoder};
+use penstock_store::{Part, PartAt, combined};
+use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::compress::Press;
+use crate::digests::Stored;
+use crate::plan::PART_BYTES;
+use crate::progress::Progress;
+use crate::to_folder::object::blocking;
+use crate::to_store::multipart::{Hold, Vessel, value};
+use crate::to_store::object::{Load, PART, Written, Yard};
+use penstock_dataset::manifest::Entry;
+
+/// What of an object's first bytes is wanted before anything is decided.
+const LOOK: u64 = crate::compress::TRIED as u64;
+
+/// Stored bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.
+const STEP: usize = 4 << 10;
+
+/// Reads an object in order on tasks of its own, which end with this.
+struct Reader {
+    pieces: mpsc::Receiver<Result<Bytes>>,
+    _task: JoinSet<()>,
+}
+
+impl Reader {
+    fn start(yard: &Arc<Yard>, entry: &Entry, most: usize) -> Self {
+        let (send, pieces) = mpsc::channel(2);
+        let (yard, entry) = (yard.clone(), entry.clone());
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            if !yard.inlet.has_ranges() {
+                if let Err(error) = whole(&yard, &entry, &send).await {
+                    let _ = send.send(Err(error)).await;
+                }
+                return;
+            }
+            let starts = (0..entry.size.div_ceil(PART_BYTES)).map(|at| at * PART_BYTES);
+            let mut reads = stream::iter(starts)
+                .map(|start| yard.inlet.range(&entry, ByteRange::new(start, PART_BYTES.min(entry.size - start))))
+                .buffered(most);
+            while let Some(piece) = reads.next().await {
+                let is_end = piece.is_err();
+                if send.send(piece).await.is_err() || is_end {
+                    return;
+                }
+            }
+        });
+        Self { pieces, _task: task }
+    }
+}
+
+/// A store without ranges: all of it, in pieces as they come.
+async fn whole(yard: &Yard, entry: &Entry, send: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+    let mut got = yard.inlet.get(entry, ByteRange::WHOLE).await?;
+    let mut piece = BytesMut::new();
+    while let Some(bytes) = yard.inlet.next(&mut got).await? {
+        piece.extend_from_slice(&bytes);
+        if piece.len() as u64 >= PART_BYTES && send.send(Ok(piece.split().freeze())).await.is_err() {
+            return Ok(());
+        }
+    }
+    if !piece.is_empty() {
+        let _ = send.send(Ok(piece.freeze())).await;
+    }
+    Ok(())
+}
+
+pub(crate) async fn send(yard: &Arc<Yard>, load: &Load, entry: &Entry) -> Result<Written> {
+    let meta = yard.inlet.head(entry).await?;
+    let mut promised = entry.digests.clone();
+    promised.extend(meta.digests.iter().filter(|digest| !entry.digests.contains(digest)).cloned());
+    let head = match yard.inlet.has_ranges() {
+        true => yard.inlet.range(entry, ByteRange::new(0, LOOK.min(entry.size))).await?,
+        // Asked for in full below; its name must do.
+        false => Bytes::new(),
+    };
+    let change = {
+        let (yard, item, entry, encoding) = (yard.clone(), load.item.clone(), entry.clone(), meta.encoding.clone());
+        blocking(move || Ok(yard.change(&item, &entry, encoding, &head))).await?
+    };
+    // A lost upload costs a second try, not the object.
+    for is_last in [false, true] {
+        let mut vessel = Vessel::board(yard, load, entry, &change, &promised).await?;
+        match vessel.carry().await {
+            Err(Error::NotFound { place }) if !is_last && place == yard.target_place(&change.item) => {
+                vessel.forget().await;
+            }
+            // Another's object stands there, or this one is not what it was: nothing of it is of use any more.
+            Err(
+                error @ (Error::Precondition { .. }
+                | Error::Corrupt { .. }
+                | Error::Changed { .. }
+                | Error::KeyRefused { .. }),
+            ) => {
+                vessel.forget().await;
+                return Err(error);
+            }
+            other => return other,
+        }
+    }
+    Err(Error::bug("an upload was lost twice and told of once"))
+}
+
+/// Inflates of `piece` what makes about a part, and gives back what it did not come to: a piece of hostile content would
+/// else be all of the memory.
+fn inflate_some(
+    inflater: &mut StreamDecoder,
+    piece: Bytes,
+    stored: &mut Stored,
+) -> Result<(Vec<Bytes>, Option<Bytes>)> {
+    let (mut contents, mut content, mut rest) = (Vec::new(), BytesMut::new(), piece);
+    while !rest.is_empty() && contents.is_empty() {
+        let step = rest.split_to(rest.len().min(STEP));
+        stored.update(&step);
+        inflater.push(&step, &mut |bytes| {
+            content.extend_from_slice(bytes);
+            if content.len() >= PART as usize {
+                contents.push(content.split().freeze());
+            }
+            Ok(())
+        })?;
+    }
+    contents.push(content.freeze());
+    Ok((contents, Some(rest).filter(|rest| !rest.is_empty())))
+}
+
+impl Vessel<'_> {
+    async fn carry(&mut self) -> Result<Written> {
+        if let Some(written) = self.finished.take() {
+            return Ok(written);
+        }
+        let can_skip = self.change.is_copy()
+            && self.yard.inlet.has_ranges()
+            && self
+                .promised
+                .iter()
+                .all(|digest| matches!(digest.algorithm, Algorithm::Crc32c | Algorithm::Xxh3 | Algorithm::Sha1));
+        match &self.hold {
+            Hold::Parts { held, .. } if can_skip && !held.is_empty() => self.carry_missing().await,
+            _ => self.carry_all().await,
+        }
+    }
+
+    /// Reads all of it, in order.
+    async fn carry_all(&mut self) -> Result<Written> {
+        let mut reader = Reader::start(self.yard, self.entry, self.reads);
+        let mut stored = Stored::new(self.promised);
+        let place = self.yard.inlet.place(self.entry);
+        let (undo, limit) = (self.change.item.undo, self.yard.inflated_limit(self.change.item.undo, self.entry.size));
+        let mut inflater = (undo != Codec::None).then(|| StreamDecoder::new(undo, limit, &place));
+        let mut press = match self.change.pack {
+            Some(deflate) => Some(Press::new(deflate, self.yard.cores.clone(), self.yard.threads)?),
+            None => None,
+        };
+        let mut read = 0u64;
+        while let Some(piece) = reader.pieces.recv().await {
+            let piece = piece?;
+            read += piece.len() as u64;
+            let mut left = Some(piece);
+            while let Some(piece) = left {
+                let work = move || -> Result<_> {
+                    let Some(mut inflater) = inflater else {
+                        stored.update(&piece);
+                        return Ok((vec![piece], stored, None, None));
+                    };
+                    let (contents, rest) = inflate_some(&mut inflater, piece, &mut stored)?;
+                    Ok((contents, stored, Some(inflater), rest))
+                };
+                let contents;
+                (contents, stored, inflater, left) = self.yard.on_core(work).await?;
+                for content in contents {
+                    match &mut press {
+                        Some(press) => {
+                            for bytes in press.push(content).await? {
+                                self.take(bytes).await?;
+                            }
+                        }
+                        None => self.take(content).await?,
+                    }
+                }
+            }
+        }
+        if read != self.entry.size {
+            let problem = format!("ended early (want {} bytes, have {read} bytes)", self.entry.size);
+            return Err(Error::corrupt(place, problem));
+        }
+        if let Some(inflater) = inflater {
+            inflater.finish()?;
+        }
+        if let Some(press) = press {
+            for bytes in press.finish().await? {
+                self.take(bytes).await?;
+            }
+        }
+        // Nothing is made of bytes that are not what was promised.
+        let have = stored.digests();
+        let checked = self.yard.check(self.entry, &have, self.promised)?;
+        self.end(have[..2].to_vec(), checked).await
+    }
+
+    /// Reads and sends the parts that the store does not hold, and nothing else.
+    async fn carry_missing(&mut self) -> Result<Written> {
+        let Hold::Parts { held, .. } = &mut self.hold else { return Err(Error::bug("parts without an upload")) };
+        let held = std::mem::take(held);
+        let count = self.entry.size.div_ceil(self.part_bytes) as u32;
+        let of = |number: u32| {
+            let start = u64::from(number) * self.part_bytes;
+            ByteRange::new(start, self.part_bytes.min(self.entry.size - start))
+        };
+        let fits = |part: &Part| {
+            part.number < count && part.offset == of(part.number).start && part.size == of(part.number).len
+        };
+        let held: BTreeMap<u32, Part> = held.into_iter().filter(|(_, part)| fits(part)).collect();
+        for part in held.values() {
+            Progress::add(&self.yard.inlet.progress.resumed_bytes, part.size);
+        }
+        let missing: Vec<(u32, ByteRange)> =
+            (0..count).filter(|number| !held.contains_key(number)).map(|number| (number, of(number))).collect();
+        self.parts.extend(held.into_values());
+        let is_ordered = self.terms.is_some_and(|terms| terms.is_ordered);
+        for (number, whole) in missing {
+            let starts = (0..whole.len.div_ceil(PART_BYTES)).map(|at| at * PART_BYTES);
+            let ranges = starts.map(|at| ByteRange::new(whole.start + at, PART_BYTES.min(whole.len - at)));
+            let (yard, entry) = (self.yard, self.entry);
+            let bytes: Vec<Bytes> = stream::iter(ranges)
+                .map(|wanted| yard.inlet.range(entry, wanted))
+                .buffered(self.reads)
+                .try_collect()
+                .await?;
+            let mut ends = None;
+            if number + 1 == count && is_ordered {
+                // The CRC of the whole ends the upload: it must be right before.
+                self.parts.sort_by_key(|part| part.number);
+                let last = Part {
+                    number,
+                    offset: whole.start,
+                    size: whole.len,
+                    crc32c: crc32c(&bytes.concat()),
+                    tag: String::new(),
+                };
+                let all: Vec<Part> = self.parts.iter().cloned().chain([last]).collect();
+                let crc = combined(&all).into_iter().collect::<Vec<_>>();
+                self.yard.check(self.entry, &crc, self.promised)?;
+                ends = crc.first().and_then(value);
+            }
+            self.launch(PartAt { number, offset: whole.start, ends }, bytes).await?;
+        }
+        self.land(0).await?;
+        self.parts.sort_by_key(|part| part.number);
+        let digests: Vec<Digest> = combined(&self.parts).into_iter().collect();
+        let checked = self.yard.check(self.entry, &digests, self.promised)?;
+        self.close(digests.clone(), checked, digests, self.entry.size).await
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A destination that is a store: its door, the names that objects take there, and the plan.
+//!
+//! `standing` holds what is there already, `deliver` the work, `remote_recorded` the manifests that stay there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_codec::{Codec, strip_suffix};
+use penstock_store::{Govern, Governor, Store, StoreSettings};
+use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
+
+use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
+use crate::to_store::object::{PART, SMALL};
+use penstock_dataset::manifest::{CodecSource, Manifest, is_own};
+use penstock_dataset::{Division, SharePlan};
+
+/// The longest key that any store holds.
+const KEY_MOST: usize = 1024;
+
+/// The opened destination.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub store: Arc<dyn Store>,
+    pub prefix: Key,
+    pub url: String,
+}
+
+impl Target {
+    /// A place to read from.
+    pub fn to(url: &Url, settings: &StoreSettings, metrics: &Arc<Metrics>) -> Result<Self> {
+        let folder = url.as_folder();
+        let opened = penstock_store::open(&folder, settings, metrics.clone())?;
+        Ok(Self { store: opened.store, prefix: opened.prefix, url: folder.to_string() })
+    }
+
+    /// The same, asked as much at a time as the governor lets.
+    pub fn governed(self, governor: &Arc<Governor>) -> Self {
+        Self { store: Arc::new(Govern::new(self.store, governor.clone())), ..self }
+    }
+
+    /// A place to write to.
+    pub fn open(url: &Url, settings: &StoreSettings, metrics: &Arc<Metrics>, governor: &Arc<Governor>) -> Result<Self> {
+        let opened = Self::to(url, settings, metrics)?.governed(governor);
+        let folder = &opened.url;
+        if !opened.store.capabilities().put {
+            return Err(Error::Unsupported {
+                what: format!("a stage to {folder}"),
+                by: format!("{}://", url.scheme.name()),
+            });
+        }
+        Ok(opened)
+    }
+
+    pub fn key(&self, target: &Key) -> Key {
+        self.prefix.join(target.as_bytes())
+    }
+}
+
+/// True where objects carry a Content-Encoding, so that a compressed one keeps its name.
+pub(crate) fn keeps_names(scheme: Scheme) -> bool {
+    match scheme {
+        Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => true,
+        Scheme::File | Scheme::Hdfs | Scheme::Http | Scheme::Https => false,
+    }
+}
+
+/// The plan for a store: any key that it may hold, each once.
+pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Result<StagePlan> {
+    if options.node >= options.nodes {
+        return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
+    }
+    let place = url.as_folder().to_string();
+    let refuse = |key: &Key, reason: String| Error::KeyRefused { key: key.to_string(), place: place.clone(), reason };
+    let mut names: HashMap<Key, usize> = HashMap::with_capacity(manifest.objects.len());
+    let mut items = Vec::with_capacity(manifest.objects.len());
+    for (at, entry) in manifest.objects.iter().enumerate() {
+        let undo = if options.inflate { entry.codec } else { Codec::None };
+        let mut target = entry.key.clone();
+        if undo != Codec::None && Codec::of_name(entry.key.as_bytes()) == undo {
+            target = Key::new(strip_suffix(entry.key.as_bytes()).to_vec());
+        }
+        if let Some(deflate) = options.deflate_of(entry).filter(|_| !keeps_names(url.scheme)) {
+            target = target.join(deflate.codec.suffix().as_bytes());
+        }
+        match target.as_bytes() {
+            b"" => return Err(refuse(&entry.key, "it is empty".to_owned())),
+            _ if is_own(&target) => {
+                let reason = "names that begin with .penstock hold Penstock's own state";
+                return Err(refuse(&entry.key, reason.to_owned()));
+            }
+            bytes if url.key.as_bytes().len() + bytes.len() > KEY_MOST => {
+                return Err(refuse(&entry.key, format!("with its prefix it is longer than {KEY_MOST} bytes")));
+            }
+            _ => {}
+        }
+        if let Some(other) = names.insert(target.clone(), at) {
+            let other = &manifest.objects[other].key;
+            return Err(refuse(&entry.key, format!("`{other}` would become the same object, `{target}`")));
+        }
+        items.push(Item { object: at, target, undo, said_by: (undo != Codec::None).then_some(CodecSource::Suffix) });
+    }
+    drop(names);
+    let division = Division { inflate: options.inflate, ..options.division.clone() };
+    let shares = SharePlan::divide(manifest, options.nodes, &division)?;
+    let items: Vec<Item> = shares.share(options.node).into_iter().map(|at| items[at].clone()).collect();
+    // What is small is read and written whole; of the rest, reads ask for the version and the first bytes, writes begin and end.
+    let requests = |at: usize, _| match manifest.objects[at].size {
+        ..=SMALL => 2,
+        size => size.div_ceil(PART_BYTES) + 2 + size.div_ceil(PART) + 2,
+    };
+    Ok(StagePlan::of(items, &shares, options.node, requests))
+}
+
+/// Errs where a destination lies inside its own source: each run would list what the last one wrote.
+pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
+    let (inner, outer) = (url.as_folder(), source.as_folder());
+    let same = source.scheme == url.scheme && source.authority == url.authority;
+    match same && inner.key.strip_prefix(&outer.key).is_some() {
+        true => Err(Error::config("destination", format!("{inner} lies inside its source, {outer}"))),
+        false => Ok(()),
+    }
+}
+
+impl StageOptions {
+    /// Asks for what [`wish`] named.
+    pub(crate) fn wish_again(&mut self, asked: Option<&str>) -> Result<()> {
+        let odd = || {
+            Error::config("manifest", format!("`{}` is nothing that a stage is asked for", asked.unwrap_or_default()))
+        };
+        for word in asked.into_iter().flat_map(|asked| asked.split(',')) {
+            match word.split_once(':') {
+                None if word == "inflate" => self.inflate = true,
+                Some((codec, level)) => {
+                    let level = level.parse().map_err(|_| odd())?;
+                    self.deflate = Some(crate::compress::Deflate::new(codec.parse()?, Some(level))?);
+                }
+                None => return Err(odd()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is done to content on the way, as journal and manifest name it: another wish makes other objects.
+pub(crate) fn wish(options: &StageOptions) -> Option<String> {
+    let deflate = options.deflate.map(|deflate| format!("{}:{}", deflate.codec, deflate.level));
+    match (options.inflate, deflate) {
+        (true, Some(deflate)) => Some(format!("inflate,{deflate}")),
+        (true, None) => Some("inflate".to_owned()),
+        (false, deflate) => deflate,
+    }
+}

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A staged folder read again, from the disk and not from memory, and held against what its stage recorded.
+//!
+//! Names each wrong file; reports, and does not judge, files that no stage made. Writes nothing; `repair` does.
+
+pub(crate) mod repair;
+pub(crate) mod store;
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_store::StoreSettings;
+use penstock_types::{Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::dest_dir::{Jail, state_of_file};
+use crate::digests::Seal;
+use crate::job::Job;
+use crate::node_status::FOLDER;
+use crate::progress::Progress;
+use crate::to_folder::object::blocking;
+use crate::to_folder::records::{Record, Recorded, Unfinished, read};
+use penstock_dataset::key_filter::KeyFilter;
+use penstock_dataset::manifest::is_own;
+
+/// One read; a worker holds one such buffer and nothing else.
+const PIECE: usize = 1 << 20;
+/// Strangers that are named; all of them are counted.
+const STRANGERS_NAMED: usize = 1_000;
+
+/// What to verify, parsed once at the edge.
+#[derive(Debug, Clone)]
+pub struct VerifyRequest {
+    /// The staged folder. With `remote`: where a repair keeps its journal.
+    pub destination: PathBuf,
+    /// The store that holds the staged copy, in place of the folder.
+    pub remote: Option<Url>,
+    /// Believe what a store says of its objects.
+    pub quick: bool,
+    /// Which of the files are meant, by their path below the folder.
+    pub select: KeyFilter,
+    /// Fetch again what is wrong.
+    pub repair: bool,
+    /// How to reach its source.
+    pub settings: StoreSettings,
+    /// Wall-clock limit of all of it.
+    pub deadline: Option<Duration>,
+    /// Threads that read.
+    pub cores: usize,
+    /// Most requests in flight while repairing.
+    pub concurrency: usize,
+    /// Most bytes in flight while repairing.
+    pub memory: u64,
+}
+
+/// One file that is not what its stage made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Wrong {
+    /// Its path below the folder, control characters escaped.
+    pub file: String,
+    /// `missing`, `size`, `digest`, `not-a-file` or `unreadable`.
+    pub problem: String,
+    /// What was found, in a sentence.
+    pub found: String,
+    /// Why it could not be repaired, where that was tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_repaired: Option<String>,
+}
+
+/// How a verification went.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verified {
+    /// Version of this document.
+    pub schema_version: u32,
+    /// The folder.
+    pub destination: String,
+    /// Files that must stand there.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files that are what their stage made.
+    pub good: u64,
+    /// Files that are not.
+    pub wrong: Vec<Wrong>,
+    /// Files that were fetched again and are right now.
+    pub repaired: Vec<String>,
+    /// Files that no stage recorded; the first thousand.
+    pub strangers: Vec<String>,
+    /// All of those.
+    pub strangers_in_all: u64,
+    /// Shares that the last stage into the folder did not bring whole: what stands may be right, and objects are missing.
+    #[serde(default)]
+    pub unfinished: Vec<Unfinished>,
+    /// Bytes of objects received for repair.
+    pub bytes_in: u64,
+    /// Requests sent for repair.
+    pub requests: u64,
+    /// Wall-clock seconds.
+    pub seconds: f64,
+}
+
+/// A verification that runs.
+pub type VerifyJob = Job<Verified>;
+
+impl VerifyJob {
+    /// Starts it on the runtime and returns at once.
+    pub fn start(request: VerifyRequest, runtime: &Handle) -> Self {
+        Self::spawn(runtime, |progress, metrics, cancelled| run(request, progress, metrics, cancelled))
+    }
+}
+
+async fn run(
+    request: VerifyRequest,
+    progress: Arc<Progress>,
+    metrics: Arc<Metrics>,
+    cancelled: watch::Receiver<bool>,
+) -> Result<Verified> {
+    if let Some(url) = request.remote.clone() {
+        return crate::verify::store::run(&request, &url, &progress, &metrics, cancelled).await;
+    }
+    let clock = Stopwatch::start();
+    let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
+    let (path, select) = (request.destination.clone(), request.select.clone());
+    let (jail, records, unfinished) = blocking(move || {
+        let jail = Jail::open_existing(&path)?;
+        match read(&jail)? {
+            Some(Recorded { records, unfinished }) => {
+                let place = path.display().to_string();
+                Ok((Arc::new(jail), only(&select, records, &place, |record| &record.target)?, unfinished))
+            }
+            // The folder is there; what a stage leaves in it is not.
+            None => Err(Error::NotFound { place: jail.place(FOLDER.as_bytes()) }),
+        }
+    })
+    .await?;
+    let records = Arc::new(records);
+    let bytes = records.iter().map(|record| record.size).sum();
+    Progress::add(&progress.objects, records.len() as u64);
+    Progress::add(&progress.bytes, bytes);
+
+    let everything: Vec<usize> = (0..records.len()).collect();
+    let mut wrong =
+        check_all(&jail, &records, everything, request.cores, deadline, &progress, cancelled.clone()).await?;
+    let (strangers, strangers_in_all) = {
+        let (jail, records, select) = (jail.clone(), records.clone(), request.select.clone());
+        blocking(move || strangers(&jail, &records, &select)).await?
+    };
+    let mut repaired = Vec::new();
+    if request.repair && !wrong.is_empty() {
+        let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
+        let why =
+            crate::verify::repair::repair(&request, &jail, &records, &bad, deadline, &progress, &metrics, &cancelled)
+                .await?;
+        // Only reading says whether it is right now.
+        let again = Arc::new(Progress::default());
+        wrong = check_all(&jail, &records, bad.clone(), request.cores, deadline, &again, cancelled).await?;
+        let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
+        for (at, wrong) in &mut wrong {
+            wrong.not_repaired = why.get(at).cloned();
+        }
+        repaired = bad.iter().filter(|at| !still.contains(at)).map(|&at| records[at].target.to_string()).collect();
+    }
+    Ok(Verified {
+        schema_version: 1,
+        destination: request.destination.display().to_string(),
+        objects: records.len() as u64,
+        bytes,
+        good: (records.len() - wrong.len()) as u64,
+        wrong: wrong.into_iter().map(|(_, wrong)| wrong).collect(),
+        repaired,
+        strangers,
+        strangers_in_all,
+        unfinished,
+        bytes_in: progress.snapshot().bytes_in,
+        requests: metrics.get(Metric::Requests),
+        seconds: clock.elapsed().as_secs_f64(),
+    })
+}
+
+/// Reads the records' files on as many threads as there are cores; what is wrong comes in the records' order.
+async fn check_all(
+    jail: &Arc<Jail>,
+    records: &Arc<Vec<Record>>,
+    which: Vec<usize>,
+    cores: usize,
+    deadline: Deadline,
+    progress: &Arc<Progress>,
+    mut cancelled: watch::Receiver<bool>,
+) -> Result<Vec<(usize, Wrong)>> {
+    let (which, next) = (Arc::new(which), Arc::new(AtomicUsize::new(0)));
+    let (stop, found) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let workers: Vec<_> = (0..cores.max(1))
+        .map(|_| {
+            let (jail, records, which, next) = (jail.clone(), records.clone(), which.clone(), next.clone());
+            let (stop, found, progress) = (stop.clone(), found.clone(), progress.clone());
+            blocking(move || {
+                let mut buffer = vec![0; PIECE];
+                while let Some(&at) = which.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    deadline.check("penstock verify")?;
+                    let record = &records[at];
+                    if let Some((problem, says)) = check(&jail, record, &mut buffer, &stop, &progress)? {
+                        let wrong = Wrong {
+                            file: record.target.to_string(),
+                            problem: problem.to_owned(),
+                            found: says,
+                            not_repaired: None,
+                        };
+                        Progress::add(&progress.wrong, 1);
+                        found.lock().unwrap_or_else(PoisonError::into_inner).push((at, wrong));
+                    }
+                    Progress::add(&progress.done, 1);
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    let all = futures::future::try_join_all(workers);
+    tokio::select! {
+        ended = all => ended.map(|_| ())?,
+        _ = cancelled.wait_for(|stop| *stop) => {
+            stop.store(true, Ordering::Relaxed);
+            return Err(Error::Interrupted);
+        }
+    }
+    let mut found = std::mem::take(&mut *found.lock().unwrap_or_else(PoisonError::into_inner));
+    found.sort_by_key(|(at, _)| *at);
+    Ok(found)
+}
+
+/// What is wrong with one file, if anything: a word and a sentence. An error is of the whole verification.
+fn check(
+    jail: &Jail,
+    record: &Record,
+    buffer: &mut [u8],
+    stop: &AtomicBool,
+    progress: &Progress,
+) -> Result<Option<(&'static str, String)>> {
+    let target = record.target.as_bytes();
+    let file = match jail.open_file(target) {
+        Ok(file) => file,
+        Err(Error::NotFound { .. }) => return Ok(Some(("missing", "it does not exist".to_owned()))),
+        Err(Error::KeyRefused { reason, .. }) => return Ok(Some(("not-a-file", reason))),
+        Err(error) => return Ok(Some(("unreadable", error.to_string()))),
+    };
+    let size = match state_of_file(&file) {
+        Ok(state) => state.size,
+        Err(error) => return Ok(Some(("unreadable", error.to_string()))),
+    };
+    if size != record.size {
+        return Ok(Some(("size", format!("it has {size} bytes, and had {} when it was staged", record.size))));
+    }
+    let seal = match seal_of(&file, buffer, stop, progress)? {
+        Ok(seal) => seal,
+        Err(error) => return Ok(Some(("unreadable", error.to_string()))),
+    };
+    if seal.bytes != record.size {
+        return Ok(Some(("size", format!("it ended after {} bytes of {}", seal.bytes, record.size))));
+    }
+    let have = seal.digests();
+    for want in &record.digests {
+        if let Some(have) = have.iter().find(|have| have.algorithm == want.algorithm && *have != want) {
+            return Ok(Some(("digest", format!("its bytes have {have}, and had {want} when it was staged"))));
+        }
+    }
+    Ok(None)
+}
+
+/// Digests of the bytes on the disk: what memory holds of them is let go first.
+fn seal_of(file: &File, buffer: &mut [u8], stop: &AtomicBool, progress: &Progress) -> Result<std::io::Result<Seal>> {
+    // Pages that were never written back stay, and are not on the disk yet. Where a file system knows no such advice,
+    // the bytes may come from memory.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
+    let (mut seal, mut file) = (Seal::default(), file);
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        match file.read(buffer) {
+            Ok(0) => return Ok(Ok(seal)),
+            Ok(read) => {
+                seal.update(&buffer[..read]);
+                Progress::add(&progress.done_bytes, read as u64);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+}
+
+/// The records that are meant. Errs where there are records and none of them is.
+pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, target: fn(&R) -> &Key) -> Result<Vec<R>> {
+    let is_empty = records.is_empty();
+    records.retain(|record| select.takes(target(record)));
+    match records.is_empty() && !is_empty {
+        true => Err(select.none_of(format_args!("any file of {place}"))),
+        false => Ok(records),
+    }
+}
+
+/// Names below the folder that are meant and that no record has: the first ones, and how many. Links are not followed. A
+/// folder that cannot be read has no names.
+fn strangers(jail: &Jail, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
+    let root = jail.path();
+    let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries.filter_map(std::result::Result::ok) {
+            let path = entry.path();
+            let Ok(relative) = path.strip_prefix(root) else { continue };
+            let key = Key::new(relative.as_os_str().as_bytes().to_vec());
+            if is_own(&key) {
+                continue;
+            }
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(path);
+            } else if select.takes(&key) && records.binary_search_by(|record| record.target.cmp(&key)).is_err() {
+                count += 1;
+                if named.len() < STRANGERS_NAMED {
+                    named.push(key.to_string());
+                }
+            }
+        }
+    }
+    named.sort();
+    Ok((named, count))
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Fetches again exactly the files that are wrong, from the folder and at the version that they were staged from.
+//!
+//! The new bytes must be the old ones: a source that is gone or was replaced leaves the file as it is, and says so.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use penstock_store::{Governor, Rates};
+use penstock_types::{Deadline, Error, Key, Metrics, Result};
+use tokio::sync::watch;
+
+use crate::dest_dir::Jail;
+use crate::journal::Journal;
+use crate::launch::Launch;
+use crate::node_status::FOLDER;
+use crate::plan::{Item, StageOptions};
+use crate::progress::Progress;
+use crate::to_folder::object::blocking;
+use crate::to_folder::records::{Record, amend};
+use crate::to_folder::workers::{Crew, Source};
+use crate::verify::VerifyRequest;
+use penstock_dataset::manifest::{Entry, Manifest};
+
+/// Why an object is not fetched although its record names a source.
+pub(crate) const NOT_RECOGNISABLE: &str = "its record has no CRC-32C of the stored bytes to check the source against";
+
+/// Repairs what can be; says of the others why not, by their place in `records`. Errs where nothing can be tried at
+/// all: another stage is writing there, or the user interrupted.
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
+pub(crate) async fn repair(
+    request: &VerifyRequest,
+    jail: &Arc<Jail>,
+    records: &Arc<Vec<Record>>,
+    bad: &[usize],
+    deadline: Deadline,
+    progress: &Arc<Progress>,
+    metrics: &Arc<Metrics>,
+    cancelled: &watch::Receiver<bool>,
+) -> Result<HashMap<usize, String>> {
+    let mut why: HashMap<usize, String> = HashMap::new();
+    let mut groups: BTreeMap<(&str, &str, bool, Option<&str>), Vec<usize>> = BTreeMap::new();
+    for &at in bad {
+        match &records[at] {
+            Record { origin: Some(origin), .. } if !origin.is_recognisable() => {
+                why.insert(at, NOT_RECOGNISABLE.to_owned());
+            }
+            Record { source: Some(source), origin: Some(origin), journal, inflate, .. } => {
+                groups.entry((source, journal, *inflate, origin.asked.as_deref())).or_default().push(at);
+            }
+            _ => {
+                why.insert(at, "nothing records where it came from".to_owned());
+            }
+        }
+    }
+    let folder = {
+        let jail = jail.clone();
+        Arc::new(blocking(move || jail.make_folder(FOLDER.as_bytes())).await?)
+    };
+    let _launch = Launch::repair(jail, &folder).await?;
+    for ((source, journal, inflate, asked), group) in groups {
+        let own = Arc::new(Progress::default());
+        let mut options = StageOptions {
+            inflate,
+            overwrite: true, // the user asked to replace what is wrong
+            concurrency: request.concurrency,
+            memory: request.memory,
+            ..StageOptions::default()
+        };
+        if let Err(error) = options.wish_again(asked) {
+            why.extend(group.iter().map(|&at| (at, error.to_string())));
+            continue;
+        }
+        let (cores, settings) = (request.cores, &request.settings);
+        let outcome = match Source::again(source, settings, metrics.clone()) {
+            Err(error) => Err(error),
+            Ok(source) => {
+                let fetch = Fetch { source, folder: &folder, journal, options, cores, deadline };
+                fetch.work(jail, records, &group, own.clone(), metrics.clone(), cancelled).await
+            }
+        };
+        Progress::add(&progress.bytes_in, own.snapshot().bytes_in);
+        let failed: HashMap<String, String> =
+            own.failures().into_iter().map(|(failure, _)| (failure.key, failure.error)).collect();
+        for &at in &group {
+            let Some(origin) = &records[at].origin else { continue };
+            let reason = failed.get(&origin.key.to_string()).cloned();
+            let reason = reason.or_else(|| outcome.as_ref().err().map(ToString::to_string));
+            why.extend(reason.map(|reason| (at, reason)));
+        }
+        match outcome {
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(_) => {} // of this source; another may do better
+            Ok(journal) => {
+                let (jail, records) = (jail.clone(), records.clone());
+                let fetched: HashSet<Key> = group.iter().map(|&at| records[at].target.clone()).collect();
+                blocking(move || {
+                    amend(&jail, |entry| match journal.line(&entry.key).filter(|_| fetched.contains(&entry.key)) {
+                        Some(line) if line.digests == entry.digests => {
+                            entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
+                            true
+                        }
+                        _ => false,
+                    })
+                })
+                .await?;
+            }
+        }
+    }
+    Ok(why)
+}
+
+/// The files of one source and one journal.
+struct Fetch<'a> {
+    source: Source,
+    folder: &'a Arc<OwnedFd>,
+    journal: &'a str,
+    options: StageOptions,
+    cores: usize,
+    deadline: Deadline,
+}
+
+impl Fetch<'_> {
+    async fn work(
+        self,
+        jail: &Arc<Jail>,
+        records: &[Record],
+        group: &[usize],
+        progress: Arc<Progress>,
+        metrics: Arc<Metrics>,
+        cancelled: &watch::Receiver<bool>,
+    ) -> Result<Journal> {
+        let Self { source, folder, journal, options, cores, deadline } = self;
+        let (mut objects, mut items) = (Vec::new(), Vec::new());
+        for record in group.iter().map(|&at| &records[at]) {
+            let Some(origin) = &record.origin else { continue };
+            let (undo, said_by) = (origin.undone, origin.undone_by);
+            items.push(Item { object: objects.len(), target: record.target.clone(), undo, said_by });
+            objects.push(Entry {
+                version: origin.version.clone(),
+                modified_s: record.modified_s,
+                // What was stored then must be what arrives now.
+                digests: origin.digests.clone(),
+                encoding: origin.encoding.clone(),
+                ..Entry::new(origin.key.clone(), origin.size)
+            });
+        }
+        // Not `Manifest::new` of them, which sorts: items name objects by number.
+        let manifest = Manifest { objects, ..Manifest::new(source.url.clone(), Vec::new()) };
+        let need = group.iter().map(|&at| records[at].size).sum();
+        let (parts, journal) = {
+            let (jail, folder, name, url) = (jail.clone(), folder.clone(), journal.to_owned(), source.url.clone());
+            blocking(move || {
+                let free = jail.free_bytes()?;
+                if need > free {
+                    return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });
+                }
+                let journal = Journal::open(&folder, &name, &url, &jail.place(FOLDER.as_bytes()))?;
+                Ok((Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?), journal))
+            })
+            .await?
+        };
+        let jail = jail.clone();
+        let rates = Rates { in_flight: options.concurrency, ..Rates::default() };
+        let source = source.governed(&Governor::new(rates, metrics));
+        let crew = Crew { source, jail, parts, journal, options, cores, progress, deadline };
+        crew.work(&Arc::new(manifest), &items, cancelled.clone()).await
+    }
+}

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A staged copy in a store, read again from there and held against the manifest that its stage wrote beside it; or, in
+//! haste, by what the store says of it.
+//!
+//! Names each wrong object; reports, and does not judge, objects that no stage made. `mend` sends exactly what is wrong
+//! again, from the folder and at the version that it came from.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_codec::Codec;
+use penstock_store::{Governor, Meta, ObjectRef, Rates};
+use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Metric, Metrics, Result, Stopwatch, Url};
+use tokio::sync::{Semaphore, watch};
+
+use crate::digests::Seal;
+use crate::plan::{Item, StageOptions};
+use crate::progress::Progress;
+use crate::to_folder::object::blocking;
+use crate::to_folder::records::Document;
+use crate::to_folder::workers::Source;
+use crate::to_store::object::Load;
+use crate::to_store::records::{documents, manifest_names};
+use crate::to_store::target::Target;
+use crate::to_store::{Again, again};
+use crate::verify::repair::NOT_RECOGNISABLE;
+use crate::verify::{Verified, VerifyRequest, Wrong, only};
+use penstock_dataset::key_filter::KeyFilter;
+use penstock_dataset::manifest::{Entry, Manifest, is_own};
+
+/// Strangers that are named; all of them are counted.
+const STRANGERS_NAMED: usize = 1_000;
+
+/// The manifest of a store's staged copy, all nodes' shares in one; `None` where no stage has left one.
+pub async fn recorded_remotely(
+    url: &Url,
+    settings: &penstock_store::StoreSettings,
+    metrics: Arc<Metrics>,
+    deadline: Deadline,
+) -> Result<Option<Manifest>> {
+    let to = Target::to(url, settings, &metrics)?;
+    if !to.store.capabilities().list {
+        return Ok(None);
+    }
+    let names = manifest_names(&to, deadline).await?;
+    Ok(joined(&to.url, documents(&to, names, deadline).await?))
+}
+
+/// Of two documents that name one object, the first holds: the later.
+fn joined(url: &str, documents: Vec<Document>) -> Option<Manifest> {
+    let source = documents.first()?.manifest.source.clone();
+    let is_one = documents.iter().all(|document| document.manifest.source == source);
+    let (mut seen, mut objects) = (HashSet::new(), Vec::new());
+    for document in documents {
+        objects.extend(document.manifest.objects.into_iter().filter(|entry| seen.insert(entry.key.clone())));
+    }
+    Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url.to_owned(), objects) })
+}
+
+/// What is to be seen of each object, with the source it came from.
+struct Record {
+    entry: Entry,
+    source: Option<String>,
+    node: String,
+}
+
+pub(crate) async fn run(
+    request: &VerifyRequest,
+    url: &Url,
+    progress: &Arc<Progress>,
+    metrics: &Arc<Metrics>,
+    cancelled: watch::Receiver<bool>,
+) -> Result<Verified> {
+    let clock = Stopwatch::start();
+    let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
+    let mut stop = cancelled.clone();
+    let work = verify(request, url, progress, metrics, cancelled, deadline, clock);
+    tokio::select! {
+        found = work => found,
+        _ = stop.wait_for(|stop| *stop) => Err(Error::Interrupted),
+    }
+}
+
+async fn verify(
+    request: &VerifyRequest,
+    url: &Url,
+    progress: &Arc<Progress>,
+    metrics: &Arc<Metrics>,
+    cancelled: watch::Receiver<bool>,
+    deadline: Deadline,
+    clock: Stopwatch,
+) -> Result<Verified> {
+    let governor = Governor::new(Rates { in_flight: request.concurrency.max(1), ..Rates::default() }, metrics.clone());
+    let to = Target::to(url, &request.settings, metrics)?.governed(&governor);
+    let names = manifest_names(&to, deadline).await?;
+    let found = documents(&to, names, deadline).await?;
+    if found.is_empty() {
+        return Err(Error::NotFound { place: format!("{}.penstock/manifest.json", to.url) });
+    }
+    let (mut seen, mut records) = (HashSet::new(), Vec::new());
+    let unfinished = found.iter().filter_map(Document::unfinished).collect();
+    for Document { manifest, node, .. } in found {
+        for entry in manifest.objects {
+            if seen.insert(entry.key.clone()) {
+                records.push(Record { entry, source: manifest.source.clone(), node: node.clone() });
+            }
+        }
+    }
+    drop(seen);
+    let mut records = only(&request.select, records, &to.url, |record| &record.entry.key)?;
+    records.sort_by(|a, b| a.entry.key.cmp(&b.entry.key));
+    let bytes = records.iter().map(|record| record.entry.size).sum();
+    Progress::add(&progress.objects, records.len() as u64);
+    Progress::add(&progress.bytes, bytes);
+    let sight = Arc::new(Sight {
+        to: to.clone(),
+        cores: Arc::new(Semaphore::new(request.cores.max(1))),
+        progress: progress.clone(),
+        quick: request.quick,
+        deadline,
+    });
+    let all: Vec<usize> = (0..records.len()).collect();
+    let mut wrong = sight.all(&records, &all, request.concurrency).await?;
+    let (strangers, strangers_in_all) = strangers(&to, &records, &request.select, deadline).await?;
+    let mut repaired = Vec::new();
+    if request.repair && !wrong.is_empty() {
+        let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
+        let why = mend(request, &to, &governor, &records, &bad, progress, metrics, &cancelled, deadline).await?;
+        // Only looking says whether it is right now.
+        let fresh = Arc::new(Sight { progress: Arc::default(), ..Arc::unwrap_or_clone(sight) });
+        wrong = fresh.all(&records, &bad, request.concurrency).await?;
+        let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
+        for (at, wrong) in &mut wrong {
+            wrong.not_repaired = why.get(at).cloned();
+        }
+        repaired = bad.iter().filter(|at| !still.contains(at)).map(|&at| records[at].entry.key.to_string()).collect();
+    }
+    Ok(Verified {
+        schema_version: 1,
+        destination: to.url.clone(),
+        objects: records.len() as u64,
+        bytes,
+        good: (records.len() - wrong.len()) as u64,
+        wrong: wrong.into_iter().map(|(_, wrong)| wrong).collect(),
+        repaired,
+        strangers,
+        strangers_in_all,
+        unfinished,
+        bytes_in: progress.snapshot().bytes_in,
+        requests: metrics.get(Metric::Requests),
+        seconds: clock.elapsed().as_secs_f64(),
+    })
+}
+
+/// What looking at an object needs.
+#[derive(Clone)]
+struct Sight {
+    to: Target,
+    cores: Arc<Semaphore>,
+    progress: Arc<Progress>,
+    quick: bool,
+    deadline: Deadline,
+}
+
+type Problem = Option<(&'static str, String)>;
+
+impl Sight {
+    /// Looks at the objects; what is wrong comes in the records' order.
+    async fn all(self: &Arc<Self>, records: &[Record], which: &[usize], most: usize) -> Result<Vec<(usize, Wrong)>> {
+        let looks = stream::iter(which.to_vec()).map(|at| {
+            let (sight, entry) = (self.clone(), records[at].entry.clone());
+            async move {
+                let found = sight.one(&entry).await?;
+                Progress::add(&sight.progress.done, 1);
+                Progress::add(&sight.progress.wrong, u64::from(found.is_some()));
+                Ok::<_, Error>(found.map(|(problem, found)| {
+                    let file = entry.key.to_string();
+                    (at, Wrong { file, problem: problem.to_owned(), found, not_repaired: None })
+                }))
+            }
+        });
+        let mut wrong: Vec<(usize, Wrong)> =
+            looks.buffer_unordered(most.max(1)).try_filter_map(|found| async { Ok(found) }).try_collect().await?;
+        wrong.sort_by_key(|(at, _)| *at);
+        Ok(wrong)
+    }
+
+    async fn one(&self, entry: &Entry) -> Result<Problem> {
+        let looked = if self.quick { self.glance(entry).await } else { self.read(entry).await };
+        match looked {
+            Err(Error::NotFound { place }) if place == self.to.store.root().to_string() => {
+                Err(Error::NotFound { place })
+            }
+            Err(Error::NotFound { .. }) => Ok(Some(("missing", "it does not exist".to_owned()))),
+            Err(error @ (Error::Corrupt { .. } | Error::Changed { .. } | Error::Server { .. })) => {
+                Ok(Some(("unreadable", error.to_string())))
+            }
+            other => other,
+        }
+    }
+
+    /// By what the store says: size, then a digest that both know, then the version.
+    async fn glance(&self, entry: &Entry) -> Result<Problem> {
+        let meta = self.to.store.head(&self.to.key(&entry.key), self.deadline).await?;
+        Progress::add(&self.progress.done_bytes, entry.size);
+        Ok(told(entry, &meta))
+    }
+
+    /// By its bytes, read from the store.
+    async fn read(&self, entry: &Entry) -> Result<Problem> {
+        let object = ObjectRef::current(self.to.key(&entry.key));
+        let mut got = self.to.store.get_ranges(&object, &[ByteRange::WHOLE], self.deadline).await?;
+        if got.meta.size != entry.size {
+            return Ok(Some(size(entry, got.meta.size)));
+        }
+        let mut seal = Seal::default();
+        // Hashed a MiB at a time, away from the threads that wait on sockets.
+        let (mut batch, mut held) = (Vec::new(), 0);
+        loop {
+            let next = got.chunks.try_next().await?;
+            let is_end = next.is_none();
+            if let Some(chunk) = next {
+                held += chunk.bytes.len();
+                Progress::add(&self.progress.bytes_in, chunk.bytes.len() as u64);
+                Progress::add(&self.progress.done_bytes, chunk.bytes.len() as u64);
+                batch.push(chunk.bytes);
+            }
+            if held >= 1 << 20 || (is_end && held > 0) {
+                let core = self.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
+                let (mut passing, bytes) = (std::mem::take(&mut seal), std::mem::take(&mut batch));
+                seal = blocking(move || {
+                    bytes.iter().for_each(|bytes| passing.update(bytes));
+                    drop(core);
+                    Ok(passing)
+                })
+                .await?;
+                held = 0;
+            }
+            if is_end {
+                break;
+            }
+        }
+        if seal.bytes != entry.size {
+            return Ok(Some(size(entry, seal.bytes)));
+        }
+        Ok(differs(entry, &seal.digests()))
+    }
+}
+
+fn size(entry: &Entry, have: u64) -> (&'static str, String) {
+    ("size", format!("it has {have} bytes, and had {} when it was staged", entry.size))
+}
+
+fn differs(entry: &Entry, have: &[Digest]) -> Problem {
+    entry.digests.iter().find_map(|want| {
+        let have = have.iter().find(|have| have.algorithm == want.algorithm && *have != want)?;
+        Some(("digest", format!("its bytes have {have}, and had {want} when it was staged")))
+    })
+}
+
+/// What a store's own description says against the record.
+fn told(entry: &Entry, meta: &Meta) -> Problem {
+    if meta.size != entry.size {
+        return Some(size(entry, meta.size));
+    }
+    if let Some(problem) = differs(entry, &meta.digests) {
+        return Some(problem);
+    }
+    let is_comparable = |want: &Digest| {
+        want.algorithm != Algorithm::Xxh3 && meta.digests.iter().any(|have| have.algorithm == want.algorithm)
+    };
+    match (&entry.version, &meta.version) {
+        // The same bytes written again are the same object.
+        _ if entry.digests.iter().any(is_comparable) => None,
+        (Some(want), Some(have)) if want != have => Some((
+            "digest",
+            format!("it is version {have}, and was {want} when it was staged; read it without --quick"),
+        )),
+        _ => None,
+    }
+}
+
+/// Objects below the destination that are meant and that no manifest names: the first ones, and how many.
+async fn strangers(
+    to: &Target,
+    records: &[Record],
+    select: &KeyFilter,
+    deadline: Deadline,
+) -> Result<(Vec<String>, u64)> {
+    let mut listing = to.store.list(&to.prefix, None, deadline);
+    let (mut named, mut count) = (Vec::new(), 0);
+    while let Some(meta) = listing.try_next().await? {
+        let Some(key) = meta.key.strip_prefix(&to.prefix) else { continue };
+        if !is_own(&key) && select.takes(&key) && records.binary_search_by(|record| record.entry.key.cmp(&key)).is_err()
+        {
+            count += 1;
+            if named.len() < STRANGERS_NAMED {
+                named.push(key.to_string());
+            }
+        }
+    }
+    Ok((named, count))
+}
+
+/// Sends again what is wrong; says of the others why not.
+#[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
+async fn mend(
+    request: &VerifyRequest,
+    to: &Target,
+    governor: &Governor,
+    records: &[Record],
+    bad: &[usize],
+    progress: &Arc<Progress>,
+    metrics: &Arc<Metrics>,
+    cancelled: &watch::Receiver<bool>,
+    deadline: Deadline,
+) -> Result<HashMap<usize, String>> {
+    let mut why: HashMap<usize, String> = HashMap::new();
+    let mut groups: BTreeMap<(&str, &str, Option<&str>), Vec<usize>> = BTreeMap::new();
+    for &at in bad {
+        match (&records[at].source, &records[at].entry.origin) {
+            (_, Some(origin)) if !origin.is_recognisable() => {
+                why.insert(at, NOT_RECOGNISABLE.to_owned());
+            }
+            (Some(source), Some(origin)) => {
+                groups.entry((source, &records[at].node, origin.asked.as_deref())).or_default().push(at);
+            }
+            _ => {
+                why.insert(at, "nothing records where it came from".to_owned());
+            }
+        }
+    }
+    for ((source, node, asked), group) in groups {
+        let mut options = StageOptions {
+            overwrite: true,
+            concurrency: request.concurrency,
+            memory: request.memory,
+            ..StageOptions::default()
+        };
+        if let Err(error) = options.wish_again(asked) {
+            why.extend(group.iter().map(|&at| (at, error.to_string())));
+            continue;
+        }
+        let (mut objects, mut loads) = (Vec::new(), Vec::new());
+        for &at in &group {
+            let entry = &records[at].entry;
+            let Some(origin) = &entry.origin else { continue };
+            let said_by = origin.undone_by;
+            let undo = if said_by == Some(penstock_dataset::manifest::CodecSource::Suffix) {
+                origin.undone
+            } else {
+                Codec::None
+            };
+            let item = Item { object: objects.len(), target: entry.key.clone(), undo, said_by };
+            loads.push(Load { item, standing: None, is_ours: true });
+            objects.push(Entry {
+                version: origin.version.clone(),
+                modified_s: origin.modified_s,
+                // What was stored then must be what arrives now.
+                digests: origin.digests.clone(),
+                // What was packed on the way was not encoded before.
+                encoding: origin.encoding.clone(),
+                ..Entry::new(origin.key.clone(), origin.size)
+            });
+        }
+        let manifest = Manifest { objects, ..Manifest::new(source.to_owned(), Vec::new()) };
+        let own = Arc::new(Progress::default());
+        let from = Source::again(source, &request.settings, metrics.clone());
+        let outcome = match from {
+            Err(error) => Err(error),
+            Ok(from) => {
+                let work = Again {
+                    from: from.governed(&governor.beside()),
+                    to: to.clone(),
+                    state: request.destination.clone(),
+                    options,
+                    cores: request.cores,
+                    progress: own.clone(),
+                    deadline,
+                    node: node.to_owned(),
+                };
+                again(work, manifest, loads, cancelled.clone()).await
+            }
+        };
+        Progress::add(&progress.bytes_in, own.snapshot().bytes_in);
+        let failed: HashMap<String, String> =
+            own.failures().into_iter().map(|(failure, _)| (failure.key, failure.error)).collect();
+        for &at in &group {
+            let key = records[at].entry.origin.as_ref().map(|origin| origin.key.to_string()).unwrap_or_default();
+            let reason = failed.get(&key).cloned();
+            let reason = reason.or_else(|| outcome.as_ref().err().map(ToString::to_string));
+            why.extend(reason.map(|reason| (at, reason)));
+        }
+        if let Err(Error::Interrupted) = outcome {
+            return Err(Error::Interrupted);
+        }
+    }
+    Ok(why)
+}

@@ -129,7 +129,7 @@ _ran = 0
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Counts what ran, in this process or in a worker of xdist."""
-    global _ran  # noqa: PLW0603 - the hook is given nothing else that lasts
+    global _ran
     _ran += report.when == "call" and not report.skipped
 
 

@@ -51,7 +51,7 @@ def cluster():
 
 
 def test_verbs_reach_all_the_leader_and_those_that_are_named(cluster, tmp_path):
-    assert [e.out for e in cluster.run(["echo", "{node}"], fills=True)] == [b"n0\n", b"n1\n", b"n2\n"]
+    assert [e.out for e in cluster.run(["echo", "{node}"], expand_placeholders=True)] == [b"n0\n", b"n1\n", b"n2\n"]
     assert cluster.run_on_leader(["echo", "x"]).node == "n0"
     assert [e.node for e in cluster.run(["true"], on=[cluster.node("n2")])] == ["n2"]
     (tmp_path / "a").write_bytes(b"abc")
@@ -66,7 +66,12 @@ def test_verbs_reach_all_the_leader_and_those_that_are_named(cluster, tmp_path):
 
 
 def test_logs_hold_every_line_of_a_node_with_rank_and_stream(cluster, tmp_path):
-    cluster.run(["sh", "-c", "echo out-{rank}; echo err >&2"], ranks_per_node=2, fills=True, logs=tmp_path / "logs")
+    cluster.run(
+        ["sh", "-c", "echo out-{rank}; echo err >&2"],
+        ranks_per_node=2,
+        expand_placeholders=True,
+        logs=tmp_path / "logs",
+    )
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["n0.log", "n1.log", "n2.log"]
     lines = [line.split(" ", 1)[1] for line in (tmp_path / "logs/n1.log").read_text().splitlines()]
     assert sorted(lines) == ["2 err err", "2 out out-2", "3 err err", "3 out out-3"]

@@ -337,18 +337,18 @@ import json, os, sys
 from dataclasses import replace
 from penstock import plugins
 from penstock.launchers import mpi
-from penstock.protocols import Box, Call, Container
+from penstock.protocols import Container, ContainerSpec, RunRequest
 
 image, shared, programs = sys.argv[1:]
 ssh = "ssh -i /mnt/0/home/.ssh/id_ed25519 -o UserKnownHostsFile=/mnt/0/home/.ssh/known_hosts"
 args = f"--mca btl tcp,self --mca btl_tcp_if_include e0 --mca oob_tcp_if_include e0 --mca plm_rsh_agent '{ssh}'"
 made = mpi.launcher({"nodes": "h1,h2,h3", "program": "mpirun.openmpi", "python": "/usr/bin/python3", "args": args}, os.environ)
-around = plugins.load("penstock.containers", "charliecloud", Container, lambda factory: factory()).around(
-    Box(image, (programs, f"{shared}:/mnt/0"))
+prefix = plugins.load("penstock.containers", "charliecloud", Container, lambda factory: factory()).rank_prefix(
+    ContainerSpec(image, (programs, f"{shared}:/mnt/0"))
 )
 argv = ["sh", "-c", "ls /inside; cat /proc/sys/kernel/hostname; exit {rank}"]
-call = Call(argv, made.nodes(), 2, deadline_s=90, fills=True, around=replace(around, is_outermost=True))
-print(json.dumps([[e.node, e.code, e.out.decode(), str(e.fault), e.err.decode()[-500:]] for e in made.run(call)]))
+request = RunRequest(argv, made.nodes(), 2, deadline_s=90, expand_placeholders=True, rank_prefix=replace(prefix, is_outermost=True))
+print(json.dumps([[e.node, e.code, e.out.decode(), str(e.fault), e.err.decode()[-500:]] for e in made.run(request)]))
 """
 
 

@@ -28,8 +28,8 @@ def test_view_shows_steps_and_each_nodes_last_line_without_its_control_codes():
     view.expect(["h1", "h2"])
     view.say(StepRow("stage", "done", 65.0, "here"))
     view.say(StepRow("ranks"))
-    view.hear("h1", 0, "out", b"first")
-    view.hear("h1", 3, "err", b"\x1b[2Jboo\x07 [red]\xff " + b"x" * 200)
+    view.on_line("h1", 0, "out", b"first")
+    view.on_line("h1", 3, "err", b"\x1b[2Jboo\x07 [red]\xff " + b"x" * 200)
     lines = _text(view).splitlines()
     assert lines[0].strip() == "job"
     assert re.search(r"stage: done +here", lines[1])
@@ -42,7 +42,7 @@ def test_view_shows_steps_and_each_nodes_last_line_without_its_control_codes():
 def test_view_of_many_nodes_keeps_those_that_spoke_last():
     view = View("job")
     view.expect([f"h{at}" for at in range(100)])
-    view.hear("h99", 0, "out", b"here")
+    view.on_line("h99", 0, "out", b"here")
     text = _text(view)
     assert "here" in text
     assert "and 76 more" in text

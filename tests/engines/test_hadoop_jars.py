@@ -25,9 +25,9 @@ def jars(tmp_path):
     return folder
 
 
-def placed(environment, hands=None):
+def placed(environment, agents=None):
     runner = SimpleNamespace(nodes=[SimpleNamespace(name="n0")])
-    return hadoop.placed(environment, runner, hands, None, time.monotonic() + 60)
+    return hadoop.install_jars(environment, runner, agents, None, time.monotonic() + 60)
 
 
 @pytest.mark.parametrize("environment", [{}, {"XDG_CACHE_HOME": "cache"}, {"HOME": "."}])
@@ -44,8 +44,8 @@ def test_jars_that_other_users_may_replace_are_refused(jars):
 
 
 def test_jars_of_this_user_are_used_on_a_node_that_has_them(jars):
-    hands = SimpleNamespace(ask=lambda verb, _limit_s, **order: {"n0": node_agent.VERBS[verb](order)})
-    assert placed({"XDG_CACHE_HOME": str(jars.parents[1])}, hands) == {"n0": f"{jars}/*"}
+    agents = SimpleNamespace(call=lambda verb, _limit_s, **order: {"n0": node_agent.VERBS[verb](order)})
+    assert placed({"XDG_CACHE_HOME": str(jars.parents[1])}, agents) == {"n0": f"{jars}/*"}
 
 
 @pytest.mark.needs_root

@@ -36,7 +36,7 @@ def ssh(tmp_path):
 
 @pytest.fixture
 def ask(ssh, tmp_path):
-    """`ask("admit", key=...)`: the answer of a verb, asked as engines ask it, on the node n0."""
+    """`ask("authorize", key=...)`: the answer of a verb, asked as engines ask it, on the node n0."""
 
     def do(verb: str, agent: str = "ssh_keys_agent", **order: Any) -> Any:
         alike = {
@@ -77,7 +77,7 @@ def test_key_is_not_taken_from_a_folder_of_another_user(ask, ssh, tmp_path):
         os.chown(path, 65534, 65534)
     prepared = ask("prepare", "node_agent", of="beeond", need_bytes=0)
     assert (prepared["error"], "belongs to user 65534" in prepared["text"]) == ("precondition", True)
-    made = ask("make")
+    made = ask("make_key")
     assert (made["error"], "belongs to user 65534" in made["text"]) == ("precondition", True)
     assert list(ssh.iterdir()) == []
 
@@ -102,7 +102,7 @@ def test_key_is_made_once_in_the_pools_own_folder_and_read_from_its_private_half
 )  # fmt: skip
 def test_admit_takes_one_bare_key_and_nothing_else(key, ask, ssh):
     (ssh / "authorized_keys").write_text("ssh-ed25519 AAAA me\n")
-    told = ask("admit", key=key)
+    told = ask("authorize", key=key)
     assert (told["error"], "is not a public ed25519 key" in told["text"]) == ("system", True)
     assert (ssh / "authorized_keys").read_text() == "ssh-ed25519 AAAA me\n"
 
@@ -116,14 +116,14 @@ def test_authorized_keys_gains_one_restricted_line_and_loses_exactly_that(before
         path.write_bytes(before)
         path.chmod(0o640)
     for _ in range(2):
-        assert ask("admit", key=_KEY) == {"ok": None}
+        assert ask("authorize", key=_KEY) == {"ok": None}
     new = f"restrict {_KEY} {_MARK}".encode()
     assert path.read_bytes().split(b"\n").count(new) == 1
     assert path.read_bytes().replace(new, b"", 1).replace(b"\n", b"") in (
         (before or b"").replace(b"\n", b""), b"# made by penstock for keys of its pools",
     )  # fmt: skip
-    assert ask("left") == {"ok": [f"key in {_HOME}/authorized_keys"]}
-    assert ask("withdraw") == {"ok": [f"key in {_HOME}/authorized_keys"]}
+    assert ask("leftovers") == {"ok": [f"key in {_HOME}/authorized_keys"]}
+    assert ask("remove") == {"ok": [f"key in {_HOME}/authorized_keys"]}
     assert (path.read_bytes() if path.exists() else None) == before
     assert before is None or path.stat().st_mode & 0o777 == 0o640
     assert [entry.name for entry in ssh.iterdir()] == ([] if before is None else ["authorized_keys"])
@@ -137,11 +137,11 @@ def test_lines_that_only_speak_of_the_pool_stay(ask, ssh):
     ]  # fmt: skip
     text = "".join(f"{line}\n" for line in others)
     (ssh / "authorized_keys").write_text(text)
-    assert ask("admit", key=_KEY) == {"ok": None}
-    ask("withdraw")
+    assert ask("authorize", key=_KEY) == {"ok": None}
+    ask("remove")
     assert (ssh / "authorized_keys").read_text() == text
     # With no lease it is every life of this pool's, and still no other line.
-    assert ask("withdraw", lease="") == {"ok": [f"key in {_HOME}/authorized_keys"]}
+    assert ask("remove", lease="") == {"ok": [f"key in {_HOME}/authorized_keys"]}
     assert (ssh / "authorized_keys").read_text().splitlines() == [line for at, line in enumerate(others) if at != 5]
 
 

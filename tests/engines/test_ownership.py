@@ -35,7 +35,7 @@ from penstock.errors import PenstockError
 from penstock.feed.scan_lock import held
 from penstock.launchers import netns_hosts as hosts_module
 from penstock.launchers.netns_hosts import Hosts
-from penstock.ownership import NotOwned, born, end_group, signal_group, unmount_device
+from penstock.ownership import NotOwned, end_group, signal_group, start_time, unmount_device
 from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
 from penstock.stage.board import Board
@@ -125,7 +125,7 @@ def _hosts_down(home: Path) -> Verb:
 def _hosts_clear_dead(home: Path) -> Verb:
     place = home / "run/rehearsal"
     own = _filled(place)
-    pids = {name: row for name, row in _PIDS.items() if born(row[0]) != row[1]}
+    pids = {name: row for name, row in _PIDS.items() if start_time(row[0]) != row[1]}
     (place / "hosts.json").write_text(json.dumps({"pids": pids, "subnet": "", "rate": None}))
     return Verb(place, own, hosts_module._clear_dead)
 
@@ -261,7 +261,7 @@ class World:
         for pid, at in self.processes.items():
             text = Path(f"/proc/{pid}/status").read_text()
             rows = dict(re.findall(r"^(SigPnd|ShdPnd):\s*([0-9a-f]+)$", text, re.MULTILINE))
-            assert (born(pid), int(rows["SigPnd"], 16), int(rows["ShdPnd"], 16)) == (at, 0, 0)
+            assert (start_time(pid), int(rows["SigPnd"], 16), int(rows["ShdPnd"], 16)) == (at, 0, 0)
 
     def plant(self, at: Path, kind: str, was: Path | None = None) -> None:
         """A stranger under a name; `was` is what had the name before."""
@@ -299,7 +299,7 @@ def world(tmp_path_factory):
         # Not a child of this process, as a process that came by a number that one of ours had.
         line = ["env", mark, "sh", "-c", "setsid sleep 600 > /dev/null & echo $!"]
         pid = int(subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout)
-        processes[pid] = born(pid)
+        processes[pid] = start_time(pid)
     *_, other, reused = processes.items()
     _PIDS.update(h1=other, h2=(reused[0], reused[1] - 1), switch=(2**22 + 1, 5))
     with pytest.MonkeyPatch.context() as patch:
@@ -367,7 +367,7 @@ def _try(verb: Callable[[Path], Verb], world: World, beside: dict[str, str], at:
         world.plant(it.place / kind.replace(" ", "-"), kind)
     before = {path: _seen(path) for path in planted}
     try:
-        with suppress(PenstockError, NotOwned, node_agent.Refused):
+        with suppress(PenstockError, NotOwned, node_agent.AgentError):
             it.run()
         assert {path: _seen(path) if os.path.lexists(path) else "gone" for path in planted} == before
         assert _seen(world.victim) == outside
@@ -405,11 +405,11 @@ _LINES = st.sampled_from([
 def test_prop_keys_of_others_stay_byte_for_byte(before, after, world, monkeypatch):
     shutil.rmtree(world.home, ignore_errors=True)
     world.home.mkdir()
-    monkeypatch.setattr(ssh_keys_agent, "folder", lambda: world.home)
+    monkeypatch.setattr(ssh_keys_agent, "ssh_dir", lambda: world.home)
     file = world.home / "authorized_keys"
     ours = f"restrict ssh-ed25519 {'A' * 68} penstock-pool-p:{_LEASE}"
     file.write_text("\n".join([*before, ours, *after]))
-    ssh_keys_agent.withdraw({"name": "p", "lease": _LEASE})
+    ssh_keys_agent.remove({"name": "p", "lease": _LEASE})
     assert file.read_text() == "\n".join([*before, *after])
 
 

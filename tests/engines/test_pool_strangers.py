@@ -232,8 +232,8 @@ def test_disk_whose_bytes_are_not_text_is_refused(one, disk):
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b"])
 def test_agent_refuses_a_name_that_cannot_be_a_pools(name, one):
-    from penstock.engines._shared.agent_client import Hands
+    from penstock.engines._shared.agent_client import AgentClient
 
-    hands = Hands(PoolSpec(name, "/nonexistent"), one)
+    agents = AgentClient(PoolSpec(name, "/nonexistent"), one)
     with pytest.raises(PenstockError, match="is not the name of a pool"):
-        hands.ask("stop", 30, lease="", keep_data=False)
+        agents.call("stop", 30, lease="", keep_data=False)

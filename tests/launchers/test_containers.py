@@ -16,12 +16,12 @@ from penstock.job.commands import StepCommands
 from penstock.job.spec import ContainerSection, Job, RunSection
 from penstock.launchers import mpi
 from penstock.launchers.local import launcher
-from penstock.protocols import Around, Box, Call, Container
+from penstock.protocols import Container, ContainerSpec, RankPrefix, RunRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from image_kit import PROGRAMS, make_image
 
-_BOX = Box(
+_SPEC = ContainerSpec(
     "train.sif",
     ("/scratch/d:/data:ro", "/out:/out"),
     ("AWS_PROFILE",),
@@ -32,8 +32,8 @@ _BOX = Box(
 )
 
 
-def _around(runtime: str, box: Box = _BOX) -> Around:
-    return plugins.load("penstock.containers", runtime, Container, lambda factory: factory()).around(box)
+def _rank_prefix(runtime: str, spec: ContainerSpec = _SPEC) -> RankPrefix:
+    return plugins.load("penstock.containers", runtime, Container, lambda factory: factory()).rank_prefix(spec)
 
 
 # Checked against `apptainer help exec`, docs.docker.com/reference/cli/docker/container/run, podman-run(1) and Pyxis' README;
@@ -41,7 +41,7 @@ def _around(runtime: str, box: Box = _BOX) -> Around:
 @pytest.mark.parametrize("program", ["apptainer", "singularity"])
 def test_apptainer_line_is_the_documented_one(program):
     line = f"{program} exec --bind=/scratch/d:/data:ro --bind=/out:/out --nv --pwd=/w --x train.sif"
-    assert _around(program) == Around(tuple(line.split()))
+    assert _rank_prefix(program) == RankPrefix(tuple(line.split()))
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_apptainer_line_is_the_documented_one(program):
     ],
 )
 def test_daemons_line_is_the_documented_one_and_names_each_rank(program, gpus, some):
-    around = _around(program)
-    words = [word for word in around.words if not word.startswith("--env=")]
+    rank_prefix = _rank_prefix(program)
+    words = [word for word in rank_prefix.argv if not word.startswith("--env=")]
     line = f"{program} run --rm --init --name=job-{{rank}} --network=host --ipc=host --pid=host"
     assert words == [
         *line.split(),
@@ -68,53 +68,53 @@ def test_daemons_line_is_the_documented_one_and_names_each_rank(program, gpus, s
         "--x",
         "train.sif",
     ]
-    passed = [word for word in around.words if word.startswith("--env=")]
+    passed = [word for word in rank_prefix.argv if word.startswith("--env=")]
     assert some <= set(passed)
     assert len(passed) == len(set(passed))
     assert all("=" not in word.removeprefix("--env=") for word in passed), "a value stands on a command line"
-    assert around.ends == (program, "rm", "--force", "job-{rank}")
+    assert rank_prefix.cleanup_argv == (program, "rm", "--force", "job-{rank}")
 
 
 def test_pyxis_words_are_sruns_own():
-    around = _around("pyxis")
-    assert around.words == ()
-    image, env, mounts, cwd, export, more = around.step
+    rank_prefix = _rank_prefix("pyxis")
+    assert rank_prefix.argv == ()
+    image, env, mounts, cwd, export, more = rank_prefix.launcher_args
     assert (image, mounts) == ("--container-image=train.sif", "--container-mounts=/scratch/d:/data:ro,/out:/out")
     assert env.startswith("--container-env=RANK,WORLD_SIZE,")
     assert env.endswith(",AWS_PROFILE")
     assert (cwd, export, more) == ("--container-workdir=/w", "--export=ALL,NVIDIA_VISIBLE_DEVICES=all", "--x")
     made = launcher({"nodes": 1}, os.environ)
     with pytest.raises(Unsupported, match="only srun takes it"):
-        made.run(Call(["true"], made.nodes(), around=around))
+        made.run(RunRequest(["true"], made.nodes(), rank_prefix=rank_prefix))
     with pytest.raises(Unsupported, match="one line for all nodes"):
-        _around("pyxis", Box("x", ("/d/{node}:/data",)))
+        _rank_prefix("pyxis", ContainerSpec("x", ("/d/{node}:/data",)))
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman", "charliecloud", "pyxis"])
 @pytest.mark.parametrize("bind", ["data:/data", "/data", "/a,b:/c", "/a:/b:rx", "/a:b", ""])
 def test_bind_that_is_none_is_refused(runtime, bind):
     with pytest.raises(ConfigError, match="is no bind"):
-        _around(runtime, Box("image", (bind,)))
+        _rank_prefix(runtime, ContainerSpec("image", (bind,)))
     with pytest.raises(ConfigError, match="is no image"):
-        _around(runtime, Box("--privileged"))
+        _rank_prefix(runtime, ContainerSpec("--privileged"))
 
 
 def test_mpirun_inside_a_container_starts_the_others_daemons_inside_too():
     made = mpi.launcher({"nodes": "h1,h2", "program": "mpirun.openmpi"}, os.environ)
-    inside = Around(("apptainer", "exec", "train.sif"), is_outermost=True)
-    [line] = made.line(Call(["hostname"], made.nodes(), 2, around=inside))
+    inside = RankPrefix(("apptainer", "exec", "train.sif"), is_outermost=True)
+    [line] = made.line(RunRequest(["hostname"], made.nodes(), 2, rank_prefix=inside))
     assert line[:4] == ["apptainer", "exec", "train.sif", "mpirun.openmpi"]
     assert line[line.index("orte_launch_agent") + 1] == "apptainer exec train.sif orted"
     hydra = mpi.launcher({"nodes": "h1", "program": "mpiexec.hydra"}, os.environ)
     with pytest.raises(Unsupported, match="Open MPI"):
-        hydra.line(Call(["hostname"], hydra.nodes(), around=inside))
+        hydra.line(RunRequest(["hostname"], hydra.nodes(), rank_prefix=inside))
 
 
 @pytest.fixture
 def charliecloud(tmp_path):
     """`charliecloud(*binds)`: what puts a rank into the image."""
     image = make_image(tmp_path / "image")
-    return lambda *binds: _around("charliecloud", Box(str(image), (PROGRAMS, *binds)))
+    return lambda *binds: _rank_prefix("charliecloud", ContainerSpec(str(image), (PROGRAMS, *binds)))
 
 
 def test_charliecloud_runs_ranks_with_their_numbers_binds_and_own_root(charliecloud, tmp_path):
@@ -123,15 +123,15 @@ def test_charliecloud_runs_ranks_with_their_numbers_binds_and_own_root(charliecl
         (tmp_path / node.name).mkdir()
         (tmp_path / node.name / "x").write_text(f"of {node.name}")
     text = 'echo "$RANK of $WORLD_SIZE, $MINE, $(cat /data/x)"; ls /inside; exit "$RANK"'
-    call = Call(
+    request = RunRequest(
         ["sh", "-c", text],
         made.nodes(),
         2,
         deadline_s=60,
         env={"MINE": "yes"},
-        around=charliecloud(f"{tmp_path}/{{node}}:/data"),
+        rank_prefix=charliecloud(f"{tmp_path}/{{node}}:/data"),
     )
-    exits = made.run(call)
+    exits = made.run(request)
     assert [e.code for e in exits] == [0, 1, 2, 3], exits
     assert [e.out.decode() for e in exits] == [f"{e.rank} of 4, yes, of {e.node}\n/inside\n" for e in exits]
     assert not Path("/inside").exists()
@@ -140,17 +140,24 @@ def test_charliecloud_runs_ranks_with_their_numbers_binds_and_own_root(charliecl
 def test_charliecloud_container_ends_at_the_deadline(charliecloud, tmp_path):
     made = launcher({"nodes": 1}, os.environ)
     text = "(while :; do date +%s%N > /mnt/0/new; mv /mnt/0/new /mnt/0/alive; sleep 0.1; done) & sleep 300"
-    [ended] = made.run(Call(["sh", "-c", text], made.nodes(), deadline_s=3, around=charliecloud(f"{tmp_path}:/mnt/0")))
+    [ended] = made.run(
+        RunRequest(["sh", "-c", text], made.nodes(), deadline_s=3, rank_prefix=charliecloud(f"{tmp_path}:/mnt/0"))
+    )
     assert isinstance(ended.fault, Deadline)
     last = (tmp_path / "alive").read_text()
-    made.run(Call(["sleep", "1"], made.nodes()))
+    made.run(RunRequest(["sleep", "1"], made.nodes()))
     assert (tmp_path / "alive").read_text() == last
 
 
 def test_charliecloud_image_that_is_not_there_is_the_ranks_own_failure(tmp_path):
     made = launcher({"nodes": 1}, os.environ)
     [ended] = made.run(
-        Call(["true"], made.nodes(), deadline_s=30, around=_around("charliecloud", Box(f"{tmp_path}/none")))
+        RunRequest(
+            ["true"],
+            made.nodes(),
+            deadline_s=30,
+            rank_prefix=_rank_prefix("charliecloud", ContainerSpec(f"{tmp_path}/none")),
+        )
     )
     assert ended.code not in (0, None)
     assert b"none" in ended.err
@@ -158,10 +165,15 @@ def test_charliecloud_image_that_is_not_there_is_the_ranks_own_failure(tmp_path)
 
 def test_mpirun_inside_charliecloud_runs_ranks_there(charliecloud, tmp_path):
     made = mpi.launcher({"nodes": "localhost", "program": "mpirun.openmpi", "python": "/usr/bin/python3"}, os.environ)
-    call = Call(
-        ["sh", "-c", "ls /inside; exit {rank}"], made.nodes(), 2, deadline_s=60, fills=True, around=charliecloud()
+    request = RunRequest(
+        ["sh", "-c", "ls /inside; exit {rank}"],
+        made.nodes(),
+        2,
+        deadline_s=60,
+        expand_placeholders=True,
+        rank_prefix=charliecloud(),
     )
-    inside = replace(call, around=replace(call.around, is_outermost=True))
+    inside = replace(request, rank_prefix=replace(request.rank_prefix, is_outermost=True))
     exits = made.run(inside)
     assert [(e.code, e.out) for e in exits] == [(0, b"/inside\n"), (1, b"/inside\n")], exits
 
@@ -170,6 +182,8 @@ def test_mpirun_inside_charliecloud_runs_ranks_there(charliecloud, tmp_path):
 def test_containers_of_two_jobs_of_one_name_have_different_names(runtime):
     words = StepCommands(Job("train", RunSection(("true",)), container=ContainerSection(runtime=runtime, image="x")))
     found = [words.ranks("/data", ())[1] for _ in range(2)]
-    names = {around.ends[-1] for around in found if around is not None}
+    names = {rank_prefix.cleanup_argv[-1] for rank_prefix in found if rank_prefix is not None}
     assert len(names) == 2
-    assert all(f"--name={around.ends[-1]}" in around.words for around in found if around is not None)
+    assert all(
+        f"--name={rank_prefix.cleanup_argv[-1]}" in rank_prefix.argv for rank_prefix in found if rank_prefix is not None
+    )

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import ConfigError, NotFound
 from penstock.launchers import mpi, slurm
-from penstock.protocols import Call
+from penstock.protocols import RunRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stage"))
 from cluster_kit import HOSTS, Cluster, remove, short_folder
@@ -70,15 +70,21 @@ def test_cluster_run_inside_an_allocation_keeps_slurms_numbers(slurm_hosts):
 def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp_path):
     made = mpi.launcher({"nodes": "localhost", "program": program}, {**os.environ, "HOME": str(tmp_path)})
     exits = made.run(
-        Call(["sh", "-c", "echo r{rank} of {world}; exit {rank}"], made.nodes(), 3, deadline_s=60, fills=True)
+        RunRequest(
+            ["sh", "-c", "echo r{rank} of {world}; exit {rank}"],
+            made.nodes(),
+            3,
+            deadline_s=60,
+            expand_placeholders=True,
+        )
     )
     assert [(e.rank, e.code, e.out) for e in exits] == [(r, r, f"r{r} of 3\n".encode()) for r in range(3)], exits
     # Hydra's label in the middle of a line looks like anybody's words, so that only short ones are its promise.
     width = 200_000 if program == "mpirun.openmpi" else 1
     text = f'printf "%{width}s\\n" ""; printf "\\036{{}}\\036\\n"'
-    said = [e.out for e in made.run(Call(["sh", "-c", text], made.nodes(), 3, deadline_s=60))]
+    said = [e.out for e in made.run(RunRequest(["sh", "-c", text], made.nodes(), 3, deadline_s=60))]
     assert said == [b" " * width + b"\n\x1e{}\x1e\n"] * 3
-    [ended] = made.run(Call(["cat"], made.nodes(), deadline_s=60, stdin=b"in"))
+    [ended] = made.run(RunRequest(["cat"], made.nodes(), deadline_s=60, stdin=b"in"))
     assert ended.out == b"in"
     made.close()
 
@@ -112,7 +118,7 @@ def test_launchers_outside_a_job_say_what_they_want():
 
 def test_dry_run_shows_one_line_for_all_ranks():
     made = mpi.launcher({"nodes": "h1,h2", "program": "mpirun.openmpi"}, os.environ)
-    [line] = made.line(Call(["hostname"], made.nodes(), 4))
+    [line] = made.line(RunRequest(["hostname"], made.nodes(), 4))
     assert line[line.index("--host") + 1] == "h1:4,h2:4"
     assert line[-1] == "hostname"
     assert subprocess.list2cmdline(line)

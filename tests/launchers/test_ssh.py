@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import ConfigError, Deadline, Denied, Unreachable
 from penstock.launchers.ssh import launcher
-from penstock.protocols import Call
+from penstock.protocols import RunRequest
 from penstock.testing import LauncherSuite
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -73,7 +73,7 @@ def test_ssh_passes_the_suite_where_the_login_shell_is_csh(check, csh_nodes, tmp
 
 
 def _fault(made) -> Exception:
-    exits = made.run(Call(["true"], made.nodes(), deadline_s=20))
+    exits = made.run(RunRequest(["true"], made.nodes(), deadline_s=20))
     assert all(e.code is None for e in exits), exits
     assert all(e.node in str(e.fault) for e in exits)
     return exits[0].fault
@@ -107,7 +107,7 @@ def test_ssh_one_bad_node_does_not_hide_the_others(ssh, sshds):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         made = ssh(nodes=f"{sshds.nodes},127.0.0.1:{port},no-such-host.invalid")
-        exits = made.run(Call(["echo", "x"], made.nodes(), deadline_s=20))
+        exits = made.run(RunRequest(["echo", "x"], made.nodes(), deadline_s=20))
     assert [e.out for e in exits] == [b"x\n"] * 3 + [b"", b""]
     assert [type(e.fault) for e in exits[3:]] == [Unreachable, Unreachable]
     assert f"127.0.0.1:{port}" in str(exits[3].fault)
@@ -126,11 +126,11 @@ def test_ssh_agent_and_jump_host_are_used(ssh, sshds, tmp_path):
             ["ssh-add", "-q", str(sshds.folder / "mine")], env={**os.environ, **agent}, check=True, timeout=20
         )
         made = ssh(drop=("key",), environment=agent, nodes=f"127.0.0.1:{sshds.ports[1]}")
-        assert made.run(Call(["echo", "by agent"], made.nodes(), deadline_s=20))[0].out == b"by agent\n"
+        assert made.run(RunRequest(["echo", "by agent"], made.nodes(), deadline_s=20))[0].out == b"by agent\n"
     finally:
         os.kill(pid, signal.SIGTERM)
     far = ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump=f"127.0.0.1:{sshds.ports[0]}")
-    [ended] = far.run(Call(["sh", "-c", "echo $SSH_CONNECTION"], far.nodes(), deadline_s=20))
+    [ended] = far.run(RunRequest(["sh", "-c", "echo $SSH_CONNECTION"], far.nodes(), deadline_s=20))
     assert ended.out.split()[3:] == [str(sshds.ports[1]).encode()], ended
     # By the jump host, the connection comes from the first sshd's process.
     assert "no-way" in str(_fault(ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump="no-way.invalid")))
@@ -151,10 +151,10 @@ def test_ssh_connection_that_ends_under_way_is_told_and_made_again(ssh, sshds):
     made = ssh(nodes=f"127.0.0.1:{sshds.ports[0]}")
     # The command's parent is the door, whose parent is this connection's own sshd.
     text = "echo begun; sleep 0.5; kill -9 $(ps -o ppid= -p $PPID); sleep 60"
-    [ended] = made.run(Call(["sh", "-c", text], made.nodes(), deadline_s=30))
+    [ended] = made.run(RunRequest(["sh", "-c", text], made.nodes(), deadline_s=30))
     assert (ended.code, type(ended.fault)) == (None, Unreachable), ended
     assert made.nodes()[0].name in str(ended.fault)
-    assert made.run(Call(["echo", "x"], made.nodes(), deadline_s=20))[0].out == b"x\n"
+    assert made.run(RunRequest(["echo", "x"], made.nodes(), deadline_s=20))[0].out == b"x\n"
 
 
 @pytest.mark.parametrize(
@@ -170,4 +170,4 @@ def test_ssh_nodes_come_from_a_file_with_users_ports_and_comments(ssh, tmp_path)
     (tmp_path / "nodes").write_text("# mine\nh1\nalice@h2:2222 # far\n\n[::1]:23\n")
     made = ssh(nodes=f"@{tmp_path}/nodes")
     assert [(n.name, n.address) for n in made.nodes()] == [("h1", "h1"), ("h2:2222", "h2"), ("::1:23", "::1")]
-    assert made.line(Call(["hostname"], made.nodes()[1:2]))[0][:2] == ["ssh", "alice@h2:2222"]
+    assert made.line(RunRequest(["hostname"], made.nodes()[1:2]))[0][:2] == ["ssh", "alice@h2:2222"]

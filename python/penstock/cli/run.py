@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.run_plan import show, told_at_start
-from penstock.cli.run_submit import hand_over, part_of
+from penstock.cli.run_submit import hand_over, node_slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.job.compare_paths import PathResult
     from penstock.job.runner import Execution, StepRow
     from penstock.job.spec import Job
-    from penstock.protocols import Hear
+    from penstock.protocols import OnLine
 
     Say = Callable[[StepRow], None]
 
@@ -94,17 +94,17 @@ def command(
         return hand_over(
             job, file, runs, form=export, resume=resume, waits=wait, as_json=as_json, dry_run=dry_run
         )  # fmt: skip
-    part = part_of(node, nodes, meet) if as_node or node is not None or nodes is not None else None
+    node_slice = node_slice_of(node, nodes, meet) if as_node or node is not None or nodes is not None else None
     given = for_nodes()
 
-    def execution_of(one: Job, say: Say = _quietly if as_json else _say, hear: Hear | None = None) -> Execution:
-        hear = hear or (None if quiet or as_json else _hear)
-        folder = runs / one.name if part is None else runs / one.name / f"n{part.node}"
-        return Execution(one, folder, given, say=say, hear=hear, part=part)
+    def execution_of(one: Job, say: Say = _quietly if as_json else _say, on_line: OnLine | None = None) -> Execution:
+        on_line = on_line or (None if quiet or as_json else _on_line)
+        folder = runs / one.name if node_slice is None else runs / one.name / f"n{node_slice.node}"
+        return Execution(one, folder, given, say=say, on_line=on_line, node_slice=node_slice)
 
     if dry_run:
         return show(job, execution_of, as_json=as_json)
-    pays = None if part is not None else told_at_start(job, execution_of, is_quiet=as_json)
+    pays = None if node_slice is not None else told_at_start(job, execution_of, is_quiet=as_json)
     if sys.stderr.isatty() and not (quiet or as_json):
         return _run_in_view(execution_of, job, resume=resume)
     if job.paths:
@@ -124,7 +124,7 @@ def command(
     return 1 if execution.is_partial else 0
 
 
-def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, *, resume: bool) -> int:
+def _run_in_view(execution_of: Callable[[Job, Say, OnLine], Execution], job: Job, *, resume: bool) -> int:
     """The job, or its paths one after the other, under a live view; what ended stands on stdout too, where that is not the
     terminal.
     """
@@ -139,7 +139,7 @@ def _run_in_view(execution_of: Callable[[Job, Say, Hear], Execution], job: Job, 
             if not sys.stdout.isatty() and row.state != "running":
                 _say(row)
 
-        return execution_of(one, say, view.hear)
+        return execution_of(one, say, view.on_line)
 
     if job.paths:
         with view:
@@ -180,7 +180,7 @@ def _say(row: StepRow) -> None:
     click.echo(f"{row.name}: {row.state} in {took}{f': {row.detail}' if row.detail else ''}")
 
 
-def _hear(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
+def _on_line(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
     # The job's own words are on stdout; what the ranks say is talk, and stands in the logs too.
     sys.stderr.buffer.write(f"{node}: ".encode() + line + b"\n")
     sys.stderr.flush()

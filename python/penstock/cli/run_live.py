@@ -28,7 +28,7 @@ _STYLES = {"done": "green", "failed": "red", "skipped": "dim", "running": "bold"
 
 
 class View:
-    """`with View(name) as view:` shows itself on stderr until the end; `say` and `hear` feed it, from any thread."""
+    """`with View(name) as view:` shows itself on stderr until the end; `say` and `on_line` feed it, from any thread."""
 
     def __init__(self, job: str, console: Console | None = None) -> None:
         self._job = job
@@ -70,7 +70,7 @@ class View:
             self._done.append((self._of, sum(row.seconds for row in rows), all(row.state != "failed" for row in rows)))
         self._steps.clear()
 
-    def hear(self, node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG002
+    def on_line(self, node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG002
         """A rank has said a line."""
         with self._lock:
             lines = self._nodes.get(node, (0.0, 0, 0, ""))[2]

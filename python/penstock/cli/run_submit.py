@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.job.spec import Job
-    from penstock.protocols import Part
+    from penstock.protocols import NodeSlice
 
-__all__ = ["hand_over", "part_of"]
+__all__ = ["hand_over", "node_slice_of"]
 
 
 def hand_over(
@@ -49,11 +49,11 @@ def hand_over(
     return submit(request, env.read(), waits=waits, on_submitted=on_submitted)
 
 
-def part_of(node: int | None, nodes: int | None, meet: str | None) -> Part:
+def node_slice_of(node: int | None, nodes: int | None, meet: str | None) -> NodeSlice:
     """Where this node stands in its job, by the flags or by its launcher's variables."""
     from penstock import env, ranks
     from penstock.errors import ConfigError
-    from penstock.protocols import Part
+    from penstock.protocols import NodeSlice
 
     environment = env.read()
     place = ranks.place(environment, node, nodes)
@@ -64,4 +64,4 @@ def part_of(node: int | None, nodes: int | None, meet: str | None) -> Part:
         raise ConfigError(
             f"--meet: `{meet or ''}` is no HOST:PORT", where="--meet", hint="the first node's address and any free port"
         )
-    return Part(place.node, place.nodes, (host, int(port)))
+    return NodeSlice(place.node, place.nodes, (host, int(port)))

@@ -11,14 +11,14 @@ from penstock import env, plugins
 from penstock.cluster.exits import raise_for_failures
 from penstock.cluster.logs import Logs
 from penstock.errors import ConfigError, NotFound
-from penstock.protocols import Call, Launcher
+from penstock.protocols import Launcher, RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from penstock.protocols import Around, Exit, Hear, Node, Part
+    from penstock.protocols import Exit, Node, NodeSlice, OnLine, RankPrefix
 
 __all__ = ["DEADLINE_S", "GROUP", "Cluster", "launcher_names"]
 
@@ -101,24 +101,24 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes | None = None,
-        hear: Hear | None = None,
+        on_line: OnLine | None = None,
         logs: Path | None = None,
-        fills: bool = False,
-        around: Around | None = None,
-        part: Part | None = None,
+        expand_placeholders: bool = False,
+        rank_prefix: RankPrefix | None = None,
+        node_slice: NodeSlice | None = None,
     ) -> list[Exit]:
-        """A command on every rank of all nodes (or of those of `on`) at once; `protocols.Call` documents each argument.
+        """A command on every rank of all nodes (or of those of `on`) at once; `protocols.RunRequest` documents each argument.
 
         Args:
             logs: A folder that gets one log per node, every line with its time, rank and stream.
         """
         with ExitStack() as held:
             if logs is not None:
-                hear = held.enter_context(Logs(logs, hear)).hear
+                on_line = held.enter_context(Logs(logs, on_line)).on_line
             return self.launcher.run(
-                Call(
+                RunRequest(
                     argv, self.nodes if on is None else on, ranks_per_node, deadline_s=deadline_s, env=env or {}, cwd=cwd,
-                    stdin=stdin, hear=hear, fills=fills, around=around, part=part,
+                    stdin=stdin, on_line=on_line, expand_placeholders=expand_placeholders, rank_prefix=rank_prefix, node_slice=node_slice,
                 )
             )  # fmt: skip
 

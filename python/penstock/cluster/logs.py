@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from penstock.protocols import Hear
+    from penstock.protocols import OnLine
 
 __all__ = ["Logs"]
 
 
 class Logs:
-    """`hear` writes a line, and passes it on."""
+    """`on_line` writes a line, and passes it on."""
 
-    def __init__(self, folder: Path, then: Hear | None = None) -> None:
+    def __init__(self, folder: Path, then: OnLine | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._then = then
@@ -36,7 +36,7 @@ class Logs:
         for file in self._files.values():
             file.close()
 
-    def hear(self, node: str, rank: int, stream: str, line: bytes) -> None:
+    def on_line(self, node: str, rank: int, stream: str, line: bytes) -> None:
         """From any thread."""
         with self._lock:
             file = self._files.get(node)

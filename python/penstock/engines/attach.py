@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.engines._shared.agent_client import wanting
+from penstock.engines._shared.agent_client import parse_settings
 from penstock.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class AttachedEngine:
     """A door that stays shut: `hint` is the way in."""
 
     def __init__(self, name: str, hint: str, settings: Mapping[str, Any]) -> None:
-        wanting(settings, name, {})
+        parse_settings(settings, name, {})
         self.name = name
         self._hint = hint
 

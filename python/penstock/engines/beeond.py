@@ -21,8 +21,8 @@ from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines._shared import ssh_keys
-from penstock.engines._shared.agent_client import Hands, receipts_of, root_of, states_of, wanting
-from penstock.engines._shared.folder import OnOnePath
+from penstock.engines._shared.agent_client import AgentClient, down_receipts, node_states, parse_settings, pool_root
+from penstock.engines._shared.folder import SharedFolderEngine
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
 from penstock.protocols import Pool
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BeeondEngine", "engine", "start_line", "stop_line"]
 
-_LOOK_S = 0.3
+_POLL_S = 0.3
 _ASK_S = 10.0
 _KNOWN: dict[str, Any] = {
     "version": 8, "metadata_servers": 1, "storage_servers": 0, "port_shift": 1000, "prefers_local": False, "pdsh": False,
@@ -49,22 +49,22 @@ _INTO_CONFIG = ("auth", "tls", "license")
 
 def start_line(root: str, settings: Mapping[str, Any]) -> list[str]:
     """`beeond start` for a pool's folder. The order counts: `-f` before `-C -E -H`, and `-H` before `-k -j -t`."""
-    said = settings
+    parsed = settings
     line = ["beeond", "start", "-n", f"{root}/conf/nodes", "-d", f"{root}/data", "-c", f"{root}/mnt"]
     line += ["-i", f"{root}/beeond.status", "-L", f"{root}/logs", "-F"]
-    line += ["-m", str(said["metadata_servers"]), "-p", str(said["port_shift"])]
-    line += ["-s", str(said["storage_servers"])] if said["storage_servers"] else []
-    line += _remote(said)
+    line += ["-m", str(parsed["metadata_servers"]), "-p", str(parsed["port_shift"])]
+    line += ["-s", str(parsed["storage_servers"])] if parsed["storage_servers"] else []
+    line += _remote(parsed)
     for name, letter in (("config", "-f"), ("auth", "-C"), ("tls", "-E"), ("license", "-H"), ("targets", "-t")):
-        line += [letter, said[name]] if said[name] else []
-    line += ["-G", str(said["grpc_port"])] if said["grpc_port"] else []
+        line += [letter, parsed[name]] if parsed[name] else []
+    line += ["-G", str(parsed["grpc_port"])] if parsed["grpc_port"] else []
     for name, letter in (
         ("mirrors_storage", "-k"),
         ("mirrors_metadata", "-j"),
         ("prefers_local", "-l"),
         ("tmpfs", "-r"),
     ):
-        line += [letter] if said[name] else []
+        line += [letter] if parsed[name] else []
     return [*line, "-q"]
 
 
@@ -81,30 +81,34 @@ def _remote(settings: Mapping[str, Any]) -> list[str]:
     return (["-P"] if settings["pdsh"] else []) + (["-b", program] if program else [])
 
 
-class BeeondEngine(OnOnePath):
+class BeeondEngine(SharedFolderEngine):
     """One BeeOND instance a pool. Of what a lost node held BeeGFS tells no names: the pool is brought up and staged again."""
 
     name = "beeond"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = wanting(settings, self.name, _KNOWN)
+        self._settings = parse_settings(settings, self.name, _KNOWN)
         self._check()
 
     def _check(self) -> None:
-        said = self._settings
-        if said["version"] not in (7, 8):
-            raise ConfigError(f"engine beeond: version {said['version']} is neither 7 nor 8", where="version")
-        given = [name for name, default in _KNOWN.items() if said[name] != default]
-        if said["version"] == 7 and (newer := [name for name in _OF_8 if name in given]):
+        parsed = self._settings
+        if parsed["version"] not in (7, 8):
+            raise ConfigError(f"engine beeond: version {parsed['version']} is neither 7 nor 8", where="version")
+        given = [name for name, default in _KNOWN.items() if parsed[name] != default]
+        if parsed["version"] == 7 and (newer := [name for name in _OF_8 if name in given]):
             raise Unsupported(f"engine beeond: BeeOND 7 has no {', '.join(newer)}", hint="version = 8")
-        if said["version"] == 8 and not said["license"] and (bound := [name for name in _LICENSED if name in given]):
+        if (
+            parsed["version"] == 8
+            and not parsed["license"]
+            and (bound := [name for name in _LICENSED if name in given])
+        ):
             raise Unsupported(
                 f"engine beeond: {', '.join(bound)} is an enterprise feature of BeeGFS 8, which BeeOND refuses without a licence",
                 hint="license = the path of a license.pem, or leave it out",
             )
-        if not said["config"] and (bare := [name for name in _INTO_CONFIG if name in given]):
+        if not parsed["config"] and (bare := [name for name in _INTO_CONFIG if name in given]):
             raise ConfigError(f"engine beeond: {', '.join(bare)} goes into the folder of `config`, and none is given")
-        if said["pdsh_program"] and not said["pdsh"]:
+        if parsed["pdsh_program"] and not parsed["pdsh"]:
             raise ConfigError("engine beeond: pdsh_program names a program that `pdsh` does not ask for")
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -126,10 +130,10 @@ class BeeondEngine(OnOnePath):
         until = time.monotonic() + deadline_s
         if "{" in spec.disk:
             raise ConfigError("engine beeond: its disk is one path on all nodes, as BeeOND wants it", where="disk")
-        hands, leader = Hands(spec, runner), runner.nodes[0]
-        hands.ask("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
-        root = root_of(spec, leader)
-        hands.ask("start", until - time.monotonic(), lease=lease, folders=["mnt"])
+        agents, leader = AgentClient(spec, runner), runner.nodes[0]
+        agents.call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        root = pool_root(spec, leader)
+        agents.call("start", until - time.monotonic(), lease=lease, folders=["mnt"])
         start = {
             "what": "beeond start",
             "unless": "beeond.status",
@@ -139,34 +143,34 @@ class BeeondEngine(OnOnePath):
             "limit_s": max(1.0, 0.8 * (until - time.monotonic())),
         }
         if self._settings["exchanges_keys"]:
-            ssh_keys.exchange(hands, lease, until)
+            ssh_keys.exchange(agents, lease, until)
         nodes = "".join(f"{node.address}\n" for node in runner.nodes)
-        hands.ask(
+        agents.call(
             "start", until - time.monotonic(), on=[leader], lease=lease, files={"conf/nodes": nodes}, once=[start]
         )
         pool = Pool(
             spec.name, self.name, lease, f"{root}/mnt/data", tuple(runner.nodes), spec.copies, {"root": root, "mark": f"mnt/{_mark(lease)}"}
         )  # fmt: skip
         # What the first node writes, every node must read: it is one file system then, mounted everywhere.
-        hands.ask(
+        agents.call(
             "start", until - time.monotonic(), on=[leader], lease=lease, folders=["mnt/data"], files={pool.facts["mark"]: lease}
         )  # fmt: skip
-        while missing := [name for name, state in self._states(pool, hands, _ASK_S).items() if state != "up"]:
+        while missing := [name for name, state in self._states(pool, agents, _ASK_S).items() if state != "up"]:
             if time.monotonic() > until:
                 text = f"pool {spec.name}: beeond has ended, and {', '.join(missing[:4])} shows no mount within {deadline_s:g} s"
                 raise Deadline(text, limit_s=deadline_s)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return pool
 
     # ------------------------------------------------------------ while it is up
 
-    def _states(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, str]:
+    def _states(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, str]:
         pattern = escape(f"{pool.facts['root']}/{pool.facts['mark']}")
-        answers = hands.try_asking("has", limit_s, on=pool.nodes, patterns=[pattern])
-        return states_of(answers, lambda _, is_seen: bool(is_seen))
+        answers = agents.try_call("has", limit_s, on=pool.nodes, patterns=[pattern])
+        return node_states(answers, lambda _, is_seen: bool(is_seen))
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        return self._states(pool, Hands.of(pool, runner), deadline_s)
+        return self._states(pool, AgentClient.of(pool, runner), deadline_s)
 
     # ------------------------------------------------------------ down
 
@@ -174,32 +178,34 @@ class BeeondEngine(OnOnePath):
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
         until, share = time.monotonic() + deadline_s, deadline_s / 4
-        hands, leader = Hands(spec, runner), runner.nodes[0]
-        self._stop(spec, hands, leader, lease, keep_data=keep_data, until=until - 2 * share)
+        agents, leader = AgentClient(spec, runner), runner.nodes[0]
+        self._stop(spec, agents, leader, lease, keep_data=keep_data, until=until - 2 * share)
         # Its stop went by them; looked for without asking whether they were wanted: another start may have.
-        withdrawn = ssh_keys.withdraw(hands, lease, share)
+        withdrawn = ssh_keys.remove(agents, lease, share)
         # What BeeOND could not end: mounts below the folder, the folder, and what its start left running here.
         left = max(share, until - time.monotonic())
-        receipts = receipts_of(hands.try_asking("stop", left, lease=lease, keep_data=keep_data))
+        receipts = down_receipts(agents.try_call("stop", left, lease=lease, keep_data=keep_data))
         # A node whose keys nobody could take back is not done.
         return {node: {**receipt, **withdrawn[node]} for node, receipt in receipts.items() if node in withdrawn}
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         found = super().audit(spec, runner, deadline_s=deadline_s / 2)
-        held = ssh_keys.left(Hands(spec, runner), deadline_s / 2)
+        held = ssh_keys.leftovers(AgentClient(spec, runner), deadline_s / 2)
         return {node: [*words, *held[node]] for node, words in found.items() if node in held}
 
-    def _stop(self, spec: PoolSpec, hands: Hands, leader: Node, lease: str, *, keep_data: bool, until: float) -> None:
+    def _stop(
+        self, spec: PoolSpec, agents: AgentClient, leader: Node, lease: str, *, keep_data: bool, until: float
+    ) -> None:
         """BeeOND's own end, and where that does not come its clean-up of a broken instance; by `until`, either way."""
 
         def left_s() -> float:
             return until - time.monotonic()
 
-        root = root_of(spec, leader)
-        seen = hands.try_asking("alive", min(_ASK_S, left_s()), on=[leader])[leader.name]
+        root = pool_root(spec, leader)
+        seen = agents.try_call("alive", min(_ASK_S, left_s()), on=[leader])[leader.name]
         if isinstance(seen, PenstockError) or seen["lease"] is None or (lease and seen["lease"] != lease):
             return  # nothing of ours is there, or nobody answers
-        begun = hands.try_asking("has", min(_ASK_S, left_s()), on=[leader], patterns=[escape(f"{root}/conf/nodes")])
+        begun = agents.try_call("has", min(_ASK_S, left_s()), on=[leader], patterns=[escape(f"{root}/conf/nodes")])
         if begun[leader.name] is not True:
             return
         for cleans_up in (False, True):
@@ -211,7 +217,7 @@ class BeeondEngine(OnOnePath):
                 "argv": stop_line(root, self._settings, keep_data=keep_data, cleans_up=cleans_up),
                 "limit_s": 0.8 * limit_s,
             }
-            ended = hands.try_asking("start", limit_s, on=[leader], lease=seen["lease"], once=[once])
+            ended = agents.try_call("start", limit_s, on=[leader], lease=seen["lease"], once=[once])
             if not isinstance(ended[leader.name], PenstockError):
                 return
 

@@ -13,7 +13,13 @@ from glob import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines._shared.agent_client import (
+    AgentClient,
+    AgentManagedEngine,
+    node_states,
+    parse_settings,
+    pool_root,
+)
 from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import ConfigError, Deadline, Unsupported
 from penstock.protocols import Pool
@@ -25,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CLIENTS", "FuseEngine", "engine"]
 
-_LOOK_S = 0.3
-_ASK_S = 10.0
+_POLL_S = 0.3
+_AGENT_TIMEOUT_S = 10.0
 # What clients read their credentials and endpoints from; they cross to the nodes on stdin.
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
-class _Place:
+class _Bucket:
     """A bucket's folder, and the endpoint that is not its cloud's own."""
 
     def __init__(self, source: str, environment: Mapping[str, str]) -> None:
@@ -40,7 +46,7 @@ class _Place:
         self.endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
 
 
-def _rclone(at: _Place, mount: str, cache: str) -> list[str]:
+def _rclone(at: _Bucket, mount: str, cache: str) -> list[str]:
     kind = {"s3": ":s3", "gs": ":gcs", "az": ":azureblob"}[at.scheme]
     auth = {"s3": ["--s3-env-auth"], "gs": ["--gcs-env-auth"], "az": ["--azureblob-env-auth"]}[at.scheme]
     other = ["--s3-provider", "Other", "--s3-endpoint", at.endpoint] if at.scheme == "s3" and at.endpoint else []
@@ -50,24 +56,24 @@ def _rclone(at: _Place, mount: str, cache: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _s3fs(at: _Place, mount: str, cache: str) -> list[str]:
+def _s3fs(at: _Bucket, mount: str, cache: str) -> list[str]:
     options = ["ro", f"use_cache={cache}"]
     options += [f"url={at.endpoint}", "use_path_request_style"] if at.endpoint else []
     return ["s3fs", f"{at.bucket}:/{at.folder}", mount, "-f", "-o", ",".join(options)]
 
 
-def _mount_s3(at: _Place, mount: str, cache: str) -> list[str]:
+def _mount_s3(at: _Bucket, mount: str, cache: str) -> list[str]:
     other = ["--endpoint-url", at.endpoint, "--force-path-style"] if at.endpoint else []
     prefix = ["--prefix", f"{at.folder}/"] if at.folder else []
     return ["mount-s3", at.bucket, mount, "--read-only", "--foreground", "--cache", cache, *prefix, *other]
 
 
-def _gcsfuse(at: _Place, mount: str, cache: str) -> list[str]:
+def _gcsfuse(at: _Bucket, mount: str, cache: str) -> list[str]:
     only = ["--only-dir", at.folder] if at.folder else []
     return ["gcsfuse", "--foreground", "-o", "ro", "--cache-dir", cache, *only, at.bucket, mount]
 
 
-def _blobfuse2(at: _Place, mount: str, cache: str) -> list[str]:
+def _blobfuse2(at: _Bucket, mount: str, cache: str) -> list[str]:
     only = [f"--subdirectory={at.folder}"] if at.folder else []
     return [
         "blobfuse2", "mount", mount, "--foreground=true", "--read-only=true", f"--container-name={at.bucket}",
@@ -75,7 +81,7 @@ def _blobfuse2(at: _Place, mount: str, cache: str) -> list[str]:
     ]  # fmt: skip
 
 
-CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_Place, str, str], list[str]]]] = {
+CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_Bucket, str, str], list[str]]]] = {
     "rclone": (("s3", "gs", "az"), _rclone),
     "s3fs": (("s3",), _s3fs),
     "mount-s3": (("s3",), _mount_s3),
@@ -85,14 +91,14 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_Place, str, str], list[str]
 """By name: the schemes that a client mounts, and its command line for a place, a mount point and a folder for its cache."""
 
 
-class FuseEngine(ByAgents):
+class FuseEngine(AgentManagedEngine):
     """One mount a node, ended with the pool. Nothing is lost with a node: every object is the bucket's."""
 
     name = "fuse"
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        said = wanting(settings, self.name, {"client": "rclone", "source": ""})
-        self._client, self._source = said["client"], said["source"]
+        parsed = parse_settings(settings, self.name, {"client": "rclone", "source": ""})
+        self._client, self._source = parsed["client"], parsed["source"]
         self._environment = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
         if self._client not in CLIENTS:
             raise ConfigError(f"engine fuse: client `{self._client}` is none of {', '.join(CLIENTS)}", where="client")
@@ -108,15 +114,15 @@ class FuseEngine(ByAgents):
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
         schemes, line = CLIENTS[self._client]
-        at = _Place(self._source, self._environment)
+        at = _Bucket(self._source, self._environment)
         if at.scheme not in schemes or not at.bucket:
             raise Unsupported(
                 f"engine fuse: {self._client} mounts {', '.join(f'{s}://' for s in schemes)}, not `{self._source}`"
             )
-        until, hands = time.monotonic() + deadline_s, Hands(spec, runner)
-        hands.ask("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
-        roots = {node.name: root_of(spec, node) for node in runner.nodes}
-        orders = {
+        until, agents = time.monotonic() + deadline_s, AgentClient(spec, runner)
+        agents.call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        roots = {node.name: pool_root(spec, node) for node in runner.nodes}
+        requests = {
             name: {
                 "folders": ["mnt/data", "cache"],
                 "env": self._environment,
@@ -126,25 +132,27 @@ class FuseEngine(ByAgents):
             }
             for name, root in roots.items()
         }
-        hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
+        agents.call("start", until - time.monotonic(), lease=lease, each=requests)
         url = f"{spec.disk.rstrip('/')}/penstock-pool-{spec.name}/mnt"
         pool = Pool(spec.name, self.name, lease, url, tuple(runner.nodes), spec.copies, {"roots": roots})
-        while missing := [name for name, state in self._states(pool, hands, _ASK_S).items() if state != "up"]:
-            hands.raise_if_dead(_ASK_S)
+        while missing := [
+            name for name, state in self._states(pool, agents, _AGENT_TIMEOUT_S).items() if state != "up"
+        ]:
+            agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
                 text = f"pool {spec.name}: {self._client} shows nothing within {deadline_s:g} s on {', '.join(missing[:4])}"
                 raise Deadline(text, limit_s=deadline_s, hint=f"{self._source} may be empty")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return pool
 
-    def _states(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, str]:
+    def _states(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, str]:
         """A node is up where its mount shows something: an empty folder is what lies below a mount."""
         each = {name: {"patterns": [f"{escape(root)}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
-        answers = hands.try_asking("has", limit_s, on=pool.nodes, each=each)
-        return states_of(answers, lambda _, is_seen: bool(is_seen))
+        answers = agents.try_call("has", limit_s, on=pool.nodes, each=each)
+        return node_states(answers, lambda _, is_seen: bool(is_seen))
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        return self._states(pool, Hands.of(pool, runner), deadline_s)
+        return self._states(pool, AgentClient.of(pool, runner), deadline_s)
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         from pathlib import Path

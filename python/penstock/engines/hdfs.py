@@ -12,8 +12,15 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
-from penstock.engines._shared.hadoop import configured, data_options, installed, placed, wanted
+from penstock.engines._shared.agent_client import (
+    AgentClient,
+    AgentManagedEngine,
+    daemon_states,
+    parse_settings,
+    pool_root,
+    pool_roots,
+)
+from penstock.engines._shared.hadoop import configured, data_options, install_jars, installed_class_path, required_files
 from penstock.engines._shared.webhdfs import HdfsAccess
 from penstock.errors import Deadline, PenstockError, Unreachable
 from penstock.protocols import Pool
@@ -34,13 +41,13 @@ _KNOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
-class HdfsEngine(ByAgents):
+class HdfsEngine(AgentManagedEngine):
     """One HDFS a pool, ended with it."""
 
     name = "hdfs"
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        self._settings = wanting(settings, self.name, _KNOWN)
+        self._settings = parse_settings(settings, self.name, _KNOWN)
         self._environment = dict(environment)
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -58,30 +65,30 @@ class HdfsEngine(ByAgents):
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
         until = time.monotonic() + deadline_s
-        hands = Hands(spec, runner)
-        path = installed(self._settings["hadoop"], self._environment)
+        agents = AgentClient(spec, runner)
+        path = installed_class_path(self._settings["hadoop"], self._environment)
         leader, fixed = runner.nodes[0], [self._settings["port"]] if self._settings["port"] else []
-        found = hands.ask(
+        found = agents.call(
             "prepare", until - time.monotonic(), lease=lease, of=self.name, need_bytes=spec.need_bytes,
-            wants=[] if path is None else wanted(path), each={n.name: {"ports": 5 if n == leader else 3, "fixed": fixed if n == leader else []} for n in runner.nodes},
+            wants=[] if path is None else required_files(path), each={n.name: {"ports": 5 if n == leader else 3, "fixed": fixed if n == leader else []} for n in runner.nodes},
         )  # fmt: skip
-        paths = dict.fromkeys(found, path) if path else placed(self._environment, runner, hands, spec, until)
+        paths = dict.fromkeys(found, path) if path else install_jars(self._environment, runner, agents, spec, until)
         rpc, http, *_ = found[leader.name]["ports"]
         data = {node.name: found[node.name]["ports"][-3:] for node in runner.nodes}
-        orders = {
+        requests = {
             node.name: self._order(spec, node, leader, (rpc, http), data[node.name], paths[node.name], runner)
             for node in runner.nodes
         }
-        hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
+        agents.call("start", until - time.monotonic(), lease=lease, each=requests)
         pool = Pool(
             spec.name, self.name, lease, f"hdfs://{leader.address}:{rpc}/", tuple(runner.nodes), spec.copies,
             {
                 "http": f"{leader.address}:{http}",
-                "nodes": {node.name: {"data": f"{node.address}:{data[node.name][0]}", "root": root_of(spec, node)} for node in runner.nodes},
+                "nodes": {node.name: {"data": f"{node.address}:{data[node.name][0]}", "root": pool_root(spec, node)} for node in runner.nodes},
                 "block_bytes": self._settings["block_bytes"],
             },
         )  # fmt: skip
-        self._await(pool, spec, hands, until, deadline_s)
+        self._await(pool, spec, agents, until, deadline_s)
         return pool
 
     def _order(
@@ -94,7 +101,7 @@ class HdfsEngine(ByAgents):
         jars: str,
         runner: Runner,
     ) -> dict[str, Any]:
-        root = root_of(spec, node)
+        root = pool_root(spec, node)
         java = [self._settings["java"], "-XX:+UseSerialGC", "--add-opens=java.base/java.lang=ALL-UNNAMED"]
         path = ["-cp", f"{root}/conf:{jars}"]
         master = [
@@ -109,7 +116,7 @@ class HdfsEngine(ByAgents):
             *path,
             "org.apache.hadoop.hdfs.server.datanode.DataNode",
         ]
-        order: dict[str, Any] = {
+        request: dict[str, Any] = {
             "files": configured(
                 root, leader.address, *names, copies=spec.copies, block_bytes=self._settings["block_bytes"]
             ),
@@ -122,27 +129,27 @@ class HdfsEngine(ByAgents):
             ],
         }
         if node == leader:
-            order["files"]["conf/hosts"] = "".join(f"{each.address}\n" for each in runner.nodes)
-            order["once"] = [{
+            request["files"]["conf/hosts"] = "".join(f"{each.address}\n" for each in runner.nodes)
+            request["once"] = [{
                 "what": "formatting the NameNode", "unless": "data/name/current/VERSION", "log": "logs/format.log",
                 "argv": [*master, "-format", "-force", "-nonInteractive"], "limit_s": _FORMAT_S,
             }]  # fmt: skip
-            order["daemons"].insert(0, {"name": "namenode", "argv": master, "log": "logs/namenode.log"})
-        return order
+            request["daemons"].insert(0, {"name": "namenode", "argv": master, "log": "logs/namenode.log"})
+        return request
 
-    def _await(self, pool: Pool, spec: PoolSpec, hands: Hands, until: float, deadline_s: float) -> None:
+    def _await(self, pool: Pool, spec: PoolSpec, agents: AgentClient, until: float, deadline_s: float) -> None:
         """Until every DataNode is live in this name space and writes are taken."""
         tries, seen = 0, "the NameNode has not answered"
         while True:
             tries += 1
             try:
-                state = self._state(pool, hands, _ASK_S)
+                state = self._state(pool, agents, _ASK_S)
                 live, missing = len(state["live"]), [n.name for n in pool.nodes if n.name not in state["live"]]
                 if not missing and not state["safemode"]:
                     # Its first answer there takes seconds, more than a reader's patience.
                     url = f"http://{pool.facts['http']}/webhdfs/v1/?op=GETFILESTATUS&user.name=penstock"
                     left = max(1.0, min(_FIRST_S, until - time.monotonic()))
-                    hands.ask("http", left + 1, on=[pool.nodes[0]], url=url, limit_s=left)
+                    agents.call("http", left + 1, on=[pool.nodes[0]], url=url, limit_s=left)
                     return
                 seen = (
                     f"{live} of {len(pool.nodes)} DataNodes have reported, {', '.join(missing[:4])} not"
@@ -152,16 +159,16 @@ class HdfsEngine(ByAgents):
             except PenstockError as error:
                 seen = str(error)
             if tries % 4 == 0:
-                hands.raise_if_dead(_ASK_S)
+                agents.raise_if_dead(_ASK_S)
             if time.monotonic() > until:
                 raise Deadline(f"pool {spec.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
             time.sleep(_LOOK_S)
 
-    def _state(self, pool: Pool, hands: Hands, limit_s: float) -> dict[str, Any]:
+    def _state(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, Any]:
         """What the NameNode says of its nodes, asked from its own host."""
         leader = [pool.nodes[0]]
         url = f"http://{pool.facts['http']}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
-        answer = hands.ask("http", limit_s, on=leader, url=url, limit_s=limit_s / 2)[leader[0].name]
+        answer = agents.call("http", limit_s, on=leader, url=url, limit_s=limit_s / 2)[leader[0].name]
         beans = answer.get("beans") if isinstance(answer, dict) else None
         if not beans:
             raise Unreachable(f"{leader[0].name}: the NameNode has not begun to speak", where=leader[0].name)
@@ -175,21 +182,21 @@ class HdfsEngine(ByAgents):
     # ------------------------------------------------------------ while it is up
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        hands = Hands.of(pool, runner)
-        answers = hands.try_asking("alive", deadline_s, on=pool.nodes, each=roots_of(pool))
+        agents = AgentClient.of(pool, runner)
+        answers = agents.try_call("alive", deadline_s, on=pool.nodes, each=pool_roots(pool))
         try:
-            live = self._state(pool, hands, min(deadline_s, _ASK_S))["live"]
+            live = self._state(pool, agents, min(deadline_s, _ASK_S))["live"]
         except PenstockError:
             live = []
-        return states_by_daemons(pool, answers, live)
+        return daemon_states(pool, answers, live)
 
     def access(self, pool: Pool, node: str) -> HdfsAccess:
         return HdfsAccess(pool, node)
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
-        leader, hands = [pool.nodes[0]], Hands.of(pool, runner)
+        leader, agents = [pool.nodes[0]], AgentClient.of(pool, runner)
         url = f"http://{pool.facts['http']}/fsck?ugi=penstock&path=%2F&listcorruptfileblocks=1"
-        text = hands.ask("http", deadline_s, on=leader, each=roots_of(pool), url=url, limit_s=deadline_s / 2)[
+        text = agents.call("http", deadline_s, on=leader, each=pool_roots(pool), url=url, limit_s=deadline_s / 2)[
             leader[0].name
         ]
         # Lines of `blk_1073741825<tab>/x`, with the number of copies between in newer ones; then a sentence.

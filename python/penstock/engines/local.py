@@ -9,7 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, states_of, wanting
+from penstock.engines._shared.agent_client import (
+    AgentClient,
+    AgentManagedEngine,
+    node_states,
+    parse_settings,
+    pool_root,
+)
 from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import Unsupported
 from penstock.protocols import Pool
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine", "engine"]
 
 
-class LocalEngine(ByAgents):
+class LocalEngine(AgentManagedEngine):
     """Folders under leases."""
 
     name = "local"
@@ -36,8 +42,8 @@ class LocalEngine(ByAgents):
                 f"engine local: {spec.copies} copies are more than the one that a folder is",
                 hint="--engine hdfs keeps copies",
             )
-        Hands(spec, runner).ask("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
-        folders = {node.name: f"{root_of(spec, node)}/data" for node in runner.nodes}
+        AgentClient(spec, runner).call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        folders = {node.name: f"{pool_root(spec, node)}/data" for node in runner.nodes}
         # One URL for all: where every node's folder has the same path, it is that; else each rank asks `facts`.
         url = (
             next(iter(folders.values()))
@@ -48,8 +54,8 @@ class LocalEngine(ByAgents):
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         roots = {name: {"root": folder.removesuffix("/data")} for name, folder in pool.facts["folders"].items()}
-        answers = Hands.of(pool, runner).try_asking("alive", deadline_s, on=pool.nodes, each=roots)
-        return states_of(answers, lambda _, alive: alive["lease"] == pool.lease)
+        answers = AgentClient.of(pool, runner).try_call("alive", deadline_s, on=pool.nodes, each=roots)
+        return node_states(answers, lambda _, alive: alive["lease"] == pool.lease)
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         return FolderAccess(Path(pool.facts["folders"][node]), node, is_own=True)
@@ -57,5 +63,5 @@ class LocalEngine(ByAgents):
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalEngine:  # noqa: ARG001
     """The entry point `penstock.engines: local`."""
-    wanting(settings, "local", {})
+    parse_settings(settings, "local", {})
     return LocalEngine()

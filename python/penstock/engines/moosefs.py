@@ -18,7 +18,14 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines._shared.agent_client import ByAgents, Hands, root_of, roots_of, states_by_daemons, wanting
+from penstock.engines._shared.agent_client import (
+    AgentClient,
+    AgentManagedEngine,
+    daemon_states,
+    parse_settings,
+    pool_root,
+    pool_roots,
+)
 from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import ConfigError, Deadline, PenstockError, SystemFault
 from penstock.protocols import Located, Pool
@@ -38,13 +45,13 @@ _MOST_COPIES = 9
 _KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 0, "io_timeout_s": 30}
 
 
-class MooseFsEngine(ByAgents):
+class MooseFsEngine(AgentManagedEngine):
     """One MooseFS a pool, ended with it."""
 
     name = "moosefs"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = wanting(settings, self.name, _KNOWN)
+        self._settings = parse_settings(settings, self.name, _KNOWN)
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         lacks = []
@@ -69,35 +76,35 @@ class MooseFsEngine(ByAgents):
             raise ConfigError(f"engine moosefs: `{spec.disk}`: its disk is one path on all nodes", where="disk")
         for node in runner.nodes:
             _refuse_loopback(node)
-        hands, leader = Hands(spec, runner), runner.nodes[0]
-        found = hands.ask(
+        agents, leader = AgentClient(spec, runner), runner.nodes[0]
+        found = agents.call(
             "prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes,
             each={node.name: {"ports": 4 if node == leader else 1} for node in runner.nodes},
         )  # fmt: skip
         meta, chunk, client = found[leader.name]["ports"][:3]
         servers = {node.name: found[node.name]["ports"][-1] for node in runner.nodes}
         pool = Pool(
-            spec.name, self.name, lease, f"{root_of(spec, leader)}/mnt", tuple(runner.nodes), spec.copies,
+            spec.name, self.name, lease, f"{pool_root(spec, leader)}/mnt", tuple(runner.nodes), spec.copies,
             {
                 "master": f"{leader.address}:{client}",
-                "nodes": {node.name: {"server": f"{node.address}:{servers[node.name]}", "root": root_of(spec, node)} for node in runner.nodes},
+                "nodes": {node.name: {"server": f"{node.address}:{servers[node.name]}", "root": pool_root(spec, node)} for node in runner.nodes},
             },
         )  # fmt: skip
-        orders = {node.name: self._order(spec, node, leader, chunk, servers[node.name]) for node in runner.nodes}
-        master = self._master(root_of(spec, leader), runner.nodes, (meta, chunk, client))
-        orders[leader.name]["files"] |= master["files"]
-        orders[leader.name]["daemons"][:0] = master["daemons"]
-        hands.ask("start", until - time.monotonic(), lease=lease, each=orders)
-        self._await(pool, runner, hands, until, deadline_s)
+        requests = {node.name: self._order(spec, node, leader, chunk, servers[node.name]) for node in runner.nodes}
+        master = self._master(pool_root(spec, leader), runner.nodes, (meta, chunk, client))
+        requests[leader.name]["files"] |= master["files"]
+        requests[leader.name]["daemons"][:0] = master["daemons"]
+        agents.call("start", until - time.monotonic(), lease=lease, each=requests)
+        self._await(pool, runner, agents, until, deadline_s)
         # The mounts come once there is something to mount: a mount that finds no master ends.
         mounts = {node.name: {"daemons": [self._mount(pool, node, client)]} for node in runner.nodes}
-        hands.ask("start", until - time.monotonic(), lease=lease, each=mounts)
-        self._await_mounts(pool, hands, until, deadline_s)
+        agents.call("start", until - time.monotonic(), lease=lease, each=mounts)
+        self._await_mounts(pool, agents, until, deadline_s)
         self._say_copies(pool, runner, leader, until)
         return pool
 
     def _order(self, spec: PoolSpec, node: Node, leader: Node, chunk: int, port: int) -> dict[str, Any]:
-        root = root_of(spec, node)
+        root = pool_root(spec, node)
         config = {
             **_user(),
             "DATA_PATH": f"{root}/data/server",
@@ -156,7 +163,7 @@ class MooseFsEngine(ByAgents):
         argv = ["mfsmount", "-f", "-H", pool.nodes[0].address, "-P", str(client), "-o", options, f"{root}/mnt"]
         return {"name": "mount", "argv": argv, "log": "logs/mount.log"}
 
-    def _await(self, pool: Pool, runner: Runner, hands: Hands, until: float, deadline_s: float) -> None:
+    def _await(self, pool: Pool, runner: Runner, agents: AgentClient, until: float, deadline_s: float) -> None:
         """Until every chunk server has told the master of its space."""
         tries, seen = 0, "the master has not answered"
         while True:
@@ -170,23 +177,23 @@ class MooseFsEngine(ByAgents):
             except PenstockError as error:
                 seen = str(error)
             if tries % 4 == 0:
-                hands.raise_if_dead(_ASK_S)
+                agents.raise_if_dead(_ASK_S)
             if time.monotonic() > until:
                 raise Deadline(f"pool {pool.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
             time.sleep(_LOOK_S)
 
-    def _await_mounts(self, pool: Pool, hands: Hands, until: float, deadline_s: float) -> None:
+    def _await_mounts(self, pool: Pool, agents: AgentClient, until: float, deadline_s: float) -> None:
         shown = {
-            name: {"patterns": [escape(f"{order['root']}/mnt/.masterinfo")], **order}
-            for name, order in roots_of(pool).items()
+            name: {"patterns": [escape(f"{request['root']}/mnt/.masterinfo")], **request}
+            for name, request in pool_roots(pool).items()
         }
         while True:
             # Every MooseFS mount shows its master's facts under this name, and an empty folder does not.
-            seen = hands.try_asking("has", _ASK_S, each=shown)
+            seen = agents.try_call("has", _ASK_S, each=shown)
             missing = [name for name, is_there in seen.items() if is_there is not True]
             if not missing:
                 return
-            hands.raise_if_dead(_ASK_S)
+            agents.raise_if_dead(_ASK_S)
             if time.monotonic() > until:
                 text = f"pool {pool.name}: not mounted within {deadline_s:g} s on {', '.join(missing[:4])}"
                 raise Deadline(text, limit_s=deadline_s)
@@ -202,12 +209,12 @@ class MooseFsEngine(ByAgents):
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
         until = time.monotonic() + deadline_s
-        answers = Hands.of(pool, runner).try_asking("alive", deadline_s / 2, on=pool.nodes, each=roots_of(pool))
+        answers = AgentClient.of(pool, runner).try_call("alive", deadline_s / 2, on=pool.nodes, each=pool_roots(pool))
         try:
             serving = _serving(pool, runner, min(_ASK_S, max(1.0, until - time.monotonic())))
         except PenstockError:
             serving = set()
-        return states_by_daemons(pool, answers, serving)
+        return daemon_states(pool, answers, serving)
 
     def access(self, pool: Pool, node: str) -> MooseFsAccess:
         return MooseFsAccess(pool, node)
@@ -221,7 +228,7 @@ class MooseFsEngine(ByAgents):
 class MooseFsAccess(FolderAccess):
     """The mount on this node; where a piece lies is asked of the master."""
 
-    says_where = True
+    reports_locations = True
 
     def __init__(self, pool: Pool, node: str) -> None:
         super().__init__(Path(pool.facts["nodes"][node]["root"], "mnt"), node, is_own=False)
@@ -250,11 +257,11 @@ class MooseFsAccess(FolderAccess):
             for name, path in paths.items()
         }
 
-    def _holders(self, said: str) -> dict[str, list[set[str]]]:
+    def _holders(self, output: str) -> dict[str, list[set[str]]]:
         """By path, the nodes that hold each chunk of it whole."""
         found: dict[str, list[set[str]]] = {}
         chunks: list[set[str]] = []
-        for line in said.splitlines():
+        for line in output.splitlines():
             words = line.strip()
             if not line.startswith("\t"):
                 chunks = found.setdefault(line.removesuffix(":"), [])
@@ -313,8 +320,8 @@ def _asked_of_master(pool: Pool, runner: Runner, what: str, limit_s: float) -> l
 def _failed(ended: Exit, program: str) -> PenstockError:
     if isinstance(ended.fault, PenstockError):
         return ended.fault
-    said = (ended.err or ended.out).decode(errors="replace").strip().splitlines()
-    words = said[-1][:300] if said else "no words"
+    output = (ended.err or ended.out).decode(errors="replace").strip().splitlines()
+    words = output[-1][:300] if output else "no words"
     return SystemFault(f"{ended.node}: {program} ended with {ended.code}: {words}", where=ended.node)
 
 

@@ -11,8 +11,8 @@ import re
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines._shared.agent_client import Hands, receipts_of, root_of, states_of, wanting
-from penstock.engines._shared.folder import OnOnePath
+from penstock.engines._shared.agent_client import AgentClient, down_receipts, node_states, parse_settings, pool_root
+from penstock.engines._shared.folder import SharedFolderEngine
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import Pool
 
@@ -27,7 +27,7 @@ _TOOL_S = 10.0
 _PAIR = re.compile(r"(\w+):\s+(-?\w+)")
 
 
-class MountEngine(OnOnePath):
+class MountEngine(SharedFolderEngine):
     """A folder of a mounted file system, the same on all nodes. The first node holds its lease."""
 
     name = "mount"
@@ -45,10 +45,10 @@ class MountEngine(OnOnePath):
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
         if "{" in spec.disk:
             raise ConfigError("engine mount: its disk is one path for all nodes", where="disk")
-        hands, leader = Hands(spec, runner), [runner.nodes[0]]
-        hands.ask("prepare", deadline_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
-        root = root_of(spec, leader[0])
-        seen = hands.ask("has", deadline_s, patterns=[escape(f"{root}/lease.json")])
+        agents, leader = AgentClient(spec, runner), [runner.nodes[0]]
+        agents.call("prepare", deadline_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        root = pool_root(spec, leader[0])
+        seen = agents.call("has", deadline_s, patterns=[escape(f"{root}/lease.json")])
         for node, is_seen in seen.items():
             if not is_seen:
                 raise ConfigError(
@@ -59,22 +59,22 @@ class MountEngine(OnOnePath):
         return Pool(spec.name, self.name, lease, f"{root}/data", tuple(runner.nodes), 1, facts)
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        answers = Hands.of(pool, runner).try_asking(
+        answers = AgentClient.of(pool, runner).try_call(
             "has", deadline_s, on=pool.nodes, patterns=[escape(f"{pool.facts['root']}/lease.json")]
         )
-        return states_of(answers, lambda _, is_seen: bool(is_seen))
+        return node_states(answers, lambda _, is_seen: bool(is_seen))
 
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
-        hands = Hands(spec, runner)
-        seen = hands.try_asking("has", deadline_s / 2, patterns=[])
+        agents = AgentClient(spec, runner)
+        seen = agents.try_call("has", deadline_s / 2, patterns=[])
         reached = [node for node in runner.nodes if not isinstance(seen[node.name], PenstockError)]
         # One folder: the first node that answers removes it for all.
         first: dict[str, Any] = {}
         if reached:
-            first = receipts_of(
-                hands.try_asking("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
+            first = down_receipts(
+                agents.try_call("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
             )
         # Where the first did not get it done, no node is done.
         return {node.name: first.get(node.name, {}) for node in reached if first}
@@ -95,5 +95,5 @@ def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float)
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MountEngine:  # noqa: ARG001
     """The entry point `penstock.engines: mount`."""
-    wanting(settings, "mount", {})
+    parse_settings(settings, "mount", {})
     return MountEngine()

@@ -180,4 +180,4 @@ def _ask(access: Access, folder: str, keys: list[str], node: str) -> dict[str, t
 
 def _is_silent(access: Access) -> bool:
     """True for an engine that never says where a piece lies: a mount, whose files programs open by their paths."""
-    return not getattr(access, "says_where", True)
+    return not getattr(access, "reports_locations", True)

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import plugins
 from penstock.errors import ConfigError
-from penstock.protocols import Box, Container
+from penstock.protocols import Container, ContainerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.job.spec import Job, PoolSection
-    from penstock.protocols import Around, Part
+    from penstock.protocols import NodeSlice, RankPrefix
 
 __all__ = ["GROUP", "StepCommands", "pool_up_flags", "settings_flags"]
 
 GROUP = "penstock.containers"
 
 
-def pool_up_flags(part: PoolSection) -> list[str]:
+def pool_up_flags(section: PoolSection) -> list[str]:
     """Flags of `pool up` for a pool, without its name and nodes."""
     return [
-        "--engine", part.engine, "--disk", part.disk, "--copies", str(part.copies), "--deadline", part.deadline,
-        *settings_flags("--engine-set", part.settings),
+        "--engine", section.engine, "--disk", section.disk, "--copies", str(section.copies), "--deadline", section.deadline,
+        *settings_flags("--engine-set", section.settings),
     ]  # fmt: skip
 
 
@@ -40,10 +40,10 @@ def settings_flags(flag: str, settings: Mapping[str, Any]) -> list[str]:
 class StepCommands:
     """Command lines of one job's steps. The launcher fills `{node}` and `{rank}` in them."""
 
-    def __init__(self, job: Job, part: Part | None = None) -> None:
-        """`part`: this machine is one node of a larger job, whose other nodes are started elsewhere."""
+    def __init__(self, job: Job, node_slice: NodeSlice | None = None) -> None:
+        """`node_slice`: this machine is one node of a larger job, whose other nodes are started elsewhere."""
         self._job = job
-        self._part = part
+        self._node_slice = node_slice
         self._penstock = list(job.cluster.penstock) or [sys.executable, "-m", "penstock"]
 
     def data(self, pool_url: str) -> str:
@@ -55,12 +55,12 @@ class StepCommands:
 
     def pool_up(self) -> list[str]:
         """The command that brings the pool up by hand."""
-        part, nodes = self._job.pool, self._job.cluster
-        assert part is not None
+        section, nodes = self._job.pool, self._job.cluster
+        assert section is not None
         given = [] if nodes.nodes is None else ["--nodes", str(nodes.nodes)]
         settings = settings_flags("--set", nodes.settings)
         return [
-            "penstock", "pool", "up", "--name", self._job.name, *pool_up_flags(part), "--launcher", nodes.launcher, *given, *settings
+            "penstock", "pool", "up", "--name", self._job.name, *pool_up_flags(section), "--launcher", nodes.launcher, *given, *settings
         ]  # fmt: skip
 
     def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
@@ -69,17 +69,19 @@ class StepCommands:
 
     def stage(self, data: str) -> list[str]:
         """The command that stages a node's share of the dataset to `data`."""
-        part, pool = self._job.stage, self._job.pool
-        assert part is not None
-        inflate = ["--inflate"] if part.inflate else []
+        section, pool = self._job.stage, self._job.pool
+        assert section is not None
+        inflate = ["--inflate"] if section.inflate else []
         journal = []
         if pool and "://" in data:
             # Beside the pool and gone with it; homes are shared between nodes often enough.
             journal = ["--journal", f"{pool.disk}/penstock-pool-{self._job.name}/journal"]
-        share = ["--node", str(self._part.node), "--nodes", str(self._part.nodes)] if self._part else []
-        return [*self._penstock, "stage", part.source, data, *inflate, "--quiet", *share, *journal, *part.args]
+        share = (
+            ["--node", str(self._node_slice.node), "--nodes", str(self._node_slice.nodes)] if self._node_slice else []
+        )
+        return [*self._penstock, "stage", section.source, data, *inflate, "--quiet", *share, *journal, *section.args]
 
-    def ranks(self, data: str, variables: Iterable[str]) -> tuple[list[str], Around | None]:
+    def ranks(self, data: str, variables: Iterable[str]) -> tuple[list[str], RankPrefix | None]:
         """The workload's command line, and the container around every rank.
 
         Args:
@@ -89,38 +91,38 @@ class StepCommands:
             ConfigError: Unknown container runtime, or an invalid bind.
             Unsupported: The runtime cannot do what the job asks of it.
         """
-        around, seen = self._around(data, variables)
-        return [word.replace("{data}", seen) for word in self._job.run.argv], around
+        rank_prefix, seen = self._rank_prefix(data, variables)
+        return [word.replace("{data}", seen) for word in self._job.run.argv], rank_prefix
 
     def archive(self) -> list[str]:
         """The command that copies a node's outputs to the archive."""
-        part = self._job.archive
-        assert part is not None
-        to = f"{part.to.rstrip('/')}/{{node}}" if part.on == "all" else part.to
+        section = self._job.archive
+        assert section is not None
+        to = f"{section.to.rstrip('/')}/{{node}}" if section.on == "all" else section.to
         # Each node has its own outputs: nothing is shared out.
-        return [*self._penstock, "stage", part.source, to, "--node", "0", "--nodes", "1", "--quiet"]
+        return [*self._penstock, "stage", section.source, to, "--node", "0", "--nodes", "1", "--quiet"]
 
-    def _around(self, data: str, variables: Iterable[str]) -> tuple[Around | None, str]:
+    def _rank_prefix(self, data: str, variables: Iterable[str]) -> tuple[RankPrefix | None, str]:
         """The container around every rank, and the dataset's path inside it."""
-        part = self._job.container
-        if part is None:
+        section = self._job.container
+        if section is None:
             return None, data
-        binds = part.binds
+        binds = section.binds
         if data.startswith("/"):
-            binds = (f"{data}:{part.data_at}", *binds)
-            data = part.data_at
-        # At a deadline containers are removed by name: the random part keeps those of another job of the same name.
+            binds = (f"{data}:{section.data_at}", *binds)
+            data = section.data_at
+        # At a deadline containers are removed by name: the random suffix keeps those of another job of the same name.
         label = f"penstock-{self._job.name}-{secrets.token_hex(4)}"
-        box = Box(
-            part.image, binds, tuple(variables), has_gpus=part.gpus, cwd=part.cwd, args=part.args, label=label
+        spec = ContainerSpec(
+            section.image, binds, tuple(variables), has_gpus=section.gpus, cwd=section.cwd, args=section.args, label=label
         )  # fmt: skip
-        made: Container = plugins.load(GROUP, part.runtime, Container, lambda factory: factory())
-        around = made.around(box)
-        if part.holds_launcher:
-            if not around.words or around.ends:
+        made: Container = plugins.load(GROUP, section.runtime, Container, lambda factory: factory())
+        rank_prefix = made.rank_prefix(spec)
+        if section.holds_launcher:
+            if not rank_prefix.argv or rank_prefix.cleanup_argv:
                 raise ConfigError(
-                    f"container.holds_launcher: mpirun cannot run inside by {part.runtime}",
+                    f"container.holds_launcher: mpirun cannot run inside by {section.runtime}",
                     hint="apptainer, singularity and charliecloud can",
                 )
-            around = replace(around, is_outermost=True)
-        return around, data
+            rank_prefix = replace(rank_prefix, is_outermost=True)
+        return rank_prefix, data

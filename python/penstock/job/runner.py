@@ -25,7 +25,7 @@ from penstock.job.node_loss import evict_lost_objects, unreachable_nodes
 from penstock.job.provision import provision
 from penstock.pool import lifecycle
 from penstock.pool.context import NODE, VARIABLE, PoolContext, to_env
-from penstock.protocols import Call, Pool, PoolSpec
+from penstock.protocols import Pool, PoolSpec, RunRequest
 from penstock.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.job.spec import Job
-    from penstock.protocols import Around, Exit, Hear, Node, Part
+    from penstock.protocols import Exit, Node, NodeSlice, OnLine, RankPrefix
 
 __all__ = ["Execution", "Step", "StepRow"]
 
@@ -71,24 +71,24 @@ class Execution:
         folder: Holds `job.json` (the state) and `logs/STEP/NODE.log`.
         environment: What the steps on the nodes get beside their own: credentials of stores.
         say: Told when a step begins and ends.
-        part: This machine is one node of the job; the others' starts are somebody else's.
+        node_slice: This machine is one node of the job; the others' starts are somebody else's.
 
     Raises:
         ConfigError: A part of a job with a pool, which wants all nodes.
     """
 
     def __init__(
-        self, job: Job, folder: Path, environment: Mapping[str, str], *, say: Callable[[StepRow], None], hear: Hear | None = None,
-        part: Part | None = None,
+        self, job: Job, folder: Path, environment: Mapping[str, str], *, say: Callable[[StepRow], None], on_line: OnLine | None = None,
+        node_slice: NodeSlice | None = None,
     ) -> None:  # fmt: skip
         self.job = job
         self.folder = folder
         self.environment = dict(environment)
         self._on_step = say
-        self._hear = hear
-        self._commands = StepCommands(job, part)
-        self._node_slice = part
-        if part is not None and job.pool is not None:
+        self._on_line = on_line
+        self._commands = StepCommands(job, node_slice)
+        self._node_slice = node_slice
+        if node_slice is not None and job.pool is not None:
             raise ConfigError(
                 "pool: one node alone brings none up", hint="a [stage] with a destination stages its share"
             )
@@ -121,9 +121,9 @@ class Execution:
         steps: list[tuple[str, list[list[str]]]] = []
 
         def lines(
-            argv: list[str], on: list[Node], ranks_per_node: int = 1, around: Around | None = None
+            argv: list[str], on: list[Node], ranks_per_node: int = 1, rank_prefix: RankPrefix | None = None
         ) -> list[list[str]]:
-            call = Call(argv, on, ranks_per_node, fills=True, around=around)
+            call = RunRequest(argv, on, ranks_per_node, expand_placeholders=True, rank_prefix=rank_prefix)
             return [list(line) for line in self.cluster.launcher.line(call)]
 
         if job.provision:
@@ -132,8 +132,8 @@ class Execution:
             steps.append(("pool up", [self._commands.pool_up()]))
         if job.stage:
             steps.append(("stage", lines(self._commands.stage(self._commands.data("POOL/")), everyone)))
-        argv, around = self._commands.ranks(self._commands.data("POOL/"), self._variables())
-        steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node, around)))
+        argv, rank_prefix = self._commands.ranks(self._commands.data("POOL/"), self._variables())
+        steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node, rank_prefix)))
         if job.archive:
             on = everyone if job.archive.on == "all" else everyone[:1]
             steps.append(("archive", lines(self._commands.archive(), on)))
@@ -292,14 +292,16 @@ class Execution:
     def _on_nodes(self, step: str, argv: list[str], deadline: str, **options: Any) -> list[Exit]:
         return self.cluster.run(
             argv, deadline_s=parse_seconds(deadline), env=self.environment | options.pop("env", {}),
-            logs=self.folder / "logs" / step.replace(" ", "-"), hear=self._hear, fills=True, **options,
+            logs=self.folder / "logs" / step.replace(" ", "-"), on_line=self._on_line, expand_placeholders=True, **options,
         )  # fmt: skip
 
     def _provision(self) -> str:
-        part = self.job.provision
-        assert part is not None
+        section = self.job.provision
+        assert section is not None
         return provision(
-            self.cluster, part, lambda todo: self._on_nodes("provision", ["sh", part.at], part.deadline, on=todo)
+            self.cluster,
+            section,
+            lambda todo: self._on_nodes("provision", ["sh", section.at], section.deadline, on=todo),
         )
 
     def _pool_up(self) -> str:
@@ -319,21 +321,21 @@ class Execution:
 
     def _bring_up(self, lease: str = "", stranded: Sequence[str] = ()) -> str:
         """Brings the pool up, under a new lease where one is given. The state holds the lease before any node is touched."""
-        part = self.job.pool
-        assert part is not None
+        section = self.job.pool
+        assert section is not None
         self._state.lease = lease or self._state.lease
         self._save()
         self._pool, was_up = lifecycle.up(
-            self.cluster, PoolSpec(self.job.name, part.disk, part.copies), part.engine, part.settings,
-            deadline_s=parse_seconds(part.deadline), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
+            self.cluster, PoolSpec(self.job.name, section.disk, section.copies), section.engine, section.settings,
+            deadline_s=parse_seconds(section.deadline), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
             lease=self._state.lease, holder=str(self.folder.absolute()), stranded=stranded,
         )  # fmt: skip
         stays = "" if self._has_own_pool() else ", and stays: this job did not bring it up"
         return f"{self._pool.url}{f' (was up{stays})' if was_up else ''}"
 
     def _stage(self) -> str:
-        part = self.job.stage
-        assert part is not None
+        section = self.job.stage
+        assert section is not None
         data = self._commands.data(self._pool.url if self._pool else "")
         # A pool that was brought up anew is empty, whatever an earlier start has done.
         what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
@@ -344,22 +346,22 @@ class Execution:
             self._state.lease = self._state.lease or uuid4().hex[:16]
             self._save()
             staged_folder.claim(self.cluster, self.job.name, disk, self._state.lease, deadline_s=_DOWN_TIMEOUT_S)
-        raise_for_failures(self._on_nodes("stage", self._commands.stage(data), part.deadline), "stage")
+        raise_for_failures(self._on_nodes("stage", self._commands.stage(data), section.deadline), "stage")
         self._mark("stage", what)
         return data
 
     def _ranks(self) -> str:
-        part = self.job.run
+        section = self.job.run
         if self._is_marked("ranks", "ended"):
             return "done before"
         bad = self._run_ranks()
         tries = 1
         while bad:
             unreachable = unreachable_nodes(self.cluster, bad)
-            if not unreachable or part.lost_node == "abort":
+            if not unreachable or section.lost_node == "abort":
                 raise_for_failures(bad, "ranks")
             self._drop_nodes(unreachable, bad)
-            if part.lost_node == "continue":
+            if section.lost_node == "continue":
                 raise_for_failures([ended for ended in bad if ended.node not in unreachable], "ranks")
                 self.is_partial = True
                 break
@@ -367,7 +369,7 @@ class Execution:
             bad = self._run_ranks()
             tries += 1
         self._mark("ranks", "ended")
-        text = f"{len(self.cluster.nodes) * part.ranks_per_node} ranks"
+        text = f"{len(self.cluster.nodes) * section.ranks_per_node} ranks"
         if self.lost:
             text += f", {tries} starts; lost: {', '.join(self.lost)} ({next(iter(self.lost.values()))})"
         if self._recreated_because is not None:
@@ -376,13 +378,13 @@ class Execution:
 
     def _run_ranks(self) -> list[Exit]:
         """Runs the ranks on all nodes that are left; those that did not end well."""
-        part = self.job.run
+        section = self.job.run
         data = self._commands.data(self._pool.url if self._pool else "")
-        argv, around = self._commands.ranks(data, self._variables())
-        env = {**self._pool_env(data), **part.env}
+        argv, rank_prefix = self._commands.ranks(data, self._variables())
+        env = {**self._pool_env(data), **section.env}
         exits = self._on_nodes(
-            "ranks", argv, part.deadline, ranks_per_node=part.ranks_per_node, cwd=part.cwd, env=env, around=around,
-            part=self._node_slice,
+            "ranks", argv, section.deadline, ranks_per_node=section.ranks_per_node, cwd=section.cwd, env=env, rank_prefix=rank_prefix,
+            node_slice=self._node_slice,
         )  # fmt: skip
         return [ended for ended in exits if ended.code != 0]
 
@@ -404,12 +406,12 @@ class Execution:
 
     def _restore_pool(self) -> None:
         """The dataset, whole again on the nodes that are left: what only a lost node held is staged again."""
-        part = self.job.pool
-        if self._pool is not None and part is not None:
-            limit_s = parse_seconds(part.deadline)
+        section = self.job.pool
+        if self._pool is not None and section is not None:
+            limit_s = parse_seconds(section.deadline)
             try:
                 evict_lost_objects(
-                    self.cluster, self._pool, part.settings, list(self.lost), self._commands, deadline_s=limit_s
+                    self.cluster, self._pool, section.settings, list(self.lost), self._commands, deadline_s=limit_s
                 )
             except PenstockError as error:
                 # Lost with its leader, say: then a new one, which is empty. One that stands is not thrown away.
@@ -434,11 +436,11 @@ class Execution:
         return all(states.get(node.name) == "up" for node in self.cluster.nodes)
 
     def _archive(self) -> str:
-        part = self.job.archive
-        assert part is not None
-        on = list(self.cluster.nodes) if part.on == "all" else [self.cluster.leader]
-        raise_for_failures(self._on_nodes("archive", self._commands.archive(), part.deadline, on=on), "archive")
-        return part.to
+        section = self.job.archive
+        assert section is not None
+        on = list(self.cluster.nodes) if section.on == "all" else [self.cluster.leader]
+        raise_for_failures(self._on_nodes("archive", self._commands.archive(), section.deadline, on=on), "archive")
+        return section.to
 
     def _remove(self) -> str:
         """What this job has staged, by its lease."""

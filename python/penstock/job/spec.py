@@ -101,7 +101,7 @@ class RunSection(_Section, frozen=True):
 
 
 class ContainerSection(_Section, frozen=True):
-    """`[container]`: the ranks run in one; staging and the pool stay outside. `protocols.Box` says more.
+    """`[container]`: the ranks run in one; staging and the pool stay outside. See `protocols.ContainerSpec`.
 
     Attributes:
         binds: `/src:/dst` or `/src:/dst:ro`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.engines._shared.agent_client import Hands
+from penstock.engines._shared.agent_client import AgentClient
 from penstock.errors import PenstockError
 from penstock.protocols import PoolSpec
 
@@ -23,7 +23,7 @@ def claim(cluster: Cluster, name: str, disk: str, lease: str, *, deadline_s: flo
     Raises:
         PenstockError: A node did not answer, or something else lies there; the text begins with the node's name.
     """
-    Hands(PoolSpec(name, disk), cluster).ask("prepare", deadline_s, lease=lease, of="staged", need_bytes=0)
+    AgentClient(PoolSpec(name, disk), cluster).call("prepare", deadline_s, lease=lease, of="staged", need_bytes=0)
 
 
 def release(cluster: Cluster, name: str, disk: str, lease: str, *, lost: Collection[str], deadline_s: float) -> None:
@@ -32,7 +32,7 @@ def release(cluster: Cluster, name: str, disk: str, lease: str, *, lost: Collect
     Raises:
         PenstockError: The first node that is not lost, and did not do it.
     """
-    answers = Hands(PoolSpec(name, disk), cluster).try_asking("stop", deadline_s, lease=lease, keep_data=False)
+    answers = AgentClient(PoolSpec(name, disk), cluster).try_call("stop", deadline_s, lease=lease, keep_data=False)
     for node, answer in answers.items():
         if isinstance(answer, PenstockError) and node not in lost:
             raise type(answer)(f"remove: {answer}", hint=answer.hint, where=node)

@@ -11,10 +11,10 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.protocols import Around
+from penstock.protocols import RankPrefix
 
 if TYPE_CHECKING:
-    from penstock.protocols import Box, Container
+    from penstock.protocols import Container, ContainerSpec
 
 __all__ = ["apptainer", "charliecloud", "docker", "podman", "pyxis", "singularity"]
 
@@ -51,14 +51,14 @@ _NAMES = (
 _BIND = re.compile(r"(?P<src>/[^:,]*):(?P<dst>/[^:,]*)(?::(?P<mode>ro|rw))?")
 
 
-def _binds(box: Box) -> list[tuple[str, str, bool]]:
+def _binds(spec: ContainerSpec) -> list[tuple[str, str, bool]]:
     """Source, destination and whether it may only be read, of every bind.
 
     Raises:
         ConfigError: One that is no `SRC:DST` of absolute paths. Commas and further colons part the runtimes' own lists.
     """
     found = []
-    for bind in box.binds:
+    for bind in spec.binds:
         match = _BIND.fullmatch(bind)
         if match is None:
             raise ConfigError(f"container: `{bind}` is no bind: write /src:/dst or /src:/dst:ro, without commas")
@@ -66,10 +66,10 @@ def _binds(box: Box) -> list[tuple[str, str, bool]]:
     return found
 
 
-def _image(box: Box) -> str:
-    if not box.image or box.image.startswith("-"):
-        raise ConfigError(f"container: `{box.image}` is no image")
-    return box.image
+def _image(spec: ContainerSpec) -> str:
+    if not spec.image or spec.image.startswith("-"):
+        raise ConfigError(f"container: `{spec.image}` is no image")
+    return spec.image
 
 
 class _Apptainer:
@@ -78,11 +78,11 @@ class _Apptainer:
     def __init__(self, program: str) -> None:
         self._program = program
 
-    def around(self, box: Box) -> Around:
-        binds = [f"--bind={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(box)]
-        gpus = ["--nv"] if box.has_gpus else []
-        cwd = [f"--pwd={box.cwd}"] if box.cwd else []
-        return Around((self._program, "exec", *binds, *gpus, *cwd, *box.args, _image(box)))
+    def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
+        binds = [f"--bind={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec)]
+        gpus = ["--nv"] if spec.has_gpus else []
+        cwd = [f"--pwd={spec.cwd}"] if spec.cwd else []
+        return RankPrefix((self._program, "exec", *binds, *gpus, *cwd, *spec.args, _image(spec)))
 
 
 class _Daemon:
@@ -93,18 +93,18 @@ class _Daemon:
         self._gpus = gpus
         self._passed = (*_TORCHRUN, *(f"{family}*" for family in _FAMILIES)) if takes_families else _NAMES
 
-    def around(self, box: Box) -> Around:
-        name = f"{box.label}-{{rank}}"
-        binds = [f"--volume={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(box)]
+    def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
+        name = f"{spec.label}-{{rank}}"
+        binds = [f"--volume={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec)]
         # A name without a value takes the client's own, and is left out where that has none.
-        passed = [f"--env={each}" for each in dict.fromkeys((*self._passed, *box.env))]
-        return Around(
+        passed = [f"--env={each}" for each in dict.fromkeys((*self._passed, *spec.env))]
+        return RankPrefix(
             (
                 self._program, "run", "--rm", "--init", f"--name={name}", "--network=host", "--ipc=host", "--pid=host", *binds,
-                *passed, *([self._gpus] if box.has_gpus else []), *([f"--workdir={box.cwd}"] if box.cwd else []), *box.args,
-                _image(box),
+                *passed, *([self._gpus] if spec.has_gpus else []), *([f"--workdir={spec.cwd}"] if spec.cwd else []), *spec.args,
+                _image(spec),
             ),
-            ends=(self._program, "rm", "--force", name),
+            cleanup_argv=(self._program, "rm", "--force", name),
         )  # fmt: skip
 
 
@@ -113,31 +113,31 @@ class _Charliecloud:
     libraries into the image.
     """
 
-    def around(self, box: Box) -> Around:
-        binds = _binds(box)
+    def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
+        binds = _binds(spec)
         if any(is_read for *_, is_read in binds):
             raise Unsupported("container: ch-run binds for reading and writing", hint="leave `:ro` out")
         words = [f"--bind={src}:{dst}" for src, dst, _ in binds]
-        cwd = [f"--cd={box.cwd}"] if box.cwd else []
+        cwd = [f"--cd={spec.cwd}"] if spec.cwd else []
         # It refuses to run without USER, which batch systems and bare containers often leave out.
         shell = ("sh", "-c", 'USER="${USER:-$(id -un)}" exec "$@"', "sh")
-        return Around((*shell, "ch-run", *words, *cwd, *box.args, _image(box), "--"))
+        return RankPrefix((*shell, "ch-run", *words, *cwd, *spec.args, _image(spec), "--"))
 
 
 class _Pyxis:
-    """srun's plug-in for Enroot: words for srun itself. Penstock's door runs inside, so the image needs python3."""
+    """srun's plug-in for Enroot: words for srun itself. Penstock's rank wrapper runs inside, so the image needs python3."""
 
-    def around(self, box: Box) -> Around:
-        mounts = ",".join(f"{src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(box))
-        passed = ",".join(dict.fromkeys((*_TORCHRUN, *box.env)))
-        step = [f"--container-image={_image(box)}", f"--container-env={passed}"]
+    def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
+        mounts = ",".join(f"{src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec))
+        passed = ",".join(dict.fromkeys((*_TORCHRUN, *spec.env)))
+        step = [f"--container-image={_image(spec)}", f"--container-env={passed}"]
         step += [f"--container-mounts={mounts}"] if mounts else []
-        step += [f"--container-workdir={box.cwd}"] if box.cwd else []
+        step += [f"--container-workdir={spec.cwd}"] if spec.cwd else []
         # Enroot's hook shows the GPUs where this is set.
-        step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if box.has_gpus else []
+        step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if spec.has_gpus else []
         if any("{" in word for word in step):
             raise Unsupported("container: srun takes one line for all nodes, so {node} and {rank} cannot stand in it")
-        return Around(step=(*step, *box.args))
+        return RankPrefix(launcher_args=(*step, *spec.args))
 
 
 def apptainer() -> Container:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.launchers._shared.subprocess_launcher import StepLauncher, settings_of
+from penstock.launchers._shared.subprocess_launcher import SubprocessLauncher, parse_settings
 from penstock.launchers.netns_hosts import Hosts
 from penstock.protocols import Node
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalLauncher", "launcher"]
 
 
-class LocalLauncher(StepLauncher):
+class LocalLauncher(SubprocessLauncher):
     """Runs on this machine; with `hosts`, inside them."""
 
     def __init__(
@@ -40,7 +40,7 @@ class LocalLauncher(StepLauncher):
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalLauncher:
     """The entry point `penstock.launchers: local`."""
-    found = settings_of("local", settings, {"nodes": int, "first": int, "hosts": str, "python": str})
+    found = parse_settings("local", settings, {"nodes": int, "first": int, "hosts": str, "python": str})
     nodes, hosts = found.get("nodes", 1), None
     if not 1 <= nodes <= 1024:
         raise ConfigError(f"launcher local: nodes = {nodes} is not between 1 and 1024")

@@ -14,17 +14,17 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, NotFound
-from penstock.launchers._shared.allocation import allocated
-from penstock.launchers._shared.multi_rank_launcher import LabelledLauncher
-from penstock.launchers._shared.subprocess_launcher import check, settings_of
-from penstock.protocols import Call, Node
+from penstock.launchers._shared.allocation import allocated_hosts
+from penstock.launchers._shared.multi_rank_launcher import MultiRankLauncher
+from penstock.launchers._shared.subprocess_launcher import check_request, parse_settings
+from penstock.protocols import Node, RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["MpiLauncher", "launcher"]
 
-_ASK_S = 20
+_COMMAND_TIMEOUT_S = 20
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _OPEN = re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>:")
 # Open MPI 5 puts a blank behind; of 4, a blank there is the rank's own.
@@ -32,7 +32,7 @@ _OPEN_5 = re.compile(_OPEN.pattern + rb" ")
 _HYDRA = re.compile(rb"^\[(?P<rank>\d+)\] ")
 
 
-class MpiLauncher(LabelledLauncher):
+class MpiLauncher(MultiRankLauncher):
     """One mpirun a call."""
 
     def __init__(
@@ -56,45 +56,45 @@ class MpiLauncher(LabelledLauncher):
         return self._nodes
 
     def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
-        return self._start(Call(argv, [node]), argv, labels=[])
+        return self._mpirun_argv(RunRequest(argv, [node]), argv, labels=[])
 
-    def check(self, call: Call) -> None:
-        check(call, takes_outermost=self._is_open)
+    def check(self, request: RunRequest) -> None:
+        check_request(request, takes_outermost=self._is_open)
 
-    def step(self, call: Call, words: Sequence[str]) -> list[str]:
-        return self._start(call, words, labels=["--tag-output"] if self._is_open else ["-prepend-rank"])
+    def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
+        return self._mpirun_argv(request, argv, labels=["--tag-output"] if self._is_open else ["-prepend-rank"])
 
-    def _start(self, call: Call, words: Sequence[str], *, labels: list[str]) -> list[str]:
-        hosts = ",".join(f"{node.name}:{call.ranks_per_node}" for node in call.on)
-        count = ["-np", str(call.world)]
+    def _mpirun_argv(self, request: RunRequest, argv: Sequence[str], *, labels: list[str]) -> list[str]:
+        hosts = ",".join(f"{node.name}:{request.ranks_per_node}" for node in request.on)
+        count = ["-np", str(request.world)]
         if not self._is_open:
             # One rank's exit code is no reason to end the others: that is for whoever asked.
-            return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *words]
+            return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *argv]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         alone = ["--mca", "orte_abort_on_non_zero_status", "0", "--bind-to", "none", "--oversubscribe"]
-        inside = list(call.around.words) if call.around and call.around.is_outermost else []
+        inside = list(request.rank_prefix.argv) if request.rank_prefix and request.rank_prefix.is_outermost else []
         # Inside a container there is no srun to start the other nodes' daemons: ssh does, and puts them into one too.
         daemons = (
             ["--mca", "plm", "rsh", "--mca", "orte_launch_agent", shlex.join([*inside, "orted"])] if inside else []
         )
-        passed = [word for name in call.env for word in ("-x", name)]
+        passed = [word for name in request.env for word in ("-x", name)]
         return [
-            *inside, self._program, *root, *alone, *daemons, *count, "--host", hosts, "--map-by", f"ppr:{call.ranks_per_node}:node",
-            *labels, *passed, *self._args, *words,
+            *inside, self._program, *root, *alone, *daemons, *count, "--host", hosts, "--map-by", f"ppr:{request.ranks_per_node}:node",
+            *labels, *passed, *self._args, *argv,
         ]  # fmt: skip
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MpiLauncher:
     """The entry point `penstock.launchers: mpi`."""
-    found = settings_of("mpi", settings, {"nodes": str, "program": str, "args": str, "python": str})
+    found = parse_settings("mpi", settings, {"nodes": str, "program": str, "args": str, "python": str})
     program = found.get("program", "mpirun")
     try:
-        said = subprocess.run(
+        version_text = subprocess.run(
             [program, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_ASK_S,
+            timeout=_COMMAND_TIMEOUT_S,
             check=False,
         ).stdout
     except (OSError, subprocess.SubprocessError):
@@ -102,21 +102,21 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
     if found.get("nodes"):
         names = [word.strip() for word in found["nodes"].split(",") if word.strip()]
     else:
-        names = allocated(environment)
+        names = allocated_hosts(environment)
     for name in names:
         if not _HOST.fullmatch(name):
             raise ConfigError(f"nodes: `{name}` is no host")
     if len(set(names)) < len(names) or not names:
         raise ConfigError(f"nodes: `{found.get('nodes', '')}` names a host twice, or none")
     return MpiLauncher(
-        environment, [Node(name, name) for name in names], program=program, label=_label_of(said),
+        environment, [Node(name, name) for name in names], program=program, label=_label_pattern(version_text),
         args=shlex.split(found.get("args", "")), python=found.get("python", ""),
     )  # fmt: skip
 
 
-def _label_of(said: str) -> re.Pattern[bytes]:
+def _label_pattern(version_text: str) -> re.Pattern[bytes]:
     """How lines are labelled by the mpirun that says this of its version."""
-    found = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", said)
+    found = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", version_text)
     if found is None:
         return _HYDRA
     return _OPEN if int(found[1]) < 5 else _OPEN_5

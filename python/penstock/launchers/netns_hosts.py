@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on one machine: each with its own network, name, processes and disk, joined by a switch whose links have a rate.
+"""Emulated hosts on one machine (network namespaces): each with its own network, name, processes and disk, joined by a
+switch whose links have a rate.
 
-For rehearsals and tests. A host is the first process of its namespaces; when that is killed, the kernel ends everything
-in it, as a power cut would. Needs root. Nothing here reaches, or is reached from, outside the machine.
+For rehearsals and tests. A host is the first process of its namespaces; when that is killed, the kernel ends everything in
+it, as a power cut would. Needs root. Nothing outside the machine is reachable, or reaches a host.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.ownership import NotOwned, OwnedFolder, born, check_parents, has_mark, signal_process
+from penstock.ownership import NotOwned, OwnedFolder, check_parents, has_mark, signal_process, start_time
 from penstock.protocols import Node
 
 if TYPE_CHECKING:
@@ -131,9 +132,9 @@ class Hosts:
         """A host as after a power cut: all its processes and its link are gone; its disk stays, unseen."""
         pid, at = self._state["pids"].get(host, (0, 0))
         mark = _mark(self.name).encode()
-        if signal_process(pid, signal.SIGKILL, lambda pid: born(pid) == at and has_mark(pid, mark.__eq__)):
+        if signal_process(pid, signal.SIGKILL, lambda pid: start_time(pid) == at and has_mark(pid, mark.__eq__)):
             until = time.monotonic() + _READY_S
-            while born(pid) == at and time.monotonic() < until:
+            while start_time(pid) == at and time.monotonic() < until:
                 time.sleep(0.01)
             if host in self._held:
                 self._held.pop(host).wait()
@@ -176,7 +177,7 @@ class Hosts:
     def _pid(self, host: str) -> int:
         """The first process of a host; of one that is gone, a number that no process has: its own may be another's by now."""
         pid, at = self._state["pids"][host]
-        return int(pid) if born(pid) == at else _NO_PID
+        return int(pid) if start_time(pid) == at else _NO_PID
 
     def _index(self, host: str) -> int:
         return int(host.removeprefix("h"))
@@ -262,7 +263,7 @@ class Hosts:
         # With --pid, unshare stays outside as the parent of the host's first process.
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         pid = int(children[0]) if "--pid" in spaces else started.pid
-        self._state["pids"][name] = (pid, born(pid))
+        self._state["pids"][name] = (pid, start_time(pid))
         return pid
 
     def _in(self, host: str | None, *words: str) -> None:
@@ -315,6 +316,6 @@ def _clear_dead() -> None:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError):
             pids = _state_of(entry.name)["pids"]
-            if not any(born(pid) == at for pid, at in pids.values()):
+            if not any(start_time(pid) == at for pid, at in pids.values()):
                 with OwnedFolder(str(entry)) as folder:
                     folder.remove()

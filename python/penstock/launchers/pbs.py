@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.launchers import mpi, ssh
-from penstock.launchers._shared.allocation import by_pbs
+from penstock.launchers._shared.allocation import pbs_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,4 +34,4 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Lau
         raise ConfigError(f"launcher pbs: via = {via!r} is neither ssh nor mpi")
     if "nodes" in given:
         raise ConfigError("launcher pbs: its nodes are those of the job", hint="leave --nodes out")
-    return _VIA[via]({**given, "nodes": ",".join(by_pbs(environment))}, environment)
+    return _VIA[via]({**given, "nodes": ",".join(pbs_hosts(environment))}, environment)

@@ -10,20 +10,20 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from penstock.launchers._shared.allocation import by_slurm
-from penstock.launchers._shared.multi_rank_launcher import LabelledLauncher
-from penstock.launchers._shared.subprocess_launcher import check, settings_of
+from penstock.launchers._shared.allocation import slurm_hosts
+from penstock.launchers._shared.multi_rank_launcher import MultiRankLauncher
+from penstock.launchers._shared.subprocess_launcher import check_request, parse_settings
 from penstock.protocols import Node
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.protocols import Call
+    from penstock.protocols import RunRequest
 
 __all__ = ["SlurmLauncher", "launcher"]
 
 
-class SlurmLauncher(LabelledLauncher):
+class SlurmLauncher(MultiRankLauncher):
     """Steps overlap: a pool's daemons and the ranks share the allocation."""
 
     label = re.compile(rb"^\s*(?P<rank>\d+): ?")
@@ -48,16 +48,16 @@ class SlurmLauncher(LabelledLauncher):
         return self._nodes
 
     def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
-        return [*self._step([node], 1), "--", *argv]
+        return [*self._srun_argv([node], 1), "--", *argv]
 
-    def check(self, call: Call) -> None:
-        check(call, takes_step=True)
+    def check(self, request: RunRequest) -> None:
+        check_request(request, takes_step=True)
 
-    def step(self, call: Call, words: Sequence[str]) -> list[str]:
-        around = call.around.step if call.around else ()
-        return [*self._step(call.on, call.ranks_per_node), "--label", *around, "--", *words]
+    def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
+        rank_prefix = request.rank_prefix.launcher_args if request.rank_prefix else ()
+        return [*self._srun_argv(request.on, request.ranks_per_node), "--label", *rank_prefix, "--", *argv]
 
-    def _step(self, on: Sequence[Node], ranks_per_node: int) -> list[str]:
+    def _srun_argv(self, on: Sequence[Node], ranks_per_node: int) -> list[str]:
         return [
             "srun", "--overlap", "--kill-on-bad-exit=0", f"--nodes={len(on)}", f"--ntasks={len(on) * ranks_per_node}",
             f"--ntasks-per-node={ranks_per_node}", f"--nodelist={','.join(node.name for node in on)}", *self._srun,
@@ -66,6 +66,6 @@ class SlurmLauncher(LabelledLauncher):
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SlurmLauncher:
     """The entry point `penstock.launchers: slurm`."""
-    found = settings_of("slurm", settings, {"srun": str, "python": str})
-    nodes = [Node(name, name) for name in by_slurm(environment)]
+    found = parse_settings("slurm", settings, {"srun": str, "python": str})
+    nodes = [Node(name, name) for name in slurm_hosts(environment)]
     return SlurmLauncher(environment, nodes, srun=shlex.split(found.get("srun", "")), python=found.get("python", ""))

@@ -24,19 +24,19 @@ from typing import IO, TYPE_CHECKING, Any
 from penstock.errors import ConfigError, Deadline, Denied, PenstockError, Unreachable, Unsupported
 from penstock.launchers._remote import file_transfer
 from penstock.launchers._shared.subprocess_launcher import (
-    BEYOND_S,
-    check,
-    door_line,
-    doors,
-    exit_of,
-    kept,
-    parcel_line,
-    records,
-    settings_of,
+    WRAPPER_GRACE_S,
+    captured,
+    check_request,
+    display_argv,
+    exit_from_record,
+    parse_settings,
+    rank_argv,
+    rank_options,
     sinks,
-    spoken,
+    split_records,
+    transfer_argv,
 )
-from penstock.protocols import Call, Exit, Node
+from penstock.protocols import Exit, Node, RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 __all__ = ["SshLauncher", "launcher"]
 
 _HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>[A-Za-z0-9_.:-]+|\[[0-9a-fA-F:]+\])")
-_KNOWN = {
+_SETTINGS = {
     "nodes": str, "user": str, "port": int, "key": str, "known_hosts": str, "config": str, "jump": str, "connect_s": int,
     "python": str,
 }  # fmt: skip
 _CHUNK = 1 << 18
 # Runs the program whose words stand in the first line of stdin; what follows is the program's to read.
-_STARTS = (
+_BOOTSTRAP = (
     "import base64,json,sys,zlib;"
     'text,*sys.argv[1:]=json.loads(zlib.decompress(base64.b64decode(open(0,"rb",0,closefd=False).readline())));exec(text)'
 )
@@ -64,7 +64,7 @@ class SshLauncher:
     """One connection a node, kept for the launcher's life and made again when it was lost."""
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        found = settings_of("ssh", settings, _KNOWN)
+        found = parse_settings("ssh", settings, _SETTINGS)
         self._nodes, self._ports, self._users = parse(found.get("nodes", ""))
         self._settings = found
         if "jump" in found:
@@ -84,32 +84,32 @@ class SshLauncher:
     def nodes(self) -> Sequence[Node]:
         return self._nodes
 
-    def line(self, call: Call) -> list[list[str]]:
-        check(call)
+    def line(self, request: RunRequest) -> list[list[str]]:
+        check_request(request)
         return [
-            ["ssh", self._spelt(node), shlex.join(spoken(door_line(self._python, options, call.argv)))]
-            for node, options in doors(call)
+            ["ssh", self._destination(node), shlex.join(display_argv(rank_argv(self._python, options, request.argv)))]
+            for node, options in rank_options(request)
         ]
 
-    def run(self, call: Call) -> list[Exit]:
-        check(call)
+    def run(self, request: RunRequest) -> list[Exit]:
+        check_request(request)
         with tempfile.TemporaryFile() as held:
-            held.write(call.stdin or b"")
+            held.write(request.stdin or b"")
             held.flush()
-            return self._ranks(call, None if call.stdin is None else held)
+            return self._ranks(request, None if request.stdin is None else held)
 
     def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
-        call = Call(parcel_line(self._python, "receive", dst), on, deadline_s=deadline_s)
-        check(call)
+        request = RunRequest(transfer_argv(self._python, "receive", dst), on, deadline_s=deadline_s)
+        check_request(request)
         with tempfile.TemporaryFile() as held:
             file_transfer.pack(str(src), held)
-            return self._ranks(call, held)
+            return self._ranks(request, held)
 
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
-        call = Call(parcel_line(self._python, "send", src), [on], deadline_s=deadline_s)
-        [(node, options)] = doors(call)
+        request = RunRequest(transfer_argv(self._python, "send", src), [on], deadline_s=deadline_s)
+        [(node, options)] = rank_options(request)
         with tempfile.TemporaryFile() as held:
-            ended: Exit = self._await(self._one(node, options, call, keep=held))
+            ended: Exit = self._await(self._one(node, options, request, keep=held))
             if ended.code == 0:
                 held.seek(0)
                 file_transfer.unpack(held, str(dst))
@@ -136,9 +136,9 @@ class SshLauncher:
 
     # ------------------------------------------------------------ how
 
-    def _ranks(self, call: Call, stdin: IO[bytes] | None) -> list[Exit]:
+    def _ranks(self, request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
         async def all_of_them() -> list[Exit]:
-            jobs = [self._one(node, options, call, stdin=stdin) for node, options in doors(call)]
+            jobs = [self._one(node, options, request, stdin=stdin) for node, options in rank_options(request)]
             return list(await asyncio.gather(*jobs))
 
         ended: list[Exit] = self._await(all_of_them())
@@ -152,10 +152,10 @@ class SshLauncher:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C: the channels close, and the doors end what they run
+            future.cancel()  # Ctrl-C: the channels close, and the rank wrappers end what they run
             raise
 
-    def _spelt(self, node: Node) -> str:
+    def _destination(self, node: Node) -> str:
         user = self._users.get(node.name) or self._settings.get("user")
         port = self._ports.get(node.name) or self._settings.get("port")
         return f"{user + '@' if user else ''}{node.address}{f':{port}' if port else ''}"
@@ -164,45 +164,45 @@ class SshLauncher:
         self,
         node: Node,
         options: dict[str, Any],
-        call: Call,
+        request: RunRequest,
         *,
         stdin: IO[bytes] | None = None,
         keep: IO[bytes] | None = None,
     ) -> Exit:
-        began, rank, limit_s = time.monotonic(), options["rank"], call.deadline_s
+        began, rank, limit_s = time.monotonic(), options["rank"], request.deadline_s
         try:
-            async with asyncio.timeout(limit_s + BEYOND_S):
+            async with asyncio.timeout(limit_s + WRAPPER_GRACE_S):
                 connection = await self._connected(node)
-                out, err = sinks(call.hear, node.name, rank)
-                await self._channel(connection, options, call, stdin, _Kept(keep) if keep else out, err)
+                out, err = sinks(request.on_line, node.name, rank)
+                await self._channel(connection, options, request, stdin, _FileSink(keep) if keep else out, err)
         except TimeoutError:
-            # The node's door has the same deadline: what could not be told to end ends by itself.
+            # The node's rank wrapper has the same deadline: what could not be told to end ends by itself.
             fault = Deadline(f"{node.name}: it has not answered within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
         except PenstockError as error:
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=error)
-        told, rest = records(kept(err))
-        record = told[-1] if told else None
-        return exit_of(node.name, rank, record, kept(out), rest, time.monotonic() - began, limit_s)
+        found, rest = split_records(captured(err))
+        record = found[-1] if found else None
+        return exit_from_record(node.name, rank, record, captured(out), rest, time.monotonic() - began, limit_s)
 
     async def _channel(
-        self, connection: asyncssh.SSHClientConnection, options: dict[str, Any], call: Call, stdin: IO[bytes] | None,
+        self, connection: asyncssh.SSHClientConnection, options: dict[str, Any], request: RunRequest, stdin: IO[bytes] | None,
         out: Sink, err: Sink,
     ) -> None:  # fmt: skip
         import asyncssh
 
         # ssh has no argument lists: the login shell reads one text, and csh ends a quote at the end of a line. So the shell gets
         # a text without lines and `!`, and the words go to stdin in front of all else.
-        _, _, *words = door_line(self._python, {**options, "reads_env": True}, call.argv)
+        _, _, *words = rank_argv(self._python, {**options, "reads_env": True}, request.argv)
         packed = base64.b64encode(zlib.compress(json.dumps(words).encode()))
-        line = shlex.join([self._python, "-c", _STARTS])
+        line = shlex.join([self._python, "-c", _BOOTSTRAP])
         try:
             process = await connection.create_process(line, encoding=None)
         except (asyncssh.Error, OSError) as error:
             self._connections.pop(options["node"], None)
             raise Unreachable(f"{options['node']}: no session: {error}", where=options["node"]) from error
         async with process:
-            process.stdin.write(packed + b"\n" + json.dumps(dict(call.env)).encode() + b"\n")
+            process.stdin.write(packed + b"\n" + json.dumps(dict(request.env)).encode() + b"\n")
             feeding = asyncio.ensure_future(_feed(process, stdin))
             try:
                 await asyncio.gather(_drain(process.stdout, out), _drain(process.stderr, err))
@@ -211,7 +211,7 @@ class SshLauncher:
                 process.terminate()
                 raise
             except (asyncssh.Error, OSError) as error:
-                # Keep-alives were not answered, say: the node hangs, or its link is gone. Its door ends what it runs.
+                # Keep-alives were not answered, say: the node hangs, or its link is gone. Its rank wrapper ends what it runs.
                 self._connections.pop(options["node"], None)
                 raise Unreachable(
                     f"{options['node']}: the connection was lost under way: {error}", where=options["node"]
@@ -299,17 +299,17 @@ class SshLauncher:
             raise Unreachable(f"{node.name}: {why}", where=node.name) from error
 
 
-class _Kept:
+class _FileSink:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
-    def take(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         self._file.write(chunk)
 
 
 async def _drain(reader: asyncssh.SSHReader[bytes], sink: Sink) -> None:
     while chunk := await reader.read(_CHUNK):
-        sink.take(chunk)
+        sink.write(chunk)
 
 
 async def _feed(process: asyncssh.SSHClientProcess[bytes], stdin: IO[bytes] | None) -> None:

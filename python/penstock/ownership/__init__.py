@@ -24,14 +24,14 @@ from penstock.ownership.folders import (
 )
 from penstock.ownership.mounts import detach_loop, mounts_below, unmount_device
 from penstock.ownership.processes import (
-    born,
     end_group,
     end_processes,
+    find_processes,
     has_ended,
     has_mark,
-    marked,
     signal_group,
     signal_process,
+    start_time,
     wait_unreaped,
 )
 
@@ -39,17 +39,16 @@ __all__ = [
     "LEASE",
     "NotOwned",
     "OwnedFolder",
-    "born",
     "check_parents",
     "detach_loop",
     "end_group",
     "end_processes",
+    "find_processes",
     "has_ended",
     "has_mark",
     "identity_of",
     "lease_of",
     "leased",
-    "marked",
     "mounts_below",
     "remove_below",
     "remove_empty_folder",
@@ -58,6 +57,7 @@ __all__ = [
     "remove_made",
     "signal_group",
     "signal_process",
+    "start_time",
     "temporary_folder",
     "unmount_device",
     "wait_unreaped",

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "born",
     "end_group",
     "end_processes",
+    "find_processes",
     "has_ended",
     "has_mark",
-    "marked",
     "signal_group",
     "signal_process",
+    "start_time",
     "wait_unreaped",
 ]
 
 _LOOK_S = 0.05
 
 
-def born(pid: int) -> int:
+def start_time(pid: int) -> int:
     """A process's start in clock ticks, which with its number names it for ever; 0 when it is gone or dead."""
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -47,12 +47,12 @@ def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
         with open(f"/proc/{pid}/status") as file:
             user = next(line.split()[1] for line in file if line.startswith("Uid:"))
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return int(user) == os.getuid() and any(map(is_mark, file.read().split(b"\0"))) and born(pid) > 0
+            return int(user) == os.getuid() and any(map(is_mark, file.read().split(b"\0"))) and start_time(pid) > 0
     except (OSError, StopIteration):
         return False
 
 
-def marked(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
+def find_processes(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
     """Living processes of this user with a mark of ours, and their command lines."""
     found = {}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
@@ -97,7 +97,7 @@ def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int,
         until = time.monotonic() + grace_s
         while True:
             # Looked for again each time: one that was about to start another has done so meanwhile.
-            now = marked(is_mark)
+            now = find_processes(is_mark)
             ended.update(now)
             for pid in now:
                 signal_process(pid, number, lambda pid: has_mark(pid, is_mark))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contracts that plug-ins fulfil, and the nouns that cross them. Imports nothing else of Penstock.
+"""Contracts of plug-ins, and the types that cross them. Imports nothing else of Penstock.
 
-A plug-in package names a factory under an entry point, and is found by the same door as ours:
+A plug-in package names a factory under an entry point. Penstock's own plug-ins are found in the same way:
 
     [project.entry-points."penstock.workloads"]
     mine = "mypackage:workload"          # called with no argument, returns a Workload
@@ -16,27 +16,37 @@ A plug-in package names a factory under an entry point, and is found by the same
 from __future__ import annotations
 
 from penstock.protocols.engines import Access, Engine, Located, Pool, PoolSpec, Runner
-from penstock.protocols.launchers import Around, Box, Call, Container, Exit, Hear, Launcher, Node, Part
+from penstock.protocols.launchers import (
+    Container,
+    ContainerSpec,
+    Exit,
+    Launcher,
+    Node,
+    NodeSlice,
+    OnLine,
+    RankPrefix,
+    RunRequest,
+)
 from penstock.protocols.workloads import Batch, Demand, FieldSpec, StepCost, Workload, WorkloadSpec
 
 __all__ = [
     "Access",
-    "Around",
     "Batch",
-    "Box",
-    "Call",
     "Container",
+    "ContainerSpec",
     "Demand",
     "Engine",
     "Exit",
     "FieldSpec",
-    "Hear",
     "Launcher",
     "Located",
     "Node",
-    "Part",
+    "NodeSlice",
+    "OnLine",
     "Pool",
     "PoolSpec",
+    "RankPrefix",
+    "RunRequest",
     "Runner",
     "StepCost",
     "Workload",

@@ -77,7 +77,7 @@ class Runner(Protocol):
         on: Sequence[Node],
         deadline_s: float,
         stdin: bytes | None = None,
-        fills: bool = False,
+        expand_placeholders: bool = False,
     ) -> list[Exit]:
         """A command once on each of the nodes, as `Launcher.run` does it."""
         ...

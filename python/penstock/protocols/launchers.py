@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts commands on nodes: the contracts of launchers and containers, and their nouns."""
+"""Contracts of launchers and container runtimes, which start commands on nodes, and their types."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Around", "Box", "Call", "Container", "Exit", "Hear", "Launcher", "Node", "Part"]
+__all__ = ["Container", "ContainerSpec", "Exit", "Launcher", "Node", "NodeSlice", "OnLine", "RankPrefix", "RunRequest"]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One host of a cluster: `name` is what logs, errors and flags call it, `address` where other nodes reach it."""
+    """One host of a cluster: `name` in logs, errors and flags, `address` for connections from other nodes."""
 
     name: str
     address: str
@@ -26,12 +26,12 @@ class Exit:
     """How one rank of a command ended.
 
     Attributes:
-        node: Its name.
-        rank: Of the command, counted from 0 node after node.
-        code: Exit code, or 128 + the signal that ended it. None where it did not run to an end: `fault` says why.
-        out, err: What it wrote last; a launcher keeps at least the last MiB of each.
-        seconds: From its start to its end, as the launcher saw it.
-        fault: Why there is no code (unreachable, refused, past its deadline), in words that name the node.
+        node: The node's name.
+        rank: Number of the rank in the command, counted from 0 node after node.
+        code: Exit code, or 128 + the signal that ended it. None if the command did not run to an end; `fault` has the reason.
+        out, err: The end of its output; a launcher keeps at least the last MiB of each.
+        seconds: From start to end, as the launcher measured.
+        fault: Why there is no code (unreachable, refused, past the deadline); the text names the node.
     """
 
     node: str
@@ -43,60 +43,60 @@ class Exit:
     fault: Exception | None = None
 
 
-Hear = Callable[[str, int, str, bytes], None]
-"""Told of every line while a command runs: node's name, rank, `out` or `err`, the line without its end. From any thread."""
+OnLine = Callable[[str, int, str, bytes], None]
+"""Callback for every output line of a running command: node name, rank, `out` or `err`, line without its end. From any thread."""
 
 
 @dataclass(frozen=True)
-class Around:
-    """What stands around every rank of a call: a container, most often.
+class RankPrefix:
+    """Command prefix of every rank of a request; most often it enters a container.
 
     Attributes:
-        words: Before the rank's own, on its node, as `apptainer exec IMAGE`. `{rank}`, `{world}`, `{local_rank}` and
-            `{node}` in them and in `ends` are always filled.
-        step: For the one program that starts all ranks, as `--container-image=IMAGE` for srun; launchers that have no such
-            program refuse them.
-        is_outermost: `words` stand before that program too, on this machine and on every node: the launcher is inside.
-        ends: The command that ends on a node what `words` began, where the end of its process does not (a daemon's container).
+        argv: Put before the rank's own command on its node, as `apptainer exec IMAGE`. `{rank}`, `{world}`, `{local_rank}` and
+            `{node}` in them and in `cleanup_argv` are always expanded.
+        launcher_args: Arguments of the one program that starts all ranks, as `--container-image=IMAGE` for srun; launchers
+            without such a program refuse them.
+        is_outermost: `argv` stand before that program too, on this machine and on every node: the launcher is inside.
+        cleanup_argv: Command that ends on a node what `argv` started, if the end of its process does not (a daemon's container).
     """
 
-    words: tuple[str, ...] = ()
-    step: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    launcher_args: tuple[str, ...] = ()
     is_outermost: bool = False
-    ends: tuple[str, ...] = ()
+    cleanup_argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Part:
-    """The place of a call's nodes in a larger job.
+class NodeSlice:
+    """The place of a request's nodes in a larger job.
 
     Attributes:
-        node: The number of the first of them there.
-        nodes: The number of the job's.
-        meet: Host and port where the job's ranks meet.
+        node: Number of the first of these nodes in the job.
+        nodes: Number of nodes of the job.
+        rendezvous: Host and port where the job's ranks meet (torch's MASTER_ADDR and MASTER_PORT).
     """
 
     node: int
     nodes: int
-    meet: tuple[str, int]
+    rendezvous: tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Call:
-    """A command on every rank of some nodes, as a launcher is asked for it.
+class RunRequest:
+    """A command to run on every rank of some nodes.
 
     Attributes:
-        argv: Its words, from end to end a list. With `fills`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in them
+        argv: The command, always a list. With `expand_placeholders`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in it
             become each rank's own.
-        on: The nodes, in the order in which their ranks are counted.
-        deadline_s: After which the command is ended, on its node.
-        env: Set over what the node has; crosses no command line.
-        cwd: The folder that it starts in, on the node.
-        stdin: Goes to every rank of a call of one rank a node.
-        hear: Told of every line.
-        around: What stands around every rank.
-        part: Where these nodes stand in a larger job, whose other nodes somebody else starts; for launchers that number
-            ranks themselves.
+        on: The nodes, in the order of their ranks.
+        deadline_s: The command is ended on its node after this time.
+        env: Variables set over the node's own; never put on a command line.
+        cwd: Working directory on the node.
+        stdin: Goes to every rank; needs one rank per node.
+        on_line: Called for every output line.
+        rank_prefix: Put around every rank.
+        node_slice: The place of these nodes in a larger job whose other nodes are started elsewhere; for launchers that
+            number ranks themselves.
     """
 
     argv: Sequence[str]
@@ -106,29 +106,29 @@ class Call:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     stdin: bytes | None = None
-    hear: Hear | None = None
-    fills: bool = False
-    around: Around | None = None
-    part: Part | None = None
+    on_line: OnLine | None = None
+    expand_placeholders: bool = False
+    rank_prefix: RankPrefix | None = None
+    node_slice: NodeSlice | None = None
 
     @property
     def world(self) -> int:
-        """The number of its ranks."""
+        """Number of ranks."""
         return len(self.on) * self.ranks_per_node
 
 
 @dataclass(frozen=True)
-class Box:
-    """A container as a job asks for it.
+class ContainerSpec:
+    """The container that a job asks for.
 
     Attributes:
-        image: As the runtime names it: a file, a folder, or a name in a registry.
-        binds: `SRC:DST` or `SRC:DST:ro`: folders of the node, and where ranks see them.
-        env: Names of variables that ranks are to get beside those of their launcher.
-        has_gpus: The node's GPUs are shown.
-        cwd: The folder that ranks start in, inside; else the runtime's or the image's own.
-        args: Further words for the runtime, before the image.
-        label: Names the containers of one call where the runtime wants names.
+        image: In the runtime's own form: a file, a folder, or a name in a registry.
+        binds: `SRC:DST` or `SRC:DST:ro`: folders of the node, and their paths inside.
+        env: Names of the variables that ranks get besides those of their launcher.
+        has_gpus: The node's GPUs are visible inside.
+        cwd: Working directory inside; else the runtime's or the image's own.
+        args: Further arguments of the runtime, before the image.
+        label: Names the containers of one request, if the runtime needs names.
     """
 
     image: str
@@ -142,42 +142,42 @@ class Box:
 
 @runtime_checkable
 class Container(Protocol):
-    """A container runtime, as words around a rank's own. Starts nothing by itself."""
+    """A container runtime, as a command prefix. Starts nothing by itself."""
 
-    def around(self, box: Box) -> Around:
-        """What puts every rank of a call into the container. Refuses with Unsupported what the runtime cannot."""
+    def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
+        """The prefix that runs every rank in the container. Raises Unsupported for what the runtime cannot do."""
         ...
 
 
 @runtime_checkable
 class Launcher(Protocol):
     """Starts commands on nodes. Command lines are argument lists from end to end; no call outlives its deadline by
-    more than ten seconds, and what it started on a node ends with the call, also where the node cannot be reached any more.
+    more than ten seconds, and what it started on a node ends with the call, even if the node becomes unreachable.
     """
 
     def nodes(self) -> Sequence[Node]:
-        """The nodes, in an order that does not change; the first leads. Asks no node for anything."""
+        """The nodes, in an order that does not change; the first leads. Contacts no node."""
         ...
 
-    def line(self, call: Call) -> Sequence[Sequence[str]]:
-        """The command lines that `run` would start on this machine, for people to read; empty where it starts none."""
+    def line(self, request: RunRequest) -> Sequence[Sequence[str]]:
+        """The command lines that `run` would start on this machine, for people to read; empty if it starts none."""
         ...
 
-    def run(self, call: Call) -> list[Exit]:
-        """Runs all ranks at once; returns when all have ended, one Exit a rank, in order.
+    def run(self, request: RunRequest) -> list[Exit]:
+        """Run all ranks at once; return one Exit per rank, in order, when all have ended.
 
-        A rank's failure is its Exit; only a call that cannot be (no node, no command) raises.
+        A rank's failure is in its Exit; only an invalid request (no node, no command) raises.
         """
         ...
 
     def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
-        """A file or folder of this machine to the path `dst` of every node; whole under its name, or not there."""
+        """Copy a file or folder of this machine to the path `dst` of every node; complete, or not there."""
         ...
 
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
-        """A file or folder of one node to the path `dst` here; whole under its name, or not there."""
+        """Copy a file or folder of one node to the path `dst` here; complete, or not there."""
         ...
 
     def close(self) -> None:
-        """Ends what still runs and gives back what was taken; safe twice."""
+        """End what still runs and release everything; safe to call twice."""
         ...

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock.errors import Deadline, NotFound, PenstockError
-from penstock.protocols import Around, Call, Launcher
+from penstock.protocols import Launcher, RankPrefix, RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ class LauncherSuite:
         deadline_s: float = _LIMIT_S,
         **more: Any,
     ) -> list[Exit]:
-        return self.launcher.run(Call(argv, on, ranks_per_node, deadline_s=deadline_s, **more))
+        return self.launcher.run(RunRequest(argv, on, ranks_per_node, deadline_s=deadline_s, **more))
 
     def _sh(self, text: str, *words: str) -> list[str]:
         return ["sh", "-c", text, "sh", *words]
@@ -75,7 +75,7 @@ class LauncherSuite:
             self._sh('echo "$0-$1-$2-$3"; echo err >&2', "{rank}", "{world}", "{node}"),
             self.nodes,
             2,
-            fills=True,
+            expand_placeholders=True,
         )
         world = 2 * len(self.nodes)
         assert [e.fault for e in exits] == [None] * world, exits
@@ -92,7 +92,7 @@ class LauncherSuite:
         assert ended.out.decode() == "".join(f"<{word}>" for word in odd) + "\n", ended
 
     def check_exit_codes_are_each_ranks_own(self) -> None:
-        exits = self._run(self._sh('exit "$(($1 * 3))"', "{rank}"), self.nodes, fills=True)
+        exits = self._run(self._sh('exit "$(($1 * 3))"', "{rank}"), self.nodes, expand_placeholders=True)
         assert [e.code for e in exits] == [3 * at for at in range(len(self.nodes))], exits
         [killed] = self._run(self._sh("kill -9 $$"), self.nodes[:1])
         assert killed.code == 128 + 9, killed
@@ -115,7 +115,7 @@ class LauncherSuite:
     def check_long_lines_and_open_ends_arrive_as_they_were(self) -> None:
         # Launchers that mix the streams of all ranks cut lines, put labels into them, or end those that are open.
         text = 'for n in 9000 3 70000; do head -c $n /dev/zero | tr "\\0" "$1"; echo; done; printf "%s" "$1$1"; printf "%s" "$1" >&2'
-        exits = self._run(self._sh(text, "{rank}"), self.nodes, 2, fills=True)
+        exits = self._run(self._sh(text, "{rank}"), self.nodes, 2, expand_placeholders=True)
         for ended in exits:
             digit = str(ended.rank).encode()
             assert ended.out == b"".join(digit * n + b"\n" for n in (9000, 3, 70000)) + digit * 2, ended
@@ -154,34 +154,37 @@ class LauncherSuite:
         assert said[0] == said[1], "the command goes on after its end"
 
     def check_what_stands_around_a_rank_is_its_own(self) -> None:
-        around = Around(words=("env", "SUITE_AROUND={rank}-{node}"))
-        exits = self._run(self._sh('echo "$SUITE_AROUND {rank}"'), self.nodes, 2, around=around)
-        # Without `fills` the command's own words stay; those around it never do.
+        rank_prefix = RankPrefix(argv=("env", "SUITE_AROUND={rank}-{node}"))
+        exits = self._run(self._sh('echo "$SUITE_AROUND {rank}"'), self.nodes, 2, rank_prefix=rank_prefix)
+        # Without `expand_placeholders` the command's own words stay; those around it never do.
         said = [e.out.decode() for e in exits]
         assert said == [f"{e.rank}-{e.node} {{rank}}\n" for e in exits], exits
 
     def check_what_ends_a_container_is_run_at_its_deadline(self) -> None:
         mark = f"{self.there}-ended"
-        around = Around(
-            words=("env",), ends=("sh", "-c", 'mkdir -p "$(dirname "$1")"; : > "$1"', "sh", mark + "-{rank}")
+        rank_prefix = RankPrefix(
+            argv=("env",), cleanup_argv=("sh", "-c", 'mkdir -p "$(dirname "$1")"; : > "$1"', "sh", mark + "-{rank}")
         )
-        [ended] = self._run(["sleep", "300"], self.nodes[-1:], deadline_s=2, around=around)
+        [ended] = self._run(["sleep", "300"], self.nodes[-1:], deadline_s=2, rank_prefix=rank_prefix)
         assert isinstance(ended.fault, Deadline), ended
         assert self._run(["cat", f"{mark}-0"], self.nodes[-1:])[0].code == 0
-        assert self._run(["true"], self.nodes[-1:], around=Around(ends=("touch", f"{mark}-1")))[0].code == 0
+        assert (
+            self._run(["true"], self.nodes[-1:], rank_prefix=RankPrefix(cleanup_argv=("touch", f"{mark}-1")))[0].code
+            == 0
+        )
         assert self._run(["cat", f"{mark}-1"], self.nodes[-1:])[0].code == 1
 
     def check_lines_are_heard_while_the_command_runs(self) -> None:
         heard: list[tuple[str, int, str, bytes]] = []
         first = threading.Event()
 
-        def hear(node: str, rank: int, stream: str, line: bytes) -> None:
+        def on_line(node: str, rank: int, stream: str, line: bytes) -> None:
             heard.append((node, rank, stream, line))
             first.set()
 
         gate = f"{self.there}-gate"
         text = 'echo begun; n=0; while [ ! -e "$1" ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; [ -e "$1" ] && echo ended'
-        runner = threading.Thread(target=lambda: self._run(self._sh(text, gate), self.nodes[:1], hear=hear))
+        runner = threading.Thread(target=lambda: self._run(self._sh(text, gate), self.nodes[:1], on_line=on_line))
         runner.start()
         assert first.wait(_LIMIT_S), "nothing was heard"
         self._run(self._sh('mkdir -p "$(dirname "$1")"; : > "$1"', gate), self.nodes[:1])
@@ -219,6 +222,6 @@ class LauncherSuite:
             raise AssertionError(f"run({argv}, {on}) was taken")
 
     def check_line_is_a_list_of_words_with_the_command_in_it(self) -> None:
-        lines = self.launcher.line(Call(["hostname", "a b"], self.nodes))
+        lines = self.launcher.line(RunRequest(["hostname", "a b"], self.nodes))
         assert all(isinstance(word, str) for line in lines for word in line)
         assert all(any("hostname" in word for word in line) for line in lines), lines

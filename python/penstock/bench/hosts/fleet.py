@@ -97,8 +97,8 @@ class Fleet:
             deadline_s=self._deadline_s if verb == "run" else _SWEEP_S,
             env=for_nodes(),
             stdin=msgspec.json.encode(msgspec.structs.replace(orders, verb=verb)),
-            hear=heard.line if heard else None,
-            fills=True,
+            on_line=heard.line if heard else None,
+            expand_placeholders=True,
         )
 
     def _sweep(self, orders: Orders, exits: Sequence[Exit]) -> list[str]:

@@ -48,17 +48,17 @@ def command(
     Words are passed as they are, through no shell; {rank}, {world}, {local_rank} and {node} in them become each rank's
     own. Exit code 1 says that a node failed; which, and why, stands on stderr.
     """
-    from penstock.protocols import Call
+    from penstock.protocols import RunRequest
 
     with opened(launcher, nodes, on, settings) as cluster:
         chosen = [cluster.leader] if leader else list(cluster.nodes)
         if dry_run:
-            for line in cluster.launcher.line(Call(argv, chosen, ranks_per_node, fills=True)):
+            for line in cluster.launcher.line(RunRequest(argv, chosen, ranks_per_node, expand_placeholders=True)):
                 click.echo(spelt(list(line)))
             return 0
         exits = cluster.run(
-            argv, on=chosen, ranks_per_node=ranks_per_node, deadline_s=deadline, cwd=cwd, logs=logs, fills=True,
-            hear=None if as_json else _say,
+            argv, on=chosen, ranks_per_node=ranks_per_node, deadline_s=deadline, cwd=cwd, logs=logs, expand_placeholders=True,
+            on_line=None if as_json else _say,
         )  # fmt: skip
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "exits": [as_row(each) for each in exits]}))

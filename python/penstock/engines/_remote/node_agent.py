@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's hands on a node: sent there by `node_program` with a VERB and a NODE, with its orders as JSON on stdin.
+"""Node agent of a pool: sent to a node by `node_program` with a VERB and a NODE; reads its requests as JSON on stdin.
 
-Needs nothing on the node but Python, and imports nothing of Penstock but `penstock.ownership`, which goes along. Everything of a
-pool on a node is one folder with its lease, and processes that carry the lease in their environment: so `stop` and `audit` find
-what a killed `start` left, and `stop` refuses a folder without a lease of the pool.
+Needs only Python on the node, and imports nothing of Penstock but `penstock.ownership`, which is sent along. A pool on a node
+is one folder with its lease, and processes with the lease in their environment. So `stop` and `audit` find what a killed
+`start` left, and `stop` refuses a folder without a lease of the pool.
 Answers with one line of JSON: {"ok": ...}, or {"error": code, "text": ..., "hint": ...}.
 """
 
@@ -29,13 +29,13 @@ from penstock.ownership import (
     LEASE,
     NotOwned,
     OwnedFolder,
-    born,
     check_parents,
     end_processes,
+    find_processes,
     lease_of,
     leased,
-    marked,
     mounts_below,
+    start_time,
 )
 
 if TYPE_CHECKING:
@@ -49,19 +49,19 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 MOUNTS = ("mnt",)
 
 
-class Refused(Exception):
+class AgentError(Exception):
     def __init__(self, code: str, text: str, hint: str = "") -> None:
         super().__init__(text)
         self.code, self.text, self.hint = code, text, hint
 
 
-def mark_of(name: str, root: str, lease: str = "") -> Callable[[bytes], bool]:
+def process_mark(name: str, root: str, lease: str = "") -> Callable[[bytes], bool]:
     """Tells the variable that processes of a pool on this folder carry; with no lease, of all its lives."""
     begins, ends = f"{MARK}={name}:{lease}".encode(), f":{root}".encode()
     return lambda item: item.startswith(begins) and item.endswith(ends)
 
 
-def peek(root: str) -> dict[str, Any] | None:
+def read_lease(root: str) -> dict[str, Any] | None:
     """The lease in a folder, where the folder is ours and has one."""
     try:
         with OwnedFolder(root) as folder:
@@ -70,7 +70,7 @@ def peek(root: str) -> dict[str, Any] | None:
         return None
 
 
-def locked(folder: OwnedFolder, wait_s: float) -> Any:
+def lock_folder(folder: OwnedFolder, wait_s: float) -> Any:
     """The pool's folder for this process alone; None where it stays another's. Freed with the process."""
     lock = os.open(LEASE, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder.fd)
     until = time.monotonic() + wait_s
@@ -89,47 +89,50 @@ def locked(folder: OwnedFolder, wait_s: float) -> Any:
 # ---------------------------------------------------------------- verbs
 
 
-def _is_ours(held: dict[str, Any], order: dict[str, Any]) -> None:
-    if (held.get("lease"), held.get("node")) != (order["lease"], order["node"]):
-        raise Refused(
+def _is_ours(held: dict[str, Any], request: dict[str, Any]) -> None:
+    if (held.get("lease"), held.get("node")) != (request["lease"], request["node"]):
+        raise AgentError(
             "precondition",
-            f"{order['root']} is the pool's folder on {held.get('node', 'another node')} too",
+            f"{request['root']} is the pool's folder on {held.get('node', 'another node')} too",
             "a `{node}` in --disk keeps them apart",
         )
 
 
-def prepare(order: dict[str, Any]) -> dict[str, Any]:
+def prepare(request: dict[str, Any]) -> dict[str, Any]:
     """Takes the folder under a lease, and finds free ports on the node's address."""
-    root = order["root"]
-    for pattern in order.get("wants", []):
+    root = request["root"]
+    for pattern in request.get("wants", []):
         if not glob.glob(pattern):
-            raise Refused("not-found", f"{pattern} is not there")
+            raise AgentError("not-found", f"{pattern} is not there")
     try:
         os.makedirs(os.path.dirname(root), mode=0o755, exist_ok=True)
         check_parents(root)
         with OwnedFolder.made(root) as folder:
-            take(folder, order)
+            acquire_lease(folder, request)
     except NotOwned:
         raise
     except OSError as error:
         code = {28: "no-space", 13: "denied", 30: "denied"}.get(error.errno or 0, "system")
-        raise Refused(code, f"{error.filename or root}: {error.strerror}") from error
+        raise AgentError(code, f"{error.filename or root}: {error.strerror}") from error
     free = shutil.disk_usage(root).free
-    if free < order.get("need_bytes", 0):
-        raise Refused("no-space", f"{root} has {free:,} bytes free, and the pool wants {order['need_bytes']:,}")
-    return {"ports": ports(order["address"], order.get("ports", 0), order.get("fixed", [])), "free_bytes": free}
+    if free < request.get("need_bytes", 0):
+        raise AgentError("no-space", f"{root} has {free:,} bytes free, and the pool wants {request['need_bytes']:,}")
+    return {
+        "ports": free_ports(request["address"], request.get("ports", 0), request.get("fixed", [])),
+        "free_bytes": free,
+    }
 
 
-def take(folder: OwnedFolder, order: dict[str, Any]) -> None:
+def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
     """Writes the lease, where none is there yet: of nodes that come together one is the first. Before all else, so that a
     folder without a lease is empty, or not ours.
     """
-    root, name, lease = order["root"], order["name"], order["lease"]
+    root, name, lease = request["root"], request["name"], request["lease"]
     held = lease_of(folder)
     if held is None:
         others = [entry for entry in folder.names() if not entry.startswith(f".{LEASE}.")]
         if others:
-            raise Refused(
+            raise AgentError(
                 "precondition",
                 f"{root} is there and has no lease of a pool ({len(others):,} entries, {min(others)} among them)",
                 "move it away, or use another --name",
@@ -138,32 +141,32 @@ def take(folder: OwnedFolder, order: dict[str, Any]) -> None:
             "lease": lease,
             "name": name,
             "root": root,
-            "of": order["of"],
-            "node": order["node"],
+            "of": request["of"],
+            "node": request["node"],
             "at_s": time.time(),
         }
         folder.write(LEASE, json.dumps(mine).encode(), replaces=False)
         held = lease_of(folder) or {}
     if held.get("kept"):
-        raise Refused(
+        raise AgentError(
             "precondition",
             f"{root} holds the data that `pool down --keep-data` kept",
             f"move {root}/data away; penstock pool down --name {name} with the same --disk and --nodes removes it",
         )
     if held.get("lease") != lease:
-        alive = marked(mark_of(name, root))
+        alive = find_processes(process_mark(name, root))
         what = f"{len(alive)} processes of it run" if alive else "nothing of it runs any more"
-        raise Refused(
+        raise AgentError(
             "precondition",
             f"{root} holds the pool `{name}` of another start ({held.get('of', 'unknown')}): {what}",
             f"penstock pool down --name {name} with the same --disk and --nodes ends it; another --name stands beside it",
         )
-    _is_ours(held, order)
+    _is_ours(held, request)
     for part in ("logs", "conf", "data"):
         folder.folder(part)
 
 
-def ports(address: str, count: int, fixed: list[int]) -> list[int]:
+def free_ports(address: str, count: int, fixed: list[int]) -> list[int]:
     held, found = [], []
     try:
         for port in [*fixed, *([0] * (count - len(fixed)))]:
@@ -173,7 +176,7 @@ def ports(address: str, count: int, fixed: list[int]) -> list[int]:
                 one.bind((address, port))
             except OSError as error:
                 text = f"port {port} of {address} is taken" if error.errno == 98 else f"{address}: {error.strerror}"
-                raise Refused("precondition", text, "leave the port out, and a free one is taken") from error
+                raise AgentError("precondition", text, "leave the port out, and a free one is taken") from error
             found.append(one.getsockname()[1])
     finally:
         for one in held:
@@ -181,29 +184,29 @@ def ports(address: str, count: int, fixed: list[int]) -> list[int]:
     return found
 
 
-def start(order: dict[str, Any]) -> dict[str, Any]:
+def start(request: dict[str, Any]) -> dict[str, Any]:
     """Writes files, runs what is to be run once, and starts daemons that are not running yet."""
-    root = order["root"]
+    root = request["root"]
     try:
-        folder, _ = leased(root, order["name"], order["lease"])
+        folder, _ = leased(root, request["name"], request["lease"])
     except OSError as error:
-        raise Refused("precondition", f"{root} is not held by this start of the pool: {error}") from error
+        raise AgentError("precondition", f"{root} is not held by this start of the pool: {error}") from error
     # Held until the last daemon runs: a `stop` that comes in between waits, and finds them all.
-    if locked(folder, LOCK_S) is None:
-        raise Refused("precondition", f"{root} is not held by this start of the pool: another command works on it")
-    for name in order.get("folders", []):
+    if lock_folder(folder, LOCK_S) is None:
+        raise AgentError("precondition", f"{root} is not held by this start of the pool: another command works on it")
+    for name in request.get("folders", []):
         os.makedirs(os.path.join(root, name), exist_ok=True)
-    for name, text in order.get("files", {}).items():
+    for name, text in request.get("files", {}).items():
         with open(os.path.join(root, name), "w") as file:
             file.write(text)
-    environment = {**os.environ, **order.get("env", {}), MARK: f"{order['name']}:{order['lease']}:{root}"}
-    for once in order.get("once", []):
+    environment = {**os.environ, **request.get("env", {}), MARK: f"{request['name']}:{request['lease']}:{root}"}
+    for once in request.get("once", []):
         if not os.path.exists(os.path.join(root, once["unless"])):
             with open(os.path.join(root, once["log"]), "ab") as log:
                 run_once(once, environment, root, log)
-    for daemon in order.get("daemons", []):
+    for daemon in request.get("daemons", []):
         record = os.path.join(root, daemon["name"] + ".pid")
-        if alive_of(record):
+        if daemon_pid(record):
             continue
         with open(os.path.join(root, daemon["log"]), "ab") as log:
             process = subprocess.Popen(
@@ -216,7 +219,7 @@ def start(order: dict[str, Any]) -> dict[str, Any]:
                 start_new_session=True,
             )
         with open(record, "w") as file:
-            json.dump([process.pid, born(process.pid)], file)
+            json.dump([process.pid, start_time(process.pid)], file)
     return {}
 
 
@@ -233,43 +236,43 @@ def run_once(once: dict[str, Any], environment: dict[str, str], root: str, log: 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Refused("deadline", f"{once['what']} has not ended within {once['limit_s']:g} s") from None
+        raise AgentError("deadline", f"{once['what']} has not ended within {once['limit_s']:g} s") from None
     except OSError as error:
-        raise Refused("not-found", f"{error.filename or once['argv'][0]}: {error.strerror}") from error
+        raise AgentError("not-found", f"{error.filename or once['argv'][0]}: {error.strerror}") from error
     if done.returncode != 0:
-        raise Refused(
-            "system", f"{once['what']} ended with {done.returncode}: {last_words(os.path.join(root, once['log']))}"
+        raise AgentError(
+            "system", f"{once['what']} ended with {done.returncode}: {last_log_line(os.path.join(root, once['log']))}"
         )
 
 
-def alive_of(record: str) -> int:
+def daemon_pid(record: str) -> int:
     """The daemon's process, or 0."""
     try:
         with open(record) as file:
             pid, at = json.load(file)
     except (OSError, ValueError):
         return 0
-    return pid if at and born(pid) == at else 0
+    return pid if at and start_time(pid) == at else 0
 
 
-def last_words(log: str) -> str:
+def last_log_line(log: str) -> str:
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.path.getsize(log) - 4000))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return "no log"
-    told = [line for line in lines if "Exception" in line or " ERROR " in line or " FATAL " in line]
-    return (told or lines or ["an empty log"])[-1].strip()[:300]
+    errors = [line for line in lines if "Exception" in line or " ERROR " in line or " FATAL " in line]
+    return (errors or lines or ["an empty log"])[-1].strip()[:300]
 
 
-def alive(order: dict[str, Any]) -> dict[str, Any]:
+def alive(request: dict[str, Any]) -> dict[str, Any]:
     """Which daemons run, and what the others said last."""
-    root, found = order["root"], {}
+    root, found = request["root"], {}
     for record in sorted(glob.glob(os.path.join(glob.escape(root), "*.pid"))):
         name = os.path.basename(record)[:-4]
-        found[name] = None if alive_of(record) else last_words(os.path.join(root, "logs", name + ".log"))
-    held = peek(root)
+        found[name] = None if daemon_pid(record) else last_log_line(os.path.join(root, "logs", name + ".log"))
+    held = read_lease(root)
     return {
         "lease": held and held["lease"],
         "dead": {n: words for n, words in found.items() if words},
@@ -277,24 +280,24 @@ def alive(order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def http(order: dict[str, Any]) -> Any:
+def http(request: dict[str, Any]) -> Any:
     """What a URL answers, asked from this node: its JSON, or its text."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(order["url"], timeout=order["limit_s"]) as answer:
+        with opener.open(request["url"], timeout=request["limit_s"]) as answer:
             text = answer.read().decode(errors="replace")
     except (OSError, urllib.error.URLError) as error:
-        raise Refused("unreachable", f"{order['url']}: {getattr(error, 'reason', error)}") from error
+        raise AgentError("unreachable", f"{request['url']}: {getattr(error, 'reason', error)}") from error
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def stop(order: dict[str, Any]) -> dict[str, Any]:
+def stop(request: dict[str, Any]) -> dict[str, Any]:
     """Ends the pool's processes, mounts and folder. Refuses a folder that has no lease of the pool."""
-    root, name, lease = order["root"], order["name"], order["lease"]
-    is_mark = mark_of(name, root, lease)
+    root, name, lease = request["root"], request["name"], request["lease"]
+    is_mark = process_mark(name, root, lease)
     try:
         folder = OwnedFolder(root)
         if lease_of(folder) is None and not folder.names():  # a start was killed before it had written its lease
@@ -312,24 +315,24 @@ def stop(order: dict[str, Any]) -> dict[str, Any]:
         return {"processes": sorted(ended.values()), "mounts": [], "folders": []}  # the folder is another start's
     # A start that was left alone by its killed owner may be about to run the next daemon: it is waited for.
     with suppress(FileNotFoundError):
-        locked(folder, LOCK_S)
+        lock_folder(folder, LOCK_S)
     ended.update(end_processes(is_mark, GRACE_S))
     gone = folder.unmount(MOUNTS)
     if left := mounts_below(folder.path):
-        raise Refused(
+        raise AgentError(
             "system", f"{left[0]} could not be unmounted", f"end the processes that use it: fuser -m {left[0]}"
         )
-    if order["keep_data"]:
+    if request["keep_data"]:
         folder.remove(keep=("data", LEASE))
         folder.write(LEASE, json.dumps({**held, "kept": True}).encode(), replaces=True)
-    folders = [] if order["keep_data"] or not folder.remove() else [root]
+    folders = [] if request["keep_data"] or not folder.remove() else [root]
     return {"processes": sorted(ended.values()), "mounts": gone, "folders": folders}
 
 
-def audit(order: dict[str, Any]) -> list[str]:
+def audit(request: dict[str, Any]) -> list[str]:
     """What is left of the pool, in words."""
-    root, name = order["root"], order["name"]
-    found = [f"process {pid}: {words}" for pid, words in sorted(marked(mark_of(name, root)).items())]
+    root, name = request["root"], request["name"]
+    found = [f"process {pid}: {words}" for pid, words in sorted(find_processes(process_mark(name, root)).items())]
     found += [
         f"mount {path}"
         for path in mounts_below(os.path.join(os.path.realpath(os.path.dirname(root)), os.path.basename(root)))
@@ -341,16 +344,16 @@ def audit(order: dict[str, Any]) -> list[str]:
         pass
     except NotOwned as error:
         found.append(f"folder {root}, which `pool down` will not remove: {error}")
-    for port in order.get("ports", []):
-        with suppress(OSError), socket.create_connection((order["address"], port), 1):
+    for port in request.get("ports", []):
+        with suppress(OSError), socket.create_connection((request["address"], port), 1):
             found.append(f"port {port}")
     return found
 
 
-def has(order: dict[str, Any]) -> bool:
+def has(request: dict[str, Any]) -> bool:
     """Whether something is there for every pattern; with `folder`, in a folder that root or this user alone may write."""
-    folder = order.get("folder")
-    return (folder is None or _is_trusted(folder)) and all(glob.glob(pattern) for pattern in order["patterns"])
+    folder = request.get("folder")
+    return (folder is None or _is_trusted(folder)) and all(glob.glob(pattern) for pattern in request["patterns"])
 
 
 def _is_trusted(folder: str) -> bool:
@@ -367,13 +370,13 @@ VERBS = {"has": has, "prepare": prepare, "start": start, "alive": alive, "http":
 
 def main() -> int:
     verb, node = sys.argv[1:]
-    orders = json.load(sys.stdin)
-    order = {**orders.get("all", {}), **orders.get("each", {}).get(node, {}), "node": node}
+    requests = json.load(sys.stdin)
+    request = {**requests.get("all", {}), **requests.get("each", {}).get(node, {}), "node": node}
     try:
-        if not NAME.fullmatch(order["name"]):
-            raise Refused("config", f"`{order['name']}` is not the name of a pool")
-        answer: dict[str, Any] = {"ok": VERBS[verb](order)}
-    except Refused as refused:
+        if not NAME.fullmatch(request["name"]):
+            raise AgentError("config", f"`{request['name']}` is not the name of a pool")
+        answer: dict[str, Any] = {"ok": VERBS[verb](request)}
+    except AgentError as refused:
         answer = {"error": refused.code, "text": refused.text, "hint": refused.hint}
     except NotOwned as error:
         answer = {"error": "precondition", "text": str(error), "hint": error.hint}

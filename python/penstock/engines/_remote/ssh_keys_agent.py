@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of a pool on a node, sent there by `node_program` with a VERB and a NODE like the pool's agent.
+"""Agent for a pool's ssh keys on a node, sent there by `node_program` with a VERB and a NODE like `node_agent`.
 
-The first node makes a key for the pool's life, and its private half stays there, in the pool's folder. The other nodes let
-its public half in. ~/.ssh gets lines of a fixed form that carry the pool's name and lease, and loses exactly those again: a
-line that carries them in another form stays, and is told. A file that was not there says so in its first line, and goes with
-the last pool's lines. Answers as the agent does.
+The first node makes a key for the pool's life; its private half stays there, in the pool's folder. The other nodes accept the
+public half. ~/.ssh gets lines of a fixed form with the pool's name and lease, and later exactly those are removed. A changed
+line of the pool stays and is reported. A file that did not exist before gets a first line that says so, and is removed with
+the last pool's lines. Answers have the same form as the node agent's.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ ADDRESS = re.compile(r"[A-Za-z0-9_.:%-]+")
 BLOCK = (r"Host .+", r'IdentityFile "?.+/keys/id"?', r'UserKnownHostsFile "?.+/keys/known_hosts"? .+', r"Host \*")
 
 
-def folder() -> Path:
+def ssh_dir() -> Path:
     """ssh goes by the user's entry, whatever HOME says."""
     return Path(pwd.getpwuid(os.geteuid()).pw_dir, ".ssh")
 
 
-def mark(order: dict[str, Any]) -> str:
+def mark(request: dict[str, Any]) -> str:
     """What stands in every line of a pool's life; with no lease, of all of its lives."""
-    return f"{MARK}{order['name']}:{order.get('lease', '')}"
+    return f"{MARK}{request['name']}:{request.get('lease', '')}"
 
 
-def mark_form(order: dict[str, Any]) -> str:
+def mark_form(request: dict[str, Any]) -> str:
     """The same as a pattern, with its lease to the end."""
-    lease = order.get("lease", "")
-    return re.escape(f"{MARK}{order['name']}:") + (re.escape(lease) if lease else "[0-9A-Za-z]+")
+    lease = request.get("lease", "")
+    return re.escape(f"{MARK}{request['name']}:") + (re.escape(lease) if lease else "[0-9A-Za-z]+")
 
 
 @contextmanager
-def edited(name: str) -> Iterator[list[str]]:
+def edit_lines(name: str) -> Iterator[list[str]]:
     """The lines of a file in ~/.ssh, to be changed: written whole, one writer at a time on a machine.
 
     The lock does not reach nodes that share a home over NFS; of one pool they all write the same.
     """
-    folder().mkdir(mode=0o700, exist_ok=True)
-    path = (folder() / name).resolve()  # a link stays one
-    lock = os.open(folder(), os.O_RDONLY)
+    ssh_dir().mkdir(mode=0o700, exist_ok=True)
+    path = (ssh_dir() / name).resolve()  # a link stays one
+    lock = os.open(ssh_dir(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = read(path)
@@ -107,20 +107,20 @@ def write(path: Path, lines: list[str], mode: int) -> None:
 # ---------------------------------------------------------------- verbs
 
 
-def make(order: dict[str, Any]) -> str:
+def make_key(request: dict[str, Any]) -> str:
     """The public half of the pool's key, type and key; the key is made where it is not there yet, in the pool's own folder."""
-    pool, _ = leased(order["root"], order["name"], order["lease"])
+    pool, _ = leased(request["root"], request["name"], request["lease"])
     pool.folder("keys")
     path = f"{pool.path}/keys/id"
     with OwnedFolder(f"{pool.path}/keys") as keys:
         if keys.read("id") is None:
-            line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", mark(order), "-f", path]
+            line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", mark(request), "-f", path]
             subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True)
     # From the private half: no file beside it is taken at its word.
-    shown = subprocess.run(
+    done = subprocess.run(
         ["ssh-keygen", "-y", "-f", path], stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True
     )
-    return public(" ".join(shown.stdout.decode().split()[:2]))
+    return public(" ".join(done.stdout.decode().split()[:2]))
 
 
 def public(text: str) -> str:
@@ -131,38 +131,38 @@ def public(text: str) -> str:
     return text
 
 
-def shown(order: dict[str, Any]) -> list[str]:  # noqa: ARG001
+def host_keys(request: dict[str, Any]) -> list[str]:  # noqa: ARG001
     """The host keys that this node's sshd shows: type and key."""
     return [" ".join(path.read_text().split()[:2]) for path in sorted(SSHD.glob("ssh_host_*_key.pub"))]
 
 
-def admit(order: dict[str, Any]) -> None:
+def authorize(request: dict[str, Any]) -> None:
     """Lets the pool's key in: for commands, and for nothing else that ssh can do. One line, all of it of our making."""
-    line = f"restrict {public(order['key'])} {mark(order)}"
-    with edited("authorized_keys") as lines:
+    line = f"restrict {public(request['key'])} {mark(request)}"
+    with edit_lines("authorized_keys") as lines:
         if line not in lines:
             lines.insert(len(lines) - (lines[-1] == ""), line)
 
 
-def trust(order: dict[str, Any]) -> None:
+def add_known_hosts(request: dict[str, Any]) -> None:
     """On the first node: ssh goes to the pool's nodes with the pool's key, and knows their host keys."""
-    pool, _ = leased(order["root"], order["name"], order["lease"])
-    for address, found in order["hosts"].items():
+    pool, _ = leased(request["root"], request["name"], request["lease"])
+    for address, found in request["hosts"].items():
         for word, form in ((address, ADDRESS), *((key, HOST_KEY) for key in found)):
             if form.fullmatch(word) is None:
                 raise ValueError(f"{address}: {word[:100]!r} is not the address or the host key of a node")
-    known = "".join(f"{address} {key}\n" for address, found in order["hosts"].items() for key in found)
+    known = "".join(f"{address} {key}\n" for address, found in request["hosts"].items() for key in found)
     with OwnedFolder(f"{pool.path}/keys") as keys:
         keys.write("known_hosts", known.encode(), replaces=True)
     ours = [
-        f"# {mark(order)} begins",
-        f"Host {' '.join(order['hosts'])}",
+        f"# {mark(request)} begins",
+        f"Host {' '.join(request['hosts'])}",
         f"IdentityFile {quoted(f'{keys.path}/id')}",
-        f"UserKnownHostsFile {quoted(f'{keys.path}/known_hosts')} {quoted(f'{folder()}/known_hosts')}",
+        f"UserKnownHostsFile {quoted(f'{keys.path}/known_hosts')} {quoted(f'{ssh_dir()}/known_hosts')}",
         "Host *",
-        f"# {mark(order)} ends",
+        f"# {mark(request)} ends",
     ]
-    with edited("config") as lines:
+    with edit_lines("config") as lines:
         if ours[0] not in lines:
             lines[:0] = ours  # in front: ssh takes what it reads first
 
@@ -174,14 +174,14 @@ def quoted(path: str) -> str:
     return f'"{path.replace("%", "%%")}"'
 
 
-def withdraw(order: dict[str, Any]) -> list[str]:
+def remove(request: dict[str, Any]) -> list[str]:
     """Takes out the lines of the pool that are of our making; the files that had some."""
-    found = left(order)
+    found = leftovers(request)
     for name in ("authorized_keys", "config") if found else ():
-        with edited(name) as lines:
+        with edit_lines(name) as lines:
             at = 0
             while at < len(lines):
-                end = end_of_ours(name, lines, at, order)
+                end = end_of_ours(name, lines, at, request)
                 if end > at:
                     del lines[at:end]
                 else:
@@ -189,42 +189,49 @@ def withdraw(order: dict[str, Any]) -> list[str]:
     return found
 
 
-def end_of_ours(name: str, lines: list[str], at: int, order: dict[str, Any]) -> int:
+def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -> int:
     """Where what begins at a line and is of our making ends; the line itself where it is not.
 
     Raises:
         NotOwned: A block of the pool was changed: without some of its lines the others would mean something else.
     """
     if name == "authorized_keys":
-        return at + (re.fullmatch(f"restrict {KEY.pattern} {mark_form(order)}", lines[at]) is not None)
-    if re.fullmatch(f"# {mark_form(order)} begins", lines[at]) is None:
+        return at + (re.fullmatch(f"restrict {KEY.pattern} {mark_form(request)}", lines[at]) is not None)
+    if re.fullmatch(f"# {mark_form(request)} begins", lines[at]) is None:
         return at
     last = lines[at].replace(" begins", " ends")
     here = [*lines[at + 1 : at + 1 + len(BLOCK)], *[""] * len(BLOCK)]
     if not all(re.fullmatch(form, line) for form, line in zip(BLOCK, here)):  # noqa: B905 - old interpreters
         raise NotOwned(
-            f"{folder() / name}: the block that begins in line {at + 1} is not as Penstock wrote it",
-            f"remove the block of {mark(order)} by hand, then take the pool down again",
+            f"{ssh_dir() / name}: the block that begins in line {at + 1} is not as Penstock wrote it",
+            f"remove the block of {mark(request)} by hand, then take the pool down again",
         )
     end = at + 1 + len(BLOCK)
     return end + (lines[end : end + 1] == [last])
 
 
-def left(order: dict[str, Any]) -> list[str]:
+def leftovers(request: dict[str, Any]) -> list[str]:
     """The files that have lines of the pool, in words."""
-    names = [name for name in ("authorized_keys", "config") if mark(order) in (read(folder() / name) or "")]
-    return [f"key in {folder() / name}" for name in names]
+    names = [name for name in ("authorized_keys", "config") if mark(request) in (read(ssh_dir() / name) or "")]
+    return [f"key in {ssh_dir() / name}" for name in names]
 
 
-VERBS = {"make": make, "shown": shown, "admit": admit, "trust": trust, "withdraw": withdraw, "left": left}
+VERBS = {
+    "make_key": make_key,
+    "host_keys": host_keys,
+    "authorize": authorize,
+    "add_known_hosts": add_known_hosts,
+    "remove": remove,
+    "leftovers": leftovers,
+}
 
 
 def main() -> int:
     verb, node = sys.argv[1:]
-    orders = json.load(sys.stdin)
-    order = {**orders.get("all", {}), **orders.get("each", {}).get(node, {})}
+    requests = json.load(sys.stdin)
+    request = {**requests.get("all", {}), **requests.get("each", {}).get(node, {})}
     try:
-        answer: dict[str, Any] = {"ok": VERBS[verb](order)}
+        answer: dict[str, Any] = {"ok": VERBS[verb](request)}
     except NotOwned as error:
         answer = {"error": "precondition", "text": str(error), "hint": error.hint}
     except (OSError, ValueError, subprocess.SubprocessError) as error:

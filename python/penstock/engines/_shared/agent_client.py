@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an engine's orders reach its agent on every node, and how refusals come back: as errors that name the node."""
+"""Client of the node agents: sends an engine's requests to every node, and returns refusals as errors that name the node."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from penstock.protocols import Exit, Node, Pool, Runner
 
 __all__ = [
-    "ByAgents",
-    "Hands",
-    "of_those_that_answered",
-    "receipts_of",
-    "root_of",
-    "roots_of",
-    "states_by_daemons",
-    "states_of",
-    "wanting",
+    "AgentClient",
+    "AgentManagedEngine",
+    "daemon_states",
+    "down_receipts",
+    "node_states",
+    "parse_settings",
+    "pool_root",
+    "pool_roots",
+    "successes",
 ]
 
 
 _REMOTE = Path(__file__).parents[1] / "_remote"
 
 
-def root_of(spec: PoolSpec, node: Node) -> str:
+def pool_root(spec: PoolSpec, node: Node) -> str:
     """The one folder of the pool on a node."""
     disk = spec.disk.replace("{node}", node.name)
     if not posixpath.isabs(disk):
@@ -41,7 +41,7 @@ def root_of(spec: PoolSpec, node: Node) -> str:
     return posixpath.join(posixpath.normpath(disk), f"penstock-pool-{spec.name}")
 
 
-def wanting(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) -> dict[str, Any]:
+def parse_settings(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) -> dict[str, Any]:
     """An engine's settings over their defaults; text is taken for the number or the truth that it spells.
 
     Raises:
@@ -64,7 +64,7 @@ def wanting(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) 
     return found
 
 
-class Hands:
+class AgentClient:
     """The agents of one pool's nodes."""
 
     def __init__(self, spec: PoolSpec, runner: Runner, *, python: str = "python3") -> None:
@@ -73,11 +73,11 @@ class Hands:
         self._python = python
 
     @classmethod
-    def of(cls, pool: Pool, runner: Runner) -> Hands:
+    def of(cls, pool: Pool, runner: Runner) -> AgentClient:
         """Those of a pool that is up: its folders are told with each order."""
         return cls(PoolSpec(pool.name, "/", pool.copies), runner)
 
-    def ask(
+    def call(
         self,
         verb: str,
         deadline_s: float,
@@ -85,20 +85,20 @@ class Hands:
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
         agent: str = "node_agent",
-        **alike: Any,
+        **common: Any,
     ) -> dict[str, Any]:
         """Every node's answer by its name.
 
         Raises:
             PenstockError: The first refusal or the first node that did not answer, with its name.
         """
-        answers = self.try_asking(verb, deadline_s, on=on, each=each, agent=agent, **alike)
+        answers = self.try_call(verb, deadline_s, on=on, each=each, agent=agent, **common)
         for answer in answers.values():
             if isinstance(answer, PenstockError):
                 raise answer
         return answers
 
-    def try_asking(
+    def try_call(
         self,
         verb: str,
         deadline_s: float,
@@ -106,37 +106,37 @@ class Hands:
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
         agent: str = "node_agent",
-        **alike: Any,
+        **common: Any,
     ) -> dict[str, Any]:
         """Every node's answer by its name, errors among them. `agent`: `node_agent`, or `ssh_keys_agent` for the pool's keys."""
         nodes = list(self.runner.nodes) if on is None else list(on)
         own = {
-            node.name: {"root": root_of(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}
+            node.name: {"root": pool_root(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}
             for node in nodes
         }
-        orders = json.dumps({"all": {"name": self.spec.name, **alike}, "each": own}).encode()
+        requests = json.dumps({"all": {"name": self.spec.name, **common}, "each": own}).encode()
         exits = self.runner.run(
             [self._python, "-c", node_program(_REMOTE / f"{agent}.py"), verb, "{node}"],
             on=nodes,
             deadline_s=max(1.0, deadline_s),
-            stdin=orders,
-            fills=True,
+            stdin=requests,
+            expand_placeholders=True,
         )
-        return {ended.node: _answer(ended) for ended in exits}
+        return {ended.node: _parse_answer(ended) for ended in exits}
 
     def raise_if_dead(self, deadline_s: float) -> None:
         """Raises SystemFault where a daemon of the pool has ended, with its last words."""
-        for name, answer in self.ask("alive", deadline_s).items():
+        for name, answer in self.call("alive", deadline_s).items():
             for daemon, words in answer["dead"].items():
                 raise SystemFault(f"{name}: the {daemon} has ended: {words}", where=name)
 
 
-def of_those_that_answered(answers: Mapping[str, Any]) -> dict[str, Any]:
+def successes(answers: Mapping[str, Any]) -> dict[str, Any]:
     """The answers that are none of them errors: what `audit` gives."""
     return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
 
 
-def receipts_of(answers: Mapping[str, Any]) -> dict[str, Any]:
+def down_receipts(answers: Mapping[str, Any]) -> dict[str, Any]:
     """What `down` gives: also the words of nodes that refused because what is there is not the pool's."""
     return {
         name: {"refused": [str(answer)]} if isinstance(answer, PreconditionFailed) else answer
@@ -145,7 +145,7 @@ def receipts_of(answers: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def states_of(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> dict[str, str]:
+def node_states(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> dict[str, str]:
     """`up`, `degraded` or `lost` of every node: lost where it did not answer, up where what it says of itself is enough."""
     return {
         name: "lost" if isinstance(answer, PenstockError) else "up" if is_up(name, answer) else "degraded"
@@ -153,21 +153,21 @@ def states_of(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> 
     }
 
 
-def states_by_daemons(pool: Pool, answers: Mapping[str, Any], serving: Collection[str]) -> dict[str, str]:
+def daemon_states(pool: Pool, answers: Mapping[str, Any], serving: Collection[str]) -> dict[str, str]:
     """The same of engines with daemons, by what `alive` answered: up where they run under the pool's lease, none has died,
     and whoever keeps the list says that the node serves.
     """
-    return states_of(
+    return node_states(
         answers, lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in serving
     )
 
 
-def roots_of(pool: Pool) -> dict[str, dict[str, Any]]:
+def pool_roots(pool: Pool) -> dict[str, dict[str, Any]]:
     """Every node's folder of a pool whose facts name it, as an order of each."""
     return {name: {"root": facts["root"]} for name, facts in pool.facts["nodes"].items()}
 
 
-class ByAgents:
+class AgentManagedEngine:
     """What engines share whose pools each node's own agent takes down and looks after."""
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
@@ -177,13 +177,13 @@ class ByAgents:
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
-        return receipts_of(Hands(spec, runner).try_asking("stop", deadline_s, lease=lease, keep_data=keep_data))
+        return down_receipts(AgentClient(spec, runner).try_call("stop", deadline_s, lease=lease, keep_data=keep_data))
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        return of_those_that_answered(Hands(spec, runner).try_asking("audit", deadline_s))
+        return successes(AgentClient(spec, runner).try_call("audit", deadline_s))
 
 
-def _answer(ended: Exit) -> Any:
+def _parse_answer(ended: Exit) -> Any:
     if ended.fault is not None:
         return (
             ended.fault

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects as plain files below a folder: what `local` and `mount` share. A name is a path that stays below it."""
+"""Objects as plain files below a folder, shared by `local` and `mount`. A name is a relative path that stays below it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from penstock.engines._shared.agent_client import ByAgents
+from penstock.engines._shared.agent_client import AgentManagedEngine
 from penstock.errors import KeyRefused, NoSpace, NotFound
 from penstock.ownership import NotOwned, remove_below, remove_file
 from penstock.protocols import Located
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from penstock.protocols import Pool
 
-__all__ = ["FolderAccess", "OnOnePath", "checked"]
+__all__ = ["FolderAccess", "SharedFolderEngine", "validated_name"]
 
 _PART = ".penstock-part-"
 
 
-def checked(name: str) -> str:
+def validated_name(name: str) -> str:
     """A name that can be one.
 
     Raises:
@@ -41,7 +41,7 @@ def checked(name: str) -> str:
     return name
 
 
-class OnOnePath(ByAgents):
+class SharedFolderEngine(AgentManagedEngine):
     """Engines whose objects are files below one path, which is the pool's URL and the same on all nodes."""
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
@@ -58,12 +58,12 @@ class FolderAccess:
         self._is_own = is_own
 
     @property
-    def says_where(self) -> bool:
+    def reports_locations(self) -> bool:
         """A mount does not say where its files lie."""
         return self._is_own
 
     def _path(self, name: str) -> Path:
-        return self._folder / checked(name)
+        return self._folder / validated_name(name)
 
     def names(self, prefix: str = "") -> list[str]:
         """Folders and links are not objects."""
@@ -118,6 +118,6 @@ class FolderAccess:
         """Files only; folders stay."""
         for name in names:
             try:
-                remove_below(self._folder, checked(name))
+                remove_below(self._folder, validated_name(name))
             except NotOwned as error:
                 raise KeyRefused(f"`{name}`: {error}", key=name) from error

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from penstock.engines._shared.agent_client import root_of
+from penstock.engines._shared.agent_client import pool_root
 from penstock.errors import ConfigError, Deadline, NotFound, PreconditionFailed
 from penstock.ownership import NotOwned, OwnedFolder, check_parents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.engines._shared.agent_client import Hands
+    from penstock.engines._shared.agent_client import AgentClient
     from penstock.protocols import PoolSpec, Runner
 
-__all__ = ["configured", "data_options", "installed", "placed", "wanted"]
+__all__ = ["configured", "data_options", "install_jars", "installed_class_path", "required_files"]
 
 _OWN_JARS = "--engine-set hadoop=DIR names an installed Hadoop, or a folder of its jars"
 _POM = Path(__file__).with_name("hadoop.pom.xml")
@@ -33,7 +33,7 @@ log4j.appender.A.layout.ConversionPattern=%d %p %c: %m%n
 """
 
 
-def installed(given: str, environment: Mapping[str, str]) -> str | None:
+def installed_class_path(given: str, environment: Mapping[str, str]) -> str | None:
     """The class path of a Hadoop that the user names, or None where ours is to be used."""
     home = given or environment.get("HADOOP_HOME", "")
     if not home:
@@ -43,7 +43,7 @@ def installed(given: str, environment: Mapping[str, str]) -> str | None:
     return f"{home}/*"
 
 
-def wanted(path: str) -> list[str]:
+def required_files(path: str) -> list[str]:
     """What must be on a node for a class path to hold HDFS."""
     return [
         f"{glob.escape(part[:-1])}{_SERVER if ':' not in path else 'hadoop-hdfs-*.jar'}"
@@ -51,8 +51,8 @@ def wanted(path: str) -> list[str]:
     ]
 
 
-def placed(
-    environment: Mapping[str, str], runner: Runner, hands: Hands, spec: PoolSpec, until: float
+def install_jars(
+    environment: Mapping[str, str], runner: Runner, agents: AgentClient, spec: PoolSpec, until: float
 ) -> dict[str, str]:
     """Our own jars on every node, by the class path: fetched once to this machine, copied to nodes that do not see them.
 
@@ -74,7 +74,7 @@ def placed(
     except NotOwned as error:
         raise PreconditionFailed(f"Hadoop's jars: {error}", hint=error.hint or _OWN_JARS) from None
     # A node whose folder of that name is not proved ours gets a copy.
-    has = hands.ask(
+    has = agents.call(
         "has", until - time.monotonic(), patterns=[f"{glob.escape(str(cache))}/{_SERVER}"], folder=str(cache)
     )
     paths = {}
@@ -82,7 +82,7 @@ def placed(
         if has[node.name]:
             paths[node.name] = f"{cache}/*"
             continue
-        there = f"{root_of(spec, node)}/jars"
+        there = f"{pool_root(spec, node)}/jars"
         [ended] = runner.copy_to_all(cache, there, on=[node], deadline_s=max(1.0, until - time.monotonic()))
         if ended.code != 0:
             raise ended.fault or NotFound(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from penstock.engines._shared.folder import checked
+from penstock.engines._shared.folder import validated_name
 from penstock.errors import Deadline, NoSpace, NotFound, ServerError, Unreachable
 from penstock.protocols import Located
 
@@ -65,7 +65,7 @@ class HdfsAccess:
         """Whole under a temporary name, then renamed; from the start again where a DataNode fails. The NameNode gives
         the first copy to the writer's own DataNode.
         """
-        checked(name)
+        validated_name(name)
         size = source.stat().st_size
         folder = name.rpartition("/")[0]
         # One block, so that its owner reads it as a file; HDFS wants a multiple of its checksum's chunk.
@@ -97,7 +97,7 @@ class HdfsAccess:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """From the copy that the NameNode thinks nearest; where it does not answer in seconds, from the others."""
-        checked(name)
+        validated_name(name)
         shunned: list[str] = []
         trouble: Exception | None = None
         while True:
@@ -152,12 +152,12 @@ class HdfsAccess:
     def delete(self, names: Sequence[str]) -> None:
         """One request a name."""
         for name in names:
-            self._ask("DELETE", checked(name), op="DELETE")
+            self._ask("DELETE", validated_name(name), op="DELETE")
 
     # ------------------------------------------------------------ how
 
     def _blocks(self, name: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self._ask("GET", checked(name), op="GET_BLOCK_LOCATIONS")["LocatedBlocks"]
+        answer: dict[str, Any] = self._ask("GET", validated_name(name), op="GET_BLOCK_LOCATIONS")["LocatedBlocks"]
         return answer
 
     def _holders(self, block: dict[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files on their way between machines: one end is sent to a node by `node_program` with receive|send PATH, the other runs here.
+"""File transfer between machines: one end is sent to a node by `node_program` with receive|send PATH, the other runs here.
 
-The stream is a line that says its length, then a tar. What arrives stands under its name only when the whole length has
-come; a folder is laid over one that is there, file by file, and nothing is deleted. Imports nothing of Penstock.
+The stream is one line with its length, then a tar. The result gets its name only when the whole length has arrived. A folder
+is merged into an existing one, file by file; nothing is deleted. Imports nothing of Penstock.
 """
 
 from __future__ import annotations

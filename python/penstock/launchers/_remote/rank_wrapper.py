@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door of a rank: sent to a node by `node_program` with OPTIONS ARGV..., it runs ARGV and sees that it ends.
+"""Wrapper of one rank, sent to a node by `node_program` with OPTIONS ARGV...: runs ARGV and makes sure that it ends.
 
-Needs nothing on the node but Python, and imports nothing of Penstock but `penstock.ownership`, which goes along. It owns what a launcher cannot promise from afar:
-the command's group of processes ends with its deadline, with the launcher, or with the connection, and how it ended is
-told by a record on stderr that no launcher's own exit code can blur.
+Needs only Python on the node, and imports nothing of Penstock but `penstock.ownership`, which is sent along. It does what a
+launcher cannot do from afar: end the command's process group with its deadline, with the launcher, or with the connection,
+and report how it ended by a record on stderr, since launchers change exit codes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ GRACE_S = 5.0
 # A command that has ended may have left a child that holds its streams.
 LINGER_S = 0.5
 # Rank, world, rank on the node, node: what the launchers that number ranks themselves call them.
-LAUNCHERS = (
+RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", None),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", None),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
 )
 
 
-def tell(record: dict[str, Any]) -> None:
+def write_record(record: dict[str, Any]) -> None:
     """One write, so that no other rank's line stands in its middle."""
     os.write(2, f"{MARK}{json.dumps(record)}{MARK}\n".encode())
 
@@ -92,24 +92,24 @@ def first_line(fd: int) -> bytes:
     return line
 
 
-def place(options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+def rank_identity(options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
     """Where this rank stands, by the launcher's options, else by the variables that the launcher has set."""
     if "rank" in options:
         return options
-    for rank, world, local, node in LAUNCHERS:
+    for rank, world, local, node in RANK_VARIABLES:
         if environment.get(rank, "").isdecimal():
             found: dict[str, Any] = {"rank": int(environment[rank]), "world": int(environment.get(world, "1"))}
             found["local_rank"] = int(environment.get(local) or 0)
             a_node = options.get("ranks_per_node", 1)
             at = int(environment[node]) if node and environment.get(node, "").isdecimal() else found["rank"] // a_node
             names = options.get("names") or [""]
-            told = environment.get("SLURMD_NODENAME", "")
-            found["node"] = told if node and told in names else names[at % len(names)]
+            name = environment.get("SLURMD_NODENAME", "")
+            found["node"] = name if node and name in names else names[at % len(names)]
             return found
     return {"rank": 0, "world": 1, "local_rank": 0, "node": (options.get("names") or [""])[0]}
 
 
-def variables(here: dict[str, Any]) -> dict[str, str]:
+def torchrun_env(here: dict[str, Any]) -> dict[str, str]:
     """As torchrun would set them, for ranks that no launcher of their own has numbered."""
     if "nodes" not in here:
         return {}
@@ -120,8 +120,8 @@ def variables(here: dict[str, Any]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(here["ranks_per_node"]),
         "GROUP_RANK": str(here["node_at"]),
         "GROUP_WORLD_SIZE": str(here["nodes"]),
-        "MASTER_ADDR": here["meet"][0],
-        "MASTER_PORT": str(here["meet"][1]),
+        "MASTER_ADDR": here["rendezvous"][0],
+        "MASTER_PORT": str(here["rendezvous"][1]),
     }
 
 
@@ -133,14 +133,14 @@ def stop(*_: object) -> None:
     raise Stopped
 
 
-def filled(words: Sequence[str], here: dict[str, Any]) -> list[str]:
+def expand_placeholders(argv: Sequence[str], here: dict[str, Any]) -> list[str]:
     """The words with this rank's own numbers and names."""
     for name in ("rank", "world", "local_rank", "node"):
-        words = [word.replace("{" + name + "}", str(here[name])) for word in words]
-    return list(words)
+        argv = [word.replace("{" + name + "}", str(here[name])) for word in argv]
+    return list(argv)
 
 
-def end(child: subprocess.Popen[bytes], ends: list[str]) -> None:
+def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
     """The command's whole group: asked first, then killed; `ends` is what also has to be told."""
     end_group(child, GRACE_S)
     if ends:
@@ -155,10 +155,13 @@ def main() -> int:
     environment = dict(os.environ)
     if options.get("reads_env"):
         environment.update(json.loads(first_line(0)))
-    here = place(options, environment)
-    environment.update({**variables(here), "PENSTOCK_NODE": str(here["node"]), **options.get("also", {})})
-    argv = [*filled(options.get("around", ()), here), *(filled(argv, here) if options.get("fills") else argv)]
-    ends = filled(options.get("ends", ()), here)
+    here = rank_identity(options, environment)
+    environment.update({**torchrun_env(here), "PENSTOCK_NODE": str(here["node"])})
+    argv = [
+        *expand_placeholders(options.get("prefix", ()), here),
+        *(expand_placeholders(argv, here) if options.get("expand") else argv),
+    ]
+    ends = expand_placeholders(options.get("cleanup", ()), here)
     record = {"rank": here["rank"], "node": here["node"]}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
@@ -170,27 +173,27 @@ def main() -> int:
                 argv, env=environment, cwd=options.get("cwd"), start_new_session=True, stdout=stream, stderr=stream
             )  # fmt: skip
         except OSError as error:
-            tell({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"[-300:]})
+            write_record({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"[-300:]})
             return 127
         pumps = Pumps(child)
         if not wait_unreaped(child, options["limit_s"]):
-            end(child, ends)
+            end_command(child, ends)
             pumps.end()
-            tell({**record, "fault": "deadline"})
+            write_record({**record, "fault": "deadline"})
             return 124
     except Stopped:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if child is not None:
-            end(child, ends)
-        tell({**record, "fault": "stopped"})
+            end_command(child, ends)
+        write_record({**record, "fault": "stopped"})
         return 143
     # Daemons that left the group on purpose stay; what merely runs in the background does not.
     signal_group(child, signal.SIGKILL)
     code = child.wait()
     pumps.end()
     code = 128 - code if code < 0 else code
-    tell({**record, "code": code})
+    write_record({**record, "code": code})
     return code
 
 

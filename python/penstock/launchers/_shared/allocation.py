@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes of the job that this process is in, as batch systems tell them: Slurm, PBS, Azure Batch. Starts nothing there."""
+"""Nodes of the batch job that this process runs in: Slurm, PBS, Azure Batch. Starts nothing there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["allocated", "by_pbs", "by_slurm"]
+__all__ = ["allocated_hosts", "pbs_hosts", "slurm_hosts"]
 
-_ASK_S = 20
+_COMMAND_TIMEOUT_S = 20
 # A list of hosts is a page of text.
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
-def by_slurm(environment: Mapping[str, str]) -> list[str]:
+def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
     """The hosts of a Slurm allocation.
 
     Raises:
@@ -34,14 +34,14 @@ def by_slurm(environment: Mapping[str, str]) -> list[str]:
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", listed], env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=_ASK_S, check=True,
+            text=True, timeout=_COMMAND_TIMEOUT_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"launcher slurm: scontrol could not spell {listed}: {error}") from error
     return done.stdout.split()
 
 
-def by_pbs(environment: Mapping[str, str]) -> list[str]:
+def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
     """The hosts of a PBS job, each once; its file names one as often as it has slots.
 
     Raises:
@@ -55,7 +55,7 @@ def by_pbs(environment: Mapping[str, str]) -> list[str]:
         )
     try:
         with Path(place).open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(_MOST_BYTES).splitlines()
+            lines = file.read(_MAX_BYTES).splitlines()
     except OSError as error:
         raise ConfigError(f"launcher pbs: PBS_NODEFILE: {place}: {error.strerror}", where="PBS_NODEFILE") from error
     found = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
@@ -64,14 +64,14 @@ def by_pbs(environment: Mapping[str, str]) -> list[str]:
     return found
 
 
-def allocated(environment: Mapping[str, str]) -> list[str]:
+def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
     """The hosts of whichever batch system's job this is; Slurm's where none is told of.
 
     Raises:
         ConfigError: It is none.
     """
     if environment.get("PBS_NODEFILE"):
-        return by_pbs(environment)
+        return pbs_hosts(environment)
     if environment.get("AZ_BATCH_HOST_LIST"):
         return [name for name in environment["AZ_BATCH_HOST_LIST"].split(",") if name]
-    return by_slurm(environment)
+    return slurm_hosts(environment)

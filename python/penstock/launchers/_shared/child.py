@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of this machine, attended from start to end: its streams, its deadline, its end. Knows no node."""
+"""Supervised child process of this machine: its streams, its deadline, its end. Knows no node."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from threading import Event
 
-__all__ = ["KEPT_BYTES", "Lines", "Sink", "Tail", "attend"]
+__all__ = ["MAX_TAIL_BYTES", "Lines", "Sink", "Tail", "supervise"]
 
-KEPT_BYTES = 4 << 20
+MAX_TAIL_BYTES = 4 << 20
 _CHUNK = 1 << 16
-_LOOK_S = 0.1
+_POLL_S = 0.1
 # A process that has ended may have left a child that holds its streams.
 _LINGER_S = 0.5
 _GRACE_S = 6.0
@@ -30,17 +30,17 @@ _GRACE_S = 6.0
 class Sink(Protocol):
     """Takes what a stream brings."""
 
-    def take(self, chunk: bytes) -> None: ...
+    def write(self, chunk: bytes) -> None: ...
 
 
 @dataclass
 class Tail:
     """Keeps the end of a stream."""
 
-    limit: int = KEPT_BYTES
+    limit: int = MAX_TAIL_BYTES
     kept: bytearray = field(default_factory=bytearray)
 
-    def take(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         self.kept += chunk
         if len(self.kept) > 2 * self.limit:
             del self.kept[: -self.limit]
@@ -50,28 +50,28 @@ class Tail:
 class Lines:
     """Keeps the end of a stream, and tells every line of it."""
 
-    tell: Callable[[bytes], None]
+    on_line: Callable[[bytes], None]
     tail: Tail = field(default_factory=Tail)
     _open: bytearray = field(default_factory=bytearray)
 
-    def take(self, chunk: bytes) -> None:
-        self.tail.take(chunk)
+    def write(self, chunk: bytes) -> None:
+        self.tail.write(chunk)
         self._open += chunk
         *whole, last = self._open.split(b"\n")
         self._open = last
         for line in whole:
-            self.tell(bytes(line))
-        if len(self._open) > KEPT_BYTES:  # no line: a stream without an end of line may not grow for ever
+            self.on_line(bytes(line))
+        if len(self._open) > MAX_TAIL_BYTES:  # no line: a stream without an end of line may not grow for ever
             self.end()
 
     def end(self) -> None:
         """The last line, where no end of line came after it."""
         if self._open:
-            self.tell(bytes(self._open))
+            self.on_line(bytes(self._open))
             self._open = bytearray()
 
 
-def attend(
+def supervise(
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -104,10 +104,10 @@ def attend(
             watch.register(stream, selectors.EVENT_READ, sink)
         try:
             while watch.get_map():
-                for key, _ in watch.select(_LOOK_S):
+                for key, _ in watch.select(_POLL_S):
                     chunk = os.read(key.fd, _CHUNK)
                     if chunk:
-                        key.data.take(chunk)
+                        key.data.write(chunk)
                     else:
                         watch.unregister(key.fileobj)
                 now = time.monotonic()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What launchers share that start programs of this machine (nsenter, srun, mpirun): ranks, records, copies.
+"""Base of launchers that start every rank by a program of this machine (nsenter, srun, mpirun).
 
-A launcher says which command line here becomes a command there; this says how ranks go through the door, what their
-Exit is, and how files cross. ssh has its own connections and shares only the words.
+A subclass gives the command line here that runs a command on a node. This module sends ranks through the rank wrapper,
+turns their records into Exits, and copies files. The ssh launcher has its own connections and shares only the functions.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ from typing import IO, TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable, Unsupported
 from penstock.launchers._remote import file_transfer
-from penstock.launchers._shared.child import Lines, Sink, Tail, attend
+from penstock.launchers._shared.child import Lines, Sink, Tail, supervise
 from penstock.node_program import node_program
-from penstock.protocols import Call, Exit, Part
+from penstock.protocols import Exit, NodeSlice, RunRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.protocols import Hear, Node
+    from penstock.protocols import Node, OnLine
 
 __all__ = [
-    "BEYOND_S",
-    "StepLauncher",
-    "check",
-    "door_line",
-    "doors",
-    "ended_here",
-    "exit_of",
-    "heard",
-    "kept",
-    "parcel_line",
-    "records",
-    "settings_of",
+    "WRAPPER_GRACE_S",
+    "SubprocessLauncher",
+    "captured",
+    "check_request",
+    "common_options",
+    "display_argv",
+    "exit_from_record",
+    "line_sink",
+    "missing_record",
+    "parse_settings",
+    "rank_argv",
+    "rank_options",
     "sinks",
-    "spoken",
-    "worded",
+    "split_records",
+    "transfer_argv",
 ]
 
 _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
-# What the door is given beyond a deadline before the launcher's own process is ended: its grace, and the way there.
-BEYOND_S = 8.0
+# What the rank wrapper is given beyond a deadline before the launcher's own process is ended: its grace, and the way there.
+WRAPPER_GRACE_S = 8.0
 
 
-def _program(name: str) -> str:
+def _node_script(name: str) -> str:
     return node_program(Path(__file__).parents[1] / "_remote" / name)
 
 
-def door_line(python: str, options: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
-    """The command line that runs `argv` through the door."""
-    return [python, "-c", _program("rank_wrapper.py"), json.dumps(options), *argv]
+def rank_argv(python: str, options: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
+    """The command line that runs `argv` through the rank wrapper."""
+    return [python, "-c", _node_script("rank_wrapper.py"), json.dumps(options), *argv]
 
 
-def parcel_line(python: str, verb: str, path: str) -> list[str]:
+def transfer_argv(python: str, verb: str, path: str) -> list[str]:
     """The command line that sends or receives a file or folder on a node."""
-    return [python, "-c", _program("file_transfer.py"), verb, path]
+    return [python, "-c", _node_script("file_transfer.py"), verb, path]
 
 
-def spoken(argv: Sequence[str]) -> list[str]:
-    """A command line for people: the sources that go along are named, not printed."""
-    names = {_program(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
+def display_argv(argv: Sequence[str]) -> list[str]:
+    """A command line for people: the scripts in it are named, not printed."""
+    names = {_node_script(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
     return [names.get(word, word) for word in argv]
 
 
-def settings_of(name: str, settings: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
+def parse_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
     """A launcher's settings, each of its type; text from a command line is taken for the number that it spells.
 
     Raises:
@@ -96,15 +96,15 @@ def settings_of(name: str, settings: Mapping[str, Any], known: Mapping[str, type
     return found
 
 
-def records(err: bytes) -> tuple[list[dict[str, Any]], bytes]:
-    """What the doors told on stderr, and the rest of it."""
+def split_records(err: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """The rank wrappers' records on stderr, and the rest of stderr."""
     return [json.loads(each) for each in _RECORD.findall(err)], _RECORD.sub(b"", err)
 
 
-def exit_of(
+def exit_from_record(
     node: str, rank: int, record: Mapping[str, Any] | None, out: bytes, err: bytes, seconds: float, limit_s: float
 ) -> Exit:
-    """An Exit by the door's record; without one, nothing came of the command and its stderr says why."""
+    """An Exit by the rank wrapper's record; without one, nothing came of the command and its stderr says why."""
     fault: PenstockError | None = None
     if record is None:
         said = err.decode(errors="replace").strip().splitlines()
@@ -119,31 +119,36 @@ def exit_of(
     return Exit(node, rank, code, out, err, seconds, fault)
 
 
-def worded(call: Call) -> dict[str, Any]:
-    """What every rank's door of a call is told alike."""
-    around = call.around
+def common_options(request: RunRequest) -> dict[str, Any]:
+    """Options that all rank wrappers of a request share."""
+    rank_prefix = request.rank_prefix
     return {
-        "limit_s": call.deadline_s, "cwd": call.cwd, "fills": call.fills, "ranks_per_node": call.ranks_per_node,
-        "around": list(around.words) if around and not around.is_outermost else [], "ends": list(around.ends) if around else [],
+        "limit_s": request.deadline_s, "cwd": request.cwd, "expand": request.expand_placeholders, "ranks_per_node": request.ranks_per_node,
+        "prefix": list(rank_prefix.argv) if rank_prefix and not rank_prefix.is_outermost else [], "cleanup": list(rank_prefix.cleanup_argv) if rank_prefix else [],
     }  # fmt: skip
 
 
-def doors(call: Call) -> list[tuple[Node, dict[str, Any]]]:
-    """Every rank's node and what its door is told, node after node, for launchers that number ranks by us."""
+def rank_options(request: RunRequest) -> list[tuple[Node, dict[str, Any]]]:
+    """Every rank's node and the options of its wrapper, node after node, for launchers that do not number ranks themselves."""
     # Where ranks may meet. Nobody has asked the leader whether the port is free: that is told by those who meet.
-    meet = (call.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000)
-    part = call.part or Part(0, len(call.on), meet)
-    a_node = call.ranks_per_node
-    alike = {**worded(call), "meet": part.meet, "nodes": part.nodes, "world": part.nodes * a_node}
+    rendezvous = (request.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000)
+    node_slice = request.node_slice or NodeSlice(0, len(request.on), rendezvous)
+    a_node = request.ranks_per_node
+    alike = {
+        **common_options(request),
+        "rendezvous": node_slice.rendezvous,
+        "nodes": node_slice.nodes,
+        "world": node_slice.nodes * a_node,
+    }
     return [
         (node, {**alike, "node": node.name, "node_at": at, "rank": at * a_node + local, "local_rank": local})
-        for at, node in enumerate(call.on, part.node)
+        for at, node in enumerate(request.on, node_slice.node)
         for local in range(a_node)
     ]
 
 
 @dataclass(frozen=True)
-class _Start:
+class _RankProcess:
     """One process of this machine that carries a rank: its node and rank, and its command line."""
 
     node: Node
@@ -151,17 +156,17 @@ class _Start:
     argv: list[str]
 
 
-class _File:
+class _FileSink:
     """A sink that keeps everything, on disk."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
-    def take(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         self._file.write(chunk)
 
 
-class StepLauncher:
+class SubprocessLauncher:
     """Base of launchers whose every rank is a process of this machine. A subclass gives `nodes` and `on_node`."""
 
     def __init__(self, environment: Mapping[str, str], *, python: str = "") -> None:
@@ -179,29 +184,29 @@ class StepLauncher:
 
     # ------------------------------------------------------------ the contract
 
-    def line(self, call: Call) -> list[list[str]]:
-        return [spoken(start.argv) for start in self._starts(call)]
+    def line(self, request: RunRequest) -> list[list[str]]:
+        return [display_argv(start.argv) for start in self._starts(request)]
 
-    def run(self, call: Call) -> list[Exit]:
-        starts = self._starts(call)
+    def run(self, request: RunRequest) -> list[Exit]:
+        starts = self._starts(request)
         with tempfile.TemporaryFile() as held:
-            held.write(call.stdin or b"")
+            held.write(request.stdin or b"")
             held.flush()
-            return self._all(starts, call, held if call.stdin is not None else None)
+            return self._all(starts, request, held if request.stdin is not None else None)
 
     def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
-        call = Call(parcel_line(self.python, "receive", dst), on, deadline_s=deadline_s)
-        starts = self._starts(call)
+        request = RunRequest(transfer_argv(self.python, "receive", dst), on, deadline_s=deadline_s)
+        starts = self._starts(request)
         with tempfile.TemporaryFile() as held:
             file_transfer.pack(str(src), held)
-            return self._all(starts, call, held)
+            return self._all(starts, request, held)
 
     def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
-        call = Call(parcel_line(self.python, "send", src), [on], deadline_s=deadline_s)
-        [start] = self._starts(call)
+        request = RunRequest(transfer_argv(self.python, "send", src), [on], deadline_s=deadline_s)
+        [start] = self._starts(request)
         with tempfile.TemporaryFile() as held:
             with self.stoppable() as stop:
-                ended = self._one(start, call, None, stop, keep=_File(held))
+                ended = self._one(start, request, None, stop, keep=_FileSink(held))
             if ended.code == 0:
                 held.seek(0)
                 file_transfer.unpack(held, str(dst))
@@ -226,27 +231,33 @@ class StepLauncher:
 
     # ------------------------------------------------------------ how
 
-    def _starts(self, call: Call) -> list[_Start]:
-        check(call)
+    def _starts(self, request: RunRequest) -> list[_RankProcess]:
+        check_request(request)
         return [
-            _Start(node, options["rank"], self.on_node(node, door_line(self.python, options, call.argv)))
-            for node, options in doors(call)
+            _RankProcess(node, options["rank"], self.on_node(node, rank_argv(self.python, options, request.argv)))
+            for node, options in rank_options(request)
         ]
 
-    def _all(self, starts: Sequence[_Start], call: Call, stdin: IO[bytes] | None) -> list[Exit]:
+    def _all(self, starts: Sequence[_RankProcess], request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
         # The pool's end waits for its threads, and those for processes that `stop` ends: so it is entered last.
         with ThreadPoolExecutor(len(starts), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
-            return list(pool.map(lambda start: self._one(start, call, stdin, stop), starts))
+            return list(pool.map(lambda start: self._one(start, request, stdin, stop), starts))
 
     def _one(
-        self, start: _Start, call: Call, stdin: IO[bytes] | None, stop: Event, *, keep: Sink | None = None
+        self,
+        start: _RankProcess,
+        request: RunRequest,
+        stdin: IO[bytes] | None,
+        stop: Event,
+        *,
+        keep: Sink | None = None,
     ) -> Exit:
         began, name = time.monotonic(), start.node.name
-        out, err = sinks(call.hear, name, start.rank)
+        out, err = sinks(request.on_line, name, start.rank)
         opened = None if stdin is None else Path(f"/proc/self/fd/{stdin.fileno()}").open("rb")  # noqa: SIM115 - an own offset for each
         try:
-            code = attend(
-                start.argv, env={**self.environment, **call.env}, limit_s=call.deadline_s + BEYOND_S, stop=stop,
+            code = supervise(
+                start.argv, env={**self.environment, **request.env}, limit_s=request.deadline_s + WRAPPER_GRACE_S, stop=stop,
                 out=keep or out, err=err, stdin=opened,
             )  # fmt: skip
         except OSError as error:
@@ -255,60 +266,68 @@ class StepLauncher:
         finally:
             if opened is not None:
                 opened.close()
-        told, rest = records(kept(err))
-        record = told[-1] if told else ended_here(code, is_stopped=stop.is_set())
-        return exit_of(name, start.rank, record, kept(out), rest, time.monotonic() - began, call.deadline_s)
+        found, rest = split_records(captured(err))
+        record = found[-1] if found else missing_record(code, is_stopped=stop.is_set())
+        return exit_from_record(
+            name, start.rank, record, captured(out), rest, time.monotonic() - began, request.deadline_s
+        )
 
 
-def ended_here(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
-    """The record of a rank whose door told nothing: where its launcher's process was ended by us, that is why."""
+def missing_record(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
+    """The record of a rank whose wrapper sent none: the reason, if Penstock ended the launcher's process."""
     return None if code is not None else {"fault": "stopped" if is_stopped else "deadline"}
 
 
-def check(call: Call, *, takes_step: bool = False, takes_outermost: bool = False) -> None:
+def check_request(request: RunRequest, *, takes_step: bool = False, takes_outermost: bool = False) -> None:
     """Refuses a call that cannot be.
 
     Raises:
         ConfigError: No command, no node, no rank.
         Unsupported: What is to stand around its ranks is not for this launcher.
     """
-    if not call.argv or not all(isinstance(word, str) and "\0" not in word for word in call.argv):
+    if not request.argv or not all(isinstance(word, str) and "\0" not in word for word in request.argv):
         raise ConfigError("a command is a list of texts, and has at least one")
-    if not call.on:
+    if not request.on:
         raise ConfigError("no node to run on")
-    if call.ranks_per_node < 1:
-        raise ConfigError(f"{call.ranks_per_node} ranks on a node run nothing")
-    if call.part is not None and call.part.node + len(call.on) > call.part.nodes:
-        raise ConfigError(f"node {call.part.node} and {len(call.on) - 1} more are not among {call.part.nodes}")
-    around = call.around
-    if around is not None and around.step and not takes_step:
-        raise Unsupported(
-            f"{around.step[0]}: only srun takes it", hint="launcher = slurm, or another container runtime"
+    if request.ranks_per_node < 1:
+        raise ConfigError(f"{request.ranks_per_node} ranks on a node run nothing")
+    if request.node_slice is not None and request.node_slice.node + len(request.on) > request.node_slice.nodes:
+        raise ConfigError(
+            f"node {request.node_slice.node} and {len(request.on) - 1} more are not among {request.node_slice.nodes}"
         )
-    if around is not None and around.is_outermost and not takes_outermost:
+    rank_prefix = request.rank_prefix
+    if rank_prefix is not None and rank_prefix.launcher_args and not takes_step:
         raise Unsupported(
-            f"{around.words[0]}: this launcher cannot run inside the container",
+            f"{rank_prefix.launcher_args[0]}: only srun takes it", hint="launcher = slurm, or another container runtime"
+        )
+    if rank_prefix is not None and rank_prefix.is_outermost and not takes_outermost:
+        raise Unsupported(
+            f"{rank_prefix.argv[0]}: this launcher cannot run inside the container",
             hint="launcher = mpi can, with Open MPI",
         )
 
 
-def heard(hear: Hear, node: str, rank: int, stream: str) -> Lines:
-    """A sink that keeps a stream's end and tells its lines, the door's records left out."""
+def line_sink(on_line: OnLine, node: str, rank: int, stream: str) -> Lines:
+    """A sink that keeps a stream's end and passes its lines on, without the rank wrapper's records."""
 
-    def tell(line: bytes) -> None:
+    def pass_on(line: bytes) -> None:
         if not (stream == "err" and line.startswith(b"\x1e")):
-            hear(node, rank, stream, line)
+            on_line(node, rank, stream, line)
 
-    return Lines(tell)
+    return Lines(pass_on)
 
 
-def sinks(hear: Hear | None, node: str, rank: int) -> tuple[Tail | Lines, Tail | Lines]:
+def sinks(on_line: OnLine | None, node: str, rank: int) -> tuple[Tail | Lines, Tail | Lines]:
     """Sinks for a rank's two streams."""
-    return (Tail(), Tail()) if hear is None else (heard(hear, node, rank, "out"), heard(hear, node, rank, "err"))
+    return (
+        (Tail(), Tail())
+        if on_line is None
+        else (line_sink(on_line, node, rank, "out"), line_sink(on_line, node, rank, "err"))
+    )
 
 
-def kept(sink: Tail | Lines) -> bytes:
-    """What a sink has kept of a stream that has ended; its last line is told."""
+def captured(sink: Tail | Lines) -> bytes:
+    """The kept end of a stream that has ended; an unfinished last line is passed on first."""
     if isinstance(sink, Lines):
         sink.end()
         return bytes(sink.tail.kept)

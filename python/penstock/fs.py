@@ -160,13 +160,13 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
                 plain.setdefault(self._strip_protocol(path), []).append(at)
             else:
                 found[at] = self._guarded(on_error, lambda p=path, s=start, e=end: self.cat_file(p, s, e))
-        for path, seats in plain.items():
+        for path, slots in plain.items():
             files, _root, name = self._opened(path)
-            ranges = [(starts[at], ends[at] - starts[at]) for at in seats]
+            ranges = [(starts[at], ends[at] - starts[at]) for at in slots]
             read = self._guarded(
                 on_error, lambda f=files, n=name, r=ranges: f.read(n.encode(errors="surrogateescape"), r)
             )
-            for number, at in enumerate(seats):
+            for number, at in enumerate(slots):
                 found[at] = read if isinstance(read, Exception) else read[number]
         return found
 

@@ -250,14 +250,14 @@ def _slurm(env: Mapping[str, str]) -> Rank | None:
 
 
 # A list of hosts is a page of text.
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 
 
 def _pbs_lines(env: Mapping[str, str]) -> list[str]:
     """The lines of PBS's list of hosts: a host as often as it has slots. Empty where there is none to read."""
     try:
         with Path(env["PBS_NODEFILE"]).open(encoding="utf-8", errors="replace") as file:
-            text = file.read(_MOST_BYTES)
+            text = file.read(_MAX_BYTES)
     except (KeyError, OSError):
         return []
     return [line.strip() for line in text.splitlines() if line.strip()]
@@ -297,7 +297,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     return Rank(node, len(hosts), local_rank, rank, world, f"pbs-{job}" if job else None, "pbs", note)
 
 
-def _told_by_outer(env: Mapping[str, str], found: Rank) -> Rank:
+def _from_outer(env: Mapping[str, str], found: Rank) -> Rank:
     """The rank with a note where the allocation around it has another number of nodes."""
     if found.launcher in ("slurm", "pbs") or found.note or found.rank:
         return found
@@ -321,7 +321,7 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
     for read in (_torchrun, _horovod, _open_mpi, _mvapich, _flux, _pmi, _slurm):
         found = read(env)
         if found is not None:
-            return _told_by_outer(env, found)
+            return _from_outer(env, found)
     return _pbs(env, host or platform.node()) or Rank()
 
 

@@ -41,7 +41,7 @@ def execution(tmp_path, monkeypatch):
     )
     (tmp_path / "ours").chmod(0o755)
     (tmp_path / "job.toml").write_text(_JOB.format(folder=tmp_path))
-    one = Execution(spec.load(tmp_path / "job.toml"), tmp_path / "runs", {}, say=lambda _row: None)
+    one = Execution(spec.load(tmp_path / "job.toml"), tmp_path / "runs", {}, on_step=lambda _row: None)
     one._pool_up()
     yield one
     one._pool_down()

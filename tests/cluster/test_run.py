@@ -255,7 +255,7 @@ def test_run_dry_of_a_job_that_reads_nothing_known_lists_nothing(run_cli, tmp_pa
 
 
 def test_source_that_is_not_listed_soon_holds_no_job_up(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run_plan, "_LISTED_WITHIN_S", 0.5)
+    monkeypatch.setattr(run_plan, "_LISTING_TIMEOUT_S", 0.5)
     demand = '[demand]\nnode_rate = "1MB/s"\nsource_rate = "1MB/s"\nsource = "s3://set/of"\n'
     (tmp_path / "job.toml").write_text(f'name = "job"\n[cluster]\nnodes = 1\n[run]\nargv = ["true"]\n{demand}')
     job = load(tmp_path / "job.toml")
@@ -266,8 +266,8 @@ def test_source_that_is_not_listed_soon_holds_no_job_up(tmp_path, monkeypatch, c
             "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1",
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
-        told = run_plan.told_at_start(
-            job, lambda one: Execution(one, tmp_path / "run", for_nodes(), say=lambda _row: None), is_quiet=False
+        told = run_plan.print_breakeven(
+            job, lambda one: Execution(one, tmp_path / "run", for_nodes(), on_step=lambda _row: None), is_quiet=False
         )
     assert told is None
     assert capsys.readouterr().err.splitlines() == [

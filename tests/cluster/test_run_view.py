@@ -13,21 +13,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.cli.run_live import View
+from penstock.cli.run_live import LiveView
 from penstock.job.runner import StepRow
 
 
-def _text(view: View, width: int = 80) -> str:
+def _text(view: LiveView, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(view.render())
     return console.file.getvalue()
 
 
 def test_view_shows_steps_and_each_nodes_last_line_without_its_control_codes():
-    view = View("job")
+    view = LiveView("job")
     view.expect(["h1", "h2"])
-    view.say(StepRow("stage", "done", 65.0, "here"))
-    view.say(StepRow("ranks"))
+    view.on_step(StepRow("stage", "done", 65.0, "here"))
+    view.on_step(StepRow("ranks"))
     view.on_line("h1", 0, "out", b"first")
     view.on_line("h1", 3, "err", b"\x1b[2Jboo\x07 [red]\xff " + b"x" * 200)
     lines = _text(view).splitlines()
@@ -40,7 +40,7 @@ def test_view_shows_steps_and_each_nodes_last_line_without_its_control_codes():
 
 
 def test_view_of_many_nodes_keeps_those_that_spoke_last():
-    view = View("job")
+    view = LiveView("job")
     view.expect([f"h{at}" for at in range(100)])
     view.on_line("h99", 0, "out", b"here")
     text = _text(view)
@@ -50,10 +50,10 @@ def test_view_of_many_nodes_keeps_those_that_spoke_last():
 
 
 def test_view_of_several_paths_keeps_a_line_of_each_that_is_done():
-    view = View("job")
+    view = LiveView("job")
     for path, state in (("job-stream", "done"), ("job-pool", "failed"), ("job-staged", "running")):
-        view.say(StepRow("stage", "done", 3.0), of=path)
-        view.say(StepRow("ranks", state, 4.0), of=path)
+        view.on_step(StepRow("stage", "done", 3.0), of=path)
+        view.on_step(StepRow("ranks", state, 4.0), of=path)
     lines = _text(view).splitlines()
     assert [line.split() for line in lines[1:4]] == [
         ["7.00", "s", "job-stream:", "done"], ["7.00", "s", "job-pool:", "failed"], ["job-staged"],

@@ -7,7 +7,17 @@ import pytest
 
 from penstock.demo.mount_tier import as_toml, mounted
 from penstock.demo.paths import PATHS
-from penstock.demo.predict import Costs, Limits, Probe, direct_raw, hungry, published_job, rehearsal, spent_at, staging
+from penstock.demo.predict import (
+    Costs,
+    Limits,
+    Probe,
+    direct_raw,
+    higher_demand,
+    published_job,
+    rehearsal,
+    saturation_nodes,
+    staging,
+)
 from penstock.demo.sizes import SIZES
 from penstock.errors import ConfigError
 from penstock.plan.reference_job import JOB, PUBLISHED
@@ -89,11 +99,13 @@ def test_other_paths_are_bound_by_the_accelerators(name):
 
 
 def test_streaming_spends_the_account_at_about_25_nodes():
-    assert 24 <= spent_at(BY_NAME["streamed-hot"], limits(BY_NAME["streamed-hot"]), COSTS, PROBE) <= 27  # STUDIES A
+    assert (
+        24 <= saturation_nodes(BY_NAME["streamed-hot"], limits(BY_NAME["streamed-hot"]), COSTS, PROBE) <= 27
+    )  # STUDIES A
 
 
 def test_hungrier_accelerator_meets_the_network_card():
-    assert hungry(BY_NAME["streamed-hot"], limits(BY_NAME["streamed-hot"]), COSTS, PROBE).limited_by == "nic"
+    assert higher_demand(BY_NAME["streamed-hot"], limits(BY_NAME["streamed-hot"]), COSTS, PROBE).limited_by == "nic"
 
 
 def test_staging_model_is_faster_than_the_article_and_says_what_binds():

@@ -151,22 +151,22 @@ def test_throttled_store_gives_each_object_once(made, emulator, monkeypatch, tmp
 
 def test_scratch_folder_is_found_and_used_only_for_what_is_remote_and_fits(tmp_path):
     found = {"SLURM_TMPDIR": str(tmp_path)}
-    place = node_cache.place(node_cache.AS_FOUND, "s3://b/", 1000, found)
+    place = node_cache.resolve(node_cache.AUTO, "s3://b/", 1000, found)
     assert place is not None
     assert place.folder == str(tmp_path)
-    assert node_cache.place(node_cache.AS_FOUND, "file:///data/", 1000, found) is None
-    assert node_cache.place(node_cache.AS_FOUND, "s3://b/", 10**18, found) is None
-    assert node_cache.place(node_cache.asked(False, None), "s3://b/", 1000, found) is None
+    assert node_cache.resolve(node_cache.AUTO, "file:///data/", 1000, found) is None
+    assert node_cache.resolve(node_cache.AUTO, "s3://b/", 10**18, found) is None
+    assert node_cache.resolve(node_cache.cache_request(False, None), "s3://b/", 1000, found) is None
     ours = {**found, "PENSTOCK_SCRATCH": str(tmp_path / "none")}
-    assert node_cache.place(node_cache.AS_FOUND, "s3://b/", 1000, ours) == place
+    assert node_cache.resolve(node_cache.AUTO, "s3://b/", 1000, ours) == place
 
 
 def test_mounts_of_scratch_disks_are_told_from_memory_and_shares(tmp_path):
     nvme = tmp_path / "nvme0"
     nvme.mkdir()
     lines = f"tmpfs {nvme} tmpfs rw 0 0\nhost:/x {nvme} nfs4 rw 0 0\n/dev/nvme0n1 {nvme} xfs rw 0 0\n/dev/sda1 / ext4 rw 0 0\n"
-    assert node_cache._mounted(lines) == str(nvme)
-    assert node_cache._mounted(lines.replace(" xfs ", " lustre ")) is None
+    assert node_cache._scratch_mount(lines) == str(nvme)
+    assert node_cache._scratch_mount(lines.replace(" xfs ", " lustre ")) is None
 
 
 @pytest.mark.parametrize(("folder", "limit"), [(None, 0), (False, 10)])
@@ -178,7 +178,7 @@ def test_cache_that_cannot_be_is_refused(made, folder, limit):
 def test_cache_without_a_scratch_folder_says_what_to_do(made, monkeypatch):
     for name in node_cache._SCRATCH_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(node_cache, "_mounted", lambda _: None)
+    monkeypatch.setattr(node_cache, "_scratch_mount", lambda _: None)
     with pytest.raises(NotFound) as caught:
         dataset(made([1])).cache().caches()
     assert "PENSTOCK_SCRATCH" in str(caught.value.__notes__)

@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.plan.breakeven import Eaten, pays
+from penstock.plan.breakeven import Demand, break_even
 
 # STUDIES A, (D): 15 minutes an epoch is 0.25 GB/s a node, on 4 nodes and an account of 50 Gbit/s.
-_STUDY = Eaten(
+_STUDY = Demand(
     stored_bytes=int(0.25e9 * 4 * 900), nodes=4, epochs=48, epoch_s=900, source_bytes_per_s=6.25e9, nic_bytes_per_s=0.7e9
 )  # fmt: skip
 _RATES = st.floats(min_value=1e6, max_value=1e12)
 _EATEN = st.builds(
-    Eaten, stored_bytes=st.integers(1, 10**15), nodes=st.integers(1, 4096), epochs=st.integers(1, 1000),
+    Demand, stored_bytes=st.integers(1, 10**15), nodes=st.integers(1, 4096), epochs=st.integers(1, 1000),
     epoch_s=st.floats(0.1, 1e6), source_bytes_per_s=_RATES, nic_bytes_per_s=_RATES, inflated=st.floats(1, 10),
     copies=st.integers(1, 4), ready_s=st.floats(0, 100),
 )  # fmt: skip
 
 
 def test_the_studys_job_needs_no_pool_and_would_from_about_25_nodes_on():
-    found = pays(_STUDY)
+    found = break_even(_STUDY)
     assert found.node_bytes_per_s == pytest.approx(0.25e9)
     assert found.from_nodes == 26
     assert (found.sooner, found.from_epochs) == ("stream", None)
@@ -38,7 +38,7 @@ def test_the_studys_job_needs_no_pool_and_would_from_about_25_nodes_on():
 @pytest.mark.parametrize(("nodes", "sooner"), [(25, "stream"), (27, "pool"), (40, "pool")])
 def test_as_the_nodes_grow_the_account_is_spent(nodes, sooner):
     # The same appetite a node on more of them: an epoch takes 4/nodes of the time.
-    found = pays(msgspec.structs.replace(_STUDY, nodes=nodes, epoch_s=900 * 4 / nodes))
+    found = break_even(msgspec.structs.replace(_STUDY, nodes=nodes, epoch_s=900 * 4 / nodes))
     assert (found.from_nodes, found.sooner) == (26, sooner)
     # At 27 an epoch from a pool gains 10.7 s, and the stage takes 144 s: 14 epochs repay it.
     assert found.from_epochs == {25: None, 27: 14, 40: 3}[nodes]
@@ -46,19 +46,19 @@ def test_as_the_nodes_grow_the_account_is_spent(nodes, sooner):
 
 @given(_EATEN)
 def test_from_these_epochs_on_the_pool_is_sooner_and_before_them_it_is_not(eaten):
-    found = pays(eaten)
+    found = break_even(eaten)
     assert (found.sooner == "pool") == (found.pool_s < found.stream_s)
     if found.from_epochs is None:
         assert found.pool_epoch_s >= found.stream_epoch_s * (1 - 1e-6)
         return
     late, early = found.from_epochs + 1, found.from_epochs - 1
-    assert pays(msgspec.structs.replace(eaten, epochs=late)).sooner == "pool"
-    assert early < 1 or pays(msgspec.structs.replace(eaten, epochs=early)).sooner == "stream"
+    assert break_even(msgspec.structs.replace(eaten, epochs=late)).sooner == "pool"
+    assert early < 1 or break_even(msgspec.structs.replace(eaten, epochs=early)).sooner == "stream"
 
 
 @given(_EATEN)
 def test_a_store_feeds_fewer_nodes_than_those_from_which_a_pool_pays(eaten):
-    found = pays(eaten)
+    found = break_even(eaten)
     assert (found.from_nodes - 1) * found.node_bytes_per_s <= eaten.source_bytes_per_s * (1 + 1e-9)
     assert found.from_nodes * found.node_bytes_per_s >= eaten.source_bytes_per_s * (1 - 1e-9)
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.price.transfer_cost import TIERS, epochs_cost, moving_cost, tier_of_url
+from penstock.price.transfer_cost import TIERS, epochs_cost, tier_of_url, transfer_cost
 
 
 def test_moving_cost_is_requests_and_egress_by_node():
-    priced = moving_cost("s3://b/", [1_000_000, 500_000], [2**40, 2**39])
+    priced = transfer_cost("s3://b/", [1_000_000, 500_000], [2**40, 2**39])
     assert priced is not None
     cost, used = priced
     assert (cost.tier, cost.is_inferred) == ("s3-standard", True)
@@ -21,12 +21,12 @@ def test_moving_cost_is_requests_and_egress_by_node():
 
 
 def test_moving_cost_of_a_tier_that_is_told_holds_and_an_unknown_one_is_refused():
-    priced = moving_cost("s3://b/", [10_000], [1], tier="azure-premium")
+    priced = transfer_cost("s3://b/", [10_000], [1], tier="azure-premium")
     assert priced is not None
     assert priced[0].total_requests_usd == pytest.approx(0.0019)
     assert (priced[0].egress_usd, priced[0].is_inferred) == (None, False)
     with pytest.raises(ConfigError, match="--price-tier"):
-        moving_cost("s3://b/", [1], [1], tier="tape")
+        transfer_cost("s3://b/", [1], [1], tier="tape")
 
 
 def test_moving_cost_of_files_and_web_servers_is_nobodys_bill():
@@ -36,8 +36,8 @@ def test_moving_cost_of_files_and_web_servers_is_nobodys_bill():
         None,
         "gcs-standard",
     ]
-    assert moving_cost("/data", [1], [1]) is None
-    assert all(moving_cost("x", [1], [1], tier=name) for name in TIERS)
+    assert transfer_cost("/data", [1], [1]) is None
+    assert all(transfer_cost("x", [1], [1], tier=name) for name in TIERS)
 
 
 def test_epochs_cost_moves_all_each_epoch_or_each_object_once_a_node():

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bench.elbencho import render
 from penstock.bench.rows import CacheState, Latency, Results, Row, Sample, write_results
-from penstock.report.image_export import write_pictures
+from penstock.report.image_export import export_images
 from penstock.report.sweep import summarise
 from penstock.report.sweep_charts import sweep_charts
 from penstock.report.sweep_page import sweep_page
@@ -120,10 +120,10 @@ def test_charts_are_there_for_what_the_rows_hold(results):
 
 def test_pictures_are_whole_files_of_their_kind(results, tmp_path):
     specs = sweep_charts(summarise(results).groups, results.rows)
-    svg = write_pictures(specs, tmp_path, "svg")
+    svg = export_images(specs, tmp_path, "svg")
     assert {f.stem for f in svg} == set(specs)
     assert all(f.read_text().startswith("<svg") and "@" not in f.read_text() for f in svg)
-    (png,) = write_pictures({"losses": specs["losses"]}, tmp_path, "png")
+    (png,) = export_images({"losses": specs["losses"]}, tmp_path, "png")
     assert png.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -134,7 +134,7 @@ def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
     """Fields as drivers read them: the core's own words, flattened, and of a TFRecord how the feature is stored."""
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
     found = {}
-    for name, spec in dataset.fields_said().items():
+    for name, spec in dataset.batch_fields().items():
         said = spec.said()
         part = said["of"][0] if said["of"] else name
         said |= {"shape": said.get("shape", []), "stored_as": held.get(part, "bytes").partition("_")[0]}

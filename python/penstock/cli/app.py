@@ -132,7 +132,7 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
         ctx.default_map = {verb: default_map(ctx.obj["config"], command, (verb,))}
 
 
-def _tell(error: PenstockError) -> None:
+def _print(error: PenstockError) -> None:
     plain = False if read().get("NO_COLOR") else None  # None: colour where stderr is a terminal
     click.echo(f"{click.style(f'error[{error.code}]', fg='red', bold=True)}: {error}", err=True, color=plain)
     if error.hint:
@@ -141,7 +141,7 @@ def _tell(error: PenstockError) -> None:
 
 def print_error(error: PenstockError) -> int:
     """Prints the error and its hint on stderr; gives its exit code."""
-    _tell(error)
+    _print(error)
     return error.exit_code
 
 
@@ -184,7 +184,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         # click makes one Abort of every interrupt; ours may carry advice (how to go on).
         what, code = stopped(abort.__cause__ or abort)
         if isinstance(abort.__cause__, PenstockError) and abort.__cause__.hint:
-            _tell(abort.__cause__)
+            _print(abort.__cause__)
         else:
             click.echo(what, err=True)
     except click.ClickException as error:

@@ -81,7 +81,7 @@ def command(
     import penstock
     from penstock.feed.audit import SCHEMA_VERSION, audit, first_difference, guess_fields
 
-    saved = _saved(against) if against is not None else None
+    saved = _read_saved(against) if against is not None else None
     dataset = penstock.open(url, manifest, records_per_object=records_per_object)
     specs = dict(field(text) for text in fields) or guess_fields(dataset)
     dataset = dataset.fields(**specs).shuffle(seed, window)
@@ -100,28 +100,28 @@ def command(
     difference: dict[str, Any] | None = None
     for count in ranks:
         for number in threads:
-            made = audit(dataset, global_batch=batch, ranks=count, threads=number, epoch=epoch, most_steps=steps)
+            made = audit(dataset, global_batch=batch, ranks=count, threads=number, epoch=epoch, max_steps=steps)
             audits.append(made)
             step = first_difference(audits[0].steps, made.steps)
             if step is not None and difference is None:
-                difference = {"step": step, "between": [_told(audits[0]), _told(made)]}
+                difference = {"step": step, "between": [_summary(audits[0]), _summary(made)]}
     found["steps"] = [list(step) for step in audits[0].steps]
     found["configurations"] = [{"ranks": a.ranks, "threads": a.threads, "digest": a.digest} for a in audits]
     if saved is not None and difference is None:
-        difference = _compared(found, saved, str(against))
+        difference = _compare(found, saved, str(against))
     found["is_same"] = difference is None
     found["difference"] = difference
     if output is not None:
         output.write_text(json.dumps(found) + "\n")
-    click.echo(json.dumps(found) if as_json else _readable(found))
+    click.echo(json.dumps(found) if as_json else _text(found))
     return 0 if difference is None else 1
 
 
-def _told(made: Audit) -> str:
+def _summary(made: Audit) -> str:
     return f"{made.ranks} ranks, {made.threads} threads"
 
 
-def _saved(path: Path) -> dict[str, Any]:
+def _read_saved(path: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_text())
         steps = saved["steps"]
@@ -132,7 +132,7 @@ def _saved(path: Path) -> dict[str, Any]:
     return dict(saved)
 
 
-def _compared(found: dict[str, Any], saved: dict[str, Any], name: str) -> dict[str, Any] | None:
+def _compare(found: dict[str, Any], saved: dict[str, Any], name: str) -> dict[str, Any] | None:
     from penstock.feed.audit import first_difference
 
     for what in _SAME:
@@ -142,7 +142,7 @@ def _compared(found: dict[str, Any], saved: dict[str, Any], name: str) -> dict[s
     return None if step is None else {"step": step, "between": [found["url"], name]}
 
 
-def _readable(found: dict[str, Any]) -> str:
+def _text(found: dict[str, Any]) -> str:
     lines = [
         (
             f"{found['url']}: epoch {found['epoch']}, {len(found['steps']):,} steps of {found['global_batch']:,} samples,"

@@ -96,14 +96,14 @@ def _of(
 ) -> Iterator[dict[str, Any]]:
     # Resilient parsing asks no question about missing arguments: nothing is run here.
     ctx = command.make_context(verb[-1], [], parent=parent, resilient_parsing=True, default_map=defaults)
-    said = config.table(verb)
+    table = config.table(verb)
     for key, option in settable(command).items():
         source = ctx.get_parameter_source(str(option.name))
         place, is_allowed = "", True
         if source is ParameterSource.ENVIRONMENT:
             place = str(option.envvar or f"{ctx.auto_envvar_prefix}_{str(option.name).upper()}")
         elif source is ParameterSource.DEFAULT_MAP:
-            place = said[key][1]
+            place = table[key][1]
             is_allowed = config.trusts(place) or is_harmless(option)
         value = _plain(ctx.params.get(str(option.name)))
         origin = _ORIGINS.get(source, "default") if source else "default"

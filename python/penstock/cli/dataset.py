@@ -143,17 +143,17 @@ def emulated(
     from penstock.workloads.emulated import model_of
 
     _refuse_store(out)
-    said = model_of(model_settings(model))
+    preset = model_of(model_settings(model))
     if record_size is not None:
-        said = replace(said, record_bytes=record_size, record_deviation_bytes=0)
-    with _bar("files", total=files or said.files) as advance:
+        preset = replace(preset, record_bytes=record_size, record_deviation_bytes=0)
+    with _bar("files", total=files or preset.files) as advance:
         summary = generate(
             Path(out),
-            format=said.format,
-            files=files or said.files,
-            records_per_file=records_per_file or said.records_per_file,
-            record_bytes=said.record_bytes,
-            record_deviation_bytes=said.record_deviation_bytes,
+            format=preset.format,
+            files=files or preset.files,
+            records_per_file=records_per_file or preset.records_per_file,
+            record_bytes=preset.record_bytes,
+            record_deviation_bytes=preset.record_deviation_bytes,
             compresses=compresses,
             seed=seed,
             progress=advance,

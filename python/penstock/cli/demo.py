@@ -63,8 +63,8 @@ def command(out: Path, size: str, seed: int, keep: bool, as_json: bool) -> int:
     from penstock.demo.run import REPORT, DemoSpec, run
     from penstock.demo.sizes import SIZES
 
-    with _steps() as tell:
-        facts = run(DemoSpec(out=out.absolute(), size=SIZES[size], seed=seed, keep=keep), tell)
+    with _steps() as progress:
+        facts = run(DemoSpec(out=out.absolute(), size=SIZES[size], seed=seed, keep=keep), progress)
     report = str(out.absolute() / REPORT)
     learnt = facts.learning.mae <= LEARNT * facts.learning.mae_constant
     if as_json:
@@ -145,7 +145,7 @@ def _steps() -> Iterator[Callable[[str], None]]:
                 soft_wrap=True,
             )
 
-    def tell(what: str) -> None:
+    def progress(what: str) -> None:
         nonlocal current, now
         close()
         current, now = what, time.perf_counter()
@@ -155,7 +155,7 @@ def _steps() -> Iterator[Callable[[str], None]]:
     if live is not None:
         live.start()
     try:
-        yield tell
+        yield progress
         close()
     finally:
         if live is not None:

@@ -13,7 +13,7 @@ from penstock.cli.parameters import SECONDS, patterns
 __all__ = ["command"]
 
 # Names spelt out a kind; all of them stand in the JSON.
-_TOLD = 20
+_SHOWN = 20
 
 
 @click.command("diff")
@@ -53,10 +53,10 @@ def _readable(found: dict[str, Any]) -> str:
     ]
     for sign, kind in (("-", "removed"), ("+", "added"), ("~", "changed")):
         entries = found[kind]
-        told = [f"{e['name']}  ({e['why']})" if kind == "changed" else e for e in entries[:_TOLD]]
-        lines += [click.style(f"{sign} {text}", fg={"-": "red", "+": "green", "~": "yellow"}[sign]) for text in told]
-        if len(entries) > _TOLD:
-            lines.append(f"{sign} ... and {len(entries) - _TOLD:,} more {kind} (--json lists all)")
+        shown = [f"{e['name']}  ({e['why']})" if kind == "changed" else e for e in entries[:_SHOWN]]
+        lines += [click.style(f"{sign} {text}", fg={"-": "red", "+": "green", "~": "yellow"}[sign]) for text in shown]
+        if len(entries) > _SHOWN:
+            lines.append(f"{sign} ... and {len(entries) - _SHOWN:,} more {kind} (--json lists all)")
     evidence = [
         f"{found[f'same_by_{by}']:,} by {by}" for by in ("digest", "version", "size", "name") if found[f"same_by_{by}"]
     ]

@@ -40,7 +40,7 @@ def command(
 
     Exit code 1 says that no engine but the folder a node would run; 3, that a node did not answer.
     """
-    from penstock.cli.cluster.run import tell_bad
+    from penstock.cli.cluster.run import print_failures
     from penstock.cluster.facts import gather_facts
     from penstock.pool import engine_plugins, lifecycle
     from penstock.protocols import PoolSpec
@@ -65,6 +65,6 @@ def command(
             click.echo(f"{name}: {'nothing is missing' if not missing else f'{len(missing)} things are missing'}")
             for text in missing:
                 click.echo(f"  {text}")
-    bad = tell_bad(exits)
+    bad = print_failures(exits)
     shared = [missing for name, missing in lacks.items() if name != "local"]
     return bad or (1 if all(shared) else 0)

@@ -9,10 +9,10 @@ from typing import Any
 from penstock.price import book as books
 from penstock.price.transfer_cost import epochs_cost
 
-__all__ = ["priced", "readable"]
+__all__ = ["epoch_money", "money_text"]
 
 
-def priced(
+def epoch_money(
     url: str, *, objects: int, size_bytes: int, requests: float, epochs: int, nodes: int = 1, tier: str | None = None
 ) -> dict[str, Any] | None:
     """The money of all epochs as plain values, without the node's cache and with it; None where nobody bills.
@@ -42,7 +42,7 @@ def priced(
     }
 
 
-def readable(money: dict[str, Any]) -> str:
+def money_text(money: dict[str, Any]) -> str:
     """The same in lines for people."""
     from penstock.units import format_bytes
 
@@ -50,10 +50,10 @@ def readable(money: dict[str, Any]) -> str:
     epochs, nodes = money["epochs"], money["nodes"]
     of = f"{epochs:,} epoch{'s' if epochs > 1 else ''} on {nodes:,} node{'s' if nodes > 1 else ''}"
     lines = [f"{format_bytes(money['size_bytes'])} x {of}, {money['tier']} ({how}):"]
-    for name, said in (("without_cache", "without the node's cache"), ("with_cache", "with it")):
+    for name, label in (("without_cache", "without the node's cache"), ("with_cache", "with it")):
         way = money[name]
         egress = "" if way["egress_usd"] is None else f", egress {_usd(way['egress_usd'])} if the nodes lie outside it"
-        lines.append(f"  {said}: requests {_usd(way['requests_usd'])}{egress}")
+        lines.append(f"  {label}: requests {_usd(way['requests_usd'])}{egress}")
     return "\n".join([*lines, f"  {money['dates']}"])
 
 

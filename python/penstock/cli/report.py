@@ -66,22 +66,22 @@ def command(
         page = out or (path / "report.html" if path.is_dir() else path.with_name("report.html"))
         write_whole(sweep_page(report, results.rows), page)
         click.echo(f"{report.headline}. {report.lead}", err=True)
-        _tell(page, as_json=as_json)
+        _print(page, as_json=as_json)
     if pictures is not None:
-        from penstock.report.image_export import write_pictures
+        from penstock.report.image_export import export_images
         from penstock.report.sweep_charts import sweep_charts
 
-        for file in write_pictures(sweep_charts(report.groups, results.rows), pictures, picture_format):
-            _tell(file, as_json=as_json)
+        for file in export_images(sweep_charts(report.groups, results.rows), pictures, picture_format):
+            _print(file, as_json=as_json)
     if csv_file is not None:
         from penstock.bench.elbencho import render
         from penstock.report.document import write_whole
 
         write_whole(render(results.rows), csv_file)
-        _tell(csv_file, as_json=as_json)
+        _print(csv_file, as_json=as_json)
 
 
-def _tell(file: Path, *, as_json: bool) -> None:
+def _print(file: Path, *, as_json: bool) -> None:
     """The file's name is what a script wants, unless JSON stands on stdout."""
     click.echo(str(file), err=as_json)
 

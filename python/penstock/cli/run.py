@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.run_plan import show, told_at_start
-from penstock.cli.run_submit import hand_over, node_slice_of
+from penstock.cli.run_plan import print_breakeven, show
+from penstock.cli.run_submit import node_slice_of, submit_or_export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.job.spec import Job
     from penstock.protocols import OnLine
 
-    Say = Callable[[StepRow], None]
+    OnStep = Callable[[StepRow], None]
 
 __all__ = ["command"]
 
@@ -91,27 +91,29 @@ def command(
         raise ConfigError("--export prints the job and --submit hands it over: one of them", where="--export")
     job = load(file)
     if submit or export:
-        return hand_over(
+        return submit_or_export(
             job, file, runs, form=export, resume=resume, waits=wait, as_json=as_json, dry_run=dry_run
         )  # fmt: skip
     node_slice = node_slice_of(node, nodes, meet) if as_node or node is not None or nodes is not None else None
     given = for_nodes()
 
-    def execution_of(one: Job, say: Say = _quietly if as_json else _say, on_line: OnLine | None = None) -> Execution:
+    def execution_of(
+        one: Job, on_step: OnStep = _print_nothing if as_json else _print_step, on_line: OnLine | None = None
+    ) -> Execution:
         on_line = on_line or (None if quiet or as_json else _on_line)
         folder = runs / one.name if node_slice is None else runs / one.name / f"n{node_slice.node}"
-        return Execution(one, folder, given, say=say, on_line=on_line, node_slice=node_slice)
+        return Execution(one, folder, given, on_step=on_step, on_line=on_line, node_slice=node_slice)
 
     if dry_run:
         return show(job, execution_of, as_json=as_json)
-    pays = None if node_slice is not None else told_at_start(job, execution_of, is_quiet=as_json)
+    pays = None if node_slice is not None else print_breakeven(job, execution_of, is_quiet=as_json)
     if sys.stderr.isatty() and not (quiet or as_json):
         return _run_in_view(execution_of, job, resume=resume)
     if job.paths:
         found, is_whole = compare_paths.run(job, execution_of, resume=resume)
         if as_json:
-            told = {"schema_version": 1, "name": job.name, "paths": compare_paths.to_json(found), "pool_pays": pays}
-            click.echo(json.dumps(told))
+            result = {"schema_version": 1, "name": job.name, "paths": compare_paths.to_json(found), "pool_pays": pays}
+            click.echo(json.dumps(result))
         else:
             _table(found)
         return 0 if is_whole else 1
@@ -119,34 +121,40 @@ def command(
     steps = execution.run(resume=resume)
     if as_json:
         rows = [{"name": row.name, "state": row.state, "seconds": row.seconds, "detail": row.detail} for row in steps]
-        told = {"schema_version": 1, "name": job.name, "steps": rows, "lost": sorted(execution.lost), "pool_pays": pays}
-        click.echo(json.dumps(told))
+        result = {
+            "schema_version": 1,
+            "name": job.name,
+            "steps": rows,
+            "lost": sorted(execution.lost),
+            "pool_pays": pays,
+        }
+        click.echo(json.dumps(result))
     return 1 if execution.is_partial else 0
 
 
-def _run_in_view(execution_of: Callable[[Job, Say, OnLine], Execution], job: Job, *, resume: bool) -> int:
+def _run_in_view(execution_of: Callable[[Job, OnStep, OnLine], Execution], job: Job, *, resume: bool) -> int:
     """The job, or its paths one after the other, under a live view; what ended stands on stdout too, where that is not the
     terminal.
     """
-    from penstock.cli.run_live import View
+    from penstock.cli.run_live import LiveView
     from penstock.job import compare_paths
 
-    view = View(job.name)
+    view = LiveView(job.name)
 
-    def viewed(one: Job) -> Execution:
-        def say(row: StepRow) -> None:
-            view.say(row, of=one.name)
+    def with_view(one: Job) -> Execution:
+        def on_step(row: StepRow) -> None:
+            view.on_step(row, of=one.name)
             if not sys.stdout.isatty() and row.state != "running":
-                _say(row)
+                _print_step(row)
 
-        return execution_of(one, say, view.on_line)
+        return execution_of(one, on_step, view.on_line)
 
     if job.paths:
         with view:
-            found, is_whole = compare_paths.run(job, viewed, resume=resume)
+            found, is_whole = compare_paths.run(job, with_view, resume=resume)
         _table(found)
         return 0 if is_whole else 1
-    execution = viewed(job)
+    execution = with_view(job)
     with view:
         view.expect([node.name for node in execution.cluster.nodes])
         execution.run(resume=resume)
@@ -163,11 +171,11 @@ def _table(rows: Sequence[PathResult]) -> None:
         click.echo(f"{row.path:<{width}}  {times} · {how}")
 
 
-def _quietly(_row: StepRow) -> None:
+def _print_nothing(_row: StepRow) -> None:
     return
 
 
-def _say(row: StepRow) -> None:
+def _print_step(row: StepRow) -> None:
     from penstock.units import format_seconds
 
     if row.state == "running":

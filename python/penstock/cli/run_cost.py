@@ -18,7 +18,7 @@ from penstock.price.transfer_cost import tier_of_url
 if TYPE_CHECKING:
     from penstock.job.spec import Job, MoneySection
 
-__all__ = ["listed", "money_lines", "money_of", "source_of", "tier_of"]
+__all__ = ["job_money", "list_source", "money_lines", "source_of", "tier_of"]
 
 
 def source_of(job: Job) -> str | None:
@@ -30,11 +30,11 @@ def source_of(job: Job) -> str | None:
 
 def tier_of(job: Job) -> str | None:
     """The tier that its source is billed by; None where nobody bills."""
-    told, source = job.money.tier if job.money else None, source_of(job)
-    return told or (tier_of_url(source) if source else None)
+    section, source = job.money.tier if job.money else None, source_of(job)
+    return section or (tier_of_url(source) if source else None)
 
 
-def listed(job: Job, nodes: int, *, deadline_s: float | None = None) -> dict[str, Any]:
+def list_source(job: Job, nodes: int, *, deadline_s: float | None = None) -> dict[str, Any]:
     """What a fresh stage of the job's source would move, by node; lists it.
 
     Raises:
@@ -53,15 +53,15 @@ def listed(job: Job, nodes: int, *, deadline_s: float | None = None) -> dict[str
         return stage.wait(stage.start(spec))
 
 
-def money_of(job: Job, nodes: int, found: dict[str, Any] | None) -> dict[str, Any]:
-    """In USD, None where it is not known. `found` is what `listed` gave, of a source that somebody bills for.
+def job_money(job: Job, nodes: int, found: dict[str, Any] | None) -> dict[str, Any]:
+    """In USD, None where it is not known. `found` is what `list_source` gave, of a source that somebody bills for.
 
     Raises:
         ConfigError: `[money]` names what the price book does not have.
     """
-    told, price, per_hour = job.money, None, None
-    if told is not None:
-        per_hour, price = _node_price(told)
+    section, price, per_hour = job.money, None, None
+    if section is not None:
+        per_hour, price = _node_price(section)
     staged = None
     if found is not None and job.stage is not None and tier_of(job) is not None:
         # `staged` brings the whole dataset to every node.
@@ -71,13 +71,13 @@ def money_of(job: Job, nodes: int, found: dict[str, Any] | None) -> dict[str, An
     requests = staged["money"]["requests_usd"] if staged else 0.0
     egress = staged["money"]["egress_usd"] if staged else 0.0
     total = None
-    if per_hour is not None and told is not None and told.hours is not None:
-        total = job_cost(nodes=nodes, usd_per_node_hour=per_hour, run_h=told.hours, requests=requests).total_usd
+    if per_hour is not None and section is not None and section.hours is not None:
+        total = job_cost(nodes=nodes, usd_per_node_hour=per_hour, run_h=section.hours, requests=requests).total_usd
     return {
         "nodes": nodes,
         "usd_per_node_hour": per_hour,
         "node": None if price is None else {"item": price.item, "region": price.region},
-        "hours": told.hours if told else None,
+        "hours": section.hours if section else None,
         "stage_objects": staged["objects_in_all"] if staged else None,
         "stage_requests": sum(staged["share_requests"]) if staged else None,
         "stage_bytes": sum(staged["shares"]) if staged else None,
@@ -122,8 +122,8 @@ def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _node_price(told: MoneySection) -> tuple[float, books.Price | None]:
-    if told.usd_per_node_hour is not None:
-        return told.usd_per_node_hour, None
-    price = books.load().find(told.node or "", told.region)
+def _node_price(section: MoneySection) -> tuple[float, books.Price | None]:
+    if section.usd_per_node_hour is not None:
+        return section.usd_per_node_hour, None
+    price = books.load().find(section.node or "", section.region)
     return price.usd_per_unit, price

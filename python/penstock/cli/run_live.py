@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.job.runner import StepRow
 
-__all__ = ["View"]
+__all__ = ["LiveView"]
 
 # A terminal has few lines: of more nodes, those that spoke last.
 _SHOWN = 24
@@ -27,7 +27,7 @@ _TIMES_A_SECOND = 4
 _STYLES = {"done": "green", "failed": "red", "skipped": "dim", "running": "bold"}
 
 
-class View:
+class LiveView:
     """`with View(name) as view:` shows itself on stderr until the end; `say` and `on_line` feed it, from any thread."""
 
     def __init__(self, job: str, console: Console | None = None) -> None:
@@ -41,7 +41,7 @@ class View:
             console=console or Console(stderr=True), refresh_per_second=_TIMES_A_SECOND, get_renderable=self.render
         )
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> LiveView:
         self._live.start()
         return self
 
@@ -55,7 +55,7 @@ class View:
         with self._lock:
             self._nodes.update(dict.fromkeys(nodes, (0.0, 0, 0, "")))
 
-    def say(self, row: StepRow, *, of: str | None = None) -> None:
+    def on_step(self, row: StepRow, *, of: str | None = None) -> None:
         """A step has begun or ended. `of` names the job: of those that came before, a line stays."""
         with self._lock:
             if of is not None and of != self._of:
@@ -90,10 +90,10 @@ class View:
                 lines.append((f"{format_seconds(took):>10}  {row.name}: {row.state}  {row.detail}", _STYLES[row.state]))
             latest = set(sorted(self._nodes, key=lambda name: -self._nodes[name][0])[:_SHOWN])
             width = max((len(name) for name in latest), default=0)
-            for name, (_, rank, count, said) in self._nodes.items():
+            for name, (_, rank, count, output) in self._nodes.items():
                 if name in latest:
                     spoke = f"rank {rank}, {count:,} lines" if count else "silent"
-                    lines.append((f"{name:<{width}}  {spoke:<24}  {said}", ""))
+                    lines.append((f"{name:<{width}}  {spoke:<24}  {output}", ""))
             if len(self._nodes) > _SHOWN:
                 lines.append((f"and {len(self._nodes) - _SHOWN} more nodes", "dim"))
         # What ranks say is no command for the terminal.

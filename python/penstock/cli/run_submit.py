@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from penstock.job.spec import Job
     from penstock.protocols import NodeSlice
 
-__all__ = ["hand_over", "node_slice_of"]
+__all__ = ["node_slice_of", "submit_or_export"]
 
 
-def hand_over(
+def submit_or_export(
     job: Job, file: Path, runs: Path, *, form: str | None, resume: bool, waits: bool, as_json: bool, dry_run: bool
 ) -> int:
     """Prints the job in another form, or submits it, or prints what would be submitted; the exit code."""

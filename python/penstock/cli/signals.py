@@ -192,9 +192,9 @@ def end_at_once() -> None:
 def end(code: int) -> NoReturn:
     """Exits with this code."""
     if _ends_at_once:
-        from penstock.train.worker import leave
+        from penstock.train.worker import exit_now
 
-        leave(code)
+        exit_now(code)
     sys.exit(code)
 
 

@@ -7,7 +7,7 @@ import datetime as dt
 from typing import Any
 
 from penstock.price import book as books
-from penstock.price.transfer_cost import moving_cost
+from penstock.price.transfer_cost import transfer_cost
 
 __all__ = ["estimated", "readable", "usd"]
 
@@ -29,7 +29,7 @@ def estimated(
     """
     requests, sizes = summary["share_requests"], summary["shares"]
     money = None
-    priced = moving_cost(summary["source"], requests, sizes, tier=tier)
+    priced = transfer_cost(summary["source"], requests, sizes, tier=tier)
     if priced is not None:
         cost, used = priced
         money = {

@@ -153,17 +153,17 @@ def command(
         if as_json:
             click.echo(json.dumps(result if talk.money is None else {**result, "money": talk.money}))
         else:
-            _tell(result, runs, saved=not no_save)
+            _print_progress(result, runs, saved=not no_save)
 
 
 def _end(cause: PenstockError) -> None:
     """Ends a rank whose main thread still waits for one that has failed."""
     from penstock.cli.app import print_error
     from penstock.cli.signals import signal_exit_code
-    from penstock.train.worker import leave
+    from penstock.train.worker import exit_now
 
     code = signal_exit_code()
-    leave(print_error(cause) if code is None else code)
+    exit_now(print_error(cause) if code is None else code)
 
 
 class Talk:
@@ -179,7 +179,7 @@ class Talk:
         self._price_tier, self._is_priced = price_tier, False
         self._console = Console(stderr=True)
         self._status: Any = None
-        self._told_s = float("-inf")
+        self._printed_s = float("-inf")
         self._phase = ""
 
     def __call__(self, progress: Progress) -> None:
@@ -195,17 +195,17 @@ class Talk:
             self._status.update(text)
             return
         now = time.monotonic()
-        if now - self._told_s > _LINE_S or progress.phase != self._phase:
-            self._told_s, self._phase = now, progress.phase
+        if now - self._printed_s > _LINE_S or progress.phase != self._phase:
+            self._printed_s, self._phase = now, progress.phase
             click.echo(text, err=True)
 
     def _price(self, progress: Progress) -> None:
-        from penstock.cli.epoch_cost import priced, readable
+        from penstock.cli.epoch_cost import epoch_money, money_text
 
         self._is_priced = True
-        self.money = priced(**progress.data, epochs=progress.epochs, tier=self._price_tier)
+        self.money = epoch_money(**progress.data, epochs=progress.epochs, tier=self._price_tier)
         if self.money is not None:
-            click.echo(readable(self.money), err=True)
+            click.echo(money_text(self.money), err=True)
 
     def end(self) -> None:
         if self._status is not None:
@@ -226,7 +226,7 @@ def _line(progress: Progress) -> str:
     return " · ".join(parts)
 
 
-def _tell(result: dict[str, Any], runs: str, *, saved: bool) -> None:
+def _print_progress(result: dict[str, Any], runs: str, *, saved: bool) -> None:
     click.echo(
         f"{result['steps']:,} steps, {result['samples']:,} samples in {result['train_s']:.1f} s: {result['samples_per_s']:,.1f} samples/s, "
         f"data wait {100 * result['wait_share']:.1f} %, first batch after {result['first_batch_s']:.2f} s, "

@@ -21,12 +21,12 @@ def describe(ended: Exit) -> str:
     """One rank's failure in one line, its node's name first."""
     if ended.fault is not None:
         return str(ended.fault)
-    said = [line.strip() for line in ended.err.decode(errors="replace").strip().splitlines()]
+    lines = [line.strip() for line in ended.err.decode(errors="replace").strip().splitlines()]
     # Penstock's own commands print the error before the hint.
-    said = [line for line in said if line.startswith("error[")] or [
-        line for line in said if not line.startswith("hint:")
+    lines = [line for line in lines if line.startswith("error[")] or [
+        line for line in lines if not line.startswith("hint:")
     ]
-    return f"{ended.node}: exit code {ended.code}{f': {said[-1][:_MAX_STDERR_CHARS]}' if said else ''}"
+    return f"{ended.node}: exit code {ended.code}{f': {lines[-1][:_MAX_STDERR_CHARS]}' if lines else ''}"
 
 
 def raise_for_failures(exits: Sequence[Exit], what: str) -> None:

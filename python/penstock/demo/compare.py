@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.demo import narrative, predict
 from penstock.demo.mount_tier import OBSERVED
-from penstock.plan.model import TERM_WORDS, Prediction
+from penstock.plan.model import TERM_LABELS, Prediction
 from penstock.plan.reference_job import JOB, PUBLISHED
 from penstock.price import book
 from penstock.report.comparison import (
@@ -54,13 +54,13 @@ SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 3
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One path, run: `learnt` with real steps, `timed` with emulated ones, `foretold` before either."""
+    """One path, run: `learnt` with real steps, `timed` with emulated ones, `prediction` before either."""
 
     path: DemoPath
     tier: Tier
     learnt: RunRecord
     timed: RunRecord
-    foretold: Prediction
+    prediction: Prediction
     stage_s: float
     stage_bytes: int
 
@@ -100,9 +100,9 @@ def _slow_steps(parts: dict[str, float]) -> str:
     )
 
 
-def missed(rate: float, foretold: float, parts: dict[str, float]) -> str:
+def missed(rate: float, prediction: float, parts: dict[str, float]) -> str:
     """Why a rehearsal was more than 20 % away from the model; empty where it was not."""
-    if abs(rate / foretold - 1) <= _MISSED:
+    if abs(rate / prediction - 1) <= _MISSED:
         return ""
     waits = {what: seconds for what, seconds in parts.items() if what != "accelerators"}
     longest = max(waits, key=waits.__getitem__, default="")
@@ -124,14 +124,20 @@ def _limit(record: RunRecord, share: float, parts: dict[str, float], *, mount: b
     return _WAITS[worst][1]
 
 
-def _predicted(said: Prediction, *, mount: bool) -> Predicted:
+def _predicted(prediction: Prediction, *, mount: bool) -> Predicted:
     limit = (
         "the mount: one file at a time at the rate of one reader"
-        if mount and said.limited_by == "reader"
-        else TERM_WORDS[said.limited_by]
+        if mount and prediction.limited_by == "reader"
+        else TERM_LABELS[prediction.limited_by]
     )
     return Predicted(
-        said.epoch_s / 60, said.run_h, said.stage_h, said.cost.total_usd, said.samples_per_s, limit, said.terms_s
+        prediction.epoch_s / 60,
+        prediction.run_h,
+        prediction.stage_h,
+        prediction.cost.total_usd,
+        prediction.samples_per_s,
+        limit,
+        prediction.terms_s,
     )
 
 
@@ -170,13 +176,13 @@ def _tier_rows(measured: list[Measured], scale: float) -> list[TierRow]:
         for late in one.tier.latency:
             if late.what != "read":
                 continue
-            words = f"{late.p50_ms:g} ms, p99 {late.p99_ms:g}"
+            latency = f"{late.p50_ms:g} ms, p99 {late.p99_ms:g}"
             row = TierRow(
                 one.tier.label,
                 "first byte, median",
                 "request",
-                words,
-                words,
+                latency,
+                latency,
                 f"{late.source} ({late.confidence})",
                 late.as_of,
             )
@@ -225,7 +231,7 @@ def compare(
     for one in measured:
         path, timed = one.path, one.timed
         rate, share, parts = _steady(timed)
-        said = predict.published_job(path, limits[path.name], costs, probe)
+        prediction = predict.published_job(path, limits[path.name], costs, probe)
         paths.append(
             PathFacts(
                 name=path.name,
@@ -239,17 +245,17 @@ def compare(
                 throttles=timed.throttles + one.learnt.throttles,
                 stage_s=one.stage_s,
                 limited_by=_limit(timed, share, parts, mount=path.mount),
-                predicted=_predicted(said, mount=path.mount),
+                predicted=_predicted(prediction, mount=path.mount),
                 requests=timed.requests,
                 step_parts_s=parts,
-                model_samples_per_s=one.foretold.samples_per_s,
-                missed=missed(rate, one.foretold.samples_per_s, parts),
+                model_samples_per_s=one.prediction.samples_per_s,
+                missed=missed(rate, one.prediction.samples_per_s, parts),
                 published=_published(path.published),
                 run=timed.id,
             )
         )
         scaling += [
-            ScalePoint(path.name, nodes, point.samples_per_s, TERM_WORDS[point.limited_by])
+            ScalePoint(path.name, nodes, point.samples_per_s, TERM_LABELS[point.limited_by])
             for nodes, point in predict.scaling(path, limits[path.name], costs, probe, SCALING_NODES)
         ]
     digests = {digest(one.learnt.losses) for one in measured}
@@ -257,7 +263,7 @@ def compare(
     known = {one.path.name: one for one in measured}
     hot, plain, staged = known["streamed-hot"], known["as-published"], known["staged"]
     direct = predict.direct_raw(plain.path, limits["as-published"], costs, probe)
-    hungry = predict.hungry(hot.path, limits["streamed-hot"], costs, probe)
+    hungry = predict.higher_demand(hot.path, limits["streamed-hot"], costs, probe)
     stage = predict.staging(limits["staged"], probe)
     seen = plain.tier.observation(OBSERVED)
     invalid = sorted({reason for one in measured for record in (one.learnt, one.timed) for reason in record.invalid})
@@ -307,12 +313,12 @@ def compare(
             distinct=size.distinct,
             volumes=size.volumes,
             voxels=size.voxels,
-            spent_at=predict.spent_at(hot.path, limits["streamed-hot"], costs, probe),
-            hungry=(hungry.samples_per_s, TERM_WORDS[hungry.limited_by]),
+            spent_at=predict.saturation_nodes(hot.path, limits["streamed-hot"], costs, probe),
+            hungry=(hungry.samples_per_s, TERM_LABELS[hungry.limited_by]),
             mount_bytes_per_s=seen.value if seen else math.nan,
-            direct=(direct.total_h, direct.cost.total_usd, TERM_WORDS[direct.limited_by]),
+            direct=(direct.total_h, direct.cost.total_usd, TERM_LABELS[direct.limited_by]),
             stage_min=stage.stage_s / 60,
-            stage_limit=TERM_WORDS[stage.limited_by],
+            stage_limit=TERM_LABELS[stage.limited_by],
             doubts=[
                 f"INVALID as a measurement: {', '.join(invalid)}. Rates and waits say nothing of the program’s speed."
             ]

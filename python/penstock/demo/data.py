@@ -45,18 +45,18 @@ def make(bucket: Path, size: Size, seed: int, progress: Callable[[str], None]) -
     from penstock.datasets.cosmoflow import generate
 
     packed = bucket / "gzip"
-    told = {
+    parts = {
         "train": (size.learn_samples, size.learn_voxels, 0, LEARN_BOX_MPC),
         "held-out": (size.held_out, size.learn_voxels, HELD_OUT_FROM, LEARN_BOX_MPC),
         "volumes": (size.distinct, size.voxels, 0, None),
     }
-    for name, (samples, voxels, first, box) in told.items():
+    for name, (samples, voxels, first, box) in parts.items():
         progress(f"{samples} {name} samples of {voxels}³")
         generate(
             packed / name, samples=samples, voxels=voxels, seed=seed, first_universe=first, box_mpc=box, compress="gzip"
         )
     progress("the same, raw")
-    for name in told:
+    for name in parts:
         _inflate(packed / name, bucket / "raw" / name)
     for copy in (packed / "volumes", bucket / "raw" / "volumes"):
         _multiply(copy, size.distinct, size.volumes)

@@ -23,11 +23,11 @@ __all__ = [
     "Limits",
     "Probe",
     "direct_raw",
-    "hungry",
+    "higher_demand",
     "published_job",
     "rehearsal",
+    "saturation_nodes",
     "scaling",
-    "spent_at",
     "staging",
 ]
 
@@ -190,7 +190,7 @@ def direct_raw(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Pr
     return published_job(path, msgspec.structs.replace(limits, connection_bytes_per_s=math.inf), costs, probe)
 
 
-def hungry(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Prediction:
+def higher_demand(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Prediction:
     """The same with MLPerf Storage's emulated V100 in place of the one that the article measured."""
     return published_job(
         path,
@@ -208,9 +208,9 @@ def scaling(
     return [(n, published_job(path, limits, costs, probe, msgspec.structs.replace(JOB, nodes=n))) for n in nodes]
 
 
-def spent_at(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, most: int = 256) -> int | None:
+def saturation_nodes(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, most: int = 256) -> int | None:
     """The first number of nodes at which something other than the accelerators limits the path; None up to `most`."""
-    for nodes, said in scaling(path, limits, costs, probe, list(range(1, most + 1))):
-        if said.limited_by != "compute":
+    for nodes, prediction in scaling(path, limits, costs, probe, list(range(1, most + 1))):
+        if prediction.limited_by != "compute":
             return nodes
     return None

@@ -20,7 +20,7 @@ from penstock.demo import data, predict
 from penstock.demo.compare import Measured, compare
 from penstock.demo.mount_tier import as_toml, mounted
 from penstock.demo.paths import PATHS, DemoPath
-from penstock.demo.train_paths import Task, learn_all
+from penstock.demo.train_paths import Task, train_all
 from penstock.errors import Denied, PreconditionFailed, SystemFault
 from penstock.ownership import NotOwned, OwnedFolder, identity_of, remove_made
 from penstock.plan.reference_job import JOB
@@ -63,7 +63,7 @@ class DemoSpec(msgspec.Struct, frozen=True):
     keep: bool = False
 
 
-def run(spec: DemoSpec, tell: Callable[[str], None], *, today: dt.datetime | None = None) -> Comparison:
+def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime | None = None) -> Comparison:
     """Run the whole demo and write its report.
 
     Args:
@@ -79,31 +79,31 @@ def run(spec: DemoSpec, tell: Callable[[str], None], *, today: dt.datetime | Non
     with _folder(spec) as work:
         data.check_space(work, size.free_bytes)
         bucket = work / "bucket"
-        data.make(bucket, size, spec.seed, lambda what: tell(f"Making {what}"))
+        data.make(bucket, size, spec.seed, lambda what: progress(f"Making {what}"))
         stored = _mean_size(bucket / "gzip" / "volumes")
-        tell("Probing this machine: what one core takes to inflate and check a byte")
+        progress("Probing this machine: what one core takes to inflate and check a byte")
         probe = _probe(bucket / "gzip" / "volumes", size)
         found = {path.name: _tier(path) for path in PATHS}
-        foretold = {
+        prediction = {
             path.name: predict.rehearsal(
                 path, predict.Limits.of(found[path.name]), size, stored_bytes=stored, cores=_cores(), probe=probe
             )
             for path in PATHS
         }
-        staged = _stage_all(spec, found, bucket, work, tell)
-        learnt = _learn_all(spec, found, bucket, work, tell)
+        staged = _stage_all(spec, found, bucket, work, progress)
+        learnt = _train_all(spec, found, bucket, work, progress)
         measured = []
         for path in PATHS:
-            tell(
-                f"{path.label}: {size.volumes} volumes for 32 emulated accelerators (the model says {foretold[path.name].samples_per_s:.0f} samples/s)"
+            progress(
+                f"{path.label}: {size.volumes} volumes for 32 emulated accelerators (the model says {prediction[path.name].samples_per_s:.0f} samples/s)"
             )
             took, moved = staged if path.staged else (0.0, 0)
             with _served(path, found[path.name], bucket, work, size.scale) as server:
                 timed = _time(spec, path, _base(path, server, work), took)
             measured.append(
-                Measured(path, found[path.name], learnt[path.name], timed, foretold[path.name], took, moved)
+                Measured(path, found[path.name], learnt[path.name], timed, prediction[path.name], took, moved)
             )
-    tell("Writing the report")
+    progress("Writing the report")
     facts = compare(
         measured, spec.size, stored_bytes=stored, probe=probe, today=today, seconds=time.perf_counter() - began
     )
@@ -177,9 +177,9 @@ def _probe(folder: Path, size: Size) -> predict.Probe:
     )
     for batch in loader:
         del batch
-    said = loader.report()
-    done = said["samples"] * size.sample_bytes
-    return predict.Probe(said["busy_inflate_s"] / done, said["busy_decode_s"] / done)
+    result = loader.report()
+    done = result["samples"] * size.sample_bytes
+    return predict.Probe(result["busy_inflate_s"] / done, result["busy_decode_s"] / done)
 
 
 def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Emulator:
@@ -213,29 +213,31 @@ def _base(path: DemoPath, server: Emulator, work: Path) -> str:
 
 
 def _stage_all(
-    spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, tell: Callable[[str], None]
+    spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, progress: Callable[[str], None]
 ) -> tuple[float, int]:
     """Bring everything to the local disk; seconds and bytes of the volumes, which the comparison counts."""
     size = spec.size
     path = next(p for p in PATHS if p.staged)
-    tell(f"{path.label}: staging {size.volumes + size.learn_samples + size.held_out} objects, inflated and verified")
+    progress(
+        f"{path.label}: staging {size.volumes + size.learn_samples + size.held_out} objects, inflated and verified"
+    )
     with _served(path, found[path.name], bucket, work, size.scale) as server:
         for name in ("train", "held-out"):
             _stage(f"{server.url}gzip/{name}/", work / "staged" / name)
         return _stage(f"{server.url}gzip/volumes/", work / "staged" / "volumes")
 
 
-def _learn_all(
-    spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, tell: Callable[[str], None]
+def _train_all(
+    spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, progress: Callable[[str], None]
 ) -> dict[str, RunRecord]:
     """The same real training over every path, as many at once as there are cores."""
-    tell(f"Training the real model on each path, {spec.size.learn_epochs} epochs")
+    progress(f"Training the real model on each path, {spec.size.learn_epochs} epochs")
     with contextlib.ExitStack() as stack:
         tasks = []
         for path in PATHS:
             server = stack.enter_context(_server(path, found[path.name], bucket, work, spec.size.scale))
             tasks.append(Task(path.name, _learning(spec, path, _base(path, server, work)), server.env))
-        return learn_all(tasks, work, at_once=_cores(), tell=lambda _: None)
+        return train_all(tasks, work, at_once=_cores(), progress=lambda _: None)
 
 
 def _stage(url: str, folder: Path) -> tuple[float, int]:
@@ -243,8 +245,8 @@ def _stage(url: str, folder: Path) -> tuple[float, int]:
     from penstock import stage
 
     began = time.perf_counter()
-    said = stage.run(url, str(folder), inflate=True)
-    return time.perf_counter() - began, int(said["bytes_in"])
+    result = stage.run(url, str(folder), inflate=True)
+    return time.perf_counter() - began, int(result["bytes_in"])
 
 
 def _source(request: Any) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.train import TrainSpec
 
-__all__ = ["Task", "learn_all"]
+__all__ = ["Task", "train_all"]
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
@@ -40,7 +40,7 @@ class Task(msgspec.Struct, frozen=True):
     variables: Mapping[str, str]
 
 
-def learn_all(tasks: list[Task], work: Path, *, at_once: int, tell: Callable[[str], None]) -> dict[str, RunRecord]:
+def train_all(tasks: list[Task], work: Path, *, at_once: int, progress: Callable[[str], None]) -> dict[str, RunRecord]:
     """Every task's result by name; the first failure ends all and is raised as it was there.
 
     Args:
@@ -54,7 +54,7 @@ def learn_all(tasks: list[Task], work: Path, *, at_once: int, tell: Callable[[st
         while waiting or running:
             while waiting and len(running) < at_once:
                 task = waiting.pop(0)
-                tell(task.name)
+                progress(task.name)
                 running[task.name] = _start(task, work / f"learn-{task.name}")
             for name, (child, folder) in list(running.items()):
                 if child.poll() is not None:
@@ -86,9 +86,9 @@ def _start(task: Task, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
 def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecord:
     if child.returncode == 0 and (folder / worker.RESULT).exists():
         return msgspec.json.decode((folder / worker.RESULT).read_bytes(), type=RunRecord)
-    said = folder / worker.ERROR.format(rank=0)
-    if said.exists():
-        failure = msgspec.json.decode(said.read_bytes(), type=worker.Failure)
+    error_file = folder / worker.ERROR.format(rank=0)
+    if error_file.exists():
+        failure = msgspec.json.decode(error_file.read_bytes(), type=worker.Failure)
         kind = getattr(errors, failure.kind, PenstockError)
         raise kind(failure.message, hint=failure.hint)
     last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]

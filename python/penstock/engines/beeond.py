@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["BeeondEngine", "engine", "start_line", "stop_line"]
 
 _POLL_S = 0.3
-_ASK_S = 10.0
+_AGENT_TIMEOUT_S = 10.0
 _KNOWN: dict[str, Any] = {
     "version": 8, "metadata_servers": 1, "storage_servers": 0, "port_shift": 1000, "prefers_local": False, "pdsh": False,
     "pdsh_program": "", "tmpfs": False, "config": "", "targets": "", "mirrors_storage": False, "mirrors_metadata": False,
@@ -155,7 +155,9 @@ class BeeondEngine(SharedFolderEngine):
         agents.call(
             "start", until - time.monotonic(), on=[leader], lease=lease, folders=["mnt/data"], files={pool.facts["mark"]: lease}
         )  # fmt: skip
-        while missing := [name for name, state in self._states(pool, agents, _ASK_S).items() if state != "up"]:
+        while missing := [
+            name for name, state in self._states(pool, agents, _AGENT_TIMEOUT_S).items() if state != "up"
+        ]:
             if time.monotonic() > until:
                 text = f"pool {spec.name}: beeond has ended, and {', '.join(missing[:4])} shows no mount within {deadline_s:g} s"
                 raise Deadline(text, limit_s=deadline_s)
@@ -202,10 +204,12 @@ class BeeondEngine(SharedFolderEngine):
             return until - time.monotonic()
 
         root = pool_root(spec, leader)
-        seen = agents.try_call("alive", min(_ASK_S, left_s()), on=[leader])[leader.name]
+        seen = agents.try_call("alive", min(_AGENT_TIMEOUT_S, left_s()), on=[leader])[leader.name]
         if isinstance(seen, PenstockError) or seen["lease"] is None or (lease and seen["lease"] != lease):
             return  # nothing of ours is there, or nobody answers
-        begun = agents.try_call("has", min(_ASK_S, left_s()), on=[leader], patterns=[escape(f"{root}/conf/nodes")])
+        begun = agents.try_call(
+            "has", min(_AGENT_TIMEOUT_S, left_s()), on=[leader], patterns=[escape(f"{root}/conf/nodes")]
+        )
         if begun[leader.name] is not True:
             return
         for cleans_up in (False, True):

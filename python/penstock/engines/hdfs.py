@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["HdfsEngine", "engine"]
 
 _LOOK_S = 0.3
-_ASK_S = 10.0
+_AGENT_TIMEOUT_S = 10.0
 _FIRST_S = 30.0
 _FORMAT_S = 120.0
 _KNOWN: dict[str, Any] = {
@@ -143,7 +143,7 @@ class HdfsEngine(AgentManagedEngine):
         while True:
             tries += 1
             try:
-                state = self._state(pool, agents, _ASK_S)
+                state = self._state(pool, agents, _AGENT_TIMEOUT_S)
                 live, missing = len(state["live"]), [n.name for n in pool.nodes if n.name not in state["live"]]
                 if not missing and not state["safemode"]:
                     # Its first answer there takes seconds, more than a reader's patience.
@@ -159,7 +159,7 @@ class HdfsEngine(AgentManagedEngine):
             except PenstockError as error:
                 seen = str(error)
             if tries % 4 == 0:
-                agents.raise_if_dead(_ASK_S)
+                agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
                 raise Deadline(f"pool {spec.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
             time.sleep(_LOOK_S)
@@ -185,7 +185,7 @@ class HdfsEngine(AgentManagedEngine):
         agents = AgentClient.of(pool, runner)
         answers = agents.try_call("alive", deadline_s, on=pool.nodes, each=pool_roots(pool))
         try:
-            live = self._state(pool, agents, min(deadline_s, _ASK_S))["live"]
+            live = self._state(pool, agents, min(deadline_s, _AGENT_TIMEOUT_S))["live"]
         except PenstockError:
             live = []
         return daemon_states(pool, answers, live)

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["MooseFsAccess", "MooseFsEngine", "engine"]
 
 _LOOK_S = 0.3
-_ASK_S = 10.0
+_AGENT_TIMEOUT_S = 10.0
 _PROGRAMS = ("mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo")
 _CHUNK_BYTES = 64 << 20
-_MOST_COPIES = 9
+_MAX_COPIES = 9
 _KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 0, "io_timeout_s": 30}
 
 
@@ -63,7 +63,7 @@ class MooseFsEngine(AgentManagedEngine):
                 )
             if not found["fuse"]:
                 lacks.append(f"{node}: /dev/fuse cannot be opened")
-        if spec.copies > min(len(facts), _MOST_COPIES):
+        if spec.copies > min(len(facts), _MAX_COPIES):
             lacks.append(f"{spec.copies} copies want as many nodes, and there are {len(facts)}")
         return lacks
 
@@ -100,7 +100,7 @@ class MooseFsEngine(AgentManagedEngine):
         mounts = {node.name: {"daemons": [self._mount(pool, node, client)]} for node in runner.nodes}
         agents.call("start", until - time.monotonic(), lease=lease, each=mounts)
         self._await_mounts(pool, agents, until, deadline_s)
-        self._say_copies(pool, runner, leader, until)
+        self._set_copies(pool, runner, leader, until)
         return pool
 
     def _order(self, spec: PoolSpec, node: Node, leader: Node, chunk: int, port: int) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class MooseFsEngine(AgentManagedEngine):
         while True:
             tries += 1
             try:
-                serving = _serving(pool, runner, min(_ASK_S, max(1.0, until - time.monotonic())))
+                serving = _serving(pool, runner, min(_AGENT_TIMEOUT_S, max(1.0, until - time.monotonic())))
                 missing = [node.name for node in pool.nodes if node.name not in serving]
                 if not missing:
                     return
@@ -177,7 +177,7 @@ class MooseFsEngine(AgentManagedEngine):
             except PenstockError as error:
                 seen = str(error)
             if tries % 4 == 0:
-                agents.raise_if_dead(_ASK_S)
+                agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
                 raise Deadline(f"pool {pool.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
             time.sleep(_LOOK_S)
@@ -189,17 +189,17 @@ class MooseFsEngine(AgentManagedEngine):
         }
         while True:
             # Every MooseFS mount shows its master's facts under this name, and an empty folder does not.
-            seen = agents.try_call("has", _ASK_S, each=shown)
+            seen = agents.try_call("has", _AGENT_TIMEOUT_S, each=shown)
             missing = [name for name, is_there in seen.items() if is_there is not True]
             if not missing:
                 return
-            agents.raise_if_dead(_ASK_S)
+            agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
                 text = f"pool {pool.name}: not mounted within {deadline_s:g} s on {', '.join(missing[:4])}"
                 raise Deadline(text, limit_s=deadline_s)
             time.sleep(_LOOK_S)
 
-    def _say_copies(self, pool: Pool, runner: Runner, leader: Node, until: float) -> None:
+    def _set_copies(self, pool: Pool, runner: Runner, leader: Node, until: float) -> None:
         line = ["mfssetgoal", "-r", str(pool.copies), pool.facts["nodes"][leader.name]["root"] + "/mnt"]
         [ended] = runner.run(line, on=[leader], deadline_s=max(1.0, until - time.monotonic()))
         if ended.code != 0:
@@ -211,7 +211,7 @@ class MooseFsEngine(AgentManagedEngine):
         until = time.monotonic() + deadline_s
         answers = AgentClient.of(pool, runner).try_call("alive", deadline_s / 2, on=pool.nodes, each=pool_roots(pool))
         try:
-            serving = _serving(pool, runner, min(_ASK_S, max(1.0, until - time.monotonic())))
+            serving = _serving(pool, runner, min(_AGENT_TIMEOUT_S, max(1.0, until - time.monotonic())))
         except PenstockError:
             serving = set()
         return daemon_states(pool, answers, serving)
@@ -221,7 +221,7 @@ class MooseFsEngine(AgentManagedEngine):
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
         """By the master's list of missing chunks, which it brings up to date once a minute or so."""
-        rows = _asked_of_master(pool, runner, "-SMF", deadline_s)
+        rows = _query_master(pool, runner, "-SMF", deadline_s)
         return sorted({row[1].lstrip("/") for row in rows if len(row) > 1 and row[1].startswith("/")})
 
 
@@ -243,7 +243,7 @@ class MooseFsAccess(FolderAccess):
         try:
             sizes = {name: path.stat().st_size for name, path in paths.items()}
             done = subprocess.run(
-                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_S, check=True
+                line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_AGENT_TIMEOUT_S, check=True
             )
         except (OSError, subprocess.SubprocessError) as error:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -300,14 +300,14 @@ def _serving(pool: Pool, runner: Runner, limit_s: float) -> set[str]:
     by_server = {tuple(facts["server"].rsplit(":", 1)): name for name, facts in pool.facts["nodes"].items()}
     serving = set()
     # chunk servers:|address|port|id|labels|version|load|maintenance|chunks|used|total|...
-    for row in _asked_of_master(pool, runner, "-SCS", limit_s):
+    for row in _query_master(pool, runner, "-SCS", limit_s):
         if len(row) > 10 and row[10].isdecimal() and int(row[10]) > 0:
             name = by_server.get((row[1], row[2]))
             serving |= {name} if name else set()
     return serving
 
 
-def _asked_of_master(pool: Pool, runner: Runner, what: str, limit_s: float) -> list[list[str]]:
+def _query_master(pool: Pool, runner: Runner, what: str, limit_s: float) -> list[list[str]]:
     """The rows of a table that `mfscli` prints on the first node."""
     host, _, port = pool.facts["master"].rpartition(":")
     line = ["mfscli", "-H", host, "-P", port, "-ns", "|", what]

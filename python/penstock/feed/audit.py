@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.feed.dataset import Dataset
     from penstock.feed.fields import TensorSpec
-    from penstock.feed.pipeline import Shaped
+    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields"]
 
@@ -81,13 +81,13 @@ def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
 
 
 def audit(
-    dataset: Shaped,
+    dataset: DatasetBase,
     *,
     global_batch: int,
     ranks: int = 1,
     threads: int | None = None,
     epoch: int = 0,
-    most_steps: int | None = None,
+    max_steps: int | None = None,
 ) -> Audit:
     """Reads an epoch (or its first steps) as `ranks` ranks would, one after another, and hashes what each step holds.
 
@@ -100,7 +100,7 @@ def audit(
         loader.set_epoch(epoch)
         made = 0
         for step, batch in enumerate(loader):
-            if step == most_steps:
+            if step == max_steps:
                 break
             if rank == 0:
                 rows.append([])

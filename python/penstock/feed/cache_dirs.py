@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["records"]
+__all__ = ["record_index_dir"]
 
 
-def records(variables: Mapping[str, str]) -> str | None:
+def record_index_dir(variables: Mapping[str, str]) -> str | None:
     """The folder of record indexes: `PENSTOCK_CACHE`, or `penstock` below `XDG_CACHE_HOME` or `~/.cache`.
 
     None where `PENSTOCK_CACHE` is empty: nothing is kept then.
     """
-    said = variables.get("PENSTOCK_CACHE")
-    if said is not None:
-        return str(Path(said) / "records") if said else None
+    value = variables.get("PENSTOCK_CACHE")
+    if value is not None:
+        return str(Path(value) / "records") if value else None
     home = variables.get("XDG_CACHE_HOME")
     if home:
         return str(Path(home) / "penstock/records")

@@ -20,8 +20,8 @@ _MAX_SHOWN = 5
 
 def has_folder_labels(source: _native.Source) -> bool:
     """True if labels are the numbers of this listing's class folders."""
-    said = json.loads(source.format)
-    return said["name"] == "images" and said.get("labels") is None
+    format_facts = json.loads(source.format)
+    return format_facts["name"] == "images" and format_facts.get("labels") is None
 
 
 def has_folders(source: _native.Source) -> bool:

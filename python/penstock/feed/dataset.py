@@ -27,7 +27,7 @@ from penstock.feed import (
 )
 from penstock.feed import classes as class_folders
 from penstock.feed import fields as kinds
-from penstock.feed.pipeline import Shaped, cut, expected_reads
+from penstock.feed.pipeline import DatasetBase, cut, expected_reads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,15 +75,15 @@ class _Counts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Dataset(Shaped):
+class Dataset(DatasetBase):
     """A listed dataset. Immutable; `fields` and `shuffle` give new ones. Pickles without connections or credentials."""
 
     source: _native.Source
     specs: tuple[tuple[str, FieldSpec], ...] = ()
     seed: int | None = None
-    asked_window: int | None = None
+    requested_window: int | None = None
     records_per_object: int | None = None
-    asked_cache: node_cache.Asked = node_cache.AS_FOUND
+    requested_cache: node_cache.CacheRequest = node_cache.AUTO
     indexed: bool = True
     locality: pool_locality.Locality | None = None
     is_local: bool = False
@@ -125,7 +125,7 @@ class Dataset(Shaped):
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} objects cannot be mixed", where="window")
-        if self.mappings:
+        if self.map_steps:
             raise ConfigError("shuffle: it comes before map()", where="shuffle")
         if not self.indexed:
             if window is not None:
@@ -143,7 +143,7 @@ class Dataset(Shaped):
             )
         if steps and "shuffle" not in names:
             steps = (*steps, ("shuffle", 0, 0))
-        return replace(self, seed=seed, asked_window=window, steps=steps)
+        return replace(self, seed=seed, requested_window=window, steps=steps)
 
     def local(self) -> Dataset:
         """Of a dataset in a pool, the part that this node holds, as a dataset of its own.
@@ -164,12 +164,12 @@ class Dataset(Shaped):
         listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]
         if not listed["objects"]:
             raise ConfigError(f"{self.url}: node {self.locality.node} holds nothing of it", where="reach")
-        said, given = self.source.format, self.given_classes
+        declared, given = self.source.format, self.given_classes
         if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
             # This node may lack some classes; labels stay those of the whole dataset.
             given = self.classes
-            said = json.dumps({"name": "images", "labels": class_folders.labels(self.source, given)})
-        source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, said)
+            declared = json.dumps({"name": "images", "labels": class_folders.labels(self.source, given)})
+        source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, declared)
         routed = source.routed(self.source.routes or "{}")
         return replace(self, source=routed, is_local=True, given_classes=given, _counts=_Counts())
 
@@ -192,17 +192,17 @@ class Dataset(Shaped):
                 the first objects say so, "always", or "never". The first epoch costs more, so that
                 it pays from the twelfth or so on; the samples are the same.
         """
-        return replace(self, asked_cache=node_cache.asked(folder, limit_bytes, transcode))
+        return replace(self, requested_cache=node_cache.cache_request(folder, limit_bytes, transcode))
 
     def caches(self) -> list[node_cache.NodeCache | None]:
         """Where each dataset of it is kept on this node."""
-        if self.locality is not None and self.asked_cache == node_cache.AS_FOUND:
+        if self.locality is not None and self.requested_cache == node_cache.AUTO:
             return [None]  # the pool is the node's cache
         if not self.indexed:
-            if self.asked_cache.is_on:
+            if self.requested_cache.is_on:
                 raise ConfigError("cache: what is read unindexed is not kept on the node", where="cache")
             return [None]
-        return [node_cache.place(self.asked_cache, self.url, self.source.size_bytes, env.read())]
+        return [node_cache.resolve(self.requested_cache, self.url, self.source.size_bytes, env.read())]
 
     def __repr__(self) -> str:
         seen = self._counts.schema
@@ -212,7 +212,7 @@ class Dataset(Shaped):
         parts += [f"fields {fields}"] if fields else ["fields as schema() finds them"]
         parts += [f"seed {self.seed}"] if self.seed is not None else []
         parts += [] if self.indexed else ["unindexed"]
-        return f"Dataset({', '.join(parts)}{self._told_steps()})"
+        return f"Dataset({', '.join(parts)}{self._steps_repr()})"
 
     @property
     def url(self) -> str:
@@ -252,7 +252,7 @@ class Dataset(Shaped):
             self._counts.schema = Schema(specs, tuple(holds), tuple(left_out))
         return self._counts.schema
 
-    def fields_said(self) -> dict[str, Any]:
+    def batch_fields(self) -> dict[str, Any]:
         """The fields of a batch: those that were said, else those of `schema()`."""
         if self.specs:
             partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
@@ -279,7 +279,7 @@ class Dataset(Shaped):
     def _scan(self) -> _native.Counted:
         """Counts by reading every object, announced first: one process of a node does, the others wait for its index."""
         variables = dict(env.read())
-        folder = None if self.format in _NEVER_INDEXED else cache_dirs.records(variables)
+        folder = None if self.format in _NEVER_INDEXED else cache_dirs.record_index_dir(variables)
         with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:
             # The process that held the lock before has made the index.
             found = self.source.kept_count(variables, folder) if shared else None
@@ -307,7 +307,9 @@ class Dataset(Shaped):
 
     def _count(self, declared: int | None, *, scans: bool) -> _native.Counted | None:
         variables = dict(env.read())
-        found, notes = self.source.count(declared, scans=scans, env=variables, cache=cache_dirs.records(variables))
+        found, notes = self.source.count(
+            declared, scans=scans, env=variables, cache=cache_dirs.record_index_dir(variables)
+        )
         for note in notes:
             _LOG.warning("%s: an index is set aside: %s", self.url, note)
         return found
@@ -358,7 +360,7 @@ class Dataset(Shaped):
         """Objects whose samples mix."""
         if self.seed is None:
             return 1
-        return self.counted().window if self.asked_window is None else self.asked_window
+        return self.counted().window if self.requested_window is None else self.requested_window
 
 
 def open(  # noqa: A001 - the verb is the API
@@ -398,44 +400,44 @@ def open(  # noqa: A001 - the verb is the API
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(f"records_per_object: {records_per_object} is less than 1", where="records_per_object")
     listed = None if manifest is None else _read(Path(manifest))
-    said = formats.named(format)
+    declared = formats.named(format)
     source = _native.Source.open(
         text,
         listed,
         dict(env.read()),
-        None if said is None else said.to_json(),
+        None if declared is None else declared.to_json(),
         None if indexes is None else _located(indexes, "indexes"),
     )
-    if said is not None and (said.labels is not None or said.classes is not None):
+    if declared is not None and (declared.labels is not None or declared.classes is not None):
         # Found below the folder that was listed, which is known now; nothing is listed again.
-        if said.classes is not None:
-            facts = class_folders.labels(source, said.classes)
-        elif said.labels is not None:
-            facts = labels.read(said.labels, source.url, dict(env.read()))
-        known = replace(said, facts={**said.facts, "labels": facts})
+        if declared.classes is not None:
+            facts = class_folders.labels(source, declared.classes)
+        elif declared.labels is not None:
+            facts = labels.read(declared.labels, source.url, dict(env.read()))
+        known = replace(declared, facts={**declared.facts, "labels": facts})
         found, ignored = source.manifest(), source.ignored
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
         source = _native.Source.restore(found, ignored, source.format)
     if listed_urls is not None and len(listed_urls) > 1:
         url_lists.check(source, listed_urls)
     if source.ignored:
-        _warn_of_ignored(source, is_chosen=said is not None)
-    if said is not None and said.name == "hdf5":
-        told = hdf5_chunks.read(source, said)
-        source = _native.Source.open(text, source.manifest(), dict(env.read()), told.to_json())
+        _warn_of_ignored(source, is_chosen=declared is not None)
+    if declared is not None and declared.name == "hdf5":
+        resolved = hdf5_chunks.read(source, declared)
+        source = _native.Source.open(text, source.manifest(), dict(env.read()), resolved.to_json())
     if not indexed and records_per_object is not None:
         raise ConfigError(
             "records_per_object: it says counts, and indexed=False wants none", where="records_per_object"
         )
     locality = None
     if (pool := pool_locality.find(source.url, env.read())) is not None:
-        source, locality = pool_locality.placed(source, pool, env.read())
+        source, locality = pool_locality.with_pool_routes(source, pool, env.read())
     return Dataset(
         source,
         records_per_object=records_per_object,
         indexed=indexed,
         locality=locality,
-        given_classes=None if said is None else said.classes,
+        given_classes=None if declared is None else declared.classes,
     )
 
 

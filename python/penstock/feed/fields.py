@@ -64,7 +64,7 @@ class FieldSpec:
             raise ConfigError(f"of: {names!r} names no part", where="fields")
         return replace(self, parts=parts)  # type: ignore[call-arg]
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As the core reads it."""
         raise NotImplementedError
 
@@ -78,9 +78,9 @@ class TensorSpec(FieldSpec):
     parts: tuple[str, ...] = ()
     default: float | None = None
 
-    def said(self) -> dict[str, Any]:
-        said = {"kind": "tensor", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
-        return said if self.default is None else {**said, "default": _packed(self.dtype, self.default).hex()}
+    def to_dict(self) -> dict[str, Any]:
+        spec_dict = {"kind": "tensor", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+        return spec_dict if self.default is None else {**spec_dict, "default": _packed(self.dtype, self.default).hex()}
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}{_or(self.default)}"
@@ -94,7 +94,7 @@ class RaggedSpec(FieldSpec):
     shape: tuple[int, ...] = ()
     parts: tuple[str, ...] = ()
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"kind": "ragged", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
 
     def __str__(self) -> str:
@@ -108,9 +108,9 @@ class RawSpec(FieldSpec):
     parts: tuple[str, ...] = ()
     default: bytes | None = None
 
-    def said(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"kind": "bytes", "of": list(self.parts)}
-        return said if self.default is None else {**said, "default": self.default.hex()}
+    def to_dict(self) -> dict[str, Any]:
+        spec_dict: dict[str, Any] = {"kind": "bytes", "of": list(self.parts)}
+        return spec_dict if self.default is None else {**spec_dict, "default": self.default.hex()}
 
     def __str__(self) -> str:
         return f"bytes{_or(self.default)}"
@@ -122,7 +122,7 @@ class RawListSpec(FieldSpec):
 
     parts: tuple[str, ...] = ()
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"kind": "bytes_list", "of": list(self.parts)}
 
     def __str__(self) -> str:
@@ -149,13 +149,13 @@ class ImageSpec(FieldSpec):
     exact: bool = False
     parts: tuple[str, ...] = ()
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         names = (
             *("height", "width", "crop", "resize", "area", "ratio", "flip"),
             *("layout", "mean", "std", "orient", "most_pixels", "exact"),
         )
-        said = {name: getattr(self, name) for name in names}
-        return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": said}
+        spec_dict = {name: getattr(self, name) for name in names}
+        return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": spec_dict}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -212,7 +212,7 @@ def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | No
             dtype is refused by the loader.
     """
     spec = TensorSpec(_dtype(dtype), _shape(shape), default=default)
-    spec.said()
+    spec.to_dict()
     return spec
 
 
@@ -318,23 +318,23 @@ def image(
 
 def to_json(specs: Iterable[tuple[str, FieldSpec]]) -> str:
     """Fields as the core reads them."""
-    return json.dumps([{"name": name, **spec.said()} for name, spec in specs])
+    return json.dumps([{"name": name, **spec.to_dict()} for name, spec in specs])
 
 
 def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
     """Fields as the core says them."""
 
-    def spec(said: dict[str, Any]) -> FieldSpec:
-        parts = tuple(said["of"])
-        match said["kind"]:
+    def spec(spec_dict: dict[str, Any]) -> FieldSpec:
+        parts = tuple(spec_dict["of"])
+        match spec_dict["kind"]:
             case "tensor":
-                return TensorSpec(said["dtype"], tuple(said["shape"]), parts)
+                return TensorSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), parts)
             case "ragged":
-                return RaggedSpec(said["dtype"], tuple(said["shape"]), parts)
+                return RaggedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), parts)
             case "bytes_list":
                 return RawListSpec(parts)
             case _:
-                default = said.get("default")
+                default = spec_dict.get("default")
                 return RawSpec(parts, None if default is None else bytes.fromhex(default))
 
-    return tuple((said["name"], spec(said)) for said in json.loads(text))
+    return tuple((spec_dict["name"], spec(spec_dict)) for spec_dict in json.loads(text))

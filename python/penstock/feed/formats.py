@@ -89,8 +89,8 @@ def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
             raise ConfigError(f"format: {name} is no penstock.tensor(dtype, shape)", where="format")
         if spec.default is not None:
             raise ConfigError(f"format: {name} has a default; each fixed record has every column", where="format")
-    said = [{"name": name, "dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in columns.items()]
-    return Format("fixed", {"header_bytes": _bytes(header_bytes), "columns": said})
+    described = [{"name": name, "dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in columns.items()]
+    return Format("fixed", {"header_bytes": _bytes(header_bytes), "columns": described})
 
 
 def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, header_bytes: int = 0) -> Format:

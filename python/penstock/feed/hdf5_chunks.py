@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 # Chunks of all files; each takes some 100 bytes for as long as the dataset is open.
-_MOST_CHUNKS = 1 << 22
+_MAX_CHUNKS = 1 << 22
 
 # Tables lie together, mostly: what is read of a file at a time.
 _READ_AHEAD = 256 << 10
@@ -27,7 +27,7 @@ _READ_AHEAD = 256 << 10
 _DAMAGE = (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, MemoryError)
 
 
-def read(source: _native.Source, said: Format) -> Format:
+def read(source: _native.Source, declared: Format) -> Format:
     """The format with the chunk tables of every file of `source`.
 
     Raises:
@@ -41,20 +41,20 @@ def read(source: _native.Source, said: Format) -> Format:
 
     objects = _native.Files(source.url, dict(env.read()))
     files = []
-    left = _MOST_CHUNKS
+    left = _MAX_CHUNKS
     for entry in json.loads(source.manifest())["objects"]:
         if "key" not in entry:
             raise Unsupported("HDF5 files whose names are no UTF-8", where=source.url)
         place = source.url + entry["key"]
-        arrays = _described(h5py, _Object(objects, entry), said.facts["datasets"], place)
+        arrays = _describe(h5py, _Object(objects, entry), declared.facts["datasets"], place)
         left -= sum(len(array["chunks"]) for array in arrays)
         if left < 0:
-            raise Unsupported(f"{place}: more than {_MOST_CHUNKS:,} chunks", where=place)
+            raise Unsupported(f"{place}: more than {_MAX_CHUNKS:,} chunks", where=place)
         files.append({"key": entry["key"], "size": entry["size"], "arrays": arrays})
-    return replace(said, facts={**said.facts, "files": files})
+    return replace(declared, facts={**declared.facts, "files": files})
 
 
-def _described(h5py: Any, content: _Object, names: list[str], place: str) -> list[dict[str, Any]]:
+def _describe(h5py: Any, content: _Object, names: list[str], place: str) -> list[dict[str, Any]]:
     failed: PenstockError | None = None
     with io.BufferedReader(content, _READ_AHEAD) as stream:
         try:

@@ -18,7 +18,7 @@ from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
 
 if TYPE_CHECKING:
-    from penstock.feed.pipeline import Shaped
+    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["Loader"]
 
@@ -31,7 +31,7 @@ class Loader(BaseLoader[dict[str, Any]]):
     out of range is a `ConfigError`, never cut.
     """
 
-    def __init__(self, dataset: Shaped, *, sharding: Any = None, **arguments: Any) -> None:
+    def __init__(self, dataset: DatasetBase, *, sharding: Any = None, **arguments: Any) -> None:
         """As `penstock.Loader`, and:
 
         Args:
@@ -71,9 +71,9 @@ class Loader(BaseLoader[dict[str, Any]]):
             )
 
     def _prepare(self) -> None:
-        if self.dataset.mappings:  # what functions make of the fields is known batch by batch
+        if self.dataset.map_steps:  # what functions make of the fields is known batch by batch
             return
-        for name, spec in self.dataset.fields_said().items():
+        for name, spec in self.dataset.batch_fields().items():
             if not isinstance(spec, (TensorSpec, ImageSpec)):
                 raise _no_array(name, str(spec))
 

@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_MOST = 256 << 20  # a hundred bytes each for the labels of ImageNet-21k
+_MAX_BYTES = 256 << 20  # a hundred bytes each for the labels of ImageNet-21k
 
 
-def read(asked: LabelFile, folder: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """The facts of a format whose labels `asked` says; a path that is not absolute lies below `folder`."""
-    place = asked.place if "://" in asked.place or asked.place.startswith("/") else folder + asked.place
+def read(requested: LabelFile, folder: str, env: Mapping[str, str]) -> dict[str, Any]:
+    """The facts of a format whose labels `requested` says; a path that is not absolute lies below `folder`."""
+    place = requested.place if "://" in requested.place or requested.place.startswith("/") else folder + requested.place
     parent, _, name = place.rpartition("/")
     store = _native.Files(parent + "/", env)
     _, size, version, _ = store.head(name.encode())
-    if size > _MOST:
+    if size > _MAX_BYTES:
         raise ConfigError(
-            f"labels: {place} has {size:,} bytes, more than the {_MOST:,} of a list of labels", where=place
+            f"labels: {place} has {size:,} bytes, more than the {_MAX_BYTES:,} of a list of labels", where=place
         )
     content = store.read(name.encode(), [(0, size)], version=version)[0] if size else b""
-    files, values = _parquet(place, asked) if content.startswith(b"PAR1") else _csv(content, asked, place)
+    files, values = _parquet(place, requested) if content.startswith(b"PAR1") else _csv(content, requested, place)
     return {"place": place, "files": [file.removeprefix("./") for file in files], "values": values}
 
 
-def _column(asked: str, there: list[str], place: str) -> str:
-    if asked not in there:
+def _column(requested: str, there: list[str], place: str) -> str:
+    if requested not in there:
         shown = ", ".join(f"`{name}`" for name in there[:12])
         raise ConfigError(
-            f"labels: {place} has no column `{asked}`; it has {shown or 'none'}",
+            f"labels: {place} has no column `{requested}`; it has {shown or 'none'}",
             where=place,
             hint='formats.images(labels=..., key="column of files", label="column of labels")',
         )
-    return asked
+    return requested
 
 
-def _csv(content: bytes, asked: LabelFile, place: str) -> tuple[list[str], dict[str, Any]]:
+def _csv(content: bytes, requested: LabelFile, place: str) -> tuple[list[str], dict[str, Any]]:
     try:
         rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         there = list(rows.fieldnames or [])
-        key, label = _column(asked.key, there, place), _column(asked.label, there, place)
+        key, label = _column(requested.key, there, place), _column(requested.label, there, place)
         pairs = []
         for row in rows:
             if row[key] is None or row[label] is None:
@@ -79,20 +79,20 @@ def _typed(texts: list[str]) -> dict[str, Any]:
     return {"text": texts}
 
 
-def _parquet(place: str, asked: LabelFile) -> tuple[list[str], dict[str, Any]]:
+def _parquet(place: str, requested: LabelFile) -> tuple[list[str], dict[str, Any]]:
     from penstock.feed import dataset, fields, loader
 
     table = dataset.open(place, format="parquet").cache(False)
     specs = dict(table.schema().specs)
-    key, label = (_column(name, list(specs), place) for name in (asked.key, asked.label))
+    key, label = (_column(name, list(specs), place) for name in (requested.key, requested.label))
     spec, kind = specs[label], "text"
     if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged: some are null, which reading them says
         kind = "float" if spec.dtype.startswith("float") else "int"
-    said = fields.raw() if kind == "text" else fields.tensor(f"{kind}64", ())
+    label_spec = fields.raw() if kind == "text" else fields.tensor(f"{kind}64", ())
     files: list[str] = []
     values: list[Any] = []
     for batch in loader.Loader(
-        table.fields(file=fields.raw().of(key), label=said.of(label)), batch_size=4096, rank=0, world=1
+        table.fields(file=fields.raw().of(key), label=label_spec.of(label)), batch_size=4096, rank=0, world=1
     ):
         files += [one.decode() for one in batch["file"]]
         values += [one.decode() for one in batch["label"]] if kind == "text" else batch["label"].tolist()

@@ -22,15 +22,15 @@ from penstock.extras import require
 from penstock.feed import columns, fields, states
 from penstock.feed import report as reporting
 from penstock.feed.epoch import Delivery, Epoch
-from penstock.feed.unindexed import WORDS, Unindexed
+from penstock.feed.unindexed import NOTICE, Unindexed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.feed.map_pool import Crew
+    from penstock.feed.map_pool import WorkerPool
     from penstock.feed.map_step import MapRun
     from penstock.feed.node_cache import NodeCache
-    from penstock.feed.pipeline import Shaped
+    from penstock.feed.pipeline import DatasetBase
     from penstock.feed.report import Report
 
 __all__ = ["BaseLoader", "Loader", "epoch_number"]
@@ -81,7 +81,7 @@ class BaseLoader(Generic[Batch]):
 
     def __init__(
         self,
-        dataset: Shaped,
+        dataset: DatasetBase,
         *,
         batch_size: int | None = None,
         global_batch: int | None = None,
@@ -131,7 +131,7 @@ class BaseLoader(Generic[Batch]):
                 where="on_error",
                 hint='say substitute, or tail="pad"',
             )
-        if on_error == "skip" and dataset.mappings:
+        if on_error == "skip" and dataset.map_steps:
             raise ConfigError(
                 "on_error: map() seeds its functions by the row's position, which skip would move",
                 where="on_error",
@@ -184,7 +184,7 @@ class BaseLoader(Generic[Batch]):
         # Whether the caller has chosen the next iterator's epoch, and whether a repeated one was warned about.
         self._is_chosen = self._has_warned = False
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
-        self._crew: Crew | None = None
+        self._worker_pool: WorkerPool | None = None
         self._live: weakref.ref[Epoch[Batch]] | None = None
         self._measured = reporting.Measured()
 
@@ -208,7 +208,7 @@ class BaseLoader(Generic[Batch]):
         """How a pass's batches reach their holder."""
         return Delivery(self._adapt)
 
-    def _device_said(self) -> str | None:
+    def _device_name(self) -> str | None:
         """Where batches are copied to, and how; None where they are the feed's own memory."""
         return None
 
@@ -241,13 +241,13 @@ class BaseLoader(Generic[Batch]):
 
     def _native_feed(self) -> _native.Feed | _native.UnindexedFeed:
         if self._feed is None or self._feed[0] != os.getpid():
-            said = fields.to_json(self.dataset.fields_said().items())
+            fields_json = fields.to_json(self.dataset.batch_fields().items())
             if self._unindexed is not None:
-                self._feed = (os.getpid(), self._unindexed.feed(said, dict(env.read()), self._bounds))
+                self._feed = (os.getpid(), self._unindexed.feed(fields_json, dict(env.read()), self._bounds))
                 return self._feed[1]
             made = _native.Feed(
                 self.dataset.course(),
-                said,
+                fields_json,
                 global_batch=self.global_batch,
                 rank=self.rank,
                 world=self.world,
@@ -266,20 +266,20 @@ class BaseLoader(Generic[Batch]):
         """Where this node keeps the objects of each dataset; None where it does not."""
         return self.dataset.caches()
 
-    def crew(self) -> Crew | None:
+    def worker_pool(self) -> WorkerPool | None:
         """The processes that run the dataset's functions, started when first needed and kept; None without workers."""
-        if not any(mapping.workers for mapping in self.dataset.mappings):
+        if not any(mapping.workers for mapping in self.dataset.map_steps):
             return None
-        if self._crew is None or not self._crew.is_alive:
-            from penstock.feed.map_pool import Crew
+        if self._worker_pool is None or not self._worker_pool.is_alive:
+            from penstock.feed.map_pool import WorkerPool
 
-            self._crew = Crew(self.dataset.mappings)
-        return self._crew
+            self._worker_pool = WorkerPool(self.dataset.map_steps)
+        return self._worker_pool
 
     def _run(self, feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int) -> _native.Run | MapRun:
         """A pass of the feed, through the dataset's functions where it has any."""
         run = feed.start(epoch, cursor)
-        if not self.dataset.mappings:
+        if not self.dataset.map_steps:
             return run
         from penstock.feed.map_step import MapRun
 
@@ -398,13 +398,13 @@ class BaseLoader(Generic[Batch]):
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
         counted = self._unindexed is None
         facts = {
-            "counts": self.dataset.rung if counted else WORDS,
+            "counts": self.dataset.rung if counted else NOTICE,
             "window": self.dataset.window if counted else None,
             "caches": [None if cache is None else asdict(cache) for cache in self.caches],
             "transcoding": feed.transcoding() if isinstance(feed, _native.Feed) else [],
             "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world) if counted else None,
             "locality": self.dataset.locality and self.dataset.locality.facts(),
-            "device": self._device_said(),
+            "device": self._device_name(),
             "threads": feed.threads if feed is not None else 0,
             "max_in_flight": self._bounds["max_in_flight"],
             "memory_bytes": feed.memory_bytes if feed is not None else self._bounds["memory_bytes"],

@@ -23,17 +23,17 @@ from penstock.feed.map_step import run_here
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.feed.pipeline import Shaped
+    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["MapDataset"]
 
 
 _LOG = logging.getLogger("penstock.feed")
 
-_WATCHED = 256
+_MAX_WATCHED = 256
 """Positions whose second reading is looked for."""
 
-_REPEATS = 16
+_MAX_REPEATS = 16
 """Positions that must come again before a second pass is assumed: a look at one sample reads fewer."""
 
 
@@ -45,35 +45,35 @@ class _SharedEpoch:
 
     def __init__(self) -> None:
         # Epoch, whether the watch is over, positions read again, and the first positions.
-        self._words = torch.tensor([0, 0, 0] + [-1] * _WATCHED, dtype=torch.int64).share_memory_()
+        self._shared = torch.tensor([0, 0, 0] + [-1] * _MAX_WATCHED, dtype=torch.int64).share_memory_()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._words.share_memory_()  # a copy that plain pickle made is not shared yet
+        self._shared.share_memory_()  # a copy that plain pickle made is not shared yet
 
     @property
     def epoch(self) -> int:
-        return int(self._words[0])
+        return int(self._shared[0])
 
     def set(self, epoch: int) -> None:
-        self._words[0], self._words[1] = epoch, 1
+        self._shared[0], self._shared[1] = epoch, 1
 
     @property
     def is_watched(self) -> bool:
-        return not self._words[1]
+        return not self._shared[1]
 
     def sees_second_pass(self, positions: Sequence[int], samples: int) -> bool:
         """Notes positions; True once, when as many came again as only a second pass reads."""
-        watched = self._words[3:]
-        asked = torch.tensor(positions, dtype=torch.int64)
-        again = torch.isin(asked, watched)
+        watched = self._shared[3:]
+        requested = torch.tensor(positions, dtype=torch.int64)
+        again = torch.isin(requested, watched)
         free = (watched < 0).nonzero().flatten()
-        new = asked[~again][: len(free)]
+        new = requested[~again][: len(free)]
         watched[free[: len(new)]] = new
-        self._words[2] += again.sum()
-        if self._words[2] < min(_REPEATS, samples):
+        self._shared[2] += again.sum()
+        if self._shared[2] < min(_MAX_REPEATS, samples):
             return False
-        self._words[1] = 1
+        self._shared[1] = 1
         return True
 
 
@@ -86,7 +86,12 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
     """
 
     def __init__(
-        self, dataset: Shaped, *, memory_bytes: int | None = None, max_in_flight: int = 64, deadline_s: float = 600.0
+        self,
+        dataset: DatasetBase,
+        *,
+        memory_bytes: int | None = None,
+        max_in_flight: int = 64,
+        deadline_s: float = 600.0,
     ) -> None:
         """As a loader's bounds, of each process: a quarter of `memory_bytes` (1 GiB) keeps inflated objects."""
         self.dataset = dataset
@@ -146,7 +151,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         assert isinstance(feed, _native.Feed)  # an unindexed dataset has no places
         columns = feed.gather(places, epoch, positions)
         is_watched = self._shared.is_watched
-        if not self.dataset.mappings:
+        if not self.dataset.map_steps:
             self._watch(positions, is_watched and self.dataset.has_random_fields)
             return rows(adapt(columns, torch.from_dlpack), len(positions))
         made, drew = run_here(self.dataset, columns, epoch, positions, watches_draws=is_watched)

@@ -27,14 +27,14 @@ from penstock.feed import map_worker
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.feed.map_step import Mapping
+    from penstock.feed.map_step import MapStep
 
-__all__ = ["Crew", "Task"]
+__all__ = ["Task", "WorkerPool"]
 
-_TASKS_A_WORKER = 2
+_TASKS_PER_WORKER = 2
 """Batches at a worker: one that it works on and one that waits, so that it never waits for the pipe."""
 
-_SPARE = 2
+_MAX_SPARE_SLOTS = 2
 """Result slots of a worker that wait to be used again."""
 
 
@@ -74,7 +74,7 @@ class _Worker:
         self.number = number
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(
-            target=map_worker.work, args=(theirs, pickled), name=f"penstock-map-{number}", daemon=True
+            target=map_worker.run_worker, args=(theirs, pickled), name=f"penstock-map-{number}", daemon=True
         )
         self.process.start()
         theirs.close()
@@ -103,10 +103,10 @@ class _Worker:
         return slot, memory
 
     def reclaim(self) -> None:
-        """Makes dropped slots free, and tells the worker to unmap those above `_SPARE`."""
+        """Makes dropped slots free, and tells the worker to unmap those above `_MAX_SPARE_SLOTS`."""
         while self.dropped:
             slot, forks = self.dropped.popleft()
-            if len(self.free_outputs) < _SPARE and forks == _Forks.count:
+            if len(self.free_outputs) < _MAX_SPARE_SLOTS and forks == _Forks.count:
                 self.free_outputs.append(slot)
                 continue
             self.outputs.pop(slot, None)
@@ -121,13 +121,13 @@ class _Worker:
             self.process.join()
 
 
-class Crew:
+class WorkerPool:
     """The processes of one loader, kept from epoch to epoch."""
 
-    def __init__(self, mappings: Sequence[Mapping]) -> None:
-        pickled = pickle.dumps([(mapping.function, mapping.wants_seed) for mapping in mappings])
+    def __init__(self, map_steps: Sequence[MapStep]) -> None:
+        pickled = pickle.dumps([(mapping.function, mapping.wants_seed) for mapping in map_steps])
         self.pid = os.getpid()
-        self.workers = [_Worker(number, pickled) for number in range(max(m.workers for m in mappings))]
+        self.workers = [_Worker(number, pickled) for number in range(max(m.workers for m in map_steps))]
         self.tasks: dict[int, Task] = {}
         self._next = 0
         self._lock = threading.Lock()
@@ -140,7 +140,7 @@ class Crew:
 
     @property
     def has_room(self) -> bool:
-        return any(each.tasks < _TASKS_A_WORKER for each in self.workers)
+        return any(each.tasks < _TASKS_PER_WORKER for each in self.workers)
 
     def end(self) -> None:
         self._end()
@@ -191,8 +191,8 @@ class Crew:
             self.tasks[task.number] = task
             try:
                 task.slot, memory = chosen.input(size)
-                for name, seat in map_worker.arrays_at(memory, fields).items():
-                    np.copyto(seat, arrays[name])
+                for name, view in map_worker.arrays_at(memory, fields).items():
+                    np.copyto(view, arrays[name])
                 task.offered = chosen.free_outputs.pop() if chosen.free_outputs else None
                 message = ("task", task.number, task.slot, fields, list(rows.ragged), rows.lists, seeds, task.offered)
                 chosen.pipe.send(message)

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock.feed.loader import BaseLoader
-    from penstock.feed.map_pool import Crew
-    from penstock.feed.pipeline import Shaped
+    from penstock.feed.map_pool import WorkerPool
+    from penstock.feed.pipeline import DatasetBase
 
-__all__ = ["MapRun", "Mapping", "run_here", "sample_seed"]
+__all__ = ["MapRun", "MapStep", "run_here", "sample_seed"]
 
 _POLL_S = 0.005
 """How often a free worker looks whether the feed has a batch for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class MapStep:
     """A function, whether it takes a seed, and in how many processes it runs."""
 
     function: Callable[..., dict[str, Any]]
@@ -44,7 +44,7 @@ class Mapping:
     workers: int
 
     @classmethod
-    def of(cls, function: Callable[..., dict[str, Any]], workers: int) -> Mapping:
+    def of(cls, function: Callable[..., dict[str, Any]], workers: int) -> MapStep:
         """Looks at a function.
 
         Raises:
@@ -99,44 +99,44 @@ class MapRun:
 
         self._loader, self._run, self._array = loader, run, array
         self._pass = _Pass(epoch, cursor)
-        self._functions = [(mapping.function, mapping.wants_seed) for mapping in loader.dataset.mappings]
-        self._crew = loader.crew()
-        if self._crew is not None:
-            self._crew.settle()
+        self._functions = [(mapping.function, mapping.wants_seed) for mapping in loader.dataset.map_steps]
+        self._worker_pool = loader.worker_pool()
+        if self._worker_pool is not None:
+            self._worker_pool.settle()
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """The next batch in order, or None after the last."""
-        if self._crew is None:
+        if self._worker_pool is None:
             return self._next_here()
-        crew, state = self._crew, self._pass
+        worker_pool, state = self._worker_pool, self._pass
         while True:
-            self._fill(crew)
+            self._fill(worker_pool)
             if not state.under_way:
                 return None
             task = state.under_way[0]
             try:
-                made = crew.collect(task)
+                made = worker_pool.collect(task)
             except map_worker.Failure as failure:
                 raise _failed(failure, self._loader.dataset, state.epoch, task.positions) from None
             if made is not None:
                 state.under_way.popleft()
                 return {**task.passed, **made}, len(task.positions), task.cursor
             began = time.perf_counter()
-            crew.wait(_POLL_S if crew.has_room and not state.is_exhausted else 1.0)
+            worker_pool.wait(_POLL_S if worker_pool.has_room and not state.is_exhausted else 1.0)
             state.wait_s += time.perf_counter() - began
 
-    def _fill(self, crew: Crew) -> None:
+    def _fill(self, worker_pool: WorkerPool) -> None:
         state = self._pass
         if state.is_closed:
             raise ConfigError("iterator: it has ended", where="iterator")
-        while not state.is_exhausted and crew.has_room and (not state.under_way or self._run.is_ready()):
+        while not state.is_exhausted and worker_pool.has_room and (not state.under_way or self._run.is_ready()):
             got = self._run.next()
             if got is None:
                 state.is_exhausted = True
                 return
             rows, passed, positions, cursor = self._rows(got)
             task = Task(positions, state.epoch, cursor, passed)
-            crew.submit(task, rows, _seeds(self._loader.dataset, state.epoch, positions))
+            worker_pool.submit(task, rows, _seeds(self._loader.dataset, state.epoch, positions))
             state.under_way.append(task)
 
     def _next_here(self) -> tuple[dict[str, Any], int, int] | None:
@@ -183,18 +183,18 @@ class MapRun:
 
     def is_ready(self) -> bool:
         """True when `next` would answer at once; never without workers, where it runs the functions."""
-        crew, under_way = self._crew, self._pass.under_way
-        if crew is None or not under_way:
+        worker_pool, under_way = self._worker_pool, self._pass.under_way
+        if worker_pool is None or not under_way:
             return False
-        crew.wait(0)
+        worker_pool.wait(0)
         return under_way[0].result is not None
 
     def close(self) -> None:
         """Ends the native run, from any thread; the workers stay for the next pass."""
         self._pass.is_closed = True
         self._run.close()
-        if self._crew is not None and self._crew.is_alive:
-            self._crew.abandon()
+        if self._worker_pool is not None and self._worker_pool.is_alive:
+            self._worker_pool.abandon()
 
 
 def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
@@ -210,14 +210,14 @@ def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], An
         rows.arrays[name] = array(value)
 
 
-def _seeds(dataset: Shaped, epoch: int, positions: Sequence[int]) -> list[int]:
+def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[int]:
     # A mixture has no seed of its own; its identity stands for those of its parts.
     seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
     samples = dataset.samples
     return [sample_seed(seed, epoch, position % samples) for position in positions]
 
 
-def _failed(failure: map_worker.Failure, dataset: Shaped, epoch: int, positions: Sequence[int]) -> MapFailed:
+def _failed(failure: map_worker.Failure, dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> MapFailed:
     position = positions[failure.row] % dataset.samples
     course = dataset.course()
     ((leaf, number, record),) = course.places(epoch, [position])
@@ -230,7 +230,7 @@ def _failed(failure: map_worker.Failure, dataset: Shaped, epoch: int, positions:
 
 
 def run_here(
-    dataset: Shaped, columns: dict[str, Any], epoch: int, positions: Sequence[int], *, watches_draws: bool = False
+    dataset: DatasetBase, columns: dict[str, Any], epoch: int, positions: Sequence[int], *, watches_draws: bool = False
 ) -> tuple[list[dict[str, Any]], bool]:
     """The dataset's functions over gathered samples, in this process; results as they are, a sample each.
 
@@ -242,7 +242,7 @@ def run_here(
     rows = map_worker.Rows({})
     for name, value in columns.items():
         _add(rows, name, value, array)
-    functions = [(mapping.function, mapping.wants_seed) for mapping in dataset.mappings]
+    functions = [(mapping.function, mapping.wants_seed) for mapping in dataset.map_steps]
     seeds = _seeds(dataset, epoch, positions)
     with _generators_kept():
         try:

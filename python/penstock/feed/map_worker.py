@@ -38,8 +38,8 @@ __all__ = [
     "each",
     "layout",
     "new_memory",
+    "run_worker",
     "torch_seeding",
-    "work",
 ]
 
 _ALIGN = 256
@@ -275,13 +275,13 @@ def _put(results: Results, row: int, made: dict[str, Any]) -> str | None:
         items.append(made[name])
     for name, array in results.arrays.items():
         value = np.asarray(made[name])
-        seat = array[row, ...]
-        if value.shape != seat.shape or value.dtype != seat.dtype:
+        view = array[row, ...]
+        if value.shape != view.shape or value.dtype != view.dtype:
             return (
-                f"fn gave `{name}` as {value.dtype} {list(value.shape)} where it gave {seat.dtype} {list(seat.shape)} before"
+                f"fn gave `{name}` as {value.dtype} {list(value.shape)} where it gave {view.dtype} {list(view.shape)} before"
                 " (give a list where lengths differ)"
             )
-        seat[...] = value
+        view[...] = value
     return None
 
 
@@ -325,7 +325,7 @@ def _messages(pipe: Connection) -> Iterator[tuple[Any, mmap.mmap | None]]:
     return iter(queue.get, None)
 
 
-def work(pipe: Connection, pickled: bytes) -> None:
+def run_worker(pipe: Connection, pickled: bytes) -> None:
     """The process: tasks in, results out, until the parent closes its end."""
     end_with_parent()  # a function may run for long, and reads no pipe meanwhile
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides

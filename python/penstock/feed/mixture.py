@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import ConfigError
-from penstock.feed.pipeline import Shaped
+from penstock.feed.pipeline import DatasetBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,20 +33,20 @@ _SCALE = 2**32
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Mixture(Shaped):
+class Mixture(DatasetBase):
     """Several datasets as one. Immutable; what a `Loader` takes, as a `Dataset` is."""
 
     parts: tuple[tuple[Dataset | Mixture, int], ...] = ()
-    asked_samples: int | None = None
+    requested_samples: int | None = None
 
     @property
     def specs(self) -> tuple[tuple[str, Any], ...]:
         """The fields, which all parts share."""
         return self.parts[0][0].specs
 
-    def fields_said(self) -> dict[str, Any]:
+    def batch_fields(self) -> dict[str, Any]:
         """The fields, which all parts share: the first one's where none were said."""
-        return self.parts[0][0].fields_said()
+        return self.parts[0][0].batch_fields()
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -90,7 +90,9 @@ class Mixture(Shaped):
         return [cache for part, _ in self.parts for cache in part.caches()]
 
     def _base(self) -> _native.Course:
-        samples = sum(part.samples for part, _ in self.parts) if self.asked_samples is None else self.asked_samples
+        samples = (
+            sum(part.samples for part, _ in self.parts) if self.requested_samples is None else self.requested_samples
+        )
         return _native.Course.mix([part.course() for part, _ in self.parts], [w for _, w in self.parts], samples)
 
     def _gets(self, batch: float, world: int) -> float:
@@ -100,7 +102,7 @@ class Mixture(Shaped):
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{share:.3g}: {part!r}" for (part, _), share in zip(self.parts, self.weights, strict=True))
-        return f"Mixture({parts}{self._told_steps()})"
+        return f"Mixture({parts}{self._steps_repr()})"
 
 
 def mix(
@@ -123,9 +125,9 @@ def mix(
     if not pairs:
         raise ConfigError("mix: no dataset is given", where="mix")
     for part, weight in pairs:
-        if not isinstance(part, Shaped):
+        if not isinstance(part, DatasetBase):
             raise ConfigError(f"mix: {type(part).__name__} is no penstock.Dataset", where="mix")
-        if part.mappings:
+        if part.map_steps:
             raise ConfigError("mix: map() comes after mix()", where="mix", hint="mix({a: 1, b: 1}).map(fn)")
         if not math.isfinite(weight) or weight <= 0:
             raise ConfigError(f"mix: {weight!r} is no weight (above 0)", where="mix")
@@ -143,4 +145,4 @@ def mix(
     scaled = [max(1, round(Fraction(weight) / total * _SCALE)) for _, weight in pairs]
     divisor = math.gcd(*scaled)
     whole = tuple((part, weight // divisor) for (part, _), weight in zip(pairs, scaled, strict=True))
-    return Mixture(parts=whole, asked_samples=samples)
+    return Mixture(parts=whole, requested_samples=samples)

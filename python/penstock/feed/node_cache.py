@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, NotFound
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AS_FOUND", "Asked", "NodeCache", "Transcode", "asked", "place"]
+__all__ = ["AUTO", "CacheRequest", "NodeCache", "Transcode", "cache_request", "resolve"]
 
 Transcode = Literal["never", "auto", "always"]
 """When compressed objects are kept in planes."""
@@ -28,12 +28,12 @@ _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
 
 _REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://")
 
-_SHARE = 0.9
+_MAX_FREE_SHARE = 0.9
 """Of what is free, the most that is taken: a full disk hurts whoever else writes there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CacheRequest:
     """What `Dataset.cache` was told; `is_on` None leaves it to what is found."""
 
     is_on: bool | None = None
@@ -42,7 +42,7 @@ class Asked:
     transcode: Transcode = "never"
 
 
-AS_FOUND = Asked()
+AUTO = CacheRequest()
 """Nothing was said."""
 
 
@@ -55,11 +55,11 @@ class NodeCache:
     transcode: Transcode = "never"
 
 
-def asked(
+def cache_request(
     folder: str | os.PathLike[str] | bool | None,  # noqa: FBT001 - False is off
     limit_bytes: int | None,
     transcode: Transcode = "never",
-) -> Asked:
+) -> CacheRequest:
     """The arguments of `Dataset.cache`, checked.
 
     Raises:
@@ -73,11 +73,11 @@ def asked(
     if isinstance(folder, bool) or folder is None:
         if folder is False and (limit is not None or transcode != "never"):
             raise ConfigError("cache: it is off, and has a limit or a transcode", where="cache")
-        return Asked(is_on=folder is not False, limit_bytes=limit, transcode=transcode)
-    return Asked(is_on=True, folder=str(Path(folder).absolute()), limit_bytes=limit, transcode=transcode)
+        return CacheRequest(is_on=folder is not False, limit_bytes=limit, transcode=transcode)
+    return CacheRequest(is_on=True, folder=str(Path(folder).absolute()), limit_bytes=limit, transcode=transcode)
 
 
-def place(said: Asked, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
+def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
     """Where a dataset of `size_bytes` is kept, or None.
 
     Unless it was said, only objects of a remote store are kept, in a scratch folder that a variable names or that
@@ -86,25 +86,25 @@ def place(said: Asked, url: str, size_bytes: int, variables: Mapping[str, str]) 
     Raises:
         NotFound: A cache was asked for, and no scratch folder was found.
     """
-    if said.is_on is False:
+    if request.is_on is False:
         return None
-    folder = said.folder or _scratch(variables)
-    if said.is_on:
+    folder = request.folder or _find_scratch(variables)
+    if request.is_on:
         if folder is None:
             raise NotFound(
                 "no scratch folder was found for the cache",
                 where="cache",
                 hint="name one: .cache('/mnt/nvme/me'), or PENSTOCK_SCRATCH",
             )
-        return NodeCache(folder, said.limit_bytes or _room(Path(folder)), said.transcode)
+        return NodeCache(folder, request.limit_bytes or _available_bytes(Path(folder)), request.transcode)
     if folder is None or not url.startswith(_REMOTE):
         return None
-    room = _room(Path(folder))
+    room = _available_bytes(Path(folder))
     # Checksums and descriptions are 5 parts in 10^6 and half a KiB an object.
     return NodeCache(folder, room) if size_bytes * 1.01 < room else None
 
 
-def _room(folder: Path) -> int:
+def _available_bytes(folder: Path) -> int:
     """Bytes that may lie there, with what a cache of ours holds already."""
     ours = folder / "penstock-cache-1" / "ledger"
     try:
@@ -113,10 +113,10 @@ def _room(folder: Path) -> int:
         held = 0
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return int(_SHARE * (shutil.disk_usage(folder).free + held))
+    return int(_MAX_FREE_SHARE * (shutil.disk_usage(folder).free + held))
 
 
-def _scratch(variables: Mapping[str, str]) -> str | None:
+def _find_scratch(variables: Mapping[str, str]) -> str | None:
     for name in _SCRATCH_VARIABLES:
         folder = variables.get(name)
         if folder and os.access(folder, os.W_OK):
@@ -125,15 +125,17 @@ def _scratch(variables: Mapping[str, str]) -> str | None:
         mounts = Path("/proc/mounts").read_text("utf-8", "replace")
     except OSError:
         return None
-    return _mounted(mounts)
+    return _scratch_mount(mounts)
 
 
-def _mounted(mounts: str) -> str | None:
+def _scratch_mount(mounts: str) -> str | None:
     """The first mount of a local file system whose name says that it is a node's scratch."""
     for line in mounts.splitlines():
         _, point, kind, *_ = [*line.split(), "", "", ""]
         name = point.rpartition("/")[2]
-        says = name.startswith(("scratch", "local_scratch", "localscratch", "nvme", "resource")) or name == "local_ssd"
-        if kind in _LOCAL and says and os.access(point, os.W_OK):
+        is_scratch = (
+            name.startswith(("scratch", "local_scratch", "localscratch", "nvme", "resource")) or name == "local_ssd"
+        )
+        if kind in _LOCAL and is_scratch and os.access(point, os.W_OK):
             return point
     return None

@@ -32,10 +32,12 @@ def columns(source: _native.Source) -> dict[str, str]:
     return {name: _reason(name, sorted(values)) for name, values in found.items()}
 
 
-def refuse(source: _native.Source, asked: Iterable[tuple[str, FieldSpec]], held: Callable[[], Iterable[str]]) -> None:
+def refuse(
+    source: _native.Source, requested: Iterable[tuple[str, FieldSpec]], held: Callable[[], Iterable[str]]
+) -> None:
     """Raises ConfigError if a field asks for a partition column that the files lack; `held` returns their columns."""
     partitions = columns(source)
-    for name, spec in asked:
+    for name, spec in requested:
         parts: tuple[str, ...] = getattr(spec, "parts", ()) or (name,)
         column = next((part for part in parts if part in partitions), None)
         if column is not None and not set(parts) & set(held()):

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from typing import Self
 
     from penstock import _native
-    from penstock.feed.map_step import Mapping
+    from penstock.feed.map_step import MapStep
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.pool_locality import Locality
 
-__all__ = ["Shaped", "expected_reads"]
+__all__ = ["DatasetBase", "expected_reads"]
 
-_LONGEST = 400
+_MAX_STEPS_CHARS = 400
 """Characters of steps that stand in a state as they are; more are hashed, so that a state stays under 1 KB."""
 
 Step = tuple[str, int, int]
@@ -57,23 +57,23 @@ def expected_reads(samples: int, objects: int, window: int, batch: float, world:
 
 
 @dataclass(slots=True)
-class _Made:
+class _Computed:
     """What was worked out once. A copy in another process works it out again."""
 
     course: _native.Course | None = None
     identity: dict[str, Any] | None = None
 
-    def __reduce__(self) -> tuple[type[_Made], tuple[()]]:
-        return (_Made, ())
+    def __reduce__(self) -> tuple[type[_Computed], tuple[()]]:
+        return (_Computed, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shaped:
+class DatasetBase:
     """A dataset or a mixture. Immutable: each method gives a new one."""
 
     steps: tuple[Step, ...] = ()
-    mappings: tuple[Mapping, ...] = ()
-    _made: _Made = field(default_factory=_Made, init=False, repr=False, compare=False)
+    map_steps: tuple[MapStep, ...] = ()
+    _made: _Computed = field(default_factory=_Computed, init=False, repr=False, compare=False)
 
     def take(self, count: int) -> Self:
         """The first `count` samples of each epoch, fewer where there are not as many.
@@ -114,23 +114,23 @@ class Shaped:
         Args:
             workers: Processes of each rank; 0 runs `fn` in this one.
         """
-        from penstock.feed.map_step import Mapping
+        from penstock.feed.map_step import MapStep
 
-        return replace(self, mappings=(*self.mappings, Mapping.of(fn, workers)))
+        return replace(self, map_steps=(*self.map_steps, MapStep.of(fn, workers)))
 
     def _step(self, *step: Any) -> Self:
-        if self.mappings:
+        if self.map_steps:
             raise ConfigError(f"{step[0]}: it comes before map()", where=step[0])
         return replace(self, steps=(*self.steps, step))
 
-    def _told_steps(self) -> str:
-        told = [
+    def _steps_repr(self) -> str:
+        parts = [
             f"{name} {a}/{b}" if name == "shard" else f"{name} {a}" for name, a, b in self.steps if name != "shuffle"
         ]
-        for each in self.mappings:
+        for each in self.map_steps:
             name = getattr(each.function, "__qualname__", None) or repr(each.function)
-            told.append(f"map {name}" + (f" in {each.workers} workers" if each.workers else ""))
-        return "".join(f", {text}" for text in told)
+            parts.append(f"map {name}" + (f" in {each.workers} workers" if each.workers else ""))
+        return "".join(f", {text}" for text in parts)
 
     # What a part must say.
 
@@ -144,7 +144,7 @@ class Shaped:
         """Names of the fields, and what they are."""
         raise NotImplementedError
 
-    def fields_said(self) -> dict[str, Any]:
+    def batch_fields(self) -> dict[str, Any]:
         """The fields of a batch: those that were said, or those that hold where none were."""
         return dict(self.specs)
 
@@ -161,7 +161,7 @@ class Shaped:
     @property
     def differs_by_epoch(self) -> bool:
         """True if two epochs differ: in their order, their crops or the seeds of `map`."""
-        return self.seed is not None or self.has_random_fields or any(each.wants_seed for each in self.mappings)
+        return self.seed is not None or self.has_random_fields or any(each.wants_seed for each in self.map_steps)
 
     def caches(self) -> list[NodeCache | None]:
         """Where each dataset of it is kept on this node."""
@@ -212,8 +212,8 @@ class Shaped:
             return self._made.course
         course = self._base()
         names = [name for name, _, _ in self.steps]
-        behind = names.index("shuffle") + 1 if "shuffle" in names else 0
-        for name, a, b in self.steps[behind:]:
+        start = names.index("shuffle") + 1 if "shuffle" in names else 0
+        for name, a, b in self.steps[start:]:
             course = _apply(course, name, a, b)
         self._made.course = course
         return course
@@ -235,7 +235,9 @@ class Shaped:
             if self.steps:
                 steps = " ".join(f"{name}:{a}:{b}" for name, a, b in self.steps)
                 mine["steps"] = (
-                    steps if len(steps) <= _LONGEST else hashlib.blake2b(steps.encode(), digest_size=16).hexdigest()
+                    steps
+                    if len(steps) <= _MAX_STEPS_CHARS
+                    else hashlib.blake2b(steps.encode(), digest_size=16).hexdigest()
                 )
             self._made.identity = mine
         return dict(self._made.identity)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from penstock import _native
     from penstock.protocols import Access
 
-__all__ = ["Locality", "find", "placed"]
+__all__ = ["Locality", "find", "with_pool_routes"]
 
 _LOG = logging.getLogger("penstock.feed")
 # Questions to an engine at a time, and objects a question.
-_AT_ONCE, _A_QUESTION = 16, 16
+_MAX_CALLS, _KEYS_PER_CALL = 16, 16
 _TRIES = 4
 
 
@@ -89,7 +89,7 @@ def _folder(url: str) -> str:
     return url.removeprefix("file://").rstrip("/") + "/"
 
 
-def placed(
+def with_pool_routes(
     source: _native.Source, here: context.PoolContext, environment: Mapping[str, str]
 ) -> tuple[_native.Source, Locality]:
     """The source with its ways, and where its objects lie.
@@ -105,12 +105,12 @@ def placed(
     listed = json.loads(source.manifest())["objects"]
     sizes = {entry["key"]: int(entry["size"]) for entry in listed if isinstance(entry.get("key"), str)}
     access = engine_plugins.load(here.pool.engine, here.engine_settings).access(here.pool, node)
-    objects = _ask(access, folder, list(sizes), node)
+    objects = _locate_all(access, folder, list(sizes), node)
     names = [each.name for each in here.pool.nodes if each.name == node or each.name not in here.lost]
     numbers = {name: at for at, name in enumerate(names)}
     routes: dict[str, Any] = {
         "bucket": None if here.source is None else f"{here.source.rstrip('/')}/{tail}",
-        "reader": _reader_of(numbers[node], len(names), environment),
+        "reader": _process_index(numbers[node], len(names), environment),
         "objects": {
             key: {
                 "own": own,
@@ -128,14 +128,14 @@ def placed(
         frozenset(
             key
             for key, (_, holders) in objects.items()
-            if _reader(key, sorted(numbers.keys() & (holders or ())) or names) == node
+            if _owner(key, sorted(numbers.keys() & (holders or ())) or names) == node
         ),
     )
     _LOG.info("%s: %s", source.url, locality)
     return source.routed(json.dumps(routes)), locality
 
 
-def _reader_of(node: int, nodes: int, environment: Mapping[str, str]) -> dict[str, int]:
+def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dict[str, int]:
     """Which of the pool's processes this is: they take turns at what the pool has lost."""
     place = ranks.detect(environment)
     return {
@@ -146,12 +146,14 @@ def _reader_of(node: int, nodes: int, environment: Mapping[str, str]) -> dict[st
     }
 
 
-def _reader(key: str, holders: list[str]) -> str:
+def _owner(key: str, holders: list[str]) -> str:
     """The one node of those that hold an object, whose part it is; every node names the same."""
     return holders[zlib.crc32(key.encode()) % len(holders)]
 
 
-def _ask(access: Access, folder: str, keys: list[str], node: str) -> dict[str, tuple[str | None, list[str] | None]]:
+def _locate_all(
+    access: Access, folder: str, keys: list[str], node: str
+) -> dict[str, tuple[str | None, list[str] | None]]:
     """Of every object the file here, if there is one, and the nodes that hold it, if the engine says."""
 
     def some(part: list[str]) -> dict[str, tuple[str | None, list[str] | None]]:
@@ -168,16 +170,16 @@ def _ask(access: Access, folder: str, keys: list[str], node: str) -> dict[str, t
             pieces = located[folder + key]
             # A whole copy is one that has every piece.
             holders = set.intersection(*(set(piece.nodes) for piece in pieces)) if pieces else set()
-            says = any(piece.nodes for piece in pieces) or not _is_silent(access)
+            has_locations = any(piece.nodes for piece in pieces) or not _hides_locations(access)
             own = access.fast_path(folder + key) if node in holders else None
-            found[key] = (None if own is None else str(own), sorted(holders) if says else None)
+            found[key] = (None if own is None else str(own), sorted(holders) if has_locations else None)
         return found
 
-    parts = [keys[at : at + _A_QUESTION] for at in range(0, len(keys), _A_QUESTION)]
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="penstock-locate") as threads:
+    parts = [keys[at : at + _KEYS_PER_CALL] for at in range(0, len(keys), _KEYS_PER_CALL)]
+    with ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="penstock-locate") as threads:
         return {key: where for part in threads.map(some, parts) for key, where in part.items()}
 
 
-def _is_silent(access: Access) -> bool:
+def _hides_locations(access: Access) -> bool:
     """True for an engine that never says where a piece lies: a mount, whose files programs open by their paths."""
     return not getattr(access, "reports_locations", True)

@@ -22,7 +22,7 @@ CLASSES = (
 )
 """Every second of the wall is in exactly one of these."""
 
-_SAYS = {
+_LIMIT_TEXTS = {
     "compute_s": "the consumer's own work",
     "first_byte_s": "requests that had not answered yet (latency)",
     "transfer_s": "bytes on their way (bandwidth)",
@@ -130,7 +130,7 @@ class Report(Mapping[str, Any]):
                 f"{self['cache_misses']:,} objects fetched into it, {self['cache_evictions']:,} gave way"
                 + (f", {self['cache_transcodes']:,} written anew in planes" if self["cache_transcodes"] else "")
             )
-        lines += [f"  compressed objects are {said}" for said in self["transcoding"] if said is not None]
+        lines += [f"  compressed objects are {text}" for text in self["transcoding"] if text is not None]
         if self["locality"] is not None:
             where = self["locality"]
             read = max(1, self["pool_own_bytes"] + self["pool_engine_bytes"] + self["pool_bucket_bytes"])
@@ -192,9 +192,9 @@ def _exposition(rows: Mapping[str, Any]) -> str:
             for name in CLASSES
         ),
     ]
-    for name, says in _COUNTS.items():
+    for name, text in _COUNTS.items():
         lines += [
-            f"# HELP penstock_feed_{name} {says}",
+            f"# HELP penstock_feed_{name} {text}",
             f"# TYPE penstock_feed_{name} gauge",
             f"penstock_feed_{name}{{{where}}} {rows[name]}",
         ]
@@ -225,7 +225,7 @@ def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
     share = measured.wait_s / measured.wall_s if measured.wall_s > 0 else 0.0
     waits = {name: rows[name] for name in CLASSES if name != "compute_s"}
     limiting = "compute_s" if share < _LIMITED else max(waits, key=lambda name: waits[name])
-    reason = f"{rows[limiting]:.2f} s of {measured.wall_s:.2f} s went to {_SAYS[limiting]}"
+    reason = f"{rows[limiting]:.2f} s of {measured.wall_s:.2f} s went to {_LIMIT_TEXTS[limiting]}"
     return Report(
         {
             "epoch": measured.epoch,

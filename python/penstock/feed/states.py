@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.feed.pipeline import Shaped
+    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["STATE_VERSION", "check", "make"]
 
@@ -27,7 +27,7 @@ _ADVICE = {
 }
 
 
-def make(dataset: Shaped, epoch: int, cursor: int) -> dict[str, Any]:
+def make(dataset: DatasetBase, epoch: int, cursor: int) -> dict[str, Any]:
     """The state after `cursor` samples of `epoch`: JSON under 1 KB."""
     return {
         "version": STATE_VERSION,
@@ -38,7 +38,7 @@ def make(dataset: Shaped, epoch: int, cursor: int) -> dict[str, Any]:
     }
 
 
-def check(state: Mapping[str, Any], dataset: Shaped) -> tuple[int, int]:
+def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
     """Epoch and cursor of a state.
 
     Raises:

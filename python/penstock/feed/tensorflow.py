@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.feed.fields import FieldSpec
-    from penstock.feed.pipeline import Shaped
+    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["dataset"]
 
 
-def dataset(ds: Shaped, *, batch: int | None = None, epoch: int = 0, **arguments: Any) -> Any:
+def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **arguments: Any) -> Any:
     """A `tf.data.Dataset` of dicts of tensors, batched: `penstock.tf.dataset(ds, batch=32)`.
 
     Tensors and pictures are `tf.Tensor`s, `ragged` fields `tf.RaggedTensor`s of one ragged side, raw fields strings,
@@ -39,13 +39,13 @@ def dataset(ds: Shaped, *, batch: int | None = None, epoch: int = 0, **arguments
     Raises:
         ConfigError: A dataset with `map`: chain `tf.data`'s own.
     """
-    if ds.mappings:
+    if ds.map_steps:
         raise ConfigError("map: in tf.data it is tf.data's own", where="map", hint="dataset(ds, batch=...).map(fn)")
     if batch is not None:
         arguments["batch_size"] = batch
     loader = Loader(ds, **arguments)
     loader.set_epoch(epoch)
-    fields = ds.fields_said()
+    fields = ds.batch_fields()
     signature = {name: _type_spec(spec) for name, spec in fields.items()}
     if loader.tail == "pad":
         signature["weight"] = tf.TensorSpec((None,), tf.float32)

@@ -104,7 +104,7 @@ class Loader(BaseLoader[dict[str, Any]]):
             return columns.Ragged(self._moved(column.values), self._moved(column.offsets))
         return column.to(self.device) if isinstance(column, torch.Tensor) else column
 
-    def _device_said(self) -> str | None:
+    def _device_name(self) -> str | None:
         return None if self.device is None else str(self.device if self._copied_to is None else self._copied_to[1])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from penstock.feed.dataset import Dataset
 
-__all__ = ["WORDS", "Unindexed"]
+__all__ = ["NOTICE", "Unindexed"]
 
 VERSION = 1
 """Of the state and of the order that it is a place in."""
 
-WORDS = "unindexed: a place in this rank's own objects, which no other world size can go on from"
+NOTICE = "unindexed: a place in this rank's own objects, which no other world size can go on from"
 
 _RECORDS = 1 << 40
 """A cursor is object x 2^40 + record: what native passes count in."""
@@ -32,7 +32,7 @@ class Unindexed:
     """The part of a loader that a dataset without counts needs."""
 
     def __init__(self, dataset: Dataset, *, global_batch: int, rank: int, world: int, tail: str) -> None:
-        if dataset.steps or dataset.mappings:
+        if dataset.steps or dataset.map_steps:
             what = dataset.steps[0][0] if dataset.steps else "map"
             raise ConfigError(
                 f"{what}: it needs positions, which an unindexed dataset has none of",
@@ -87,7 +87,7 @@ class Unindexed:
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
         """Where this rank stands: JSON under 1 KB, each rank's own."""
         place = {"epoch": epoch, "object": cursor // _RECORDS, "record": cursor % _RECORDS}
-        return {**self.identity(), **place, "promise": WORDS}
+        return {**self.identity(), **place, "promise": NOTICE}
 
     def cursor(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Epoch and cursor of a state.

@@ -29,8 +29,8 @@ def unreachable_nodes(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
     names = {ended.node for ended in bad}
     suspects = [node for node in cluster.nodes if node.name in names]
     # Bytes for stdin go node by node: of one mpirun or srun over all, a single dead node ends all ranks.
-    asked = cluster.run(["true"], on=suspects, stdin=b"", deadline_s=_PROBE_TIMEOUT_S)
-    return [ended.node for ended in asked if ended.code != 0]
+    probes = cluster.run(["true"], on=suspects, stdin=b"", deadline_s=_PROBE_TIMEOUT_S)
+    return [ended.node for ended in probes if ended.code != 0]
 
 
 def evict_lost_objects(

@@ -78,13 +78,13 @@ class Execution:
     """
 
     def __init__(
-        self, job: Job, folder: Path, environment: Mapping[str, str], *, say: Callable[[StepRow], None], on_line: OnLine | None = None,
+        self, job: Job, folder: Path, environment: Mapping[str, str], *, on_step: Callable[[StepRow], None], on_line: OnLine | None = None,
         node_slice: NodeSlice | None = None,
     ) -> None:  # fmt: skip
         self.job = job
         self.folder = folder
         self.environment = dict(environment)
-        self._on_step = say
+        self._on_step = on_step
         self._on_line = on_line
         self._commands = StepCommands(job, node_slice)
         self._node_slice = node_slice

@@ -14,10 +14,10 @@ import msgspec
 
 from penstock.errors import ConfigError
 
-__all__ = ["Eaten", "Pays", "pays"]
+__all__ = ["BreakEven", "Demand", "break_even"]
 
 
-class Eaten(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What a job eats and what feeds it. Sizes in bytes, times in seconds, rates in bytes/s.
 
     Attributes:
@@ -47,7 +47,7 @@ class Eaten(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"a job eats positive counts, sizes and rates, not {self}")
 
 
-class Pays(msgspec.Struct, frozen=True):
+class BreakEven(msgspec.Struct, frozen=True):
     """Streaming held against a pool.
 
     Attributes:
@@ -71,24 +71,24 @@ class Pays(msgspec.Struct, frozen=True):
     sooner: Literal["stream", "pool"]
 
 
-def pays(eaten: Eaten) -> Pays:
+def break_even(demand: Demand) -> BreakEven:
     """Whether and when.
 
     Source:
         STUDIES A: 0.25 GB/s a node against an account's 50 Gbit/s: "about 25 nodes at the measured rate".
     """
-    one = eaten.stored_bytes / eaten.nodes / eaten.epoch_s
-    fed = min(eaten.source_bytes_per_s, eaten.nodes * eaten.nic_bytes_per_s)
-    stream = max(eaten.epoch_s, eaten.stored_bytes / fed)
+    one = demand.stored_bytes / demand.nodes / demand.epoch_s
+    fed = min(demand.source_bytes_per_s, demand.nodes * demand.nic_bytes_per_s)
+    stream = max(demand.epoch_s, demand.stored_bytes / fed)
     # Of a global order copies over nodes of the reads are local; the others cross the nodes' networks, inflated.
-    remote = max(0.0, 1 - eaten.copies / eaten.nodes) * eaten.stored_bytes * eaten.inflated
-    pool = max(eaten.epoch_s, remote / (eaten.nodes * eaten.nic_bytes_per_s))
-    before = eaten.ready_s + eaten.stored_bytes / fed
-    stream_s, pool_s = eaten.epochs * stream, before + eaten.epochs * pool
+    remote = max(0.0, 1 - demand.copies / demand.nodes) * demand.stored_bytes * demand.inflated
+    pool = max(demand.epoch_s, remote / (demand.nodes * demand.nic_bytes_per_s))
+    before = demand.ready_s + demand.stored_bytes / fed
+    stream_s, pool_s = demand.epochs * stream, before + demand.epochs * pool
     gain = stream - pool
-    return Pays(
+    return BreakEven(
         node_bytes_per_s=one,
-        from_nodes=math.floor(eaten.source_bytes_per_s / one) + 1 if one else 0,
+        from_nodes=math.floor(demand.source_bytes_per_s / one) + 1 if one else 0,
         stream_epoch_s=stream,
         pool_epoch_s=pool,
         before_s=before,

@@ -19,7 +19,7 @@ __all__ = ["Job", "Prediction", "Route", "StagePrediction", "explain_stage", "pr
 
 Term = Literal["compute", "reader", "account", "nic", "requests", "inflate", "decode", "disk"]
 
-TERM_WORDS: dict[str, str] = {
+TERM_LABELS: dict[str, str] = {
     "compute": "the accelerators",
     "reader": "one file at a time: latency and one connection",
     "account": "the storage account's bandwidth",
@@ -248,10 +248,10 @@ def explain_stage(
     """
     ratio = observed_s / predicted.stage_s
     if ratio <= slack:
-        return f"bound by {TERM_WORDS[predicted.limited_by]}: {predicted.stage_s / 60:.1f} min modelled, {observed_s / 60:.1f} min observed"
+        return f"bound by {TERM_LABELS[predicted.limited_by]}: {predicted.stage_s / 60:.1f} min modelled, {observed_s / 60:.1f} min observed"
     per_node = written_bytes / nodes / observed_s
     return (
-        f"not bound by {TERM_WORDS[predicted.limited_by]} ({predicted.stage_s / 60:.1f} min modelled, {observed_s / 60:.1f} min observed): "
+        f"not bound by {TERM_LABELS[predicted.limited_by]} ({predicted.stage_s / 60:.1f} min modelled, {observed_s / 60:.1f} min observed): "
         f"what is left is decompression or the write, {per_node / 1e9:.2f} GB/s a node"
     )
 

@@ -14,7 +14,7 @@ from penstock.price import cost
 if TYPE_CHECKING:
     from penstock.price.book import Price, PriceBook
 
-__all__ = ["TIERS", "EpochsCost", "MovingCost", "epochs_cost", "moving_cost", "tier_of_url"]
+__all__ = ["TIERS", "EpochsCost", "TransferCost", "epochs_cost", "tier_of_url", "transfer_cost"]
 
 # Store -> the book's rows: reads, and a byte that leaves for the internet.
 TIERS: dict[str, tuple[str, str | None]] = {
@@ -26,7 +26,7 @@ TIERS: dict[str, tuple[str, str | None]] = {
 _BY_SCHEME = {"s3": "s3-standard", "gs": "gcs-standard", "az": "azure-hot"}
 
 
-class MovingCost(msgspec.Struct, frozen=True):
+class TransferCost(msgspec.Struct, frozen=True):
     """USD, by node and in all. `egress_usd` is what it costs where the nodes lie outside the cloud, else 0 is paid."""
 
     tier: str
@@ -52,8 +52,8 @@ class EpochsCost(msgspec.Struct, frozen=True):
 
     epochs: int
     nodes: int
-    streamed: MovingCost
-    cached: MovingCost
+    streamed: TransferCost
+    cached: TransferCost
 
 
 def tier_of_url(url: str) -> str | None:
@@ -61,14 +61,14 @@ def tier_of_url(url: str) -> str | None:
     return _BY_SCHEME.get(url.partition("://")[0]) if "://" in url else None
 
 
-def moving_cost(
+def transfer_cost(
     url: str,
     requests: list[int],
     sizes_bytes: list[int],
     *,
     tier: str | None = None,
     book: PriceBook | None = None,
-) -> tuple[MovingCost, list[Price]] | None:
+) -> tuple[TransferCost, list[Price]] | None:
     """What each node's requests and bytes cost, and the prices that were used; None where nothing is billed.
 
     Args:
@@ -92,7 +92,7 @@ def moving_cost(
         leaving = book.find(egress_item)
         used.append(leaving)
         egress = [cost.egress_usd(size, leaving.usd_per_unit) for size in sizes_bytes]
-    found = MovingCost(
+    found = TransferCost(
         tier=named,
         is_inferred=tier is None,
         requests_usd=[cost.requests_usd(count, read.usd_per_unit) for count in requests],
@@ -131,8 +131,8 @@ def epochs_cost(
     if epochs < 1 or nodes < 1:
         raise ConfigError(f"{epochs} epochs on {nodes} nodes read nothing")
     held = nodes * (1 - (1 - 1 / nodes) ** epochs)
-    streamed = moving_cost(url, [round(requests * epochs)], [size_bytes * epochs], tier=tier, book=book)
-    cached = moving_cost(url, [round(objects * held)], [round(size_bytes * held)], tier=tier, book=book)
+    streamed = transfer_cost(url, [round(requests * epochs)], [size_bytes * epochs], tier=tier, book=book)
+    cached = transfer_cost(url, [round(objects * held)], [round(size_bytes * held)], tier=tier, book=book)
     if streamed is None or cached is None:
         return None
     return EpochsCost(epochs, nodes, streamed[0], cached[0]), streamed[1]

@@ -28,7 +28,7 @@ _PARTS = {
     "checking and copying": "@path2",
     "not asked for yet": "@line",
 }
-MOST_POINTS = 64
+MAX_POINTS = 64
 Spec = dict[str, Any]
 
 
@@ -95,13 +95,13 @@ def rates(facts: Comparison) -> Spec:
     ]
     bars = base.mark_bar(height=20, cornerRadiusEnd=3).encode(x=axis, color=_colour(facts), tooltip=tip)
     text = base.mark_text(align="right", dx=-7, fontWeight=600, color="@paper").encode(x="rate:Q", text="text:N")
-    said = base.mark_tick(thickness=2, size=30, color="@ink").encode(x="model:Q", tooltip=tip)
+    model_mark = base.mark_tick(thickness=2, size=30, color="@ink").encode(x="model:Q", tooltip=tip)
     line = alt.Chart(alt.Data(values=[{"x": ceiling, "text": "all that the accelerators take"}]))
     rule = line.mark_rule(strokeDash=[4, 3], color="@muted").encode(x="x:Q")
     note = line.mark_text(align="right", dx=-5, dy=2, baseline="top", color="@muted", fontSize=11).encode(
         x="x:Q", y=alt.value(0), text="text:N"
     )
-    return _finish(alt.layer(bars, text, said, rule, note), height=_ROW)
+    return _finish(alt.layer(bars, text, model_mark, rule, note), height=_ROW)
 
 
 def steps(facts: Comparison) -> Spec:
@@ -138,7 +138,7 @@ def steps(facts: Comparison) -> Spec:
 
 def per_point(steps: int) -> int:
     """Steps that one point of the loss chart stands for: small batches are noisy, and noise hides whether a curve falls."""
-    return max(1, -(-steps // MOST_POINTS))
+    return max(1, -(-steps // MAX_POINTS))
 
 
 def _thinned(curve: list[float], each: int) -> list[tuple[int, float]]:

@@ -19,7 +19,7 @@ __all__ = ["page", "write_page"]
 
 
 def _card(index: int, path: PathFacts) -> str:
-    said = path.predicted
+    predicted = path.predicted
     facts = [
         ("samples/s here", number_format.rate(path.samples_per_s)),
         ("data wait", number_format.share(path.wait_share)),
@@ -29,7 +29,7 @@ def _card(index: int, path: PathFacts) -> str:
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
     return (
         f'<li class="card" style="--c:var(--path{index})"><h3>{escape(path.label)}</h3><p class="how">{escape(path.how)}</p>'
-        f'<div class="big">{escape(number_format.hours(said.total_h))} <small>predicted job</small></div><div class="money">{escape(number_format.usd(said.usd))}</div>'
+        f'<div class="big">{escape(number_format.hours(predicted.total_h))} <small>predicted job</small></div><div class="money">{escape(number_format.usd(predicted.usd))}</div>'
         f'<dl>{rows}</dl><p class="limit"><b>limited by</b>{escape(path.limited_by)}</p></li>'
     )
 
@@ -75,7 +75,7 @@ def _predicted(facts: Comparison) -> str:
     ]
     rows = []
     for i, p in enumerate(facts.paths):
-        said = p.predicted
+        predicted = p.predicted
         beside = (
             f"{p.published.path}: epoch {p.published.epoch_min} min, {p.published.run_h} h, {p.published.usd}"
             if p.published
@@ -84,11 +84,11 @@ def _predicted(facts: Comparison) -> str:
         rows.append(
             [
                 ("head", f'<i style="--c:var(--path{i})"></i>{escape(p.label)}'),
-                ("n", f"{said.epoch_min:.1f} min"),
-                ("n", format_seconds(said.stage_h * 3600) if said.stage_h else "–"),
-                ("n", number_format.hours(said.run_h)),
-                ("n", number_format.usd(said.usd)),
-                ("w", escape(said.limited_by)),
+                ("n", f"{predicted.epoch_min:.1f} min"),
+                ("n", format_seconds(predicted.stage_h * 3600) if predicted.stage_h else "–"),
+                ("n", number_format.hours(predicted.run_h)),
+                ("n", number_format.usd(predicted.usd)),
+                ("w", escape(predicted.limited_by)),
                 ("source", escape(beside)),
             ]
         )

@@ -12,34 +12,34 @@ from penstock.report.document import asset, refuse_without_charts
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["write_pictures"]
+__all__ = ["export_images"]
 
 _WIDTH = 860
 _FONT = "Liberation Sans, Arial, sans-serif"
 _SCALE = 2.0
 
 
-def _paper() -> dict[str, str]:
+def _print_colours() -> dict[str, str]:
     """Colours by name, from the first block of the style sheet: it holds those of a light scheme."""
     light = asset("page.css").partition(":root {")[2].partition("}")[0]
     return {f"@{name}": value.strip() for name, value in re.findall(r"--(\w+):\s*(#[0-9a-fA-F]+)", light)}
 
 
-def _painted(node: Any, colours: dict[str, str]) -> Any:
+def _with_colours(node: Any, colours: dict[str, str]) -> Any:
     if isinstance(node, str):
         return colours.get(node, node)
     if isinstance(node, list):
-        return [_painted(inner, colours) for inner in node]
+        return [_with_colours(inner, colours) for inner in node]
     if isinstance(node, dict):
-        return {name: _painted(inner, colours) for name, inner in node.items()}
+        return {name: _with_colours(inner, colours) for name, inner in node.items()}
     return node
 
 
-def _standing_alone(spec: dict[str, Any], colours: dict[str, str]) -> str:
+def _standalone_svg(spec: dict[str, Any], colours: dict[str, str]) -> str:
     soft, line = colours["@soft"], colours["@line"]
     axis = {"labelColor": soft, "titleColor": soft, "gridColor": line, "domainColor": line, "tickColor": line}
     whole = {
-        **_painted(spec, colours),
+        **_with_colours(spec, colours),
         "width": _WIDTH,
         "background": colours["@sheet"],
         "padding": 16,
@@ -54,7 +54,7 @@ def _standing_alone(spec: dict[str, Any], colours: dict[str, str]) -> str:
     return json.dumps(whole)
 
 
-def write_pictures(specs: dict[str, dict[str, Any]], folder: Path, kind: str) -> list[Path]:
+def export_images(specs: dict[str, dict[str, Any]], folder: Path, kind: str) -> list[Path]:
     """Write a file a chart, `<name>.png` or `<name>.svg`.
 
     Raises:
@@ -64,10 +64,10 @@ def write_pictures(specs: dict[str, dict[str, Any]], folder: Path, kind: str) ->
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
-    colours = _paper()
+    colours = _print_colours()
     made = []
     for name, spec in specs.items():
-        text = _standing_alone(spec, colours)
+        text = _standalone_svg(spec, colours)
         file = folder / f"{name}.{kind}"
         if kind == "svg":
             file.write_text(vl_convert.vegalite_to_svg(text), encoding="utf-8")

@@ -18,7 +18,7 @@ from penstock.units import format_bytes, format_rate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Group", "SweepReport", "name_of", "rate_words", "summarise"]
+__all__ = ["Group", "SweepReport", "name_of", "rate_label", "summarise"]
 
 SCHEMA_VERSION = 1
 _WAITS = {
@@ -66,12 +66,12 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     doubts: tuple[str, ...]
 
 
-def rate_words(cell: Judged) -> str:
+def rate_label(cell: Judged) -> str:
     """A cell's rate for reading: bytes where it moves any, else operations."""
     return format_rate(cell.bytes_per_s) if cell.bytes_per_s else f"{cell.entries_per_s:,.0f}/s"
 
 
-def _size_words(size: int | None) -> str:
+def _size_label(size: int | None) -> str:
     return "–" if size is None else format_bytes(size, binary=True)
 
 
@@ -84,11 +84,11 @@ def name_of(row: Row) -> str:
     if row.operation in WATCHED:
         return row.label
     block = (
-        f" in blocks of {_size_words(row.block_size_bytes)}"
+        f" in blocks of {_size_label(row.block_size_bytes)}"
         if row.block_size_bytes not in (None, row.file_size_bytes)
         else ""
     )
-    size = f" {_size_words(row.file_size_bytes)}" if row.file_size_bytes else ""
+    size = f" {_size_label(row.file_size_bytes)}" if row.file_size_bytes else ""
     depth = f" x {row.io_depth} deep" if row.io_depth > 1 else ""
     threads = f"{row.hosts} x {_threads(row.threads)}" if row.hosts > 1 else _threads(row.threads)
     return f"{row.label + ': ' if row.label else ''}{row.operation}{size}{block}, {threads}{depth}"
@@ -110,14 +110,14 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
     several_depths = len({r.io_depth for r in rows}) > 1
     made = []
     for (operation, hosts, depth, direct, random, file_size), family in families.items():
-        words = [operation]
-        words += [f"{hosts} host{'s' if hosts > 1 else ''}"] if several_hosts else []
-        words += [f"{depth} deep"] if several_depths else []
-        words += [f"files of {_size_words(file_size)}"] if file_size else []
-        words += [word for word, so in (("random", random), ("direct", direct)) if so]
+        parts = [operation]
+        parts += [f"{hosts} host{'s' if hosts > 1 else ''}"] if several_hosts else []
+        parts += [f"{depth} deep"] if several_depths else []
+        parts += [f"files of {_size_label(file_size)}"] if file_size else []
+        parts += [part for part, so in (("random", random), ("direct", direct)) if so]
         made.append(
             Group(
-                title=", ".join(words),
+                title=", ".join(parts),
                 operation=operation,
                 cells=tuple(family),
                 regimes=dict(Counter(c.regime for c in family).most_common()),
@@ -130,21 +130,21 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
 
 def _headline(groups: Sequence[Group], watched: Sequence[Row]) -> tuple[str, str]:
     if not groups and watched:
-        told = [f"{row.label} {'is ' + row.raw['limit'] if 'limit' in row.raw else 'was watched'}" for row in watched]
+        texts = [f"{row.label} {'is ' + row.raw['limit'] if 'limit' in row.raw else 'was watched'}" for row in watched]
         stated = ", ".join(dict.fromkeys(row.raw["stated by"] for row in watched if row.raw.get("stated by")))
         more = (
             f"Limits are stated by: {stated}."
             if stated
             else "As each run said of itself, of the rank that waited longest."
         )
-        return "; ".join(told), more
+        return "; ".join(texts), more
     if not groups:
         return "Nothing here can be judged", "No row is a sound measurement of an operation; the table says why."
     top = next((g for g in groups if g.best.bytes_per_s), groups[0])
     best = top.best
     at = f"{_threads(best.threads)}{f' on each of {best.hosts} hosts' if best.hosts > 1 else ''}"
-    size = f" and {_size_words(best.file_size_bytes)} files" if best.file_size_bytes and best.bytes_per_s else ""
-    headline = f"{top.operation.capitalize()} peaks at {rate_words(best)}, with {at}{size}"
+    size = f" and {_size_label(best.file_size_bytes)} files" if best.file_size_bytes and best.bytes_per_s else ""
+    headline = f"{top.operation.capitalize()} peaks at {rate_label(best)}, with {at}{size}"
     regime, count = next(iter(top.regimes.items()))
     of = len(top.cells)
     lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its one point: {_WAITS[regime]}"
@@ -156,7 +156,7 @@ def _headline(groups: Sequence[Group], watched: Sequence[Row]) -> tuple[str, str
         c = max(near, key=lambda c: c.advice.gain if c.advice else 0.0)
         assert c.advice is not None
         lead += (
-            f". At {_threads(c.threads)} and files of {_size_words(c.file_size_bytes)}, {c.advice.text}: "
+            f". At {_threads(c.threads)} and files of {_size_label(c.file_size_bytes)}, {c.advice.text}: "
             f"{c.advice.gain:.1f} times as fast by the model"
         )
     return headline, lead + "."

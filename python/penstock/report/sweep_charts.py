@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.bench.rows import WATCHED
-from penstock.report.sweep import name_of, rate_words
+from penstock.report.sweep import name_of, rate_label
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ REGIME_COLOURS = {
 }
 _LINES = ["@path1", "@path0", "@path2", "@path3", "@path4", "@wait", "@compute"]
 # More lines than there are colours say nothing.
-_MOST_LINES = len(_LINES)
-_MOST_BARS = 24
+_MAX_LINES = len(_LINES)
+_MAX_BARS = 24
 _LOSSES = ["@compute", "@wait", "@path1", "@path4", "@path3", "@path2", "@path0", "@line", "@muted"]
 Spec = dict[str, Any]
 
@@ -61,7 +61,7 @@ def surface(group: Group) -> Spec:
             "size": format_bytes(size(c), binary=True) if size(c) else "any",
             "threads": str(c.threads),
             "regime": c.regime,
-            "rate": rate_words(c),
+            "rate": rate_label(c),
             "share": (c.bytes_per_s or c.entries_per_s) / best if best else 0.0,
             "mark": "▼" if c.retrograde else "",
             "next": f"{c.advice.text} (x{c.advice.gain:.1f})" if c.advice else "",
@@ -140,12 +140,12 @@ def latencies(rows: Sequence[Row]) -> Spec | None:
     """Percentiles of latency, a line a row: of a whole file or object where it was timed, else of a block."""
     import altair as alt
 
-    told = [(row, r) for row in rows if (r := row.entry_latency or row.io_latency) and r.percentiles_us]
-    if not told:
+    measured = [(row, r) for row in rows if (r := row.entry_latency or row.io_latency) and r.percentiles_us]
+    if not measured:
         return None
-    told = sorted(told, key=lambda pair: -max(pair[1].percentiles_us.values()))[:_MOST_LINES]
-    named = [(name, r) for (name, _), (_, r) in zip(_numbered([row for row, _ in told]), told, strict=True)]
-    order = sorted({float(p) for _, r in told for p in r.percentiles_us})
+    measured = sorted(measured, key=lambda pair: -max(pair[1].percentiles_us.values()))[:_MAX_LINES]
+    named = [(name, r) for (name, _), (_, r) in zip(_numbered([row for row, _ in measured]), measured, strict=True)]
+    order = sorted({float(p) for _, r in measured for p in r.percentiles_us})
     values = [
         {"name": name, "percentile": f"p{float(p):g}", "ms": us / 1000}
         for name, latency in named
@@ -174,7 +174,7 @@ def latencies(rows: Sequence[Row]) -> Spec | None:
 
 
 def _with_series(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    most = sorted((r for r in rows if len(r.series) > 1), key=lambda r: -len(r.series))[:_MOST_LINES]
+    most = sorted((r for r in rows if len(r.series) > 1), key=lambda r: -len(r.series))[:_MAX_LINES]
     return _numbered(most)
 
 
@@ -268,13 +268,13 @@ def losses(rows: Sequence[Row]) -> Spec | None:
     """Worker-seconds of each phase by what they went to."""
     import altair as alt
 
-    told = _numbered([r for r in rows if sum(r.loss_s.values()) > 0][:_MOST_BARS])
-    if not told:
+    shown = _numbered([r for r in rows if sum(r.loss_s.values()) > 0][:_MAX_BARS])
+    if not shown:
         return None
-    kinds = list(dict.fromkeys(kind for _, row in told for kind in row.loss_s))
+    kinds = list(dict.fromkeys(kind for _, row in shown for kind in row.loss_s))
     values = [
         {"name": name, "kind": kind, "share": s / sum(row.loss_s.values()), "s": s, "order": kinds.index(kind)}
-        for name, row in told
+        for name, row in shown
         for kind, s in row.loss_s.items()
     ]
     chart = (
@@ -283,7 +283,7 @@ def losses(rows: Sequence[Row]) -> Spec | None:
         .encode(
             y=alt.Y(
                 "name:N",
-                sort=[n for n, _ in told],
+                sort=[n for n, _ in shown],
                 title=None,
                 axis=alt.Axis(labelLimit=320, labelPadding=8, ticks=False, domain=False),
             ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.report.document import document, escape, figure, refuse_without_charts, table
-from penstock.report.sweep import rate_words
+from penstock.report.sweep import rate_label
 from penstock.report.sweep_charts import sweep_charts
 from penstock.units import format_bytes
 
@@ -35,7 +35,7 @@ _CAPTIONS = {
     "limit-ios_per_s": "I/O operations a second against the stated limit.",
     "limit-entries_per_s": "Operations a second against the stated limit.",
 }
-_MOST_ROWS = 400
+_MAX_ROWS = 400
 _GAINS = "gains are predictions of the fitted model, offered as the next measurement; beyond what was measured they are extrapolated"
 
 
@@ -70,18 +70,16 @@ def _cells(cells: Sequence[Judged]) -> str:
             ("head", escape(c.operation)),
             ("n", f"{c.hosts} × {c.threads}"),
             ("n", _sizes(c)),
-            ("n", escape(rate_words(c))),
+            ("n", escape(rate_label(c))),
             ("", escape(c.regime + (", retrograde" if c.retrograde else ""))),
             ("w", escape(f"{c.advice.text} (×{c.advice.gain:.1f})") if c.advice else "–"),
             ("n", " : ".join(_share(c.evidence["terms"].get(part, 0.0)) for part in ("own", "op", "bytes"))),
             ("n", " : ".join(_share(c.evidence[f"elasticity_{axis}"]) for axis in ("threads", "size"))),
         ]
-        for c in cells[:_MOST_ROWS]
+        for c in cells[:_MAX_ROWS]
     )
     more = (
-        f'<p class="note">{len(cells) - _MOST_ROWS} more points stand in the JSON.</p>'
-        if len(cells) > _MOST_ROWS
-        else ""
+        f'<p class="note">{len(cells) - _MAX_ROWS} more points stand in the JSON.</p>' if len(cells) > _MAX_ROWS else ""
     )
     return table(head, rows) + more
 
@@ -91,7 +89,7 @@ def _surface(index: int, group: Group) -> str:
     slower = f"; {group.retrograde} slower than with fewer threads (▼)" if group.retrograde else ""
     return f"<h3>{escape(group.title)}</h3>" + figure(
         f"surface-{index}",
-        f"Best {escape(rate_words(group.best))}. {escape(counts)}{escape(slower)}. The stronger a colour, the nearer to the best rate.",
+        f"Best {escape(rate_label(group.best))}. {escape(counts)}{escape(slower)}. The stronger a colour, the nearer to the best rate.",
     )
 
 

@@ -34,7 +34,7 @@ __all__ = ["CHECKS", "EngineSuite"]
 CHECKS = (
     "up_is_ready_and_again_does_nothing", "status_is_up_on_all", "objects_come_back_whole_from_every_node",
     "names_are_listed", "replaced_object_is_the_new_one", "fast_path_is_exactly_the_object", "locate_tells_the_truth",
-    "names_that_would_leave_the_pool_are_refused", "missing_object_is_told", "deleted_objects_are_gone",
+    "names_that_would_leave_the_pool_are_refused", "missing_object_is_an_error", "deleted_objects_are_gone",
     "other_start_of_the_name_is_refused_and_unharmed", "down_leaves_nothing_and_is_safe_twice",
 )  # fmt: skip
 _LIMIT_S = 120.0
@@ -182,7 +182,7 @@ class EngineSuite:
         odd = dict.fromkeys(("../x", "/etc/x", "a//b", "a/../b", "", "a/"), b"x")
         assert [answer["error"] for answer in self.put(self.nodes[0], odd)] == ["key"] * len(odd)
 
-    def check_missing_object_is_told(self) -> None:
+    def check_missing_object_is_an_error(self) -> None:
         [answer] = self.do(self.nodes[0], ["read", "not/there", 0, 1])
         assert answer["error"] == "not-found", answer
 
@@ -196,14 +196,14 @@ class EngineSuite:
     def check_other_start_of_the_name_is_refused_and_unharmed(self) -> None:
         """Another job, which knows nothing of this pool's record, takes the same name on the same nodes."""
         made = engine_plugins.load(self.engine, self.settings)
-        told = ""
+        refusal = ""
         with suppress(PreconditionFailed):
             try:
                 made.up(self.spec, "0" * 16, self.cluster, deadline_s=self.deadline_s)
             except PenstockError as error:
-                told = str(error)
+                refusal = str(error)
                 raise
-        assert any(node in told for node in self.nodes), f"a second start of the same pool was taken: {told}"
+        assert any(node in refusal for node in self.nodes), f"a second start of the same pool was taken: {refusal}"
         made.down(self.spec, self.cluster, lease="0" * 16, keep_data=False, deadline_s=_LIMIT_S)
         name, body = next((n, b) for n, b in self.bodies.items() if n.startswith("set 0/") and b)
         assert self.is_body(self.do(self.nodes[0], ["read", name, 0, 10**8])[0], body)

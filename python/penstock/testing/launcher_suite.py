@@ -145,20 +145,20 @@ class LauncherSuite:
 
     def _still(self, mark: str) -> None:
         """Nothing on the last node writes `mark` any more."""
-        said = []
+        output = []
         for _ in range(2):
             [ended] = self._run(["cat", mark], self.nodes[-1:])
-            said.append(ended.out)
+            output.append(ended.out)
             time.sleep(0.5)
-        assert said[0], "the command had not begun"
-        assert said[0] == said[1], "the command goes on after its end"
+        assert output[0], "the command had not begun"
+        assert output[0] == output[1], "the command goes on after its end"
 
     def check_what_stands_around_a_rank_is_its_own(self) -> None:
         rank_prefix = RankPrefix(argv=("env", "SUITE_AROUND={rank}-{node}"))
         exits = self._run(self._sh('echo "$SUITE_AROUND {rank}"'), self.nodes, 2, rank_prefix=rank_prefix)
         # Without `expand_placeholders` the command's own words stay; those around it never do.
-        said = [e.out.decode() for e in exits]
-        assert said == [f"{e.rank}-{e.node} {{rank}}\n" for e in exits], exits
+        output = [e.out.decode() for e in exits]
+        assert output == [f"{e.rank}-{e.node} {{rank}}\n" for e in exits], exits
 
     def check_what_ends_a_container_is_run_at_its_deadline(self) -> None:
         mark = f"{self.there}-ended"
@@ -175,11 +175,11 @@ class LauncherSuite:
         assert self._run(["cat", f"{mark}-1"], self.nodes[-1:])[0].code == 1
 
     def check_lines_are_heard_while_the_command_runs(self) -> None:
-        heard: list[tuple[str, int, str, bytes]] = []
+        received: list[tuple[str, int, str, bytes]] = []
         first = threading.Event()
 
         def on_line(node: str, rank: int, stream: str, line: bytes) -> None:
-            heard.append((node, rank, stream, line))
+            received.append((node, rank, stream, line))
             first.set()
 
         gate = f"{self.there}-gate"
@@ -189,8 +189,8 @@ class LauncherSuite:
         assert first.wait(_LIMIT_S), "nothing was heard"
         self._run(self._sh('mkdir -p "$(dirname "$1")"; : > "$1"', gate), self.nodes[:1])
         runner.join(_LIMIT_S)
-        assert [line for *_, line in heard] == [b"begun", b"ended"], heard
-        assert {entry[:3] for entry in heard} == {(self.nodes[0].name, 0, "out")}
+        assert [line for *_, line in received] == [b"begun", b"ended"], received
+        assert {entry[:3] for entry in received} == {(self.nodes[0].name, 0, "out")}
 
     def check_copies_are_whole_and_come_back(self) -> None:
         source = self.here / "suite-src"

@@ -30,7 +30,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
     import torch
 
     with whole_file(folder / NAME) as out:
-        kept = _Kept(out)
+        kept = _SavedState(out)
         try:
             torch.save({"version": _VERSION, "id": uuid.uuid4().hex, **state}, kept)
         except RuntimeError as error:  # what torch makes of a write that failed; it names neither file nor reason
@@ -38,7 +38,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
     return folder / NAME
 
 
-class _Kept:
+class _SavedState:
     """A file that keeps the system's refusal of a write."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -91,8 +91,9 @@ def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
         raise Corrupt(f"{file} is no checkpoint of this version", where=str(file))
     differs = {k: (state["learnt"].get(k), v) for k, v in learnt.items() if state["learnt"].get(k) != v}
     if differs:
-        told = ", ".join(f"{name} {have!r} there, {want!r} here" for name, (have, want) in differs.items())
+        differences = ", ".join(f"{name} {have!r} there, {want!r} here" for name, (have, want) in differs.items())
         raise ConfigError(
-            f"{file} is of another training: {told}", hint="resume with the same settings, or start in another folder"
+            f"{file} is of another training: {differences}",
+            hint="resume with the same settings, or start in another folder",
         )
     return dict(state)

@@ -170,7 +170,7 @@ class Driver:
         feed: Feed | None = None
         validation: Feed | None = None
         try:
-            told = WorkloadSpec(
+            workload_spec = WorkloadSpec(
                 seed=spec.seed,
                 global_batch=spec.global_batch,
                 rank=self.rank.rank,
@@ -179,8 +179,8 @@ class Driver:
                 accelerator=spec.accelerator,
                 settings=spec.settings,
             )
-            self.demand = workload.demand(told)
-            workload.prepare(told)
+            self.demand = workload.demand(workload_spec)
+            workload.prepare(workload_spec)
             kept = (
                 checkpoint.read(Path(spec.checkpoint), spec.what_is_learnt())
                 if spec.resume and spec.checkpoint
@@ -200,7 +200,7 @@ class Driver:
                 )
             self._epoch_steps = len(feed)
             self._data = facts(feed, self.rank)
-            self._tell("open", force=True)
+            self._report_progress("open", force=True)
             if kept is not None:
                 self._resume(kept, workload, feed)
             if spec.validation is not None:
@@ -211,7 +211,7 @@ class Driver:
                 if validation is not None:
                     self._validate(workload, validation)
                 self._save(workload, feed, self.epoch)  # after the validation, so that a resumed run has its metrics
-                self._tell("done" if self.epoch == spec.epochs else "train", force=True)
+                self._report_progress("done" if self.epoch == spec.epochs else "train", force=True)
             self._share_losses()
         finally:
             self.share.cpu_s = cpu_s() - started_cpu_s
@@ -275,7 +275,7 @@ class Driver:
         steps = samples = 0
         wait_s = compute_s = sync_s = 0.0
         due = self._until_stop()
-        tell_at = self._tells_again_at()
+        report_at_s = self._next_report_s()
         at_epoch_end = True
 
         def settle() -> None:
@@ -321,11 +321,11 @@ class Driver:
                 paused = clock() - before
                 began, opened, before = began + paused, opened + paused, before + paused
                 due = steps + self._until_stop()
-            if before > tell_at:
+            if before > report_at_s:
                 settle()
                 span = max(before - began, 1e-9)
-                self._tell("train", rate=steps * self.spec.global_batch / span, wait=wait_s / span)
-                tell_at = self._tells_again_at()
+                self._report_progress("train", rate=steps * self.spec.global_batch / span, wait=wait_s / span)
+                report_at_s = self._next_report_s()
         settle()
         this.steps, this.samples, this.compute_s, this.wall_s = steps, samples, compute_s, before - opened
         share.epochs.append(this)
@@ -335,17 +335,17 @@ class Driver:
 
     def _validate(self, workload: Workload, feed: Feed) -> None:
         began = time.perf_counter()
-        self._tell("validate", force=True)
+        self._report_progress("validate", force=True)
         found = dict(workload.evaluate(iter(feed)))
         self.share.validation_s += time.perf_counter() - began
         self.share.validation_passes.append(dict(feed.report()))
         if found:
             self.metrics.append({"epoch": self.epoch, "step": self.steps, **found})
 
-    def _tells_again_at(self) -> float:
+    def _next_report_s(self) -> float:
         return self._reported_s + _REPORT_S if self._report is not None and self.rank.rank == 0 else math.inf
 
-    def _tell(self, phase: str, *, rate: float = 0.0, wait: float = 0.0, force: bool = False) -> None:
+    def _report_progress(self, phase: str, *, rate: float = 0.0, wait: float = 0.0, force: bool = False) -> None:
         if self._report is None or self.rank.rank != 0:
             return
         self._reported_s = time.perf_counter()

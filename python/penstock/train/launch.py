@@ -21,7 +21,7 @@ from penstock.train import worker as rank_files
 from penstock.train.archive import archive
 from penstock.train.driver import Driver
 from penstock.train.progress import Progress
-from penstock.train.summarize import assemble
+from penstock.train.summarize import summarize
 from penstock.train.torchrun import FirstFailure
 from penstock.train.worker import ALONE
 
@@ -97,7 +97,7 @@ def run_as_rank(
         shares = driver.group.gather(driver.share)
         finished: list[dict[str, Any] | str] = []
         if rank.rank == 0:
-            record = assemble(spec, driver, shares, created_s=created_s, wall_s=time.perf_counter() - began)
+            record = summarize(spec, driver, shares, created_s=created_s, wall_s=time.perf_counter() - began)
             finished = [_keep(spec, record)]
         return driver.group.gather(finished[0] if finished else {})[0]  # type: ignore[no-any-return]
     except BaseException as error:
@@ -159,8 +159,8 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
                 _end(child)
         result = folder / rank_files.RESULT
         if child.returncode == 0 and result.exists():
-            told: dict[str, Any] = msgspec.json.decode(result.read_bytes())
-            return told
+            record: dict[str, Any] = msgspec.json.decode(result.read_bytes())
+            return record
         raise _failure(folder, log, child.returncode)
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Peers", "is_echo", "signalled"]
 
-_BEAT_S = 1.0
+_HEARTBEAT_S = 1.0
 # Three beats that did not come, and one second for the store: after an error of the collective library, such a rank is dead.
-_DEAD_S = 4.0
+_HEARTBEAT_TIMEOUT_S = 4.0
 # Without any error a rank may be slow (a busy node, a file system that hangs): as long as `penstock.stage` gives a leader.
-_SILENCE_S = 60.0
-_SILENCE_LOOK_S = 10.0
+_IDLE_TIMEOUT_S = 60.0
+_IDLE_POLL_S = 10.0
 # What the main thread has to end by itself once a peer's end is known; what a rank waits for others to read its cause.
 _GRACE_S = 4.0
 _LINGER_S = 2.5
@@ -72,7 +72,7 @@ class Peers:
         own = store.clone() if hasattr(store, "clone") else store
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
-        self._closed, self._known, self._asked = threading.Event(), threading.Event(), threading.Event()
+        self._closed, self._known, self._requested = threading.Event(), threading.Event(), threading.Event()
         self._unread = threading.Lock()  # held for good once this rank has counted itself in
         self._mine: PenstockError | None = None
         self._cause: PenstockError | None = None
@@ -87,7 +87,7 @@ class Peers:
         global _current
         _current = None
         self._closed.set()
-        self._thread.join(_BEAT_S)
+        self._thread.join(_HEARTBEAT_S)
 
     def post(self, error: BaseException) -> None:
         """Writes why this rank ends, unless another rank has failed before it; returns once the others have read it."""
@@ -106,8 +106,8 @@ class Peers:
 
     def first_cause(self) -> PenstockError | None:
         """The first cause after this rank's connection to a peer broke; None where all ranks still answer."""
-        self._asked.set()
-        self._known.wait(2 * _DEAD_S)
+        self._requested.set()
+        self._known.wait(2 * _HEARTBEAT_TIMEOUT_S)
         return self._cause
 
     # ------------------------------------------------------------ the thread
@@ -116,7 +116,7 @@ class Peers:
         try:
             cause = self._wait()
         except RuntimeError:  # the store's process has ended; at the end of a run it may do so before this rank
-            if not self._asked.is_set() and self._closed.wait(_DEAD_S):
+            if not self._requested.is_set() and self._closed.wait(_HEARTBEAT_TIMEOUT_S):
                 return
             host = "the launcher" if env.read().get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
             cause = RankFailed(f"{host} ended without a message: the process group's store does not answer", rank=0)
@@ -127,7 +127,7 @@ class Peers:
 
     def _wait(self) -> PenstockError | None:
         """The first cause; None where the run has ended, or this rank asked and all ranks answer."""
-        beats, asked_s = count(1), None
+        beats, requested_s = count(1), None
         others = [rank for rank in range(self._world) if rank != self._rank]
         watched = others if self._rank == 0 else [0]
         ticked_s = looked_s = time.monotonic()
@@ -139,25 +139,27 @@ class Peers:
                 self._acknowledge()
                 return cause
             now = time.monotonic()
-            if now - ticked_s > _DEAD_S:  # this process was stopped for a while, and so may its peers have been
-                seen, asked_s = {}, None
+            if (
+                now - ticked_s > _HEARTBEAT_TIMEOUT_S
+            ):  # this process was stopped for a while, and so may its peers have been
+                seen, requested_s = {}, None
             ticked_s = now
-            if self._asked.is_set() and asked_s is None:
-                before, asked_s = self._beats(others), now
-            elif asked_s is not None and now - asked_s >= _DEAD_S:
+            if self._requested.is_set() and requested_s is None:
+                before, requested_s = self._beats(others), now
+            elif requested_s is not None and now - requested_s >= _HEARTBEAT_TIMEOUT_S:
                 dead = self._still(others, before)
                 if not dead:
                     return None
                 self._write(dead[0], "ended without a message", None)
                 continue
-            if now - looked_s > _SILENCE_LOOK_S:
+            if now - looked_s > _IDLE_POLL_S:
                 looked_s = now
                 for rank, beat in self._beats(watched).items():
                     if rank not in seen or seen[rank][0] != beat:
                         seen[rank] = (beat, now)
-                    elif now - seen[rank][1] > _SILENCE_S:
-                        self._write(rank, f"gave no sign for {_SILENCE_S:.0f} s", None)
-            if self._closed.wait(_BEAT_S):
+                    elif now - seen[rank][1] > _IDLE_TIMEOUT_S:
+                        self._write(rank, f"gave no sign for {_IDLE_TIMEOUT_S:.0f} s", None)
+            if self._closed.wait(_HEARTBEAT_S):
                 return None
 
     def _acknowledge(self) -> None:

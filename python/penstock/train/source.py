@@ -69,9 +69,9 @@ def open_feed(request: Request) -> Feed:
     if request.url.startswith(f"{DUMMY}:"):
         return Dummy(request)
     if request.reader == "torch":
-        from penstock.train.torch_baseline import TorchFeed
+        from penstock.train.torch_baseline import TorchBaseline
 
-        return TorchFeed(request)
+        return TorchBaseline(request)
     import penstock
 
     counted = request.demand.facts.get("records_per_object") if request.manifest is None else None

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from penstock.train.driver import Driver, Share
     from penstock.train.spec import TrainSpec
 
-__all__ = ["assemble"]
+__all__ = ["summarize"]
 
 
-def _counted(shares: Sequence[Share], *names: str) -> int:
+def _sum_counts(shares: Sequence[Share], *names: str) -> int:
     """Sum over ranks and epochs of the first of `names` that a feed reports."""
     total = 0
     for share in shares:
@@ -28,7 +28,7 @@ def _counted(shares: Sequence[Share], *names: str) -> int:
     return total
 
 
-def _told(share: Share) -> dict[str, Any]:
+def _loader_summary(share: Share) -> dict[str, Any]:
     """One rank's feed: seconds by class summed over epochs, what limited the longest, and each epoch as it was told."""
     if not share.passes:
         return {}
@@ -38,11 +38,14 @@ def _told(share: Share) -> dict[str, Any]:
         for name, value in longest.items()
         if name.endswith("_s") and name not in {"samples_per_s", "first_batch_s"} and isinstance(value, int | float)
     }
-    told = {"seconds": seconds, "passes": share.passes, "validation": share.validation_passes}
-    return {**told, **{name: longest[name] for name in ("limiting", "reason", "counts", "source") if name in longest}}
+    summary = {"seconds": seconds, "passes": share.passes, "validation": share.validation_passes}
+    return {
+        **summary,
+        **{name: longest[name] for name in ("limiting", "reason", "counts", "source") if name in longest},
+    }
 
 
-def assemble(
+def summarize(
     spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float
 ) -> results.RunRecord:
     """The row. A step is over when the slowest rank is done, so rates are over the longest training time; shares of it
@@ -62,7 +65,7 @@ def assemble(
         invalid.append("no step was taken")
     measured = spec.what_is_measured()
     # The rank that waited longest is the one whose limit was the run's.
-    loader = _told(max(shares, key=lambda share: share.wait_s))
+    loader = _loader_summary(max(shares, key=lambda share: share.wait_s))
     return results.RunRecord(
         id=results.new_id("train", created_s),
         kind="train",
@@ -97,11 +100,11 @@ def assemble(
         stage_s=spec.stage_s,
         wall_s=wall_s,
         cpu_s=sum(share.cpu_s for share in shares),
-        bytes=_counted(shares, "bytes_in", "bytes"),
+        bytes=_sum_counts(shares, "bytes_in", "bytes"),
         bytes_delivered=samples * demand.sample_bytes,
-        requests=_counted(shares, "requests"),
-        retries=_counted(shares, "retries"),
-        throttles=_counted(shares, "throttles"),
+        requests=_sum_counts(shares, "requests"),
+        retries=_sum_counts(shares, "retries"),
+        throttles=_sum_counts(shares, "throttles"),
         workload={
             "name": spec.workload,
             "device": driver.device,

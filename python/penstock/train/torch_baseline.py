@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.protocols import Batch
     from penstock.train.source import Request
 
-__all__ = ["TorchFeed"]
+__all__ = ["TorchBaseline"]
 
 _SUFFIXES = {"npz": (".npz",), "image": (".jpg", ".jpeg", ".png")}
 
@@ -50,7 +50,7 @@ def _as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
-class TorchFeed:
+class TorchBaseline:
     """A `Feed` by torch's own means.
 
     Raises:

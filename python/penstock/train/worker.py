@@ -23,7 +23,7 @@ from penstock.train.spec import TrainSpec
 if TYPE_CHECKING:
     from penstock.train.progress import Progress
 
-__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "Failure", "leave", "main"]
+__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "Failure", "exit_now", "main"]
 
 SPEC, RESULT, PROGRESS, ERROR = "spec.json", "result.json", "progress.json", "error-{rank}.json"
 ALONE = "set --ranks 1 to see it happen in one process"
@@ -38,7 +38,7 @@ class Failure(msgspec.Struct, frozen=True):
     seen_s: float = 0.0
 
 
-def put(file: Path, value: object) -> None:
+def write_json(file: Path, value: object) -> None:
     """Whole or not at all: the parent reads while we write."""
     temporary = file.with_suffix(".part")
     temporary.write_bytes(msgspec.json.encode(value))
@@ -57,25 +57,27 @@ def main(folder: Path) -> int:
     spec = msgspec.json.decode((folder / SPEC).read_bytes(), type=TrainSpec)
 
     def report(progress: Progress) -> None:
-        put(folder / PROGRESS, progress)
+        write_json(folder / PROGRESS, progress)
 
     def failed(error: PenstockError) -> int:
-        put(folder / ERROR.format(rank=rank.rank), Failure(type(error).__name__, str(error), error.hint, time.time()))
+        write_json(
+            folder / ERROR.format(rank=rank.rank), Failure(type(error).__name__, str(error), error.hint, time.time())
+        )
         return error.exit_code
 
     try:
-        record = run_as_rank(spec, rank, report=report, on_lost=lambda cause: leave(failed(cause)))
+        record = run_as_rank(spec, rank, report=report, on_lost=lambda cause: exit_now(failed(cause)))
     except PenstockError as error:
         return failed(error)
     except Exception as error:
         traceback.print_exc()
         return failed(RankFailed(f"rank {rank.rank} failed: {type(error).__name__}: {error}", hint=ALONE))
     if rank.rank == 0:
-        put(folder / RESULT, record)
+        write_json(folder / RESULT, record)
     return 0
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Ends a rank whose work is done and told, past the interpreter's teardown.
 
     torch 2.15 aborts there about once in ten runs of two gloo ranks ("terminate called without an active exception", seen
@@ -87,4 +89,4 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main(Path(sys.argv[1])))
+    exit_now(main(Path(sys.argv[1])))

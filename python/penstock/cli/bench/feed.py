@@ -108,7 +108,7 @@ def command(
     import penstock
     from penstock import _native
     from penstock.bench import feed, results
-    from penstock.cli.epoch_cost import priced, readable
+    from penstock.cli.epoch_cost import epoch_money, money_text
 
     if not no_save:
         results.refuse_debug(_native.__profile__, allow_debug=allow_debug)
@@ -120,7 +120,7 @@ def command(
     dataset = penstock.open(url, format=layout, records_per_object=records_per_object)
     if specs:
         dataset = dataset.fields(**specs)
-    money = priced(
+    money = epoch_money(
         dataset.url,
         objects=dataset.source.objects,
         size_bytes=dataset.source.size_bytes,
@@ -129,7 +129,7 @@ def command(
         tier=price_tier,
     )
     if money is not None:
-        click.echo(readable(money), err=True)
+        click.echo(money_text(money), err=True)
     request = feed.Request(
         dataset=dataset,
         against=against,

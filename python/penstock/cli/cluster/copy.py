@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.cluster.options import json_flag, opened, reaching
-from penstock.cli.cluster.run import as_row, tell_bad
+from penstock.cli.cluster.run import as_row, print_failures
 
 __all__ = ["command"]
 
@@ -51,4 +51,4 @@ def command(
             exits = cluster.copy_to_all(Path(source), destination, on=chosen, deadline_s=deadline)
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "exits": [as_row(each) for each in exits]}))
-    return tell_bad(exits)
+    return print_failures(exits)

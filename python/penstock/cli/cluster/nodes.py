@@ -8,7 +8,7 @@ import json
 import click
 
 from penstock.cli.cluster.options import json_flag, opened, reaching
-from penstock.cli.cluster.run import tell_bad
+from penstock.cli.cluster.run import print_failures
 
 __all__ = ["command"]
 
@@ -31,7 +31,7 @@ def command(
         rows = [{"node": node.name, "address": node.address, "facts": facts.get(node.name)} for node in cluster.nodes]
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "nodes": rows}))
-        return tell_bad(exits)
+        return print_failures(exits)
     for node in rows:
         found = facts.get(str(node["node"]))
         if found is None:
@@ -55,4 +55,4 @@ def command(
             click.echo(
                 f"  {disk['path']}  {disk['kind']}, {format_bytes(disk['free_bytes'])} free of {format_bytes(disk['size_bytes'])}"
             )
-    return tell_bad(exits)
+    return print_failures(exits)

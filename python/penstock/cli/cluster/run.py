@@ -58,14 +58,14 @@ def command(
             return 0
         exits = cluster.run(
             argv, on=chosen, ranks_per_node=ranks_per_node, deadline_s=deadline, cwd=cwd, logs=logs, expand_placeholders=True,
-            on_line=None if as_json else _say,
+            on_line=None if as_json else _print_line,
         )  # fmt: skip
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "exits": [as_row(each) for each in exits]}))
-    return tell_bad(exits)
+    return print_failures(exits)
 
 
-def _say(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
+def _print_line(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
     to = sys.stdout if stream == "out" else sys.stderr
     # One write a line: threads of several nodes speak at once.
     to.buffer.write(node.encode() + b": " + line + b"\n")
@@ -85,7 +85,7 @@ def as_row(ended: Exit) -> dict[str, object]:
     }
 
 
-def tell_bad(exits: list[Exit]) -> int:
+def print_failures(exits: list[Exit]) -> int:
     """Names on stderr who failed; the exit code: 3 where a node was not reached, 1 where a command failed."""
     from penstock.cluster.exits import describe
 

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from penstock.cli.pool.options import asked, known, named
+from penstock.cli.pool.options import known, named, request
 
 __all__ = ["command"]
 
@@ -31,7 +31,7 @@ def command(
     from penstock.errors import ConfigError
     from penstock.pool import lifecycle
 
-    record = asked(name, engine, disk, launcher, nodes, settings)
+    record = request(name, engine, disk, launcher, nodes, settings)
     if record is None:
         raise ConfigError(
             f"no pool `{name}` is known here",
@@ -43,9 +43,9 @@ def command(
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "name": name, "left": left, "unreached": ended.unreached}))
     else:
-        for node, words in left.items():
-            for word in words:
-                click.echo(f"{node}  {word}")
+        for node, texts in left.items():
+            for text in texts:
+                click.echo(f"{node}  {text}")
         if not any(left.values()):
             click.echo(f"pool {name}: nothing is left on {len(left)} nodes")
     for node in ended.unreached:

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from penstock.cli.pool.options import asked, known, named
+from penstock.cli.pool.options import known, named, request
 
 __all__ = ["command"]
 
@@ -37,7 +37,7 @@ def command(
     """
     from penstock.pool import lifecycle
 
-    record = asked(name, engine, disk, launcher, nodes, settings)
+    record = request(name, engine, disk, launcher, nodes, settings)
     if record is None:
         click.echo(
             json.dumps({"schema_version": 1, "name": name, "nodes": {}, "unreached": [], "refused": {}})

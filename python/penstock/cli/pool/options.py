@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.cluster import Cluster
     from penstock.pool.lifecycle import PoolRecord
 
-__all__ = ["asked", "known", "named"]
+__all__ = ["known", "named", "request"]
 
 
 def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -40,7 +40,7 @@ def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return add
 
 
-def asked(
+def request(
     name: str, engine: str | None, disk: str | None, launcher: str | None, nodes: str | None, settings: tuple[str, ...]
 ) -> PoolRecord | None:
     """The record of the pool that the flags speak of; None where there is none and the flags do not make one.
@@ -54,10 +54,10 @@ def asked(
 
     found = lifecycle.find(name)
     if found is not None:
-        for flag, asked_for, kept in (("--disk", disk, found.spec.disk), ("--engine", engine, found.engine)):
-            if asked_for is not None and asked_for != kept:
+        for flag, requested_record, kept in (("--disk", disk, found.spec.disk), ("--engine", engine, found.engine)):
+            if requested_record is not None and requested_record != kept:
                 raise ConfigError(
-                    f"{flag}: the pool `{name}` that this machine has on record has {kept}, not {asked_for}",
+                    f"{flag}: the pool `{name}` that this machine has on record has {kept}, not {requested_record}",
                     where=flag,
                     hint="leave the flag out to use the recorded pool",
                 )

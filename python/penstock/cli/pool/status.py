@@ -7,7 +7,7 @@ import json
 
 import click
 
-from penstock.cli.pool.options import asked, known, named
+from penstock.cli.pool.options import known, named, request
 
 __all__ = ["command"]
 
@@ -28,7 +28,7 @@ def command(
     from penstock.errors import NotFound
     from penstock.pool import lifecycle
 
-    record = asked(name, engine, disk, launcher, nodes, settings)
+    record = request(name, engine, disk, launcher, nodes, settings)
     if record is None:
         raise NotFound(f"no pool `{name}` is known here", hint=f"known: {', '.join(lifecycle.names()) or 'none'}")
     with known(record) as cluster:

@@ -127,8 +127,8 @@ class AgentClient:
     def raise_if_dead(self, deadline_s: float) -> None:
         """Raises SystemFault where a daemon of the pool has ended, with its last words."""
         for name, answer in self.call("alive", deadline_s).items():
-            for daemon, words in answer["dead"].items():
-                raise SystemFault(f"{name}: the {daemon} has ended: {words}", where=name)
+            for daemon, text in answer["dead"].items():
+                raise SystemFault(f"{name}: the {daemon} has ended: {text}", where=name)
 
 
 def successes(answers: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,9 +193,9 @@ def _parse_answer(ended: Exit) -> Any:
     try:
         answer = json.loads(ended.out)
     except ValueError:
-        said = ended.err.decode(errors="replace").strip().splitlines()
+        stderr_lines = ended.err.decode(errors="replace").strip().splitlines()
         return SystemFault(
-            f"{ended.node}: the pool's agent ended with {ended.code}{f': {said[-1][:300]}' if said else ''}",
+            f"{ended.node}: the pool's agent ended with {ended.code}{f': {stderr_lines[-1][:300]}' if stderr_lines else ''}",
             where=ended.node,
         )
     if "error" in answer:

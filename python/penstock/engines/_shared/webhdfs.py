@@ -50,7 +50,7 @@ class HdfsAccess:
         while waiting:
             folder = waiting.pop()
             try:
-                answer = self._ask("GET", folder, op="LISTSTATUS")
+                answer = self._namenode_request("GET", folder, op="LISTSTATUS")
             except NotFound:
                 continue
             for status in answer["FileStatuses"]["FileStatus"]:
@@ -73,8 +73,8 @@ class HdfsAccess:
         for last in [False] * (_TRIES - 1) + [True]:
             part = f"{folder}/{_PART}{uuid4().hex}".lstrip("/")
             try:
-                self._ask("PUT", folder, op="MKDIRS")
-                where = self._ask(
+                self._namenode_request("PUT", folder, op="MKDIRS")
+                where = self._namenode_request(
                     "PUT",
                     part,
                     op="CREATE",
@@ -84,7 +84,9 @@ class HdfsAccess:
                     blocksize=block,
                 )["Location"]
                 self._send(where, source, size)
-                done = self._ask("PUT", part, op="RENAME", destination=f"/{name}", renameoptions="OVERWRITE")
+                done = self._namenode_request(
+                    "PUT", part, op="RENAME", destination=f"/{name}", renameoptions="OVERWRITE"
+                )
                 # Without a wish HDFS answers with a boolean; with OVERWRITE it answers with nothing, or an exception.
                 if done.get("boolean") is False:
                     raise ServerError(f"{name}: the NameNode did not rename it")
@@ -105,7 +107,7 @@ class HdfsAccess:
             if shunned:
                 query["excludedatanodes"] = ",".join(shunned)
             try:
-                where = self._ask("GET", name, **query)["Location"]
+                where = self._namenode_request("GET", name, **query)["Location"]
             except (ServerError, Unreachable) as error:  # no DataNode is left to ask
                 if trouble is not None:
                     raise trouble from error
@@ -152,12 +154,14 @@ class HdfsAccess:
     def delete(self, names: Sequence[str]) -> None:
         """One request a name."""
         for name in names:
-            self._ask("DELETE", validated_name(name), op="DELETE")
+            self._namenode_request("DELETE", validated_name(name), op="DELETE")
 
     # ------------------------------------------------------------ how
 
     def _blocks(self, name: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self._ask("GET", validated_name(name), op="GET_BLOCK_LOCATIONS")["LocatedBlocks"]
+        answer: dict[str, Any] = self._namenode_request("GET", validated_name(name), op="GET_BLOCK_LOCATIONS")[
+            "LocatedBlocks"
+        ]
         return answer
 
     def _holders(self, block: dict[str, Any]) -> list[str]:
@@ -173,7 +177,7 @@ class HdfsAccess:
         mine = [data for data in self._by_data if data.rpartition(":")[0] == host]
         return mine[0] if len(mine) == 1 else None
 
-    def _ask(self, method: str, name: str, **query: Any) -> dict[str, Any]:
+    def _namenode_request(self, method: str, name: str, **query: Any) -> dict[str, Any]:
         """A question to the NameNode."""
         words = urllib.parse.urlencode({**query, "user.name": "penstock"})
         status, body = _request(method, self._http, f"/webhdfs/v1/{urllib.parse.quote(name)}?{words}", _WAIT_S)

@@ -143,6 +143,6 @@ class _LabelledOutput:
         out, err = (captured(self._sinks[rank][stream]) for stream in ("out", "err"))
         record = self._records.get(rank, silent)
         # Where nothing came of a rank, the launcher's own words say why; they are no rank's stderr.
-        said = err or bytes(self.own.kept)
-        ended = exit_from_record(self.node(rank), rank, record, out, said, seconds, self._request.deadline_s)
+        stderr_lines = err or bytes(self.own.kept)
+        ended = exit_from_record(self.node(rank), rank, record, out, stderr_lines, seconds, self._request.deadline_s)
         return replace(ended, err=err)

@@ -107,8 +107,10 @@ def exit_from_record(
     """An Exit by the rank wrapper's record; without one, nothing came of the command and its stderr says why."""
     fault: PenstockError | None = None
     if record is None:
-        said = err.decode(errors="replace").strip().splitlines()
-        fault = Unreachable(f"{node}: the command did not start{f': {said[-1][:300]}' if said else ''}", where=node)
+        stderr_lines = err.decode(errors="replace").strip().splitlines()
+        fault = Unreachable(
+            f"{node}: the command did not start{f': {stderr_lines[-1][:300]}' if stderr_lines else ''}", where=node
+        )
     elif record.get("fault") == "deadline":
         fault = Deadline(f"{node}: the command was ended after its {limit_s:g} s", where=node, limit_s=limit_s)
     elif record.get("fault") == "start":

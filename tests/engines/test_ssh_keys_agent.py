@@ -83,14 +83,14 @@ def test_key_is_not_taken_from_a_folder_of_another_user(ask, ssh, tmp_path):
 
 
 def test_key_is_made_once_in_the_pools_own_folder_and_read_from_its_private_half(prepared, tmp_path):
-    key = prepared("make")["ok"]
+    key = prepared("make_key")["ok"]
     keys = tmp_path / "disk/penstock-pool-p/keys"
     assert (keys.stat().st_mode & 0o777, (keys / "id").stat().st_mode & 0o777) == (0o700, 0o600)
     (keys / "id.pub").write_text(f"{_KEY} x\n{_KEY} y\n")
-    assert prepared("make")["ok"] == key
+    assert prepared("make_key")["ok"] == key
     assert key.split()[0] == "ssh-ed25519"
     assert len(key.split()) == 2
-    assert "error" in prepared("make", lease="1" * 16)
+    assert "error" in prepared("make_key", lease="1" * 16)
 
 
 # ---------------------------------------------------------------- authorized_keys
@@ -154,8 +154,8 @@ _OWN = "Host bastion\n  User alice\nHost *\n  Compression yes\n"
 @pytest.fixture
 def trusting(prepared, ssh):
     (ssh / "config").write_text(_OWN)
-    prepared("make")
-    assert prepared("trust", hosts={"10.0.0.1": [_KEY], "h2": []}) == {"ok": None}
+    prepared("make_key")
+    assert prepared("add_known_hosts", hosts={"10.0.0.1": [_KEY], "h2": []}) == {"ok": None}
     return prepared
 
 
@@ -167,14 +167,14 @@ def test_config_gains_one_block_and_loses_exactly_that(trusting, ssh, tmp_path):
         f'UserKnownHostsFile "{keys}/known_hosts" "{_HOME}/known_hosts"', "Host *", f"# {_MARK} ends",
     ]  # fmt: skip
     assert "\n".join(lines[6:]) + "\n" == _OWN
-    assert trusting("withdraw") == {"ok": [f"key in {_HOME}/config"]}
+    assert trusting("remove") == {"ok": [f"key in {_HOME}/config"]}
     assert (ssh / "config").read_text() == _OWN
 
 
 def test_config_whose_last_line_of_ours_is_missing_keeps_all_that_follows(trusting, ssh):
     path = ssh / "config"
     path.write_text(path.read_text().replace(f"# {_MARK} ends\n", ""))
-    assert trusting("withdraw") == {"ok": [f"key in {_HOME}/config"]}
+    assert trusting("remove") == {"ok": [f"key in {_HOME}/config"]}
     assert path.read_text() == _OWN
 
 
@@ -186,7 +186,7 @@ def test_config_whose_block_was_changed_stays_and_is_told(old, new, trusting, ss
     path = ssh / "config"
     path.write_text(path.read_text().replace(old, new, 1))
     changed = path.read_text()
-    told = trusting("withdraw")
+    told = trusting("remove")
     assert (told["error"], "the block that begins in line 1 is not as Penstock wrote it" in told["text"]) == (
         "precondition",
         True,
@@ -198,7 +198,7 @@ def test_config_whose_block_was_changed_stays_and_is_told(old, new, trusting, ss
     "hosts", [{"h1\nProxyCommand evil": []}, {"h1": ["ssh-ed25519 AAAA\n* ssh-ed25519 BBBB"]}, {"h 1": []}, {"*": []}]
 )
 def test_host_that_is_none_is_not_trusted(hosts, prepared, ssh):
-    prepared("make")
-    told = prepared("trust", hosts=hosts)
+    prepared("make_key")
+    told = prepared("add_known_hosts", hosts=hosts)
     assert (told["error"], "is not the address or the host key of a node" in told["text"]) == ("system", True)
     assert list(ssh.iterdir()) == []

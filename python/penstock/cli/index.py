@@ -90,12 +90,12 @@ def command(
 
 def _scan(dataset: penstock.Dataset) -> dict[str, Any]:
     """By which rung the records are found, and what a scan of all objects reads and costs where there is none."""
-    from penstock.cli.stage_estimate import estimated
+    from penstock.price.estimates import estimate_stage
 
     rung = dataset.indexed_rung()
     source = dataset.source
     requests, size = (0, 0) if rung else (source.requests, source.size_bytes)
-    money = estimated({"source": dataset.url, "share_requests": [requests], "shares": [size]})["money"]
+    money = estimate_stage({"source": dataset.url, "share_requests": [requests], "shares": [size]})["money"]
     return {"rung": rung or "scan", "scan_bytes": size, "scan_requests": requests, "scan_money": money}
 
 

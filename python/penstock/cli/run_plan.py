@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock run` says before it does anything: command lines, the money, and when a pool starts to pay."""
+"""Plan of `penstock run`: command lines, the job's cost, and the break-even of a pool, before anything starts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _LISTING_TIMEOUT_S = 20.0
 
 def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -> int:
     """--dry-run: of each path in turn, where there are several; the exit code."""
-    from penstock.cli.run_breakeven import breakeven_lines, job_breakeven
-    from penstock.cli.run_cost import list_source, source_of, tier_of
+    from penstock.cli.run_breakeven import breakeven_lines
+    from penstock.cli.run_cost import list_source
     from penstock.job import compare_paths
+    from penstock.plan.job_breakeven import job_breakeven, needs_listing
+    from penstock.price.job_cost import source_of, tier_of
 
     ways = [compare_paths.for_path(job, path) for path in job.paths] or [job]
     with_nodes = execution_of(job)
@@ -35,7 +37,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
     # One listing for all that is said of it.
     found = list_source(job, nodes) if source_of(job) and tier_of(job) is not None else None
     rows = [_planned(execution_of(one), nodes, found) for one in ways]
-    pays = job_breakeven(job, nodes, found)
+    pays = job_breakeven(job, nodes, found or (list_source(job, nodes) if needs_listing(job) else None))
     if as_json:
         plain = [{key: value for key, value in row.items() if key != "said"} for row in rows]
         click.echo(json.dumps({"schema_version": 1, "name": job.name, "jobs": plain, "pool_pays": pays}))
@@ -48,7 +50,8 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
 
 
 def _planned(execution: Execution, nodes: int, found: dict[str, Any] | None) -> dict[str, Any]:
-    from penstock.cli.run_cost import job_money, money_lines
+    from penstock.cli.run_cost import money_lines
+    from penstock.price.job_cost import job_money
 
     try:
         steps = [{"name": step, "lines": lines} for step, lines in execution.plan()]
@@ -71,14 +74,16 @@ def _print_plan(row: dict[str, Any], whose: str) -> None:
 
 
 def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_quiet: bool) -> dict[str, Any] | None:
-    """When a pool starts to pay, of a job that brings none up or compares; the numbers, for JSON.
+    """Print the break-even of a pool, for a job that brings none up or compares paths; return its numbers for JSON.
 
-    Its source is listed only where `[demand]` says what is eaten of it, and not for long: one that cannot be listed by then
-    is a line on stderr here, and the stage's to fail on.
+    The source is listed only if the job has a `[demand]`, and only for a short time. If the listing fails, a line on stderr
+    says so, and the stage fails on it later.
     """
-    from penstock.cli.run_breakeven import breakeven_lines, job_breakeven, needs_listing
-    from penstock.cli.run_cost import list_source, source_of
+    from penstock.cli.run_breakeven import breakeven_lines
+    from penstock.cli.run_cost import list_source
     from penstock.errors import Deadline, PenstockError
+    from penstock.plan.job_breakeven import job_breakeven, needs_listing
+    from penstock.price.job_cost import source_of
 
     def talk(line: str) -> None:
         if not is_quiet:

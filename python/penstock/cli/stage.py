@@ -227,9 +227,10 @@ def command(
             log_file.say("failed", f"[{failure['code']}] {failure['error']}")
         log_file.say("end", "planned" if dry_run else _readable(summary))
     if dry_run:
-        from penstock.cli.stage_estimate import estimated, readable
+        from penstock.cli.stage_estimate import readable
+        from penstock.price.estimates import estimate_stage
 
-        summary = estimated(
+        summary = estimate_stage(
             summary, tier=price_tier, max_requests_per_s=max_requests_per_s, max_bytes_per_s=max_bytes_per_s
         )
         click.echo(json.dumps(summary) if as_json else readable(summary))

@@ -3,52 +3,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any
 
-from penstock.price import book as books
-from penstock.price.transfer_cost import transfer_cost
-
-__all__ = ["estimated", "readable", "usd"]
+__all__ = ["readable", "usd"]
 
 # Nodes spelt out; all of them stand in the JSON.
 _TOLD = 64
-
-
-def estimated(
-    summary: dict[str, Any],
-    *,
-    tier: str | None = None,
-    max_requests_per_s: float | None = None,
-    max_bytes_per_s: float | None = None,
-) -> dict[str, Any]:
-    """The summary of a dry run with `money` (None where nobody bills) and `eta_s` (None where no rate is known).
-
-    Raises:
-        ConfigError: No such tier.
-    """
-    requests, sizes = summary["share_requests"], summary["shares"]
-    money = None
-    priced = transfer_cost(summary["source"], requests, sizes, tier=tier)
-    if priced is not None:
-        cost, used = priced
-        money = {
-            "tier": cost.tier,
-            "is_inferred": cost.is_inferred,
-            "node_requests_usd": cost.requests_usd,
-            "requests_usd": cost.total_requests_usd,
-            "node_egress_usd": cost.egress_usd,
-            "egress_usd": cost.total_egress_usd,
-            "prices": list(cost.prices),
-            "as_of": list(cost.as_of),
-            "dates": books.dates_line(used, dt.datetime.now(tz=dt.UTC).date()),
-        }
-    waits = []
-    if max_bytes_per_s:
-        waits.append(sum(sizes) / max_bytes_per_s)
-    if max_requests_per_s:
-        waits.append(sum(requests) / max_requests_per_s)
-    return {**summary, "money": money, "eta_s": max(waits, default=None)}
 
 
 def usd(amount: float) -> str:

@@ -200,10 +200,11 @@ class Talk:
             click.echo(text, err=True)
 
     def _price(self, progress: Progress) -> None:
-        from penstock.cli.epoch_cost import epoch_money, money_text
+        from penstock.cli.epoch_cost import money_text
+        from penstock.price.estimates import estimate_epochs
 
         self._is_priced = True
-        self.money = epoch_money(**progress.data, epochs=progress.epochs, tier=self._price_tier)
+        self.money = estimate_epochs(**progress.data, epochs=progress.epochs, tier=self._price_tier)
         if self.money is not None:
             click.echo(money_text(self.money), err=True)
 

@@ -108,7 +108,8 @@ def command(
     import penstock
     from penstock import _native
     from penstock.bench import feed, results
-    from penstock.cli.epoch_cost import epoch_money, money_text
+    from penstock.cli.epoch_cost import money_text
+    from penstock.price.estimates import estimate_epochs
 
     if not no_save:
         results.refuse_debug(_native.__profile__, allow_debug=allow_debug)
@@ -120,7 +121,7 @@ def command(
     dataset = penstock.open(url, format=layout, records_per_object=records_per_object)
     if specs:
         dataset = dataset.fields(**specs)
-    money = epoch_money(
+    money = estimate_epochs(
         dataset.url,
         objects=dataset.source.objects,
         size_bytes=dataset.source.size_bytes,

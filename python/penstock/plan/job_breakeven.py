@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Break-even of a pool for a job: from its `[demand]`, its source's bytes and its tier's rate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.plan.breakeven import Demand, break_even
+from penstock.price import tiers
+from penstock.price.job_cost import source_of, tier_of
+from penstock.units import parse_rate, parse_seconds
+
+if TYPE_CHECKING:
+    from penstock.job.spec import Job
+
+__all__ = ["job_breakeven", "needs_listing"]
+
+
+def needs_listing(job: Job) -> bool:
+    """Whether `job_breakeven` needs a listing of the job's source: the source's rate and the job's demand are known."""
+    return source_of(job) is not None and job.demand is not None and _source_rate(job)[0] is not None
+
+
+def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """The break-even of a pool, rates in bytes/s; None if the job file names no source.
+
+    Args:
+        found: The listing of the source; needed if `needs_listing`. Without a demand only the source's rate is returned.
+    """
+    source, demand = source_of(job), job.demand
+    if source is None:
+        return None
+    rate, whose = _source_rate(job)
+    result: dict[str, Any] = {"nodes": nodes, "source": source, "source_bytes_per_s": rate, "rate_of": whose}
+    if demand is None or rate is None:
+        return result
+    assert found is not None
+    stored = sum(found["shares"])
+    if demand.epoch is not None:
+        epoch_s = parse_seconds(demand.epoch)
+    else:
+        epoch_s = stored / nodes / parse_rate(demand.node_rate or "")
+    if not stored:
+        return result
+    nic = {"nic_bytes_per_s": parse_rate(demand.nic_rate)} if demand.nic_rate else {}
+    demand_facts = Demand(
+        stored_bytes=stored, nodes=nodes, epochs=demand.epochs, epoch_s=epoch_s, source_bytes_per_s=rate,
+        inflated=demand.inflated, copies=job.pool.copies if job.pool else 1, **nic,
+    )  # fmt: skip
+    comparison = break_even(demand_facts)
+    return {
+        **result, "stored_bytes": stored, "epochs": demand.epochs, "epoch_s": epoch_s, **nic, "inflated": demand.inflated,
+        **{name: getattr(comparison, name) for name in comparison.__struct_fields__},
+    }  # fmt: skip
+
+
+def _source_rate(job: Job) -> tuple[float | None, str]:
+    """The source's rate to all nodes together, and where the number comes from."""
+    if job.demand is not None and job.demand.source_rate is not None:
+        return parse_rate(job.demand.source_rate), "as told"
+    tier = tier_of(job)
+    if tier is None:
+        return None, ""
+    try:
+        found = tiers.find(tier)
+    except ConfigError:
+        return None, ""  # it has prices and no page in the book of tiers
+    return found.rate("read-bytes", "account"), found.label

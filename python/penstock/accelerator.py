@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An accelerator that is not there: each step takes the time that a real one was published to take.
+"""Emulated accelerator: each step takes the time that was published for a real one.
 
-Owns the pacing, the touching of each batch and the meeting of the ranks after a step; a workload that emulates says what
-it eats and how long a step is. Needs no torch in a world of one. Learns nothing: no loss, no metrics, no state.
+Paces steps, touches each batch and synchronises the ranks after a step; the emulating workload gives the batch size and the
+step time. With one rank no torch is needed. Trains nothing: no loss, no metrics, no state.
 """
 
 from __future__ import annotations

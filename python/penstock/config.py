@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings files: which there are, and what they say. Flag > environment > file > default.
+"""Settings files: where they are, and their values. Flag > environment > file > default.
 
-Owns reading `penstock.toml` into frozen layers. Refuses to know any verb: a table is named for a verb and a key for its
-long flag, and the CLI, which knows them, says what is unknown. Nothing below the CLI ever sees a whole configuration.
+Reads `penstock.toml` into frozen layers. Knows no verb: a table is named for a verb and a key for its long flag, and the
+CLI, which knows them, reports unknown ones. Nothing below the CLI sees a whole configuration.
 
-`penstock.toml` of the current folder may be a stranger's (a cloned repository, a shared scratch folder). Until its user
-has consented to its content (`penstock config allow`), it sets quantities and choices only: no text, path, flag or store.
+`penstock.toml` of the current folder may come from another user (a cloned repository, a shared scratch folder). Until the user
+trusts its content (`penstock config allow`), it sets quantities and choices only: no text, path, flag or store.
 
     [stage]
     max-in-flight = 32

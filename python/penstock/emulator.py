@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder as an S3 endpoint inside this process: for tests, demonstrations and rehearsals.
+"""S3 emulator inside this process: a folder as an endpoint, for tests, demonstrations and rehearsals.
 
-The server is the core's (`penstock._native.Emulator`, threads of its own); this adds the bundled tier book and the
+The server is the core's (`penstock._native.Emulator`, with its own threads); this adds the bundled tier book and the
 variables that S3 clients read.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one module that reads the environment (ruff forbids the others), so that what a run depended on can be listed."""
+"""The one module that reads the environment (ruff forbids others), so that the inputs of a run can be listed."""
 
 from __future__ import annotations
 

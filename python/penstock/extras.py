@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional packages, by the extra that installs them: `pip install 'penstock[torch]'`. Imports none of them."""
+"""Optional packages, and the extra that installs each: `pip install 'penstock[torch]'`. Imports none of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of ours as one line of text for `python3 -c`, to be run on nodes where Penstock is not installed."""
+"""Node programs: Penstock's scripts as one line of text for `python3 -c`, to run on nodes without Penstock."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that must not outlive the one that started it, however that one ends."""
+"""End this process when its parent dies, however the parent ends."""
 
 from __future__ import annotations
 

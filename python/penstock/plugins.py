@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door by which plug-ins come in: entry points, ours and strangers' alike. Knows no contract by itself."""
+"""Plug-ins by entry points, Penstock's own and others' alike. Knows no contract by itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes, rates and durations as people write them. GB is 10⁹ and GiB is 2³⁰; a bare `G` is refused, as nobody can know."""
+"""Sizes, rates and durations as text. GB is 10⁹ and GiB is 2³⁰; a bare `G` is refused as ambiguous."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one file a verb, loaded when it is called. The only room that prints, exits or reads argv."""
+"""Command line: one file per verb, loaded when it is called. The only room that prints, exits or reads argv."""
 
 from penstock.cli.app import main
 

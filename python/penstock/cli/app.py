@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of verbs, and the one place where an error becomes text and an exit code."""
+"""The group of verbs, and the one place that turns an error into text and an exit code."""
 
 from __future__ import annotations
 

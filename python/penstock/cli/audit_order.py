@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock audit-order`: the order of an epoch, proved by what is delivered."""
+"""`penstock audit-order`: check the order of an epoch against the delivered records."""
 
 from __future__ import annotations
 

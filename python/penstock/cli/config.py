@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock config`: which settings hold, where they come from, and consent to a folder's own file."""
+"""`penstock config`: show the settings in force and their origin, and trust a folder's settings file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock dataset`: make honest data to try things on."""
+"""`penstock dataset`: generate data with realistic content and sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock demo`: the whole path on real input, and a report of it."""
+"""`penstock demo`: run the whole path on realistic input and write a report."""
 
 from __future__ import annotations
 

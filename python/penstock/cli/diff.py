@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock diff`: two datasets, compared by what is known of them."""
+"""`penstock diff`: compare two datasets by their manifests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock doctor`: what nodes have, and what each engine would want of them that they lack."""
+"""`penstock doctor`: facts of each node, and what each engine lacks there."""
 
 from __future__ import annotations
 

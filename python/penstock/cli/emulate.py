@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock emulate`: a folder as an S3 endpoint with the limits of a storage tier, until it is told to end."""
+"""`penstock emulate`: serve a folder as an S3 endpoint with the limits of a storage tier, until interrupted."""
 
 from __future__ import annotations
 

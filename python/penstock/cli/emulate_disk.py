@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock emulate` does for a tier that is a disk: a block device of those limits, mounted until it is told to end."""
+"""`penstock emulate` for a disk tier: mount a block device with the tier's limits, until interrupted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--field NAME=KIND:SHAPE, as the verbs that read samples take it."""
+"""Parser of `--field NAME=KIND:SHAPE`."""
 
 from __future__ import annotations
 

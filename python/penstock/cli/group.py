@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of verbs that loads none until it is called: `--help` and completion read a table, not modules.
+"""A click group that loads no verb until it is called: `--help` and completion read a table, not modules.
 
-Owns finding a verb's module and answering a word that is none. Refuses to know any verb: each group brings its table.
+Finds a verb's module and answers unknown verbs. Each group brings its own table of verbs.
 """
 
 from __future__ import annotations

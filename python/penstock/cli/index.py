@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock index`: one listing of a dataset, as a manifest."""
+"""`penstock index`: list a dataset once and write its manifest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flags may hold beyond click's own types, and how settings files become their defaults.
+"""Parameter types beyond click's own, and settings files as defaults of flags.
 
-A verb does nothing for its settings: a flag `--max-in-flight` of `stage` is the key `max-in-flight` in `[stage]` and the
+A verb needs no code for its settings: the flag `--max-in-flight` of `stage` is the key `max-in-flight` in `[stage]` and the
 variable PENSTOCK_STAGE_MAX_IN_FLIGHT. Flag > environment > file > default is click's own order, given a default map.
 """
 

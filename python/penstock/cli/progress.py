@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a stage or a verification is followed: a bar, plain lines, events of JSON, and a log file. No verb of its own."""
+"""Progress of a stage or a verification: a bar, plain lines, JSON events, and a log file. Not a verb."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock report`: a folder of results, ours or somebody's old ones, as a page with a verdict."""
+"""`penstock report`: a folder of results, Penstock's or another tool's, as a page with a verdict."""
 
 from __future__ import annotations
 

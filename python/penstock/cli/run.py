@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run`: a job file from its first node to its last; shown, handed over to a batch system, or done for one node."""
+"""`penstock run`: run a job file; or show it, submit it to a batch system, or do one node's part."""
 
 from __future__ import annotations
 

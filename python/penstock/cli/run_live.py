@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One live view of a job on a terminal: its steps, and of every node the rank that spoke last and what it said."""
+"""Live view of a job on a terminal: its steps, and per node the last output line with its rank."""
 
 from __future__ import annotations
 

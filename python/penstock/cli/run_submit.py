@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock run` does of a job that something else starts: hands it over to a batch system, prints it for others, and finds
-out which of the job's nodes this is.
-"""
+"""Batch side of `penstock run`: submit a job, export it for other systems, and find this node's place in a job."""
 
 from __future__ import annotations
 

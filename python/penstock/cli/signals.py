@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a signal means to a command: SIGINT and SIGTERM both stop it in order, and the exit code tells them apart.
+"""Signals of a command: SIGINT and SIGTERM both stop it in order; the exit code tells which one came.
 
-Python runs its handlers in the main thread, between two bytecodes: never while that thread waits inside torch, MPI or a file
-system. A thread here receives each signal at once, and ends the process where the main thread does not answer.
+Python runs signal handlers in the main thread, between two bytecodes: never while that thread waits inside torch, MPI or a
+file system. A thread here receives each signal at once, and ends the process if the main thread does not answer.
 """
 
 from __future__ import annotations

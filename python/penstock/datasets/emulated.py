@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as DLIO generates them, of the sizes that a storage workload was published with.
+"""Files as DLIO generates them, in the published sizes of a storage workload.
 
-The bytes are noise: they stand for data whose content nobody looks at. How far they compress is chosen, since a store or
-a file system that compresses would otherwise be flattered or wronged.
+The bytes are noise, since nothing reads their content. The compression ratio is a setting: a store or file system that
+compresses would otherwise look too good or too bad.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a made dataset: whole or not there, in a folder that holds nothing else."""
+"""Files of a generated dataset: written whole or not at all, in a folder that holds nothing else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the runs of a demo to the comparison that its report shows. Pure: reads records, predictions and books."""
+"""Comparison of the demo's runs for its report. Pure: reads records, predictions and books."""
 
 from __future__ import annotations
 

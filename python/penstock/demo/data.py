@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo reads: universes to learn from, and larger volumes for the storage comparison, gzip'd and raw."""
+"""Data of the demo: universes to train on, and larger volumes for the storage comparison, gzip'd and raw."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hot tier as the article's mount met it: the tier itself, and for each reader the rate that the study shows.
+"""The Hot tier as seen through the article's mount: the tier itself, and for each reader the rate that the study shows.
 
-No limit of the store explains that rate, so it is no part of the tier: it is an observation in the tier book, and only
-this path is held to it.
+No limit of the store explains that rate, so it is not part of the tier: it is an observation in the tier book, and applies to
+this path only.
 """
 
 from __future__ import annotations

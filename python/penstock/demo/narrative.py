@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentences of the report, made from its numbers: nothing is said that the run at hand does not show."""
+"""Sentences of the report, made from its numbers: every statement follows from this run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four paths: where the bytes lie, through what they are read, and what the article has to say of each."""
+"""The four paths: where the bytes are, how they are read, and the article's statement about each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a tier's limits and a probe of this machine to predictions: of the rehearsal before it runs, and of the published job."""
+"""Predictions from a tier's limits and a probe of this machine: of the rehearsal before it runs, and of the published job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo from the first sample to the report. Owns the order, the servers and the temporary data, and takes all of them
-down again however it ends.
-"""
+"""The demo from the first sample to the report. Owns the order, the servers and the temporary data, and cleans up however it ends."""
 
 from __future__ import annotations
 

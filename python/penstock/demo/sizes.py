@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of everything a demo takes. The physics do not depend on it: F follows from the volumes' side."""
+"""Sizes of a demo. The physics do not depend on them: F follows from the volumes' side."""
 
 from __future__ import annotations
 

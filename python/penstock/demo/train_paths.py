@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training on several paths at once, one process of one torch thread for each, as many as there are cores.
+"""Real training on several paths at once: one process with one torch thread per path, as many at a time as there are cores.
 
-A thread each, because torch's threads spin while they wait, and because losses are then the same on any number of cores
-(docs/decisions/0601-demo-recipe.md). A process each, because a path is found by its environment.
+One thread each, because torch's threads spin while they wait, and because losses are then the same on any number of cores
+(docs/decisions/0601-demo-recipe.md). One process each, because a path is selected by its environment variables.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that come with Penstock: what must be brought up, and then holds objects on the nodes' own disks. Each is a plug-in."""
+"""Engines that come with Penstock: file systems over the nodes' own disks that hold a pool's objects. Each is a plug-in."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feed: a dataset where it lies, in batches, in an order that is a pure function of seed, epoch and position.
+"""Feed: read a dataset where it is, in batches, in an order that is a pure function of seed, epoch and position.
 
-`open` lists a dataset, `Dataset.fields` and `Dataset.shuffle` shape it, a `Loader` reads it (NumPy here, torch tensors
+`open` lists a dataset, `Dataset.fields` and `Dataset.shuffle` configure it, a `Loader` reads it (NumPy here, torch tensors
 from `penstock.feed.torch`). Adapters are imported when they are used.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof of the order: what the pipeline delivers, hashed step by step, under any number of ranks and threads.
+"""Proof of the order: hashes of the delivered records, step by step, under any number of ranks and threads.
 
-Two hashes a step: `order` of which records ought to stand there (logical name and number, from arithmetic alone) and
-`content` of the bytes that the pipeline delivered, row by row. Neither has ranks, threads, codecs or paths in it.
+Two hashes per step: `order` of the records that belong there (logical name and number, from arithmetic alone) and `content`
+of the delivered bytes, row by row. Neither depends on ranks, threads, codecs or paths.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the feed keeps what it would otherwise find out again. A cache: anything in it may be deleted at any time."""
+"""Cache directories of the feed. Anything in them may be deleted at any time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch's columns in a framework's terms: arrays for fixed fields, `Ragged` and lists of `bytes` for the others."""
+"""Columns of a batch in a framework's types: arrays for fixed fields, `Ragged` and lists of `bytes` for the others."""
 
 from __future__ import annotations
 

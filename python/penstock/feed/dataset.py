@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read: the listing of a dataset, its fields, its shuffle and its record counts. Reads no sample itself."""
+"""Dataset: its listing, fields, shuffle and record counts. Reads no sample itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over an epoch: takes batches from the native run, delivers them, and measures where the time goes.
 
-Owns the run and its end. What an epoch is, and where the next one begins, is the loader's; what a batch is, the delivery's.
+Owns the run and its end. The loader decides where an epoch begins; the delivery decides what a batch is.
 """
 # ruff: noqa: SLF001 - a pass and its loader are one unit of two classes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a record's parts: the kinds of field that a batch can hold. Plain data; reads nothing."""
+"""Kinds of field that a batch can hold, and how a record's parts become them. Plain data; reads nothing."""
 
 from __future__ import annotations
 

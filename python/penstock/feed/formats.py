@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formats that `penstock.open(url, format=...)` takes, for what names and contents do not say by themselves.
+"""Formats for `penstock.open(url, format=...)`, for what names and contents do not show.
 
-Each function gives a `Format`; its name as a string is the same without arguments.
+Each function returns a `Format`; its name as a string is the same without arguments.
 """
 
 from __future__ import annotations

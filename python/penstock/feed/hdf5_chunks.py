@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the chunks of HDF5 datasets lie, read by h5py: shapes, filters and chunk tables, no sample."""
+"""Chunk tables of HDF5 datasets, read by h5py: shapes, filters and chunk offsets, no sample."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of labels beside images, read once when the dataset is opened: CSV by its header, or Parquet by its columns."""
+"""Label file beside images, read once when the dataset is opened: CSV by its header, or Parquet by its columns."""
 
 from __future__ import annotations
 

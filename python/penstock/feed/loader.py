@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loader: epochs, cursors, ranks and state over the native feed; batches as NumPy arrays that share its memory.
+"""Loader: epochs, cursors, ranks and state over the native feed; batches as NumPy arrays that share its memory.
 
-Owns when an epoch begins, where it goes on and what a state says. Threads and requests exist only while an iterator
-does, and are built in the process that iterates: a loader may be made before a fork and used after it.
+Decides when an epoch begins, where it resumes and what a state holds. Threads and requests exist only while an iterator does,
+and are built in the process that iterates: a loader may be made before a fork and used after it.
 """
 
 from __future__ import annotations

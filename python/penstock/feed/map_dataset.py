@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples by index, for samplers and loaders that bring their own order: `penstock.torch.MapDataset`.
+"""Map-style dataset: samples by index, for samplers and loaders with their own order: `penstock.torch.MapDataset`.
 
-Owns one feed a process, built there at first use, so that it survives fork, spawn and forkserver. Where records lie is
-looked up in the index: of an object that is stored uncompressed only their ranges are read. Compressed objects, and those
-whose records nobody indexed, are read whole and kept for a while: a sampler that asks for neighbours together costs less
-than one that does not.
+Owns one feed per process, built there at first use, so that it survives fork, spawn and forkserver. The index holds the
+positions of records: in an uncompressed object only their ranges are read. Compressed or unindexed objects are read whole and
+kept for a while, so a sampler that asks for neighbours together costs less.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes of `map`, seen from the process that iterates: their pipes, and the shared memory of batches.
+"""Worker pool of `map`, in the process that iterates: the workers' pipes, and the shared memory of batches.
 
-One thread at a time uses the pipes, and only in the process that started the workers. Whoever drops a batch puts its
-slot on a queue, from any thread; the next `submit` or `wait` sends what that means to the worker. A batch's shared
-memory stays mapped until then.
+One thread at a time uses the pipes, and only in the process that started the workers. A dropped batch puts its slot on a
+queue, from any thread; the next `submit` or `wait` tells the worker. A batch's shared memory stays mapped until then.
 """
 
 from __future__ import annotations

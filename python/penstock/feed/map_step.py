@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions over the samples of a feed, in this process or in spawned ones; order and state stay here.
+"""`map`: Python functions over the samples of a feed, in this process or in worker processes; order and state stay here.
 
-Batches go to whichever worker has least to do and come out in their order. A worker that dies ends the pass with one
-error: what killed it would kill the next one too, and the loader's state is that of the last delivered batch.
+The least busy worker gets the next batch, and batches come out in order. A worker that dies ends the pass with one error,
+since the cause would kill the next one too; the loader's state is that of the last delivered batch.
 """
 
 from __future__ import annotations

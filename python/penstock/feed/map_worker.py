@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other side of `map`: a spawned process that runs functions over batches in shared memory.
+"""Worker process of `map`: runs functions over batches in shared memory.
 
-Owns the memory that its results lie in until the parent lets go of it. Knows no order, no state and no store: a task is
-rows in a slot, what comes back is rows in a slot. Arrays never pass through the pipe.
+Owns the memory of its results until the parent releases it. Knows no order, state or store: a task is rows in a slot, and its
+result is rows in a slot. Arrays never pass through the pipe.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures: several datasets as one, in the proportion of weights, each with its own order.
+"""Mixtures: several datasets as one, in proportion to weights, each with its own order.
 
-Owns the weights and what an epoch of a mixture is. Which source a position draws from, and where that source then
-stands, are closed forms in the core; nothing is drawn and no cursor but the global one is kept.
+Owns the weights and the length of a mixture's epoch. The source of each position, and that source's own position, are closed
+forms in the core: nothing is drawn, and only the global cursor is kept.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a node keeps the objects it has fetched: said with `Dataset.cache`, or found. What is kept is the core's choice."""
+"""Node cache: the folder that keeps fetched objects, requested by `Dataset.cache` or found. The core decides what is kept."""
 
 from __future__ import annotations
 

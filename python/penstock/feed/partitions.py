@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hive partitions (`year=2024/part-0.parquet`): columns that only the folders hold, and that no field can read."""
+"""Hive partitions (`year=2024/part-0.parquet`): columns that only the folder names hold, so no field can read them."""
 
 from __future__ import annotations
 

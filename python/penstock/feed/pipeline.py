@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What datasets and mixtures share: take, shard, repeat and map, and what a loader asks of them.
+"""Base of datasets and mixtures: take, shard, repeat and map, and the properties that a loader reads.
 
-Owns the steps between an order and the positions of an epoch, and the reads that a batch is expected to cost. Every step
-is arithmetic; none of them reads a sample.
+Owns the steps between an order and the positions of an epoch, and the expected reads of a batch. Every step is arithmetic;
+none reads a sample.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads in a pool: which objects this node holds as plain files, which nodes hold the others, and the bucket behind them.
+"""Locality of reads in a pool: objects that this node holds as files, nodes that hold the others, and the origin bucket.
 
-Owns what is asked of the engine before the first read, once; the reads themselves are the core's. Without a pool that
-the process was told of (`penstock.pool.context`), nothing here is called.
+Queries the engine once before the first read; the core does the reads. Unused unless the process has a pool context
+(`penstock.pool.context`).
 """
 
 from __future__ import annotations

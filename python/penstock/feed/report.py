@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an epoch's time went. Arithmetic over what the loader measured; measures nothing itself."""
+"""Report of an epoch's time. Arithmetic over the loader's measurements; measures nothing itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved states of a loader over counted records: what a state and a dataset must agree on. Reads no sample."""
+"""Saved states of a loader over counted records: the values on which a state and a dataset must agree. Reads no sample."""
 
 from __future__ import annotations
 

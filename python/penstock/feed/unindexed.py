@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unindexed mode: what a loader does otherwise when nobody counts the records.
+"""Unindexed mode: the loader's behaviour when records are not counted.
 
-Owns the state of one rank, (object, record), and the words in which the any-world promise is withdrawn. A rank passes over
-every W-th object of the epoch's order; how many records lie before is known to nobody, so no other world can go on from it.
+Owns the state of one rank, (object, record), and the notice that this state cannot continue at another world size. A rank
+reads every W-th object of the epoch's order; the number of records before an object is unknown, so other worlds cannot resume.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list of URLs as one pattern: the folder that all lie below, and in braces what is meant of it. Reads no store."""
+"""A list of URLs as one pattern: their common folder, and in braces the selected names. Reads no store."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers that come with Penstock: what starts commands on nodes. Each is a plug-in like any stranger's."""
+"""Launchers that come with Penstock: they start commands on nodes. Each is a plug-in like any other."""

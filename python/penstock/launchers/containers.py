@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container runtimes as words around a rank: Apptainer and Singularity, Docker, Podman, Charliecloud, and Pyxis for srun.
+"""Container runtimes as command prefixes of ranks: Apptainer and Singularity, Docker, Podman, Charliecloud, and Pyxis for srun.
 
-Knows command lines and starts nothing. Charliecloud runs in our tests; the others' lines are checked against their
-documented grammar only, which the guide says too.
+Knows command lines and starts nothing. The tests run Charliecloud; the others' command lines are checked against their
+documented grammar only, as the guide says.
 """
 
 from __future__ import annotations

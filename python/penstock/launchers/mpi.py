@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mpi`: nodes that mpirun starts ranks on: Open MPI's, or MPICH's and its kin's (Hydra).
+"""`mpi`: nodes that mpirun starts ranks on, with Open MPI or MPICH's family (Hydra).
 
-Settings: `nodes` (`h1,h2`; else those of the Slurm, PBS or Azure Batch job that this is), `program` ([mpirun]), `args` (words for every
-start, as `--mca btl tcp,self`), `python`. Hydra's label inside a line of more than 64 KiB cannot be told from words, and stays.
+Settings: `nodes` (`h1,h2`; else those of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args` (arguments of every
+start, as `--mca btl tcp,self`), `python`. Hydra's label inside a line of more than 64 KiB looks like output, and stays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pbs`: the nodes of the PBS job that this process is in, by its node file; reached by ssh, or by mpirun.
+"""`pbs`: the nodes of this PBS job, from its node file; reached by ssh or by mpirun.
 
-PBS's own `pbsdsh` and `pbs_tmrsh` write what ranks say into the job's files, where no caller can read it: they are not used.
-Settings: `via` (`ssh` or `mpi`, [ssh]), and those of the launcher that it names, its nodes apart.
+PBS's own `pbsdsh` and `pbs_tmrsh` are not used: they write ranks' output into the job's files, where no caller can read it.
+Settings: `via` (`ssh` or `mpi`, [ssh]), and those of that launcher except its nodes.
 """
 
 from __future__ import annotations

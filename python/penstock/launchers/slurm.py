@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm`: the nodes of the allocation that this process is in (sbatch, salloc), reached by srun steps.
+"""`slurm`: the nodes of this process's allocation (sbatch, salloc), reached by srun steps.
 
-Settings: `srun` (words that every srun is given, as `--mpi=pmix --cpu-bind=none`), `python`.
+Settings: `srun` (arguments of every srun, as `--mpi=pmix --cpu-bind=none`), `python`.
 """
 
 from __future__ import annotations

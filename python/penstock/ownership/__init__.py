@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What proves that a folder, a file, a mount or a process is ours, and the only code here that removes, unmounts or signals one.
+"""Proof that a folder, a file, a mount or a process is Penstock's, and the only code that removes, unmounts or signals one.
 
-Each function states its proof; docs/concepts/ownership.md lists the callers. What is not provably ours is left as it is, with
-NotOwned. Standard library only: `penstock.node_program` sends this package to nodes with the programs that need it.
+Each function states its proof; docs/concepts/ownership.md lists the callers. Anything not provably Penstock's is left alone,
+with NotOwned. Standard library only: `penstock.node_program` sends this package to nodes with the programs that need it.
 """
 
 from __future__ import annotations

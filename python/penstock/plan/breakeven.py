@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a pool starts to pay: the nodes from which a store cannot feed a job any more, and the epochs that repay the stage.
+"""Break-even of a pool: the number of nodes that a store can no longer feed, and of epochs that repay the stage.
 
-Pure arithmetic on bytes, nodes, epochs and rates; the caller says where they come from. Streaming overlaps with computing, as
-the loader's read-ahead does it; a stage does not.
+Pure arithmetic on bytes, nodes, epochs and rates; the caller knows their origin. Streaming overlaps with computing, through the
+loader's read-ahead; a stage does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published job that the first study repeats: what was stated, what follows from it, and where it contradicts itself.
+"""Reference job of the first study: the article's statements, what follows from them, and their contradictions.
 
-Figures are facts of the article (CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system, NAG, 2021); what was
-derived from them by arithmetic says so.
+Figures are facts of the article (CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system, NAG, 2021); figures derived
+from them by arithmetic are marked.
 """
 
 from __future__ import annotations

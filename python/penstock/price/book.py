@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The price book: what a thing costs, where, since when and says who. Reads TOML; computes nothing."""
+"""Price book: each price with its unit, date and source. Reads TOML; computes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The book of disks as data: what a block device of a name and a year allows, each number with its source."""
+"""Disk book: the limits of a block device by name and year, each number with its source."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tier book as data: what a store of a name and a year allows, each number with its source. Enforces nothing."""
+"""Tier book: the limits of a store by name and year, each number with its source. Enforces nothing."""
 
 from __future__ import annotations
 

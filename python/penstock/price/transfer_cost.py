@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moving a dataset costs: requests x price + bytes that leave x price, by the kind of store that a URL names."""
+"""Transfer cost of a dataset: requests x price + egress bytes x price, by the kind of store in a URL."""
 
 from __future__ import annotations
 

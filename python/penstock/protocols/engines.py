@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What brings a store up over the nodes' disks: the contract of engines, what they are given, and what reads their objects."""
+"""Contract of engines, which run a store over the nodes' disks; the types they receive, and the access to their objects."""
 
 from __future__ import annotations
 

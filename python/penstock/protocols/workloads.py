@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What eats samples: the contract of workloads and its nouns."""
+"""Contract of workloads, which consume samples, and its types."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results in, words and pictures out: terminal tables and one HTML file that opens offline. Moves no data, runs nothing."""
+"""Reports: terminal tables and one HTML file that opens offline. Move no data, run nothing."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vega-Lite specs, as data. Colours are names (`@hot`): the page puts in those of the reader's scheme, light or dark.
+"""Vega-Lite specs, as data. Colours are names (`@hot`): the page replaces them for the reader's scheme, light or dark.
 
-The only module of ours that imports altair; it does so when a chart is asked for.
+The only module that imports altair; it does so when a chart is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of paths consists of: the document that a run leaves and every page of ours is made from.
+"""Schema of a comparison of paths: the document that a run writes and every page is made from.
 
-Old documents must render for ever, so fields are only added, each with a default.
+Old documents must stay readable, so fields are only added, each with a default.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison as one HTML file: opens offline, asks nobody for anything, and draws its charts in the reader's browser."""
+"""The comparison as one HTML file: opens offline, makes no request, and draws its charts in the browser."""
 
 from __future__ import annotations
 

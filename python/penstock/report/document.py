@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML file that opens offline, asks nobody for anything and draws its charts in the reader's browser.
+"""Frame of every report: one HTML file that opens offline, makes no request and draws its charts in the browser.
 
-Owns the frame, the escaping and the pieces that every report is made of. Knows no report: each brings its parts and charts.
+Owns the frame, the escaping and the shared pieces. Each report brings its own parts and charts.
 """
 
 from __future__ import annotations

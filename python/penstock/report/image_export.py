@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as PNG or SVG files, on paper's colours: those that the page's style names for a reader in the light."""
+"""Charts as PNG or SVG files, in the page style's light colours."""
 
 from __future__ import annotations
 

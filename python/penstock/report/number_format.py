@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hours, dollars, shares and rates as people read them; sizes and seconds are in `penstock.units`."""
+"""Text of hours, dollars, shares and rates; sizes and seconds are in `penstock.units`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page about measured phases says: the verdict, computed from the rows again, and the rows that have more to show.
+"""Content of a page about measured phases: the verdict, recomputed from the rows, and the rows worth a chart.
 
-Owns the words and the choice of what is shown. Draws nothing.
+Chooses what is shown, and its wording. Draws nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vega-Lite of measured phases: surfaces with their regimes, latencies, time series, limits of disks, where time went.
+"""Vega-Lite charts of measured phases: surfaces with regimes, latencies, time series, disk limits, lost time.
 
-Colours are names (`@path1`), as in `charts`: a page puts in those of its reader's scheme, `pictures` those of paper.
+Colours are names (`@path1`), as in `charts`: a page replaces them for its reader's scheme, `image_export` for paper.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page about measured phases: what limits each point, what to change, and how far the figures may be trusted."""
+"""Page about measured phases: what limits each point, what to change, and how reliable the figures are."""
 
 from __future__ import annotations
 

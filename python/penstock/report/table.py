@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison for a terminal: lines of plain text, as wide as the terminal allows, readable without colour.
+"""The comparison for a terminal: lines of plain text, as wide as the terminal, readable without colour.
 
-Knows no terminal: it is told a width and gives lines, each with a claim to weight that a terminal may grant.
+Knows no terminal: it takes a width and returns lines, each with a weight that a terminal may use.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Testing: suites that a plug-in's author runs on his own launcher or engine, and hosts to run them on.
+"""Test suites for authors of launchers and engines, to run on their own plug-in.
 
 `LauncherSuite(my_launcher, "/tmp/suite", tmp_path, is_shared=False).run()` in a test of any runner.
 """

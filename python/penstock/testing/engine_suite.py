@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine keeps to, as checks that any test runner can run: `EngineSuite(engine, cluster, ...).run()`.
+"""Contract of every engine, as checks for any test runner: `EngineSuite(engine, cluster, ...).run()`.
 
-The suite brings one pool up and takes it down; checks between them share it, in the order of `CHECKS`. Objects are read and
-written on the nodes themselves, by `penstock.pool.rpc`, so Penstock must be there.
+The suite brings one pool up and takes it down; the checks between share it, in the order of `CHECKS`. Objects are read and
+written on the nodes themselves, by `penstock.pool.rpc`, so Penstock must be installed there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every launcher keeps to, as checks that any test runner can run: `LauncherSuite(launcher, folder).run()`.
+"""Contract of every launcher, as checks for any test runner: `LauncherSuite(launcher, folder).run()`.
 
 A check is a method `check_…`; it raises AssertionError. The nodes need a POSIX shell and Python.
 """

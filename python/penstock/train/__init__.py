@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training from any URL: drives a loader and a workload over epochs and ranks, and leaves one result.
+"""Training harness: drives a loader and a workload over epochs and ranks from any URL, and returns one result.
 
     from penstock.train import TrainSpec, run
     record = run(TrainSpec(workload="cosmoflow", data="s3://frames/train/", global_batch=8, epochs=4))
 
-Imports no torch until a rank of a torch workload starts.
+Not a training framework. Imports no torch until a rank of a torch workload starts.
 """
 
 from penstock.train.launch import run

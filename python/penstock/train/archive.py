@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs of a run copied to a store at its end: a stage like any other, so that `penstock verify` reads it again."""
+"""Copy a run's outputs to a store at its end: a stage like any other, so that `penstock verify` can check it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of one run: batches from the feed into the workload, epoch after epoch, every second accounted.
+"""Driver of one rank: batches from the feed into the workload, epoch after epoch, every second accounted.
 
-Collective calls (gathering losses, checkpoints, validation) stand at points that depend on step counts alone, so that
-all ranks reach them together.
+Collective calls (gathering losses, checkpoints, validation) depend on step counts alone, so that all ranks reach them
+together.
 """
 
 from __future__ import annotations

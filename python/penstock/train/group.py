@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one run as a torch process group: they meet, exchange values, agree, and leave. One rank alone needs no torch."""
+"""Process group of a run's ranks: start, exchange values, agree, leave. One rank alone needs no torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a run where it belongs: in this process, as the rank that a launcher made of it, or under torchrun."""
+"""Start a run where it belongs: in this process, as a rank of an outer launcher, or under torchrun."""
 
 from __future__ import annotations
 

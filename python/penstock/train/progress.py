@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says of itself while it goes. The terminal belongs to the CLI; here are only the facts."""
+"""Progress of a run, as facts. The CLI prints them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run's batches come from: Penstock's loader, the dummy source, or one that the caller brings."""
+"""Sources of a run's batches: Penstock's loader, the dummy source, or the caller's own."""
 
 from __future__ import annotations
 

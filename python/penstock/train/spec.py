@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one training run is asked to do, parsed once at the edge."""
+"""Settings of one training run, parsed once at the edge."""
 
 from __future__ import annotations
 

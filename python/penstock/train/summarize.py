@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's result from what its ranks measured."""
+"""Result of a run: aggregates the measurements of all ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people have without Penstock: a torch DataLoader with workers over the files of a mounted folder. To compare with.
+"""Baseline without Penstock: a torch DataLoader with workers over the files of a mounted folder.
 
-Reads as DLIO's PyTorch loader does: one file a sample, `numpy.load` or Pillow, worker processes, two batches ahead each.
+Reads as DLIO's PyTorch loader does: one file per sample, `numpy.load` or Pillow, worker processes, two batches ahead each.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m penstock.train.torchrun FILE ARGUMENTS`: torchrun, which ends with its parent and leaves in FILE which rank failed first."""
+"""`python -m penstock.train.torchrun FILE ARGUMENTS`: torchrun that ends with its parent and writes to FILE which rank failed first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a storage keeps emulated accelerators busy: the harness calibrated, the feeds run one after another, a verdict.
+"""Whether a storage keeps emulated accelerators busy: calibrate the harness, run the feeds one after another, judge.
 
-A run here is a run of `train` with an emulated accelerator; what is added is what the loop itself costs, measured on
-batches that lie in memory, and the refusal of a verdict where that is too much.
+Each run is a `train` run with an emulated accelerator. This module adds the cost of the loop itself, measured on batches in
+memory, and refuses a verdict if that cost is too high.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m penstock.train.worker FOLDER`: one rank of a run that `launch` started under torchrun.
 
-It reads `spec.json` there and leaves `progress.json` (rank 0), then `result.json` (rank 0) or `error-RANK.json`. It prints
-nothing: its parent has the terminal.
+Reads `spec.json` there and writes `progress.json` (rank 0), then `result.json` (rank 0) or `error-RANK.json`. Prints
+nothing: the terminal belongs to its parent.
 """
 
 from __future__ import annotations

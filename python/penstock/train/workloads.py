@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads by their names: the entry points `penstock.workloads`."""
+"""Workload registry: workloads by name, from the entry points `penstock.workloads`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster`: a set of nodes by one launcher. One file a sub-verb, loaded when it is called."""
+"""`penstock cluster`: a set of nodes behind one launcher. One file per sub-verb, loaded when it is called."""
 
 from __future__ import annotations
 

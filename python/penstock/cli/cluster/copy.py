@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster copy`: a file or folder to all nodes, or from one of them."""
+"""`penstock cluster copy`: copy a file or folder to all nodes, or from one node."""
 
 from __future__ import annotations
 

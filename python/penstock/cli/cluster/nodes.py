@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster nodes`: the nodes and what each has, by the machine card that it writes of itself."""
+"""`penstock cluster nodes`: list the nodes and the hardware of each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of every verb that reaches nodes: which launcher, which nodes, how long."""
+"""Flags of every verb that reaches nodes: launcher, nodes, deadline."""
 
 from __future__ import annotations
 

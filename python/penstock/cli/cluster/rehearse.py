@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster rehearse`: hosts of their own on this machine, kept until they are ended."""
+"""`penstock cluster rehearse`: emulated hosts on this machine, kept until they are ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster run`: a command on all nodes at once; every line with its node's name, every node's exit code."""
+"""`penstock cluster run`: run a command on all nodes at once; print each line with its node's name, and each exit code."""
 
 from __future__ import annotations
 

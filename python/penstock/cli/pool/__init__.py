@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool`: a store over the job's own nodes. One file a sub-verb, loaded when it is called."""
+"""`penstock pool`: a store over the job's own nodes. One file per sub-verb, loaded when it is called."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool down`: a pool's end."""
+"""`penstock pool down`: take a pool down."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What status, down and audit share: a pool by its name, as `pool up` left it here, or by flags where nothing was left."""
+"""Shared by status, down and audit: find a pool by its name in this machine's records, or build it from flags."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool status`: how each node of a pool is."""
+"""`penstock pool status`: state of each node of a pool."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool up`: an engine on the nodes, ready or taken back."""
+"""`penstock pool up`: start an engine on the nodes; ready by the deadline, or rolled back."""
 
 from __future__ import annotations
 

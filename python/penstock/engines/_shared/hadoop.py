@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hadoop's own side of the engine `hdfs`: where its jars are, and what its daemons are configured with."""
+"""Hadoop for the engine `hdfs`: its jars and the configuration of its daemons."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's objects in HDFS by WebHDFS, for a process on one of its nodes. Every wait ends in seconds, and a copy that
-does not answer is passed over for another. Objects of one block whose copy lies here are plain files: `fast_path`.
+"""Objects of a pool in HDFS through WebHDFS, for a process on one of its nodes. Every wait ends in seconds; if a copy does not
+answer, another is read. Objects of one block with a copy on this node are plain files: `fast_path`.
 """
 
 from __future__ import annotations

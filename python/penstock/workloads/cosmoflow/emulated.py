@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow on an accelerator that is not there: the published time of a step over the volumes as they are stored."""
+"""CosmoFlow on an emulated accelerator: the published time of a step over the volumes as they are stored."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MLPerf HPC CosmoFlow network in PyTorch, and the way of a batch from int16 counts to its input."""
+"""The MLPerf HPC CosmoFlow network in PyTorch, and the conversion of a batch from int16 counts to its input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow trained for real: DDP where the world is more than one, the same losses on every storage path."""
+"""Real training of CosmoFlow: DDP if the world has more than one rank, and the same losses on every storage path."""
 
 from __future__ import annotations
 

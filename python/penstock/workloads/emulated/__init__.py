@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any published storage workload on an emulated accelerator: what it reads and how long its step takes, and no model.
+"""Any published storage workload on an emulated accelerator: its samples and its step time, without a model.
 
 The samples are what DLIO writes (argonne-lcf/dlio_benchmark), so that a dataset of either program feeds the other:
-TFRecords of `image` (bytes) and `size`, npz of `x` and `y`, or pictures.
+TFRecords of `image` (bytes) and `size`, npz of `x` and `y`, or images.
 """
 
 from __future__ import annotations

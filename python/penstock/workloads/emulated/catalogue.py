@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What published storage workloads read, and how long a step of theirs takes on which accelerator."""
+"""Published storage workloads: their samples, and their step time on each accelerator."""
 
 from __future__ import annotations
 

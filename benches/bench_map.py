@@ -73,7 +73,7 @@ def main() -> None:
             loader = penstock.Loader(source.map(transform, workers=arguments.workers), batch_size=32, rank=0, world=1)
             for batch in loader:
                 yield batch["x"], batch["y"]
-            loader.crew().end()
+            loader.worker_pool().end()
 
         def theirs():
             loader = torch.utils.data.DataLoader(

@@ -115,7 +115,7 @@ def test_map_kept_batches_stay_and_slots_are_used_again(made):
     for _ in loader:
         pass
     gc.collect()
-    (worker,) = loader._crew.workers
+    (worker,) = loader._worker_pool.workers
     assert len(worker.outputs) <= 4  # two at work, two spare, whatever the number of batches
     kept = list(loader)
     want = batches(penstock.Loader(shuffled, batch_size=2))

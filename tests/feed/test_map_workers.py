@@ -37,7 +37,7 @@ def unread_bytes(connection) -> int:
 def test_batches_dropped_by_another_thread_write_to_no_pipe(made):
     loader = penstock.Loader(dataset(made([1] * 40)).map(mapped.plain, workers=1), batch_size=2)
     kept = list(loader)
-    (worker,) = loader._crew.workers
+    (worker,) = loader._worker_pool.workers
     os.kill(worker.process.pid, signal.SIGSTOP)
     try:
         before = unread_bytes(worker.pipe)
@@ -59,7 +59,7 @@ def test_results_without_arrays_use_their_slots_again(made):
     loader = penstock.Loader(dataset(made([1] * 40)).map(mapped.only_lists, workers=1), batch_size=2)
     for _ in loader:
         pass
-    (worker,) = loader._crew.workers
+    (worker,) = loader._worker_pool.workers
     assert len(worker.outputs) <= 5
 
 
@@ -174,7 +174,7 @@ def test_newer_iterator_of_another_thread_ends_the_one_that_waits(made):
 def test_signal_handler_that_iterates_the_loader_it_interrupts_gets_an_error(made, tmp_path):
     function = functools.partial(mapped.waits_for_file, tmp_path / "go")
     loader = penstock.Loader(dataset(made([1] * 4)).map(function, workers=1), batch_size=2)
-    crew = loader.crew()
+    crew = loader.worker_pool()
 
     def interrupt() -> None:
         while crew._holder is None:

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.needs_torch
 def watch(monkeypatch):
     """`watch(world)`: the watches of all ranks, not yet started, and the queue of what `on_lost` was called with."""
     for name, seconds in {
-        "_BEAT_S": 0.1,
-        "_SILENCE_S": 3.0,
-        "_SILENCE_LOOK_S": 0.2,
+        "_HEARTBEAT_S": 0.1,
+        "_IDLE_TIMEOUT_S": 3.0,
+        "_IDLE_POLL_S": 0.2,
         "_GRACE_S": 0.2,
-        "_DEAD_S": 2.0,
+        "_HEARTBEAT_TIMEOUT_S": 2.0,
     }.items():
         monkeypatch.setattr(peers, name, seconds)
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

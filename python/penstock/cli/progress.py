@@ -65,9 +65,9 @@ class Log:
         if self._file is None:
             return
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        told = _SECRET.sub(r"\1...", " ".join(text.split()))
+        text = _SECRET.sub(r"\1...", " ".join(text.split()))
         try:
-            self._file.write(f"{moment} {self._who} {kind}: {told}\n")
+            self._file.write(f"{moment} {self._who} {kind}: {text}\n")
         except OSError:
             self._file = None  # a full disk shall not end what the log is about
 
@@ -97,10 +97,10 @@ def _nodes(now: dict[str, Any]) -> list[str]:
     if now["nodes"] < 2:
         return []
     silent = now["nodes"] - now["nodes_seen"]
-    told = [f"{now['nodes']:,} nodes" + (f" ({silent:,} not heard)" if silent else "")]
+    text = [f"{now['nodes']:,} nodes" + (f" ({silent:,} not heard)" if silent else "")]
     if now["slowest_node"] is not None:
-        told.append(f"slowest node {now['slowest_node']} at {100 * now['slowest_share']:.0f} %")
-    return told
+        text.append(f"slowest node {now['slowest_node']} at {100 * now['slowest_share']:.0f} %")
+    return text
 
 
 def line(now: dict[str, Any], seconds: float) -> str:
@@ -117,7 +117,9 @@ def line(now: dict[str, Any], seconds: float) -> str:
     ]
     if eta_s is not None:
         parts.append(f"{format_seconds(eta_s)} left")
-    parts += [f"{now[name]:,} {word}" for name, word in (("throttles", "throttled"), ("failed", "failed")) if now[name]]
+    parts += [
+        f"{now[name]:,} {label}" for name, label in (("throttles", "throttled"), ("failed", "failed")) if now[name]
+    ]
     return ", ".join(parts + _nodes(now))
 
 
@@ -128,7 +130,7 @@ def bar(now: dict[str, Any], seconds: float, width: int) -> str:
     rate, eta_s = _rates(now, seconds)
     got = min(max(now["done_bytes"], now["bytes_in"] + now["resumed_bytes"]), now["bytes"])
     share = got / now["bytes"] if now["bytes"] else 1.0
-    trouble = [f"{now[n]:,} {word}" for n, word in (("failed", "failed"), ("throttles", "throttled")) if now[n]]
+    trouble = [f"{now[n]:,} {label}" for n, label in (("failed", "failed"), ("throttles", "throttled")) if now[n]]
     nodes = _nodes(now)
     # In the order in which they are wanted.
     parts = [f"{100 * share:3.0f} %", f"{now['done']:,}/{now['objects']:,}", format_rate(rate)]
@@ -157,7 +159,7 @@ class Follow:
             style = "bar" if sys.stderr.isatty() else "lines"
         self._style = style if shows else "none"
         self._log, self._board, self._verb = log, board, verb
-        self._began = self._told = self._logged = time.monotonic()
+        self._began = self._printed_s = self._logged = time.monotonic()
         self._live: Any = None
 
     def wait(self, job: StageJob) -> dict[str, Any]:
@@ -200,11 +202,11 @@ class Follow:
             self._log.say("progress", line(now, seconds))
         if self._style == "bar":
             self._draw(now, seconds)
-        elif self._style == "lines" and moment - self._told >= _LINES_S:
-            self._told = moment
+        elif self._style == "lines" and moment - self._printed_s >= _LINES_S:
+            self._printed_s = moment
             click.echo(line(now, seconds), err=True)
-        elif self._style == "json" and moment - self._told >= _EVENTS_S:
-            self._told = moment
+        elif self._style == "json" and moment - self._printed_s >= _EVENTS_S:
+            self._printed_s = moment
             rate, eta_s = _rates(now, seconds)
             event = {"event": "progress", "schema_version": 1, "verb": self._verb, "seconds": round(seconds, 3)}
             click.echo(json.dumps(event | now | {"rate_bytes_per_s": rate, "eta_s": eta_s}))

@@ -114,7 +114,7 @@ def disks() -> list[dict[str, Any]]:
     except OSError:
         return []
     for line in lines:
-        device, path, kind = [word.encode().decode("unicode_escape") for word in line.split()[:3]]
+        device, path, kind = [field.encode().decode("unicode_escape") for field in line.split()[:3]]
         if kind not in _DISKS or device in found:
             continue
         try:
@@ -184,7 +184,7 @@ def numa() -> list[dict[str, Any]]:
         try:
             cores = (folder / "cpulist").read_text().strip()
             memory = re.search(r"MemTotal:\s*(\d+) kB", (folder / "meminfo").read_text())
-            distances = [int(word) for word in (folder / "distance").read_text().split()]
+            distances = [int(field) for field in (folder / "distance").read_text().split()]
         except (OSError, ValueError):
             continue
         near = {kind: [name for name, at in known.items() if at == number] for kind, known in places.items()}

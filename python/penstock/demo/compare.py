@@ -66,8 +66,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def _seconds(record: RunRecord) -> dict[str, float]:
-    told = record.loader.get("seconds", {})
-    return {name: float(told.get(name, 0.0)) for name in _WAITS}
+    seconds_by_class = record.loader.get("seconds", {})
+    return {name: float(seconds_by_class.get(name, 0.0)) for name in _WAITS}
 
 
 def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:

@@ -193,7 +193,7 @@ class BeeondEngine(SharedFolderEngine):
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
         found = super().audit(spec, runner, deadline_s=deadline_s / 2)
         held = ssh_keys.leftovers(AgentClient(spec, runner), deadline_s / 2)
-        return {node: [*words, *held[node]] for node, words in found.items() if node in held}
+        return {node: [*texts, *held[node]] for node, texts in found.items() if node in held}
 
     def _stop(
         self, spec: PoolSpec, agents: AgentClient, leader: Node, lease: str, *, keep_data: bool, until: float

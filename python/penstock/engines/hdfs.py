@@ -201,7 +201,7 @@ class HdfsEngine(AgentManagedEngine):
         ]
         # Lines of `blk_1073741825<tab>/x`, with the number of copies between in newer ones; then a sentence.
         lines = (line.split("\t") for line in str(text).splitlines() if line.startswith("blk_"))
-        names = {words[-1].lstrip("/") for words in lines if len(words) > 1}
+        names = {columns[-1].lstrip("/") for columns in lines if len(columns) > 1}
         return sorted(names)
 
 

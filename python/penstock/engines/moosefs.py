@@ -262,13 +262,13 @@ class MooseFsAccess(FolderAccess):
         found: dict[str, list[set[str]]] = {}
         chunks: list[set[str]] = []
         for line in output.splitlines():
-            words = line.strip()
+            content = line.strip()
             if not line.startswith("\t"):
                 chunks = found.setdefault(line.removesuffix(":"), [])
-            elif words.startswith("chunk "):
+            elif content.startswith("chunk "):
                 chunks.append(set())
-            elif words.startswith("copy ") and chunks and "(status:VALID)" in words:
-                server = words.partition(": ")[2].split(" ")[0]
+            elif content.startswith("copy ") and chunks and "(status:VALID)" in content:
+                server = content.partition(": ")[2].split(" ")[0]
                 chunks[-1] |= {self._by_server[server]} if server in self._by_server else set()
         return found
 
@@ -321,8 +321,8 @@ def _failed(ended: Exit, program: str) -> PenstockError:
     if isinstance(ended.fault, PenstockError):
         return ended.fault
     output = (ended.err or ended.out).decode(errors="replace").strip().splitlines()
-    words = output[-1][:300] if output else "no words"
-    return SystemFault(f"{ended.node}: {program} ended with {ended.code}: {words}", where=ended.node)
+    content = output[-1][:300] if output else "no words"
+    return SystemFault(f"{ended.node}: {program} ended with {ended.code}: {content}", where=ended.node)
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MooseFsEngine:  # noqa: ARG001

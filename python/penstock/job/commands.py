@@ -34,7 +34,7 @@ def pool_up_flags(section: PoolSection) -> list[str]:
 def settings_flags(flag: str, settings: Mapping[str, Any]) -> list[str]:
     """Settings as command-line flags: FLAG NAME=VALUE for each."""
     spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
-    return [word for name, value in spelt.items() for word in (flag, f"{name}={value}")]
+    return [arg for name, value in spelt.items() for arg in (flag, f"{name}={value}")]
 
 
 class StepCommands:
@@ -92,7 +92,7 @@ class StepCommands:
             Unsupported: The runtime cannot do what the job asks of it.
         """
         rank_prefix, seen = self._rank_prefix(data, variables)
-        return [word.replace("{data}", seen) for word in self._job.run.argv], rank_prefix
+        return [arg.replace("{data}", seen) for arg in self._job.run.argv], rank_prefix
 
     def archive(self) -> list[str]:
         """The command that copies a node's outputs to the archive."""

@@ -58,7 +58,7 @@ def for_path(job: Job, path: str) -> Job:
     base = msgspec.structs.replace(job, name=name, paths=(), pool=None)
     stage = job.stage
     if kind == "stream" and not which:
-        argv = tuple(word.replace("{data}", stage.source) for word in job.run.argv)
+        argv = tuple(arg.replace("{data}", stage.source) for arg in job.run.argv)
         return msgspec.structs.replace(base, stage=None, run=msgspec.structs.replace(job.run, argv=argv))
     if job.pool is None:
         raise ConfigError(f"paths: `{path}` wants the disk that a [pool] names", where="paths")

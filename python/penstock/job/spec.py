@@ -267,7 +267,7 @@ def _check(job: Job) -> None:
         raise ConfigError(f"stage: it has {what}", hint="one of them says where the dataset goes")
     if job.pool is not None and job.stage is None:
         raise ConfigError("pool: nothing is staged into it", hint="a [stage] with a source fills it")
-    if job.stage is None and any("{data}" in word for word in job.run.argv):
+    if job.stage is None and any("{data}" in arg for arg in job.run.argv):
         raise ConfigError("run.argv: it has {data}, and no [stage] says which")
 
 

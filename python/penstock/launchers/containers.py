@@ -117,11 +117,11 @@ class _Charliecloud:
         binds = _binds(spec)
         if any(is_read for *_, is_read in binds):
             raise Unsupported("container: ch-run binds for reading and writing", hint="leave `:ro` out")
-        words = [f"--bind={src}:{dst}" for src, dst, _ in binds]
+        options = [f"--bind={src}:{dst}" for src, dst, _ in binds]
         cwd = [f"--cd={spec.cwd}"] if spec.cwd else []
         # It refuses to run without USER, which batch systems and bare containers often leave out.
         shell = ("sh", "-c", 'USER="${USER:-$(id -un)}" exec "$@"', "sh")
-        return RankPrefix((*shell, "ch-run", *words, *cwd, *spec.args, _image(spec), "--"))
+        return RankPrefix((*shell, "ch-run", *options, *cwd, *spec.args, _image(spec), "--"))
 
 
 class _Pyxis:
@@ -135,7 +135,7 @@ class _Pyxis:
         step += [f"--container-workdir={spec.cwd}"] if spec.cwd else []
         # Enroot's hook shows the GPUs where this is set.
         step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if spec.has_gpus else []
-        if any("{" in word for word in step):
+        if any("{" in option for option in step):
             raise Unsupported("container: srun takes one line for all nodes, so {node} and {rank} cannot stand in it")
         return RankPrefix(launcher_args=(*step, *spec.args))
 

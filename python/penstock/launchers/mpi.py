@@ -77,7 +77,7 @@ class MpiLauncher(MultiRankLauncher):
         daemons = (
             ["--mca", "plm", "rsh", "--mca", "orte_launch_agent", shlex.join([*inside, "orted"])] if inside else []
         )
-        passed = [word for name in request.env for word in ("-x", name)]
+        passed = [item for name in request.env for item in ("-x", name)]
         return [
             *inside, self._program, *root, *alone, *daemons, *count, "--host", hosts, "--map-by", f"ppr:{request.ranks_per_node}:node",
             *labels, *passed, *self._args, *argv,
@@ -100,7 +100,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
     except (OSError, subprocess.SubprocessError):
         raise NotFound(f"launcher mpi: there is no {program}", hint="--set program=mpiexec.hydra, say") from None
     if found.get("nodes"):
-        names = [word.strip() for word in found["nodes"].split(",") if word.strip()]
+        names = [item.strip() for item in found["nodes"].split(",") if item.strip()]
     else:
         names = allocated_hosts(environment)
     for name in names:

@@ -266,21 +266,21 @@ class Hosts:
         self._state["pids"][name] = (pid, start_time(pid))
         return pid
 
-    def _in(self, host: str | None, *words: str) -> None:
+    def _in(self, host: str | None, *command: str) -> None:
         pid = self._pid(host or "switch")
         spaces = ["--net"] if host is None else ["--net", "--uts", "--mount"]
         done = subprocess.run(
-            ["nsenter", f"--target={pid}", *spaces, "--", *words],
+            ["nsenter", f"--target={pid}", *spaces, "--", *command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
-            raise SystemFault(f"hosts: {' '.join(words)}: {done.stderr.strip()}")
+            raise SystemFault(f"hosts: {' '.join(command)}: {done.stderr.strip()}")
 
-    def _ip(self, host: str | None, *words: str) -> None:
-        self._in(host, "ip", *words)
+    def _ip(self, host: str | None, *command: str) -> None:
+        self._in(host, "ip", *command)
 
 
 def _die_with_parent() -> None:

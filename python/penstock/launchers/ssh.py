@@ -193,8 +193,8 @@ class SshLauncher:
 
         # ssh has no argument lists: the login shell reads one text, and csh ends a quote at the end of a line. So the shell gets
         # a text without lines and `!`, and the words go to stdin in front of all else.
-        _, _, *words = rank_argv(self._python, {**options, "reads_env": True}, request.argv)
-        packed = base64.b64encode(zlib.compress(json.dumps(words).encode()))
+        _, _, *items = rank_argv(self._python, {**options, "reads_env": True}, request.argv)
+        packed = base64.b64encode(zlib.compress(json.dumps(items).encode()))
         line = shlex.join([self._python, "-c", _BOOTSTRAP])
         try:
             process = await connection.create_process(line, encoding=None)
@@ -332,20 +332,20 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
     """
     if text.startswith("@"):
         try:
-            words = [line.partition("#")[0].strip() for line in Path(text[1:]).read_text(encoding="utf-8").splitlines()]
+            items = [line.partition("#")[0].strip() for line in Path(text[1:]).read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"nodes: {text[1:]} cannot be read: {error}") from error
     else:
-        words = text.split(",")
+        items = text.split(",")
     nodes: list[Node] = []
     ports: dict[str, int] = {}
     users: dict[str, str] = {}
-    for word in filter(None, (word.strip() for word in words)):
-        place, _, port = word.rpartition(":") if re.search(r"(?:^[^:]*|\]):\d+$", word) else (word, "", "")
+    for item in filter(None, (item.strip() for item in items)):
+        place, _, port = item.rpartition(":") if re.search(r"(?:^[^:]*|\]):\d+$", item) else (item, "", "")
         found = _HOST.fullmatch(place)
         if found is None or place.startswith("-") or (port and not 0 < int(port) < 65536):
             raise ConfigError(
-                f"nodes: `{word}` is no host", hint="write host, user@host or user@host:port, with commas between"
+                f"nodes: `{item}` is no host", hint="write host, user@host or user@host:port, with commas between"
             )
         # Several may be one host behind several ports: then the port is part of the name.
         name = found["host"].strip("[]") + (f":{port}" if port else "")

@@ -41,9 +41,11 @@ def mount_of(fd: int) -> str:
 
 def _tried(*lines: list[str]) -> bool:
     """Whether one of the command lines ended well; the first one that does is the last one that is run."""
-    for words in lines:
+    for command in lines:
         with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROGRAM_S, check=False)
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROGRAM_S, check=False
+            )
             if done.returncode == 0:
                 return True
     return False

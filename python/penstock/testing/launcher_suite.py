@@ -61,8 +61,8 @@ class LauncherSuite:
     ) -> list[Exit]:
         return self.launcher.run(RunRequest(argv, on, ranks_per_node, deadline_s=deadline_s, **more))
 
-    def _sh(self, text: str, *words: str) -> list[str]:
-        return ["sh", "-c", text, "sh", *words]
+    def _sh(self, text: str, *args: str) -> list[str]:
+        return ["sh", "-c", text, "sh", *args]
 
     def check_contract_is_fulfilled(self) -> None:
         assert isinstance(self.launcher, Launcher)
@@ -89,7 +89,7 @@ class LauncherSuite:
         [ended] = self._run(
             self._sh('for w in "$@"; do printf "<%s>" "$w"; done; echo', *odd), self.nodes[:1], deadline_s=_LIMIT_S
         )
-        assert ended.out.decode() == "".join(f"<{word}>" for word in odd) + "\n", ended
+        assert ended.out.decode() == "".join(f"<{arg}>" for arg in odd) + "\n", ended
 
     def check_exit_codes_are_each_ranks_own(self) -> None:
         exits = self._run(self._sh('exit "$(($1 * 3))"', "{rank}"), self.nodes, expand_placeholders=True)
@@ -223,5 +223,5 @@ class LauncherSuite:
 
     def check_line_is_a_list_of_words_with_the_command_in_it(self) -> None:
         lines = self.launcher.line(RunRequest(["hostname", "a b"], self.nodes))
-        assert all(isinstance(word, str) for line in lines for word in line)
-        assert all(any("hostname" in word for word in line) for line in lines), lines
+        assert all(isinstance(arg, str) for line in lines for arg in line)
+        assert all(any("hostname" in arg for arg in line) for line in lines), lines

@@ -40,13 +40,13 @@ def json_flag(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")(command)
 
 
-def settings_of(words: tuple[str, ...]) -> dict[str, Any]:
+def settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
     """NAME=VALUE words as a mapping."""
     found: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise ConfigError(f"`{word}` is not NAME=VALUE", where="--set")
+            raise ConfigError(f"`{pair}` is not NAME=VALUE", where="--set")
         found[name] = value
     return found
 

@@ -275,7 +275,7 @@ def alive(request: dict[str, Any]) -> dict[str, Any]:
     held = read_lease(root)
     return {
         "lease": held and held["lease"],
-        "dead": {n: words for n, words in found.items() if words},
+        "dead": {n: last_line for n, last_line in found.items() if last_line},
         "daemons": list(found),
     }
 
@@ -332,7 +332,9 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
 def audit(request: dict[str, Any]) -> list[str]:
     """What is left of the pool, in words."""
     root, name = request["root"], request["name"]
-    found = [f"process {pid}: {words}" for pid, words in sorted(find_processes(process_mark(name, root)).items())]
+    found = [
+        f"process {pid}: {last_line}" for pid, last_line in sorted(find_processes(process_mark(name, root)).items())
+    ]
     found += [
         f"mount {path}"
         for path in mounts_below(os.path.join(os.path.realpath(os.path.dirname(root)), os.path.basename(root)))

@@ -148,9 +148,9 @@ def add_known_hosts(request: dict[str, Any]) -> None:
     """On the first node: ssh goes to the pool's nodes with the pool's key, and knows their host keys."""
     pool, _ = leased(request["root"], request["name"], request["lease"])
     for address, found in request["hosts"].items():
-        for word, form in ((address, ADDRESS), *((key, HOST_KEY) for key in found)):
-            if form.fullmatch(word) is None:
-                raise ValueError(f"{address}: {word[:100]!r} is not the address or the host key of a node")
+        for item, form in ((address, ADDRESS), *((key, HOST_KEY) for key in found)):
+            if form.fullmatch(item) is None:
+                raise ValueError(f"{address}: {item[:100]!r} is not the address or the host key of a node")
     known = "".join(f"{address} {key}\n" for address, found in request["hosts"].items() for key in found)
     with OwnedFolder(f"{pool.path}/keys") as keys:
         keys.write("known_hosts", known.encode(), replaces=True)

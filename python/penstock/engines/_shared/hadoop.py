@@ -174,7 +174,7 @@ def data_options(root: str, address: str, ports: list[int]) -> list[str]:
         "dfs.datanode.ipc.address": f"{address}:{ipc}",
         "dfs.datanode.hostname": address,
     }
-    return [word for name, value in options.items() for word in ("-D", f"{name}={value}")]
+    return [option for name, value in options.items() for option in ("-D", f"{name}={value}")]
 
 
 def _xml(settings: Mapping[str, Any]) -> str:

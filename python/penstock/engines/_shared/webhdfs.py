@@ -179,8 +179,8 @@ class HdfsAccess:
 
     def _namenode_request(self, method: str, name: str, **query: Any) -> dict[str, Any]:
         """A question to the NameNode."""
-        words = urllib.parse.urlencode({**query, "user.name": "penstock"})
-        status, body = _request(method, self._http, f"/webhdfs/v1/{urllib.parse.quote(name)}?{words}", _WAIT_S)
+        details = urllib.parse.urlencode({**query, "user.name": "penstock"})
+        status, body = _request(method, self._http, f"/webhdfs/v1/{urllib.parse.quote(name)}?{details}", _WAIT_S)
         try:
             answer: dict[str, Any] = json.loads(body) if body else {}
         except ValueError:
@@ -209,7 +209,7 @@ class HdfsAccess:
             with source.open("rb") as body:
                 connection.request("PUT", _path_of(place), body=body, headers={"Content-Length": str(size)})
                 answer = connection.getresponse()
-                words = answer.read(2000)
+                details = answer.read(2000)
         except TimeoutError as error:
             raise Deadline(f"{place.netloc} took no byte for {_WRITE_S:g} s", limit_s=_WRITE_S) from error
         except (OSError, http.client.HTTPException) as error:
@@ -218,7 +218,8 @@ class HdfsAccess:
             connection.close()
         if answer.status != 201:
             raise ServerError(
-                f"{place.netloc} answered {answer.status}: {words[:300].decode(errors='replace')}", status=answer.status
+                f"{place.netloc} answered {answer.status}: {details[:300].decode(errors='replace')}",
+                status=answer.status,
             )
 
 

@@ -20,7 +20,7 @@ __all__ = ["azure_batch", "azureml"]
 _CREDENTIAL = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|(ACCESS|API|ACCOUNT|PRIVATE)_?KEY", re.IGNORECASE)
 
 
-def _job_command(request: ExportRequest, words: str) -> str:
+def _job_command(request: ExportRequest, args: str) -> str:
     """A shell's line that lays the job's file down and runs it.
 
     Raises:
@@ -33,7 +33,7 @@ def _job_command(request: ExportRequest, words: str) -> str:
             hint="remove it from [run] env, and let the identity of the compute or the image provide it",
         )
     start = shlex.join(request.penstock(is_here=False))
-    return f"echo {request.embedded} | base64 -d > job.toml && {start} run job.toml --runs runs {words}".rstrip()
+    return f"echo {request.embedded} | base64 -d > job.toml && {start} run job.toml --runs runs {args}".rstrip()
 
 
 def azureml(request: ExportRequest) -> str:

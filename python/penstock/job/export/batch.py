@@ -23,16 +23,16 @@ def _script(request: ExportRequest, directives: list[str], before: list[str]) ->
     for line in (*directives, *request.submit.setup):
         if "\n" in line:
             raise ConfigError(f"submit: `{line}` is more than one line")
-    words = [
+    argv = [
         *request.penstock(is_here=True),
         "run",
         str(request.file.absolute()),
         "--runs",
         str(request.runs.absolute()),
     ]
-    words += ["--resume"] if request.resume else []
+    argv += ["--resume"] if request.resume else []
     # exec: the system's signals reach Penstock itself, which takes the pool down.
-    return "\n".join(["#!/bin/sh", *directives, *before, *request.submit.setup, f"exec {shlex.join(words)}", ""])
+    return "\n".join(["#!/bin/sh", *directives, *before, *request.submit.setup, f"exec {shlex.join(argv)}", ""])
 
 
 def slurm(request: ExportRequest) -> str:

@@ -91,8 +91,8 @@ class ExportRequest:
 
     def penstock(self, *, is_here: bool) -> list[str]:
         """The words that start Penstock where the job runs; `is_here`: on nodes that share this machine's file system."""
-        words = list(self.job.cluster.penstock)
-        return words or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
+        argv = list(self.job.cluster.penstock)
+        return argv or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
 
     def require_independent_nodes(self) -> None:
         """Refuses a job whose nodes cannot each do their part alone.

@@ -136,7 +136,7 @@ def stop(*_: object) -> None:
 def expand_placeholders(argv: Sequence[str], here: dict[str, Any]) -> list[str]:
     """The words with this rank's own numbers and names."""
     for name in ("rank", "world", "local_rank", "node"):
-        argv = [word.replace("{" + name + "}", str(here[name])) for word in argv]
+        argv = [arg.replace("{" + name + "}", str(here[name])) for arg in argv]
     return list(argv)
 
 

@@ -45,8 +45,8 @@ class MultiRankLauncher(SubprocessLauncher):
 
     label: re.Pattern[bytes]
 
-    def launch_argv(self, request: RunRequest, words: Sequence[str]) -> list[str]:
-        """The command line here that starts `words` on every rank of a call."""
+    def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
+        """The command line here that starts `argv` on every rank of a call."""
         raise NotImplementedError
 
     def check(self, request: RunRequest) -> None:

@@ -70,7 +70,7 @@ def transfer_argv(python: str, verb: str, path: str) -> list[str]:
 def display_argv(argv: Sequence[str]) -> list[str]:
     """A command line for people: the scripts in it are named, not printed."""
     names = {_node_script(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
-    return [names.get(word, word) for word in argv]
+    return [names.get(arg, arg) for arg in argv]
 
 
 def parse_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def check_request(request: RunRequest, *, takes_step: bool = False, takes_outerm
         ConfigError: No command, no node, no rank.
         Unsupported: What is to stand around its ranks is not for this launcher.
     """
-    if not request.argv or not all(isinstance(word, str) and "\0" not in word for word in request.argv):
+    if not request.argv or not all(isinstance(arg, str) and "\0" not in arg for arg in request.argv):
         raise ConfigError("a command is a list of texts, and has at least one")
     if not request.on:
         raise ConfigError("no node to run on")

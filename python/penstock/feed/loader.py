@@ -416,7 +416,7 @@ class BaseLoader(Generic[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and connections stay here; the other process builds its own.
-        return {**self.__dict__, "_feed": None, "_live": None, "_crew": None}
+        return {**self.__dict__, "_feed": None, "_live": None, "_worker_pool": None}
 
 
 class Loader(BaseLoader[dict[str, Any]]):

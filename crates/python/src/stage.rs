@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use penstock_dataset::{Division, KeyFilter, ShareBy, Weights};
 use penstock_stage::{
-    Deflate, Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits, leader_ends,
-    wait_for_leader,
+    Compression, Job, Snapshot, StageJob, StageOptions, StageRequest, VerifyJob, VerifyRequest, WaitLimits,
+    leader_ends, wait_for_leader,
 };
 use penstock_store::{Rates, StoreSettings};
 use penstock_types::{Error, Metric, Metrics, Result};
@@ -135,7 +135,7 @@ impl PyStageRequest {
                     max_inflated: max_inflated_bytes,
                     allow_case_collisions,
                     overwrite,
-                    deflate: deflate.as_deref().map(|codec| Deflate::new(codec.parse()?, level)).transpose()?,
+                    deflate: deflate.as_deref().map(|codec| Compression::new(codec.parse()?, level)).transpose()?,
                 },
                 dry_run,
                 deadline: duration("--deadline", deadline_s)?,

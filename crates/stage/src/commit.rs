@@ -13,7 +13,7 @@ use penstock_store::owned::{OwnedFile, Proof, Replace};
 use penstock_types::{Error, Key, Result};
 use tokio::sync::mpsc::Receiver;
 
-use crate::dest_dir::{Jail, split, state_of_file};
+use crate::dest_dir::{DestDir, split, state_of_file};
 use crate::journal::{Journal, Line};
 use crate::progress::Progress;
 use crate::to_folder::resumable::PartFiles;
@@ -34,7 +34,7 @@ pub(crate) struct Finished {
 
 /// The one writer of the journal.
 pub(crate) struct Committer {
-    pub jail: Arc<Jail>,
+    pub dest_dir: Arc<DestDir>,
     pub journal: Journal,
     /// The user allows to replace files that no stage has made.
     pub overwrites: bool,
@@ -74,7 +74,7 @@ impl Committer {
             if let Some(parts) = &finished.parts {
                 parts.remove_all_but(&finished.temporary);
             }
-            match self.jail.adopt(&finished.temporary, target, replace) {
+            match self.dest_dir.adopt(&finished.temporary, target, replace) {
                 Ok(folder) => {
                     folders.insert(split(target).0.to_vec(), folder);
                     named.push((finished, place));
@@ -90,7 +90,7 @@ impl Committer {
             }
         }
         for (name, folder) in &folders {
-            rustix::fs::fsync(folder).map_err(|errno| self.jail.error(name, errno))?;
+            rustix::fs::fsync(folder).map_err(|errno| self.dest_dir.error(name, errno))?;
         }
         for (finished, place) in &named {
             self.journal.remember(&finished.line.target, *place);
@@ -102,13 +102,18 @@ impl Committer {
 
 /// Finishes what a crash left between journal and rename: true where the temporary file is what the line says, and now
 /// has its final name. False where another process holds it.
-pub(crate) fn adopt_left_behind(jail: &Jail, parts: &Arc<OwnedFd>, temporary: &str, line: &Line) -> Result<bool> {
+pub(crate) fn adopt_left_behind(
+    dest_dir: &DestDir,
+    parts: &Arc<OwnedFd>,
+    temporary: &str,
+    line: &Line,
+) -> Result<bool> {
     let Ok(file) = OwnedFile::lock_existing(parts, temporary) else { return Ok(false) };
     if state_of_file(file.file()).ok() != Some(line.state()) {
         return Ok(false);
     }
-    let folder = jail.adopt(&file, line.target.as_bytes(), Replace::Existing(Proof::Covered))?;
-    rustix::fs::fsync(&folder).map_err(|errno| jail.error(line.target.as_bytes(), errno))?;
+    let folder = dest_dir.adopt(&file, line.target.as_bytes(), Replace::Existing(Proof::Covered))?;
+    rustix::fs::fsync(&folder).map_err(|errno| dest_dir.error(line.target.as_bytes(), errno))?;
     Ok(true)
 }
 
@@ -162,8 +167,8 @@ mod tests {
     #[test]
     fn finished_file_stays_locked_until_after_its_rename() {
         let inside = tempfile::tempdir().unwrap();
-        let jail = Arc::new(Jail::open(inside.path()).unwrap());
-        let parts = Arc::new(jail.make_folder(b"parts").unwrap());
+        let dest_dir = Arc::new(DestDir::open(inside.path()).unwrap());
+        let parts = Arc::new(dest_dir.make_folder(b"parts").unwrap());
         let journal = Journal::open(&parts, "journal-0-of-1.jsonl", "s", "j").unwrap();
         let target = Key::from("a/b.bin");
         let name = temporary_name(&target, "tmp");
@@ -185,7 +190,7 @@ mod tests {
         drop(send);
         // Another stage of the same object, between the last byte and the rename: it gets neither the file nor its name.
         assert_eq!(OwnedFile::lock(&parts, &name).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-        Committer { jail, journal, overwrites: false, progress: Arc::default() }.run(inbox).unwrap();
+        Committer { dest_dir, journal, overwrites: false, progress: Arc::default() }.run(inbox).unwrap();
         // And afterwards it gets a file of its own.
         OwnedFile::lock(&parts, &name).unwrap().file().write_all(b"other bytes").unwrap();
         assert_eq!(std::fs::read(inside.path().join("a/b.bin")).unwrap(), b"whole");

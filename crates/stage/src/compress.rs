@@ -11,7 +11,7 @@ use penstock_types::{Error, Result};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::parallel_decode::Means;
+use crate::parallel_decode::CpuBudget;
 use penstock_dataset::manifest::{Entry, RecordFormat};
 
 /// First bytes of an object that are tried, and at what level.
@@ -52,14 +52,14 @@ const COMPRESSED: [&[u8]; 24] = [
 
 /// Compress into what, and how hard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Deflate {
+pub struct Compression {
     /// gzip or zstd.
     pub codec: Codec,
     /// gzip 0 to 12, zstd its own range.
     pub level: i32,
 }
 
-impl Deflate {
+impl Compression {
     /// Errs with `Config` for a codec or level that cannot be.
     pub fn new(codec: Codec, level: Option<i32>) -> Result<Self> {
         let level = level.unwrap_or_else(|| codec.default_level());
@@ -93,7 +93,7 @@ pub(crate) fn is_worth(codec: Codec, head: &[u8]) -> bool {
 }
 
 /// Content that comes in pieces, compressed in blocks on blocking threads; what comes out is in order.
-pub(crate) struct Press {
+pub(crate) struct AsyncCompressor {
     packer: BlockCompressor,
     cores: Arc<Semaphore>,
     at_once: usize,
@@ -104,14 +104,14 @@ pub(crate) struct Press {
     is_begun: bool,
 }
 
-impl Drop for Press {
+impl Drop for AsyncCompressor {
     fn drop(&mut self) {
         self.flying.iter().for_each(JoinHandle::abort);
     }
 }
 
-impl Press {
-    pub fn new(deflate: Deflate, cores: Arc<Semaphore>, threads: usize) -> Result<Self> {
+impl AsyncCompressor {
+    pub fn new(deflate: Compression, cores: Arc<Semaphore>, threads: usize) -> Result<Self> {
         Ok(Self {
             packer: deflate.packer()?,
             cores,
@@ -182,16 +182,16 @@ impl Press {
 
 /// The same for whoever is on a blocking thread already: content in pieces, compressed in one piece where it is small
 /// and in blocks where it is large, on cores that stand idle.
-pub(crate) struct Squeeze<'a> {
-    deflate: Deflate,
-    means: Means<'a>,
+pub(crate) struct Compressor<'a> {
+    deflate: Compression,
+    means: CpuBudget<'a>,
     held: Vec<u8>,
     /// Of what is large: bytes of `held` that are only the next block's window, and the end in the making.
     large: Option<(BlockCompressor, usize, Tail)>,
 }
 
-impl<'a> Squeeze<'a> {
-    pub fn new(deflate: Deflate, means: Means<'a>) -> Self {
+impl<'a> Compressor<'a> {
+    pub fn new(deflate: Compression, means: CpuBudget<'a>) -> Self {
         Self { deflate, means, held: Vec::new(), large: None }
     }
 
@@ -300,8 +300,8 @@ mod tests {
         for codec in [Codec::Gzip, Codec::Zstd] {
             let mut seen: Vec<Vec<u8>> = Vec::new();
             for (threads, piece) in [(1, 100_000), (4, 19_300_000), (2, 1 << 20)] {
-                let deflate = Deflate::new(codec, Some(3)).unwrap();
-                let mut press = Press::new(deflate, Arc::new(Semaphore::new(threads)), threads).unwrap();
+                let deflate = Compression::new(codec, Some(3)).unwrap();
+                let mut press = AsyncCompressor::new(deflate, Arc::new(Semaphore::new(threads)), threads).unwrap();
                 let mut out = Vec::new();
                 for piece in content.chunks(piece) {
                     out.extend(press.push(Bytes::copy_from_slice(piece)).await.unwrap());
@@ -311,8 +311,8 @@ mod tests {
             }
             for threads in [1, 3] {
                 let cores = Semaphore::new(threads - 1);
-                let means = Means { cores: &cores, threads, memory: 1 << 30 };
-                let mut squeeze = Squeeze::new(Deflate::new(codec, Some(3)).unwrap(), means);
+                let means = CpuBudget { cores: &cores, threads, memory: 1 << 30 };
+                let mut squeeze = Compressor::new(Compression::new(codec, Some(3)).unwrap(), means);
                 let mut out = Vec::new();
                 let mut keep = |bytes: &[u8]| {
                     out.extend_from_slice(bytes);

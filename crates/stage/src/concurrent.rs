@@ -8,11 +8,11 @@ use penstock_types::{Error, Result};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::source_reader::Inlet;
+use crate::source_reader::SourceReader;
 use penstock_dataset::manifest::Entry;
 
 /// How many, and how long.
-pub(crate) struct Abreast {
+pub(crate) struct Concurrency {
     pub most: usize,
     /// An object that is late fails alone; what has come of it stays, and the next run goes on from there.
     pub limit: Option<Duration>,
@@ -20,8 +20,8 @@ pub(crate) struct Abreast {
 }
 
 /// The objects, and which error ends all of them.
-pub(crate) struct Objects<'a, E, A> {
-    pub inlet: &'a Inlet,
+pub(crate) struct ObjectTasks<'a, E, A> {
+    pub reader: &'a SourceReader,
     pub count: usize,
     /// The entry of one of them, by its number.
     pub entry: E,
@@ -29,18 +29,18 @@ pub(crate) struct Objects<'a, E, A> {
     pub is_of_all: A,
 }
 
-impl Abreast {
+impl Concurrency {
     /// Does `work` for the objects, by their number.
     pub async fn run<'a, F>(
         mut self,
-        objects: Objects<'a, impl Fn(usize) -> &'a Entry, impl Fn(&Error) -> bool>,
+        objects: ObjectTasks<'a, impl Fn(usize) -> &'a Entry, impl Fn(&Error) -> bool>,
         work: impl Fn(usize) -> F,
     ) -> Result<()>
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        let Objects { inlet, count, entry, is_of_all } = objects;
-        let fail = |at: usize, error: Error| inlet.progress.fail(&entry(at).key, error);
+        let ObjectTasks { reader, count, entry, is_of_all } = objects;
+        let fail = |at: usize, error: Error| reader.progress.fail(&entry(at).key, error);
         let mut flying: JoinSet<(usize, Option<Result<()>>)> = JoinSet::new();
         let mut left = 0..count;
         let outcome = loop {
@@ -65,7 +65,7 @@ impl Abreast {
                 Some(Ok((at, Some(Err(error))))) => fail(at, error),
                 Some(Ok((at, None))) => {
                     let limit = self.limit.unwrap_or_default();
-                    fail(at, Error::Deadline { what: inlet.place(entry(at)), limit });
+                    fail(at, Error::Deadline { what: reader.place(entry(at)), limit });
                 }
                 Some(Err(join)) => break Err(Error::bug(format!("an object's task ended: {join}"))),
             }

@@ -8,7 +8,7 @@ use penstock_store::owned::{self, Proof};
 use penstock_types::{Deadline, Error, Result};
 use tokio::sync::watch;
 
-use crate::dest_dir::Jail;
+use crate::dest_dir::DestDir;
 use crate::node_status::{FOLDER, replace_own};
 use crate::plan::StagePlan;
 use crate::progress::{Failure, Progress};
@@ -18,24 +18,24 @@ use penstock_dataset::manifest::Manifest;
 
 /// The destination (or, of a stage to a store, the folder on this machine) and the stage's own folder in it.
 #[derive(Clone)]
-pub(crate) struct Site {
-    pub jail: Arc<Jail>,
+pub(crate) struct StateDir {
+    pub dest_dir: Arc<DestDir>,
     pub folder: Arc<OwnedFd>,
 }
 
 /// A stage that is planned and holds its lock.
-pub(crate) struct Errand<'a> {
+pub(crate) struct StageContext<'a> {
     pub request: &'a StageRequest,
     pub from: Source,
     pub manifest: Manifest,
     pub plan: StagePlan,
-    pub site: Site,
+    pub site: StateDir,
     pub progress: &'a Arc<Progress>,
     pub deadline: Deadline,
     pub cancelled: watch::Receiver<bool>,
 }
 
-impl Site {
+impl StateDir {
     /// Writes down what failed of the share of one of so many nodes, or removes the list of an earlier run where nothing did.
     pub fn write_residue(&self, (node, nodes): (u32, u32), source: &str, failures: &[Failure]) -> Result<()> {
         let name = match nodes {
@@ -43,12 +43,12 @@ impl Site {
             _ => format!("residue-{node}-of-{nodes}.json"),
         };
         if failures.is_empty() {
-            let io = |errno: rustix::io::Errno| self.jail.io_error(FOLDER.as_bytes(), &errno.into(), 0);
+            let io = |errno: rustix::io::Errno| self.dest_dir.io_error(FOLDER.as_bytes(), &errno.into(), 0);
             return owned::remove_file(&self.folder, &name, Proof::Covered).map_err(io);
         }
         let json = residue_json(source, failures)?;
         replace_own(&self.folder, &name, &json)
-            .map_err(|error| self.jail.io_error(FOLDER.as_bytes(), &error, json.len() as u64))
+            .map_err(|error| self.dest_dir.io_error(FOLDER.as_bytes(), &error, json.len() as u64))
     }
 }
 

@@ -15,14 +15,14 @@ use rustix::io::Errno;
 
 /// A destination, open.
 #[derive(Debug)]
-pub(crate) struct Jail {
+pub(crate) struct DestDir {
     root: OwnedFd,
     path: PathBuf,
 }
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-impl Jail {
+impl DestDir {
     /// Opens the folder, making it and its parents where needed. The folder itself may be a link: its owner named it.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error: std::io::Error| match error.kind() {
@@ -328,16 +328,16 @@ mod tests {
         symlink(outside.path(), inside.path().join("g0")).unwrap();
         std::fs::create_dir(inside.path().join("real")).unwrap();
         symlink(outside.path(), inside.path().join("real/link")).unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
-        let parts = Arc::new(jail.make_folder(b".penstock/stage/parts").unwrap());
+        let dest_dir = DestDir::open(inside.path()).unwrap();
+        let parts = Arc::new(dest_dir.make_folder(b".penstock/stage/parts").unwrap());
         for key in [&b"g0/x"[..], b"real/link/x", b"g0/deep/x"] {
             let file = OwnedFile::lock(&parts, "t").unwrap();
-            let error = jail.adopt(&file, key, OURS).unwrap_err();
+            let error = dest_dir.adopt(&file, key, OURS).unwrap_err();
             assert_eq!(error.code(), "key");
             assert!(error.to_string().contains("symbolic link"), "{error}");
         }
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
-        assert_eq!(jail.state(b"g0/x").unwrap(), None);
+        assert_eq!(dest_dir.state(b"g0/x").unwrap(), None);
     }
 
     #[test]
@@ -346,15 +346,15 @@ mod tests {
         let victim = outside.path().join("victim");
         std::fs::write(&victim, "kept").unwrap();
         symlink(&victim, inside.path().join("x")).unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
-        let parts = Arc::new(jail.make_folder(b"p").unwrap());
+        let dest_dir = DestDir::open(inside.path()).unwrap();
+        let parts = Arc::new(dest_dir.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
-        assert_eq!(jail.in_place_of(b"x").unwrap(), Some("a symbolic link"));
-        assert_eq!(jail.adopt(&file, b"x", Replace::Nothing).unwrap_err().code(), "precondition");
+        assert_eq!(dest_dir.in_place_of(b"x").unwrap(), Some("a symbolic link"));
+        assert_eq!(dest_dir.adopt(&file, b"x", Replace::Nothing).unwrap_err().code(), "precondition");
         assert!(inside.path().join("x").is_symlink());
-        jail.adopt(&file, b"x", OURS).unwrap();
+        dest_dir.adopt(&file, b"x", OURS).unwrap();
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
-        assert_eq!(jail.state(b"x").unwrap().unwrap().size, 0);
+        assert_eq!(dest_dir.state(b"x").unwrap().unwrap().size, 0);
     }
 
     #[test]
@@ -362,22 +362,22 @@ mod tests {
         let inside = tempfile::tempdir().unwrap();
         std::fs::write(inside.path().join("file"), "").unwrap();
         std::fs::create_dir_all(inside.path().join("folder/x")).unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
-        let parts = Arc::new(jail.make_folder(b"p").unwrap());
+        let dest_dir = DestDir::open(inside.path()).unwrap();
+        let parts = Arc::new(dest_dir.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
-        assert!(jail.adopt(&file, b"file/x", OURS).unwrap_err().to_string().contains("no folder"));
-        assert!(jail.adopt(&file, b"folder", OURS).unwrap_err().to_string().contains("a folder of that name"));
-        assert_eq!(Jail::open(&inside.path().join("file")).unwrap_err().code(), "config");
+        assert!(dest_dir.adopt(&file, b"file/x", OURS).unwrap_err().to_string().contains("no folder"));
+        assert!(dest_dir.adopt(&file, b"folder", OURS).unwrap_err().to_string().contains("a folder of that name"));
+        assert_eq!(DestDir::open(&inside.path().join("file")).unwrap_err().code(), "config");
     }
 
     #[test]
     fn jail_does_not_climb() {
         let inside = tempfile::tempdir().unwrap();
-        let jail = Jail::open(&inside.path().join("dst")).unwrap();
-        let parts = Arc::new(jail.make_folder(b"p").unwrap());
+        let dest_dir = DestDir::open(&inside.path().join("dst")).unwrap();
+        let parts = Arc::new(dest_dir.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
         for key in [&b"../t"[..], b"a/../../t", b"..", b".", b"a/..", b""] {
-            assert_eq!(jail.adopt(&file, key, OURS).unwrap_err().code(), "key");
+            assert_eq!(dest_dir.adopt(&file, key, OURS).unwrap_err().code(), "key");
         }
         assert_eq!(std::fs::read_dir(inside.path()).unwrap().count(), 1);
     }

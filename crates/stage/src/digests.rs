@@ -7,20 +7,20 @@ use penstock_types::{Algorithm, Digest, PartDigest};
 
 /// Count and digests of bytes as they pass.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seal {
+pub(crate) struct ContentDigest {
     pub bytes: u64,
     crc: Crc32c,
     xxh: Xxh3,
 }
 
-impl Seal {
+impl ContentDigest {
     pub fn update(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         self.crc.update(bytes);
         self.xxh.update(bytes);
     }
 
-    /// The same, of bytes whose CRC is made apart: [`Seal::end_part`] brings it.
+    /// The same, of bytes whose CRC is made apart: [`ContentDigest::end_part`] brings it.
     pub fn update_in_part(&mut self, bytes: &[u8], part: &mut Crc32c) {
         self.bytes += bytes.len() as u64;
         part.update(bytes);
@@ -39,12 +39,12 @@ impl Seal {
 
 /// Our own two digests of stored bytes, and the store's where it is another CRC; its MD5 or SHA-256 only where there is no CRC.
 #[derive(Clone)]
-pub(crate) struct Stored {
-    pub seal: Seal,
+pub(crate) struct StoredDigests {
+    pub seal: ContentDigest,
     other: Vec<Digester>,
 }
 
-impl Stored {
+impl StoredDigests {
     pub fn new(known: &[Digest]) -> Self {
         let first = cheapest(known).map(|digest| digest.algorithm);
         let is_wanted = |digest: &&Digest| match digest.algorithm {
@@ -55,7 +55,7 @@ impl Stored {
             _ => true,
         };
         let other = known.iter().filter(is_wanted).filter_map(|digest| Digester::new(digest.algorithm)).collect();
-        Self { seal: Seal::default(), other }
+        Self { seal: ContentDigest::default(), other }
     }
 
     /// The MD5 too.
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn seal_in_parts_is_the_seal_of_the_whole() {
         let bytes: Vec<u8> = (0..10_000u32).map(|at| ((at * at) >> 3) as u8).collect();
-        let (mut whole, mut parts) = (Seal::default(), Seal::default());
+        let (mut whole, mut parts) = (ContentDigest::default(), ContentDigest::default());
         whole.update(&bytes);
         for part in bytes.chunks(3_333) {
             let mut crc = Crc32c::new();

@@ -88,7 +88,7 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 struct End {
     penstock_journal_end: u32,
-    /// Objects that could not be staged.
+    /// ObjectTasks that could not be staged.
     failed: u64,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct LastStage {
     pub share: String,
     pub source: String,
     pub turn: u64,
-    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    /// ObjectTasks that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
     pub failed: Option<u64>,
 }
 
@@ -313,7 +313,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dest_dir::Jail;
+    use crate::dest_dir::DestDir;
 
     fn line(name: &str) -> Line {
         Line {
@@ -328,18 +328,18 @@ mod tests {
         }
     }
 
-    fn opened(jail: &Jail, name: &str, source: &str) -> Journal {
-        let folder = jail.make_folder(b"j").unwrap();
+    fn opened(dest_dir: &DestDir, name: &str, source: &str) -> Journal {
+        let folder = dest_dir.make_folder(b"j").unwrap();
         Journal::open(&folder, name, source, "j").unwrap()
     }
 
     #[test]
     fn journal_remembers_what_other_nodes_did_but_not_other_sources() {
         let inside = tempfile::tempdir().unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
-        opened(&jail, "journal-0-of-1", "s3://a/").append(&[line("a")]).unwrap();
-        opened(&jail, "journal-0-of-1", "s3://b/").append(&[line("b")]).unwrap();
-        let journal = opened(&jail, "journal-1-of-2", "s3://a/");
+        let dest_dir = DestDir::open(inside.path()).unwrap();
+        opened(&dest_dir, "journal-0-of-1", "s3://a/").append(&[line("a")]).unwrap();
+        opened(&dest_dir, "journal-0-of-1", "s3://b/").append(&[line("b")]).unwrap();
+        let journal = opened(&dest_dir, "journal-1-of-2", "s3://a/");
         assert_eq!(journal.line(&Key::from("a")), Some(line("a")));
         assert_eq!(journal.line(&Key::from("b")), None);
     }
@@ -347,11 +347,11 @@ mod tests {
     #[test]
     fn journal_finds_what_it_has_just_appended_and_what_stood_there_before() {
         let inside = tempfile::tempdir().unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
+        let dest_dir = DestDir::open(inside.path()).unwrap();
         let names: Vec<String> = (0..20).map(|at| format!("f{at}")).collect();
         let lines: Vec<Line> = names.iter().map(|name| line(name)).collect();
-        opened(&jail, "journal-0-of-1", "s").append(&lines[..10]).unwrap();
-        let mut journal = opened(&jail, "journal-0-of-1", "s");
+        opened(&dest_dir, "journal-0-of-1", "s").append(&lines[..10]).unwrap();
+        let mut journal = opened(&dest_dir, "journal-0-of-1", "s");
         let mut later = line("f3");
         later.size = 4;
         let more = [&lines[10..], std::slice::from_ref(&later)].concat();
@@ -368,8 +368,8 @@ mod tests {
     #[test]
     fn journal_knows_a_file_by_its_name_and_not_by_the_hash_of_it() {
         let inside = tempfile::tempdir().unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
-        let mut journal = opened(&jail, "journal-0-of-1", "s");
+        let dest_dir = DestDir::open(inside.path()).unwrap();
+        let mut journal = opened(&dest_dir, "journal-0-of-1", "s");
         let place = journal.append(&[line("a")]).unwrap()[0];
         journal.remember(&Key::from("a"), place);
         // Another name with the same hash.
@@ -380,14 +380,14 @@ mod tests {
     #[test]
     fn journal_records_which_stages_have_ended_in_an_order_that_all_journals_share() {
         let inside = tempfile::tempdir().unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
+        let dest_dir = DestDir::open(inside.path()).unwrap();
         let stages = |name: &str| {
             let file = File::open(inside.path().join("j").join(name)).unwrap();
             let stages = scan(&file, name, |_, _| {}).unwrap();
             stages.into_iter().map(|stage| (stage.source, stage.turn, stage.failed)).collect::<Vec<_>>()
         };
         let begun = |name: &str, source: &str| {
-            let mut journal = opened(&jail, name, source);
+            let mut journal = opened(&dest_dir, name, source);
             journal.begin_stage().unwrap();
             journal.append(&[line("a")]).unwrap();
             journal
@@ -397,7 +397,7 @@ mod tests {
         begun("journal-0-of-1", "a").end_stage(2).unwrap();
         begun("journal-0-of-1", "a").end_stage(0).unwrap();
         // A repair neither begins nor ends a stage.
-        opened(&jail, "journal-0-of-1", "a").append(&[line("a")]).unwrap();
+        opened(&dest_dir, "journal-0-of-1", "a").append(&[line("a")]).unwrap();
         let s = |name: &str| name.to_owned();
         assert_eq!(stages("journal-1-of-2"), [(s("a"), 1, None)]);
         assert_eq!(stages("journal-0-of-1"), [(s("b"), 1, Some(0)), (s("a"), 3, Some(0))]);
@@ -422,10 +422,10 @@ mod tests {
         #[test]
         fn prop_journal_survives_a_torn_tail(lines in 1usize..6, cut in 0usize..400, junk in prop::collection::vec(any::<u8>(), 0..30)) {
             let inside = tempfile::tempdir().unwrap();
-            let jail = Jail::open(inside.path()).unwrap();
+            let dest_dir = DestDir::open(inside.path()).unwrap();
             let names: Vec<String> = (0..lines).map(|at| format!("f{at}")).collect();
             let written: Vec<Line> = names.iter().map(|name| line(name)).collect();
-            opened(&jail, "journal-0-of-1", "s").append(&written).unwrap();
+            opened(&dest_dir, "journal-0-of-1", "s").append(&written).unwrap();
             let path = inside.path().join("j/journal-0-of-1");
             let mut bytes = std::fs::read(&path).unwrap();
             let keep = bytes.len().saturating_sub(cut);
@@ -434,10 +434,10 @@ mod tests {
             let headless = !bytes.contains(&b'\n');
             bytes.extend_from_slice(&junk.iter().map(|byte| if *byte == b'\n' { b' ' } else { *byte }).collect::<Vec<_>>());
             std::fs::write(&path, &bytes).unwrap();
-            let mut again = opened(&jail, "journal-0-of-1", "s");
+            let mut again = opened(&dest_dir, "journal-0-of-1", "s");
             again.append(&[line("last")]).unwrap();
             drop(again);
-            let read = opened(&jail, "journal-0-of-1", "s");
+            let read = opened(&dest_dir, "journal-0-of-1", "s");
             for (at, name) in names.iter().enumerate() {
                 prop_assert_eq!(read.line(&Key::from(name.as_str())).is_some(), !headless && at < kept);
             }

@@ -20,8 +20,8 @@ use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result, Stopwatch, unix_now};
 use serde::{Deserialize, Serialize};
 
-use crate::dest_dir::{Jail, names_in, open_own, open_to_read};
-use crate::node_status::{BEAT, FOLDER, Identity, LOOK, Record, read_record};
+use crate::dest_dir::{DestDir, names_in, open_own, open_to_read};
+use crate::node_status::{FOLDER, HEARTBEAT, Identity, LOOK, Record, read_record};
 use crate::ofd_lock::{Mode, is_locked, try_lock, unlock};
 use crate::to_folder::object::blocking;
 
@@ -31,7 +31,7 @@ const RUNNING: u8 = 1;
 /// How long a process waits for others that join. Joining takes milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// A record of another machine that does not change for this long is of a dead process.
-const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * BEAT.as_secs() + 2);
+const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT.as_secs() + 2);
 /// A content beyond this was not written here.
 const MAX_CONTENT: usize = 1 << 20;
 
@@ -85,28 +85,29 @@ pub(crate) struct Launch {
 
 impl Launch {
     /// Joins the launch of `identity`, or begins it. `Busy` while another one runs.
-    pub async fn join(jail: &Arc<Jail>, folder: &Arc<OwnedFd>, identity: &Identity) -> Result<Self> {
-        Self::take(jail, folder, Some(identity.clone())).await
+    pub async fn join(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>, identity: &Identity) -> Result<Self> {
+        Self::take(dest_dir, folder, Some(identity.clone())).await
     }
 
     /// Takes the destination for a repair. `Busy` while any launch or another repair runs.
-    pub async fn repair(jail: &Arc<Jail>, folder: &Arc<OwnedFd>) -> Result<Self> {
-        Self::take(jail, folder, None).await
+    pub async fn repair(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>) -> Result<Self> {
+        Self::take(dest_dir, folder, None).await
     }
 
-    async fn take(jail: &Arc<Jail>, folder: &Arc<OwnedFd>, identity: Option<Identity>) -> Result<Self> {
+    async fn take(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>, identity: Option<Identity>) -> Result<Self> {
         let process = Process::current();
         let launch = {
-            let (jail, folder, identity, process) = (jail.clone(), folder.clone(), identity.clone(), process.clone());
-            blocking(move || Self::lock(&jail, &folder, identity.as_ref(), &process)).await?
+            let (dest_dir, folder, identity, process) =
+                (dest_dir.clone(), folder.clone(), identity.clone(), process.clone());
+            blocking(move || Self::lock(&dest_dir, &folder, identity.as_ref(), &process)).await?
         };
-        beating(jail, folder, identity.as_ref(), &process, BEAT_TIMEOUT).await?;
+        beating(dest_dir, folder, identity.as_ref(), &process, BEAT_TIMEOUT).await?;
         Ok(launch)
     }
 
-    fn lock(jail: &Jail, folder: &OwnedFd, identity: Option<&Identity>, process: &Process) -> Result<Self> {
-        let io = |error: std::io::Error| jail.io_error(format!("{FOLDER}/{NAME}").as_bytes(), &error, 4096);
-        let busy = |holder: String| Error::Busy { place: jail.path().display().to_string(), holder };
+    fn lock(dest_dir: &DestDir, folder: &OwnedFd, identity: Option<&Identity>, process: &Process) -> Result<Self> {
+        let io = |error: std::io::Error| dest_dir.io_error(format!("{FOLDER}/{NAME}").as_bytes(), &error, 4096);
+        let busy = |holder: String| Error::Busy { place: dest_dir.path().display().to_string(), holder };
         let file = open_own(folder, NAME).map_err(io)?;
         let clock = Stopwatch::start();
         while !try_lock(&file, JOINING, Mode::Exclusive).map_err(io)? {
@@ -171,7 +172,7 @@ fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
 /// `Busy` where a process of another machine that this launch excludes is alive, although no lock of it is to be seen.
 /// Waits only where a record says that such a process ran and never that it ended: it was killed, or it is alive.
 async fn beating(
-    jail: &Arc<Jail>,
+    dest_dir: &Arc<DestDir>,
     folder: &Arc<OwnedFd>,
     identity: Option<&Identity>,
     process: &Process,
@@ -195,7 +196,7 @@ async fn beating(
         for before in &doubtful {
             let same = |after: &&Record| after.identity.status_name() == before.identity.status_name();
             if let Some(after) = now.iter().find(same).filter(|after| after.sign() != before.sign()) {
-                return Err(Error::Busy { place: jail.path().display().to_string(), holder: after.text() });
+                return Err(Error::Busy { place: dest_dir.path().display().to_string(), holder: after.text() });
             }
         }
         doubtful.retain(|before| now.iter().any(|after| after.identity.status_name() == before.identity.status_name()));
@@ -212,10 +213,10 @@ mod tests {
         Identity { request: "s3://a/".to_owned(), launch: launch.map(str::to_owned), node, nodes }
     }
 
-    fn place(inside: &tempfile::TempDir) -> (Arc<Jail>, Arc<OwnedFd>) {
-        let jail = Arc::new(Jail::open(inside.path()).unwrap());
-        let folder = Arc::new(jail.make_folder(FOLDER.as_bytes()).unwrap());
-        (jail, folder)
+    fn place(inside: &tempfile::TempDir) -> (Arc<DestDir>, Arc<OwnedFd>) {
+        let dest_dir = Arc::new(DestDir::open(inside.path()).unwrap());
+        let folder = Arc::new(dest_dir.make_folder(FOLDER.as_bytes()).unwrap());
+        (dest_dir, folder)
     }
 
     fn busy(result: Result<impl std::fmt::Debug>) -> String {
@@ -228,37 +229,37 @@ mod tests {
     #[tokio::test]
     async fn launch_is_shared_by_its_nodes_and_refuses_all_others() {
         let inside = tempfile::tempdir().unwrap();
-        let (jail, folder) = place(&inside);
-        let first = Launch::join(&jail, &folder, &identity(0, 2, Some("job-1"))).await.unwrap();
+        let (dest_dir, folder) = place(&inside);
+        let first = Launch::join(&dest_dir, &folder, &identity(0, 2, Some("job-1"))).await.unwrap();
         // A node that restarts, and one started by hand, which has no launch id.
-        let second = Launch::join(&jail, &folder, &identity(1, 2, Some("job-1"))).await.unwrap();
+        let second = Launch::join(&dest_dir, &folder, &identity(1, 2, Some("job-1"))).await.unwrap();
         drop(first);
-        let again = Launch::join(&jail, &folder, &identity(0, 2, None)).await.unwrap();
+        let again = Launch::join(&dest_dir, &folder, &identity(0, 2, None)).await.unwrap();
         for other in [
             identity(0, 1, Some("job-1")),
             identity(0, 2, Some("job-2")),
             Identity { request: "s3://b/".to_owned(), ..identity(0, 2, Some("job-1")) },
         ] {
-            let holder = busy(Launch::join(&jail, &folder, &other).await);
+            let holder = busy(Launch::join(&dest_dir, &folder, &other).await);
             let pid = std::process::id();
             assert!(
                 holder.contains("of 2 writes there (launch job-1, process ") && holder.contains(&pid.to_string()),
                 "{holder}"
             );
         }
-        assert!(busy(Launch::repair(&jail, &folder).await).contains("stage"));
+        assert!(busy(Launch::repair(&dest_dir, &folder).await).contains("stage"));
         drop((second, again));
-        let repair = Launch::repair(&jail, &folder).await.unwrap();
-        assert!(busy(Launch::join(&jail, &folder, &identity(0, 1, None)).await).contains("verify --repair"));
-        assert!(busy(Launch::repair(&jail, &folder).await).contains("verify --repair"));
+        let repair = Launch::repair(&dest_dir, &folder).await.unwrap();
+        assert!(busy(Launch::join(&dest_dir, &folder, &identity(0, 1, None)).await).contains("verify --repair"));
+        assert!(busy(Launch::repair(&dest_dir, &folder).await).contains("verify --repair"));
         drop(repair);
-        Launch::join(&jail, &folder, &identity(0, 1, None)).await.unwrap();
+        Launch::join(&dest_dir, &folder, &identity(0, 1, None)).await.unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn launch_heeds_a_machine_whose_locks_are_not_seen_while_its_record_changes() {
         let inside = tempfile::tempdir().unwrap();
-        let (jail, folder) = place(&inside);
+        let (dest_dir, folder) = place(&inside);
         let process = Process { host: "far".to_owned(), boot: "another".to_owned(), pid: 7, since_s: 0.0 };
         let beat = |beat: u64| {
             let record = serde_json::json!({
@@ -268,7 +269,7 @@ mod tests {
             replace_own(&folder, "status-1-of-2.json", record.to_string().as_bytes()).unwrap();
         };
         let (ours, limit) = (Process::current(), Duration::from_millis(600));
-        let look = async |identity: Identity| beating(&jail, &folder, Some(&identity), &ours, limit).await;
+        let look = async |identity: Identity| beating(&dest_dir, &folder, Some(&identity), &ours, limit).await;
         beat(1);
         // It does not change: its process was killed.
         look(identity(0, 1, None)).await.unwrap();

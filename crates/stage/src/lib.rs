@@ -31,9 +31,9 @@ mod to_folder;
 mod to_store;
 mod verify;
 
-pub use compress::Deflate;
+pub use compress::Compression;
 pub use job::Job;
-pub use node_status::{Told, WaitLimits, leader_ends, wait_for_leader};
+pub use node_status::{WaitLimits, WireError, leader_ends, wait_for_leader};
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
 pub use request::{StageRequest, Summary};

@@ -16,14 +16,14 @@ use penstock_types::{Error, Result, Stopwatch, unix_now};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-use crate::dest_dir::{Jail, open_own, open_to_read};
+use crate::dest_dir::{DestDir, open_own, open_to_read};
 use crate::launch::{Launch, Process};
 use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::request::Summary;
 use crate::to_folder::object::blocking;
 
 /// How often the leader says that it lives.
-pub(super) const BEAT: Duration = Duration::from_secs(5);
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
 /// How often a waiting rank looks.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// A leader that was seen alive and whose lock is free for this long is dead.
@@ -55,7 +55,7 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    failure: Option<Told>,
+    failure: Option<WireError>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     summary: Option<Summary>,
 }
@@ -65,7 +65,7 @@ impl Record {
         self.state == State::Running
     }
 
-    /// What a living process changes every [`BEAT`].
+    /// What a living process changes every [`HEARTBEAT`].
     pub fn sign(&self) -> (u64, f64) {
         (self.beat, self.at_s)
     }
@@ -78,7 +78,7 @@ impl Record {
 
 /// The leader's error, for ranks that shall raise the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct WireError {
     /// [`Error::code`].
     pub code: String,
     /// What happened.
@@ -87,7 +87,7 @@ pub struct Told {
     pub hint: Option<String>,
 }
 
-impl Told {
+impl WireError {
     fn of(error: &Error) -> Self {
         Self { code: error.code().to_owned(), message: error.to_string(), hint: error.hint() }
     }
@@ -134,14 +134,14 @@ impl Identity {
     }
 }
 
-/// The stage's own folder below a destination, locked by this process for this node, with a heart that beats.
+/// The stage's own folder below a destination, locked by this process for this node, with a heartbeat that beats.
 #[derive(Debug)]
 pub(crate) struct Leader {
     folder: Arc<OwnedFd>,
     identity: Identity,
     process: Process,
-    heart: tokio::task::JoinHandle<()>,
-    /// Dropped, it ends the heart between two beats.
+    heartbeat: tokio::task::JoinHandle<()>,
+    /// Dropped, it ends the heartbeat between two beats.
     stop: oneshot::Sender<()>,
     _lock: File,
     _launch: Launch,
@@ -149,25 +149,26 @@ pub(crate) struct Leader {
 
 impl Leader {
     /// Joins the launch, takes the node's lock and writes that the stage runs. `Busy` where another process holds either.
-    pub async fn begin(jail: &Arc<Jail>, identity: Identity) -> Result<Self> {
+    pub async fn begin(dest_dir: &Arc<DestDir>, identity: Identity) -> Result<Self> {
         let folder = {
-            let jail = jail.clone();
-            Arc::new(blocking(move || jail.make_folder(FOLDER.as_bytes())).await?)
+            let dest_dir = dest_dir.clone();
+            Arc::new(blocking(move || dest_dir.make_folder(FOLDER.as_bytes())).await?)
         };
-        let launch = Launch::join(jail, &folder, &identity).await?;
+        let launch = Launch::join(dest_dir, &folder, &identity).await?;
         let process = Process::current();
         let lock = {
-            let (jail, folder, identity, process) = (jail.clone(), folder.clone(), identity.clone(), process.clone());
+            let (dest_dir, folder, identity, process) =
+                (dest_dir.clone(), folder.clone(), identity.clone(), process.clone());
             blocking(move || {
                 let io = |name: String| {
-                    let jail = &jail;
-                    move |error: std::io::Error| jail.io_error(format!("{FOLDER}/{name}").as_bytes(), &error, 4096)
+                    let dest_dir = &dest_dir;
+                    move |error: std::io::Error| dest_dir.io_error(format!("{FOLDER}/{name}").as_bytes(), &error, 4096)
                 };
                 let lock = open_own(&folder, &identity.lock_name()).map_err(io(identity.lock_name()))?;
                 if !try_lock(&lock, 0, Mode::Exclusive).map_err(io(identity.lock_name()))? {
                     let record = read_record(&folder, &identity.status_name());
                     let holder = record.map_or_else(|| identity.text(None), |record| record.text());
-                    return Err(Error::Busy { place: jail.path().display().to_string(), holder });
+                    return Err(Error::Busy { place: dest_dir.path().display().to_string(), holder });
                 }
                 write_record(&folder, &identity, &process, State::Running, 0, Ok(None))
                     .map_err(io(identity.status_name()))?;
@@ -177,10 +178,10 @@ impl Leader {
         };
         let (stop, mut stopped) = oneshot::channel();
         let (beating, of, by) = (folder.clone(), identity.clone(), process.clone());
-        let heart = tokio::spawn(async move {
+        let heartbeat = tokio::spawn(async move {
             for beat in 1u64.. {
                 tokio::select! {
-                    () = tokio::time::sleep(BEAT) => {}
+                    () = tokio::time::sleep(HEARTBEAT) => {}
                     _ = &mut stopped => return,
                 }
                 let (folder, identity, process) = (beating.clone(), of.clone(), by.clone());
@@ -191,7 +192,7 @@ impl Leader {
                 .await;
             }
         });
-        Ok(Self { folder, identity, process, heart, stop, _lock: lock, _launch: launch })
+        Ok(Self { folder, identity, process, heartbeat, stop, _lock: lock, _launch: launch })
     }
 
     /// The stage's own folder.
@@ -201,10 +202,10 @@ impl Leader {
 
     /// Says how it ended, then lets the locks go.
     pub async fn end(self, result: &Result<Summary>) {
-        let Self { folder, identity, process, heart, stop, _lock, _launch } = self;
+        let Self { folder, identity, process, heartbeat, stop, _lock, _launch } = self;
         drop(stop);
         // Waited for, not aborted: a beat under way would be written over the end.
-        let _ = heart.await;
+        let _ = heartbeat.await;
         let _ = match result {
             Ok(summary) => write_record(&folder, &identity, &process, State::Done, u64::MAX, Ok(Some(summary.clone()))),
             Err(error) => write_record(&folder, &identity, &process, State::Failed, u64::MAX, Err(error)),
@@ -222,7 +223,7 @@ fn write_record(
 ) -> std::io::Result<()> {
     let at_s = unix_now().as_secs_f64();
     let (failure, error) =
-        (ended.as_ref().err().map(|error| Told::of(error)), ended.as_ref().err().map(ToString::to_string));
+        (ended.as_ref().err().map(|error| WireError::of(error)), ended.as_ref().err().map(ToString::to_string));
     let summary = ended.ok().flatten();
     let (identity, process) = (identity.clone(), Some(process.clone()));
     let record = Record { penstock_status: 1, state, identity, process, beat, at_s, error, failure, summary };
@@ -279,7 +280,7 @@ impl Default for WaitLimits {
 ///
 /// `RankFailed` when the leader says that it failed, dies, or gives no sign of life within the limits.
 pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) -> Result<Summary> {
-    let failed = |told: Told| Error::RankFailed { rank: request.leader_rank, reason: told.message };
+    let failed = |told: WireError| Error::RankFailed { rank: request.leader_rank, reason: told.message };
     leader_ends(request, limits).await?.map_err(failed)
 }
 
@@ -287,7 +288,7 @@ pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) 
 pub async fn leader_ends(
     request: &super::StageRequest,
     limits: WaitLimits,
-) -> Result<std::result::Result<Summary, Told>> {
+) -> Result<std::result::Result<Summary, WireError>> {
     let identity = request.identity();
     let folder = request.destination.join(FOLDER);
     let failed = |reason: String| Error::RankFailed { rank: request.leader_rank, reason };

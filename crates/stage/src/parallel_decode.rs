@@ -12,11 +12,11 @@ use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, dec
 use penstock_types::Result;
 use tokio::sync::Semaphore;
 
-/// Stored bytes that are looked at together, at first; a block that is longer doubles it.
+/// StoredDigests bytes that are looked at together, at first; a block that is longer doubles it.
 const WINDOW: usize = 8 << 20;
 
 /// Room and cores for one object.
-pub(crate) struct Means<'a> {
+pub(crate) struct CpuBudget<'a> {
     /// Cores beside the one that the caller holds.
     pub cores: &'a Semaphore,
     /// Most threads, the caller's own among them.
@@ -26,11 +26,11 @@ pub(crate) struct Means<'a> {
 }
 
 /// Inflates one object as its stored bytes come.
-pub(crate) struct Apart<'a> {
+pub(crate) struct ParallelDecoder<'a> {
     codec: Codec,
     limit: u64,
     place: &'a str,
-    means: Means<'a>,
+    means: CpuBudget<'a>,
     passed: Inflated,
     blocks: u64,
     held: Vec<u8>,
@@ -40,8 +40,8 @@ pub(crate) struct Apart<'a> {
     stream: Option<StreamDecoder>,
 }
 
-impl<'a> Apart<'a> {
-    pub fn new(codec: Codec, limit: u64, place: &'a str, means: Means<'a>) -> Self {
+impl<'a> ParallelDecoder<'a> {
+    pub fn new(codec: Codec, limit: u64, place: &'a str, means: CpuBudget<'a>) -> Self {
         let passed = Inflated { bytes_in: 0, bytes_out: 0 };
         let window = WINDOW.min(quarter(means.memory));
         Self {
@@ -84,7 +84,7 @@ impl<'a> Apart<'a> {
         codec: Codec,
         limit: u64,
         place: &str,
-        means: Means<'_>,
+        means: CpuBudget<'_>,
         stored: &[u8],
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Option<Result<()>> {
@@ -95,7 +95,7 @@ impl<'a> Apart<'a> {
         if stretches.len() < 2 {
             return None;
         }
-        let mut apart = Apart::new(codec, limit, place, means);
+        let mut apart = ParallelDecoder::new(codec, limit, place, means);
         let done = apart.inflate(stored, &stretches, sink).and_then(|at| match at == stored.len() {
             true => Ok(()),
             false => {
@@ -172,7 +172,7 @@ impl<'a> Apart<'a> {
             (stretches.len().min(self.means.threads)).saturating_sub(1).min(self.means.cores.available_permits());
         let permits = self.means.cores.try_acquire_many(more as u32).ok();
         let helpers = permits.as_ref().map_or(0, |_| more);
-        let bench = Bench::new(self.codec, stored, stretches, self.limit - self.passed.bytes_out);
+        let bench = WorkQueue::new(self.codec, stored, stretches, self.limit - self.passed.bytes_out);
         let (mut at, mut is_whole) = (0, true);
         let outcome = std::thread::scope(|scope| {
             for _ in 0..helpers {
@@ -220,7 +220,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Where threads take stretches from, and lay down what they come to.
-struct Bench<'a> {
+struct WorkQueue<'a> {
     codec: Codec,
     stored: &'a [u8],
     stretches: &'a [FrameRun],
@@ -239,7 +239,7 @@ struct State {
     results: Vec<Option<Laid>>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> WorkQueue<'a> {
     fn new(codec: Codec, stored: &'a [u8], stretches: &'a [FrameRun], limit: u64) -> Self {
         let starts =
             stretches.iter().scan(0, |at, stretch| Some(std::mem::replace(at, *at + stretch.stored))).collect();
@@ -301,8 +301,8 @@ mod tests {
 
     use super::*;
 
-    fn means(cores: &Semaphore, memory: u64) -> Means<'_> {
-        Means { cores, threads: 4, memory }
+    fn means(cores: &Semaphore, memory: u64) -> CpuBudget<'_> {
+        CpuBudget { cores, threads: 4, memory }
     }
 
     fn inflated(codec: Codec, stored: &[u8], memory: u64, piece: usize, limit: u64) -> Result<Vec<u8>> {
@@ -311,7 +311,7 @@ mod tests {
             out.extend_from_slice(content);
             Ok(())
         };
-        let mut apart = Apart::new(codec, limit, "p", means(&cores, memory));
+        let mut apart = ParallelDecoder::new(codec, limit, "p", means(&cores, memory));
         stored.chunks(piece).try_for_each(|piece| apart.push(piece, &mut take))?;
         apart.finish(&mut take)?;
         assert_eq!(cores.available_permits(), 3);
@@ -333,7 +333,7 @@ mod tests {
             // Hardly any memory, so the stream does it.
             assert!(inflated(codec, &stored, 1 << 20, 1 << 20, 1 << 30).unwrap() == plain);
             let (cores, mut out) = (Semaphore::new(3), Vec::new());
-            let done = Apart::whole(codec, 1 << 30, "p", means(&cores, 64 << 20), &stored, &mut |content| {
+            let done = ParallelDecoder::whole(codec, 1 << 30, "p", means(&cores, 64 << 20), &stored, &mut |content| {
                 out.extend_from_slice(content);
                 Ok(())
             });
@@ -346,8 +346,9 @@ mod tests {
     fn sinks_error_ends_it_and_cores_come_back() {
         let stored: Vec<u8> = (0..20).flat_map(|_| compress(Codec::Gzip, &noise(3 << 20), 1).unwrap()).collect();
         let cores = Semaphore::new(3);
-        let done =
-            Apart::whole(Codec::Gzip, 1 << 30, "p", means(&cores, 64 << 20), &stored, &mut |_| Err(Error::Interrupted));
+        let done = ParallelDecoder::whole(Codec::Gzip, 1 << 30, "p", means(&cores, 64 << 20), &stored, &mut |_| {
+            Err(Error::Interrupted)
+        });
         assert!(matches!(done, Some(Err(Error::Interrupted))));
         assert_eq!(cores.available_permits(), 3);
     }

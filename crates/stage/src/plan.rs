@@ -10,7 +10,7 @@ use penstock_dataset::detect_codec::detect;
 use penstock_types::{Error, Key, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::compress::Deflate;
+use crate::compress::Compression;
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
 use penstock_dataset::{Division, SharePlan};
 
@@ -18,7 +18,7 @@ use penstock_dataset::{Division, SharePlan};
 /// bills and limits per request), small enough that a killed stage loses little.
 pub const PART_BYTES: u64 = 8 << 20;
 
-/// Objects from which on one read each keeps a store as busy as it lets itself be kept at first.
+/// ObjectTasks from which on one read each keeps a store as busy as it lets itself be kept at first.
 pub(crate) const BUSY: usize = 16;
 /// The largest object that then comes in one read: at the rate of one connection the last one shall not be waited for long.
 pub(crate) const STREAM_MOST: u64 = 64 << 20;
@@ -52,12 +52,12 @@ pub struct StageOptions {
     /// Replace files that no stage of this source has put there.
     pub overwrite: bool,
     /// Compress what is not compressed.
-    pub deflate: Option<Deflate>,
+    pub deflate: Option<Compression>,
 }
 
 impl StageOptions {
     /// What an object is compressed in where its name must say so: nothing that its name or listing says is compressed.
-    pub(crate) fn deflate_of(&self, entry: &Entry) -> Option<Deflate> {
+    pub(crate) fn deflate_of(&self, entry: &Entry) -> Option<Compression> {
         let is_undone = self.inflate && entry.codec != Codec::None;
         self.deflate.filter(|_| is_undone || !crate::compress::is_packed(entry))
     }
@@ -111,15 +111,15 @@ impl Item {
 pub struct StagePlan {
     /// This node's share, in the manifest's order.
     pub items: Vec<Item>,
-    /// Stored bytes of this node's share.
+    /// StoredDigests bytes of this node's share.
     pub bytes: u64,
     /// Requests that reading this share takes.
     pub requests: u64,
-    /// Stored bytes of every node's share.
+    /// StoredDigests bytes of every node's share.
     pub loads: Vec<u64>,
     /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
     pub costs: Vec<u64>,
-    /// Objects of every node's share.
+    /// ObjectTasks of every node's share.
     pub counts: Vec<u64>,
     /// Requests that reading every share takes.
     pub all_requests: Vec<u64>,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::node_status::Identity;
 use crate::plan::StageOptions;
 use crate::progress::Failure;
-use crate::to_store::target::wish;
+use crate::to_store::target::transform_id;
 use penstock_dataset::key_filter::KeyFilter;
 
 /// What to stage, parsed once at the edge.
@@ -53,10 +53,10 @@ impl StageRequest {
     pub(crate) fn identity(&self) -> Identity {
         let StageOptions { inflate, node, nodes, division, allow_case_collisions, max_inflated, .. } = &self.options;
         let to = self.remote.as_ref().map(|url| format!(" to={url}")).unwrap_or_default();
-        let wish = wish(&self.options).unwrap_or_default();
+        let transform_id = transform_id(&self.options).unwrap_or_default();
         Identity {
             request: format!(
-                "{}{to} wish={wish} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",
+                "{}{to} transform_id={transform_id} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",
                 self.source,
                 self.manifest,
                 self.select.text(),
@@ -89,15 +89,15 @@ pub struct Summary {
     pub node: u32,
     /// All nodes.
     pub nodes: u32,
-    /// Objects of this node's share.
+    /// ObjectTasks of this node's share.
     pub objects: u64,
     /// Their stored bytes.
     pub bytes: u64,
-    /// Objects of all nodes.
+    /// ObjectTasks of all nodes.
     pub objects_in_all: u64,
-    /// Objects that stood there already.
+    /// ObjectTasks that stood there already.
     pub skipped: u64,
-    /// Objects moved by this run.
+    /// ObjectTasks moved by this run.
     pub moved: u64,
     /// Bytes of objects received.
     pub bytes_in: u64,
@@ -105,9 +105,9 @@ pub struct Summary {
     pub bytes_out: u64,
     /// Bytes that an interrupted run had received and that were not asked for again.
     pub resumed_bytes: u64,
-    /// Objects asked for again because their bytes arrived damaged.
+    /// ObjectTasks asked for again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Objects moved for which nobody promised a digest: the manifest holds ours, of the bytes as they arrived.
+    /// ObjectTasks moved for which nobody promised a digest: the manifest holds ours, of the bytes as they arrived.
     #[serde(default)]
     pub unchecked: u64,
     /// Requests sent; planned ones in a dry run.
@@ -120,9 +120,9 @@ pub struct Summary {
     pub throttle_wait_s: f64,
     /// Wall-clock seconds.
     pub seconds: f64,
-    /// Stored bytes of every node's share.
+    /// StoredDigests bytes of every node's share.
     pub shares: Vec<u64>,
-    /// Objects of every node's share.
+    /// ObjectTasks of every node's share.
     #[serde(default)]
     pub share_objects: Vec<u64>,
     /// Requests that reading every node's share takes.

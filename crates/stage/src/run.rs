@@ -8,8 +8,8 @@ use penstock_types::{Deadline, Error, Metric, Metrics, Result, Scheme, Stopwatch
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::context::{Errand, Site};
-use crate::dest_dir::Jail;
+use crate::context::{StageContext, StateDir};
+use crate::dest_dir::DestDir;
 use crate::job::Job;
 use crate::node_status::Leader;
 use crate::plan::{StageOptions, StagePlan};
@@ -46,9 +46,9 @@ async fn run(
     }
     let open_leader = async |request: &StageRequest| {
         let path = request.destination.clone();
-        let jail = Arc::new(blocking(move || Jail::open(&path)).await?);
-        let leader = Leader::begin(&jail, request.identity()).await?;
-        Ok::<_, Error>((jail, leader))
+        let dest_dir = Arc::new(blocking(move || DestDir::open(&path)).await?);
+        let leader = Leader::begin(&dest_dir, request.identity()).await?;
+        Ok::<_, Error>((dest_dir, leader))
     };
     let mut leader = None;
     if request.is_awaited && !request.dry_run {
@@ -113,13 +113,13 @@ async fn run(
                 leader = Some(open_leader(&request).await?);
             }
             mirrors = source.mirrors.clone();
-            let Some((jail, leader)) = &leader else { return Err(Error::bug("a stage without its lock")) };
-            let errand = Errand {
+            let Some((dest_dir, leader)) = &leader else { return Err(Error::bug("a stage without its lock")) };
+            let errand = StageContext {
                 request: &request,
                 from: source,
                 manifest,
                 plan,
-                site: Site { jail: jail.clone(), folder: leader.folder().clone() },
+                site: StateDir { dest_dir: dest_dir.clone(), folder: leader.folder().clone() },
                 progress: &progress,
                 deadline,
                 cancelled,

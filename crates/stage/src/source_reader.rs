@@ -22,7 +22,7 @@ use penstock_dataset::manifest::Entry;
 const MEMORY_UNIT: u64 = 64 << 10;
 
 /// See the module.
-pub(crate) struct Inlet {
+pub(crate) struct SourceReader {
     pub source: Source,
     pub progress: Arc<Progress>,
     pub deadline: Deadline,
@@ -30,7 +30,7 @@ pub(crate) struct Inlet {
     units: u32,
 }
 
-impl Inlet {
+impl SourceReader {
     /// Half of the budget of `memory` bytes holds what is in flight; the other half is for what is made of it.
     pub fn new(source: Source, memory: u64, progress: Arc<Progress>, deadline: Deadline) -> Self {
         let units = (memory / 2 / MEMORY_UNIT).clamp(1, u64::from(u32::MAX >> 4)) as u32;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_codec::{Codec, decompress_into};
 use penstock_dataset::KeyFilter;
-use penstock_stage::{Deflate, StageJob, StageOptions, StageRequest, Summary, Verified, VerifyJob, VerifyRequest};
+use penstock_stage::{Compression, StageJob, StageOptions, StageRequest, Summary, Verified, VerifyJob, VerifyRequest};
 use penstock_store::{Memory, Meta, ObjectRef, PutOptions, Store, StoreSettings, read_whole};
 use penstock_types::{Deadline, Key, Result};
 use tokio::runtime::Runtime;
@@ -112,7 +112,7 @@ impl Bench {
 }
 
 fn deflating(codec: Codec) -> StageOptions {
-    StageOptions { deflate: Some(Deflate::new(codec, None).unwrap()), ..StageOptions::default() }
+    StageOptions { deflate: Some(Compression::new(codec, None).unwrap()), ..StageOptions::default() }
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn upload_deflated_keeps_names_and_leaves_alone_what_is_compressed() {
     }
     assert_eq!(bench.stage(deflating(Codec::Gzip)).unwrap().bytes_in, 0);
     assert_eq!(bench.verify(false, false).good, 4);
-    // Another wish makes other objects of ours, without --overwrite.
+    // Another transform_id makes other objects of ours, without --overwrite.
     let other = bench.stage(deflating(Codec::Zstd)).unwrap();
     assert_eq!((other.moved, other.failed.len()), (4, 0), "{:?}", other.failed);
     assert_eq!(bench.got("run/large").0.encoding.as_deref(), Some("zstd"));

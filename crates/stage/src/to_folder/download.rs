@@ -4,7 +4,7 @@
 //! Bytes are sealed and written piece by piece as they come, while the processor still has them near, through memory that
 //! the next piece uses again. Where a stage has objects enough to keep the store busy, an object of moderate size comes in
 //! one read of all: its digests are then made on the way, its store's own is checked on the way, and nothing is read
-//! again. Otherwise its parts come abreast, in any order.
+//! again. Otherwise its parts come concurrency, in any order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,31 +14,31 @@ use penstock_store::{GetResult, Meta};
 use penstock_types::{ByteRange, Error, Result};
 use tokio::task::JoinSet;
 
-use crate::digests::Stored;
+use crate::digests::StoredDigests;
 use crate::plan::{Item, PART_BYTES, STREAM_MOST};
-use crate::to_folder::io_buffers::{PIECE, Piece};
-use crate::to_folder::object::{Workshop, blocking};
-use crate::to_folder::resumable::{Part, Partial};
+use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffer};
+use crate::to_folder::object::{DownloadContext, blocking};
+use crate::to_folder::resumable::{Part, PartialDownload};
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
 /// Parts of one object in flight; other objects fill the rest of the pace.
 const PARTS_AT_ONCE: usize = 64;
 /// What of a read is in memory at once: a piece, and what the connection holds.
-const ROOM: u64 = 2 * PIECE as u64;
+const ROOM: u64 = 2 * IO_BUFFER_BYTES as u64;
 
 /// A large object on its way.
 #[derive(Clone)]
 pub(crate) struct Stream {
-    shop: Arc<Workshop>,
+    shop: Arc<DownloadContext>,
     item: Arc<Item>,
     entry: Arc<Entry>,
-    partial: Arc<Partial>,
+    partial: Arc<PartialDownload>,
 }
 
 /// An object that came in one read.
 pub(crate) struct Arrived {
-    pub stored: Stored,
+    pub stored: StoredDigests,
     /// Its first bytes.
     pub head: Vec<u8>,
     /// What its store says of it: `Err` where bytes and checksum differ.
@@ -51,21 +51,21 @@ pub(crate) fn range_of(entry: &Entry, parts: &Range<u64>) -> ByteRange {
 }
 
 impl Stream {
-    pub fn new(shop: &Arc<Workshop>, item: &Item, entry: &Entry, partial: &Arc<Partial>) -> Self {
+    pub fn new(shop: &Arc<DownloadContext>, item: &Item, entry: &Entry, partial: &Arc<PartialDownload>) -> Self {
         let (item, entry) = (Arc::new(item.clone()), Arc::new(entry.clone()));
         Self { shop: shop.clone(), item, entry, partial: partial.clone() }
     }
 
     /// Whether one read of all is best for an object of which these parts are missing. A store without ranges has no other.
     pub fn comes_whole(&self, missing: &[u64]) -> bool {
-        if !self.shop.inlet.has_ranges() {
+        if !self.shop.reader.has_ranges() {
             return !missing.is_empty();
         }
         let is_fresh = missing.len() as u64 == self.entry.size.div_ceil(PART_BYTES);
         self.shop.is_busy && is_fresh && self.entry.size <= STREAM_MOST
     }
 
-    /// Brings parts abreast.
+    /// Brings parts concurrency.
     pub async fn parts(self, missing: Vec<u64>) -> Result<()> {
         // Dropping the set ends what is in flight.
         let mut flying: JoinSet<Result<()>> = JoinSet::new();
@@ -84,18 +84,18 @@ impl Stream {
     }
 
     async fn part(self, at: u64) -> Result<()> {
-        let _room = self.shop.inlet.room(ROOM).await?;
+        let _room = self.shop.reader.room(ROOM).await?;
         let range = range_of(&self.entry, &(at..at + 1));
-        let mut got = self.shop.inlet.get(&self.entry, range).await?;
+        let mut got = self.shop.reader.get(&self.entry, range).await?;
         self.land(&mut got, at..at + 1, None).await
     }
 
     /// Brings all parts in one read.
     pub async fn whole(self) -> Result<Arrived> {
         let parts = 0..self.entry.size.div_ceil(PART_BYTES);
-        let _room = self.shop.inlet.room(ROOM).await?;
-        let mut got = self.shop.inlet.get(&self.entry, ByteRange::WHOLE).await?;
-        let (mut stored, mut head) = (Stored::new(&self.entry.digests), Vec::with_capacity(HEAD_BYTES));
+        let _room = self.shop.reader.room(ROOM).await?;
+        let mut got = self.shop.reader.get(&self.entry, ByteRange::WHOLE).await?;
+        let (mut stored, mut head) = (StoredDigests::new(&self.entry.digests), Vec::with_capacity(HEAD_BYTES));
         let meta = match self.land(&mut got, parts, Some((&mut stored, &mut head))).await {
             Ok(()) => Ok(got.meta),
             Err(error @ Error::Corrupt { .. }) if stored.seal.bytes == self.entry.size => Err(error),
@@ -110,17 +110,17 @@ impl Stream {
         &self,
         got: &mut GetResult,
         parts: Range<u64>,
-        mut whole: Option<(&mut Stored, &mut Vec<u8>)>,
+        mut whole: Option<(&mut StoredDigests, &mut Vec<u8>)>,
     ) -> Result<()> {
-        let inlet = &self.shop.inlet;
+        let reader = &self.shop.reader;
         let range = range_of(&self.entry, &parts);
         let (mut part, mut crc, mut piece) = (parts.start, Crc32c::new(), self.shop.pieces.take());
         let mut at = range.start;
-        while let Some(bytes) = inlet.next(got).await? {
+        while let Some(bytes) = reader.next(got).await? {
             let mut bytes = &bytes[..];
             if at + bytes.len() as u64 > range.end(self.entry.size) {
                 // And nothing of the next part is written over.
-                return inlet.check_length(&self.entry, range, at + bytes.len() as u64 - range.start);
+                return reader.check_length(&self.entry, range, at + bytes.len() as u64 - range.start);
             }
             if let Some((_, head)) = &mut whole {
                 head.extend_from_slice(&bytes[..bytes.len().min(HEAD_BYTES - head.len())]);
@@ -146,15 +146,16 @@ impl Stream {
             }
         }
         self.shop.pieces.give(piece);
-        inlet.check_length(&self.entry, range, at - range.start)
+        reader.check_length(&self.entry, range, at - range.start)
     }
 
     /// Writes a piece that ends at `end`, and notes the part that ends with it.
-    async fn write(&self, mut piece: Piece, end: u64, part: Option<Part>) -> Result<Piece> {
+    async fn write(&self, mut piece: IoBuffer, end: u64, part: Option<Part>) -> Result<IoBuffer> {
         let this = self.clone();
         blocking(move || {
             let written = this.partial.write(&piece, end - piece.bytes().len() as u64, part);
-            written.map_err(|error| this.shop.jail.io_error(this.item.target.as_bytes(), &error, this.entry.size))?;
+            written
+                .map_err(|error| this.shop.dest_dir.io_error(this.item.target.as_bytes(), &error, this.entry.size))?;
             piece.clear();
             Ok(piece)
         })

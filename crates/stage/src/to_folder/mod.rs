@@ -16,8 +16,8 @@ use penstock_codec::{Codec, strip_suffix};
 use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result, Url, unix_now};
 
-use crate::context::{Errand, Site};
-use crate::dest_dir::Jail;
+use crate::context::{StageContext, StateDir};
+use crate::dest_dir::DestDir;
 use crate::journal::Journal;
 use crate::node_status::replace_own_with;
 use crate::plan::Item;
@@ -26,24 +26,24 @@ use crate::request::StageRequest;
 use crate::to_folder::object::blocking;
 use crate::to_folder::records::manifest_name;
 use crate::to_folder::resume::{Resumed, resume, sweep};
-use crate::to_folder::workers::Crew;
+use crate::to_folder::workers::Workers;
 use penstock_dataset::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 
 /// Returns the path of the manifest.
-pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
-    let Errand { request, from: source, manifest, plan, site, progress, deadline, cancelled } = errand;
+pub(crate) async fn transfer(errand: StageContext<'_>) -> Result<String> {
+    let StageContext { request, from: source, manifest, plan, site, progress, deadline, cancelled } = errand;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
     let resumed = {
-        let (Site { jail, folder }, node, url) = (site.clone(), node.clone(), source.url.clone());
+        let (StateDir { dest_dir, folder }, node, url) = (site.clone(), node.clone(), source.url.clone());
         let (progress, manifest) = (progress.clone(), Arc::new(manifest));
         let options = options.clone();
-        blocking(move || resume(&jail, &folder, &node, &url, &progress, manifest, plan, &options)).await?
+        blocking(move || resume(&dest_dir, &folder, &node, &url, &progress, manifest, plan, &options)).await?
     };
     let Resumed { journal, parts, missing, done, manifest } = resumed;
-    let crew = Crew {
+    let crew = Workers {
         source,
-        jail: site.jail.clone(),
+        dest_dir: site.dest_dir.clone(),
         parts: parts.clone(),
         journal,
         options: options.clone(),
@@ -62,7 +62,7 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
         site.write_residue(share, &source_url, &failures)?;
         let items: Vec<&Item> = missing.iter().chain(&done).collect();
         let failed = failures.len() as u64;
-        let recorded = record_staged(&site.jail, &journal, &manifest, items, &source_url, share, failed)?;
+        let recorded = record_staged(&site.dest_dir, &journal, &manifest, items, &source_url, share, failed)?;
         journal.end_stage(failed)?;
         Ok(recorded)
     })
@@ -72,7 +72,7 @@ pub(crate) async fn transfer(errand: Errand<'_>) -> Result<String> {
 /// Writes the manifest of what now stands in the destination, and returns its path: digests of both sides of each file. Lines come from the
 /// journal one by one: at no time are all of them in memory.
 fn record_staged(
-    jail: &Jail,
+    dest_dir: &DestDir,
     journal: &Journal,
     source: &Manifest,
     mut items: Vec<&Item>,
@@ -83,8 +83,8 @@ fn record_staged(
     items.sort_unstable_by(|a, b| {
         (strip_suffix(a.target.as_bytes()), &a.target).cmp(&(strip_suffix(b.target.as_bytes()), &b.target))
     });
-    let url = Url::from_path(jail.path())
-        .map_or_else(|_| jail.path().display().to_string(), |url| url.as_folder().to_string());
+    let url = Url::from_path(dest_dir.path())
+        .map_or_else(|_| dest_dir.path().display().to_string(), |url| url.as_folder().to_string());
     let format = ManifestFormat::for_objects(items.len());
     let head = Head { url: &url, source: Some(source_url), created_s: unix_now().as_secs_f64(), failed };
     let entries = items.iter().filter_map(|item| {
@@ -102,11 +102,11 @@ fn record_staged(
             })
         })
     });
-    let own = Arc::new(jail.make_folder(b".penstock")?);
+    let own = Arc::new(dest_dir.make_folder(b".penstock")?);
     let share = format!("{}-of-{}", share.0, share.1);
     let name = manifest_name(&share, format);
-    let place = jail.place(format!(".penstock/{name}").as_bytes());
-    let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
+    let place = dest_dir.place(format!(".penstock/{name}").as_bytes());
+    let io = |error: &std::io::Error| dest_dir.io_error(name.as_bytes(), error, 0);
     replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
     // An earlier stage of more or fewer objects left one of the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {

@@ -15,35 +15,35 @@ use penstock_types::{Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::commit::{Finished, temporary_name};
-use crate::compress::Deflate;
-use crate::dest_dir::{Jail, state_of_file};
-use crate::digests::{Seal, Seen, Stored, checked_of};
+use crate::compress::Compression;
+use crate::dest_dir::{DestDir, state_of_file};
+use crate::digests::{ContentDigest, Seen, StoredDigests, checked_of};
 use crate::journal::Line;
-use crate::parallel_decode::{Apart, Means};
+use crate::parallel_decode::{CpuBudget, ParallelDecoder};
 use crate::plan::{Item, PART_BYTES, StageOptions};
 use crate::progress::Progress;
-use crate::source_reader::{Inlet, inflated_limit};
-use crate::to_folder::io_buffers::Pieces;
+use crate::source_reader::{SourceReader, inflated_limit};
+use crate::to_folder::io_buffers::IoBuffers;
 use crate::to_folder::sink::Sink;
 use penstock_dataset::manifest::{Entry, OWN_PREFIX, Origin};
 
 /// The most that is inflated in one piece; beyond it, content streams to the file.
 const WHOLE_MOST: u64 = 512 << 20;
-/// Stored bytes from which on it is worth looking whether an object can be taken apart.
+/// StoredDigests bytes from which on it is worth looking whether an object can be taken apart.
 const APART_LEAST: usize = 1 << 20;
 /// Fetches of an object whose bytes keep arriving damaged, and damaged differently: the line is at fault, not the object.
 pub(crate) const DAMAGED_MOST: u32 = 32;
 
 /// What every object of a stage shares.
-pub(crate) struct Workshop {
-    pub inlet: Inlet,
-    pub jail: Arc<Jail>,
+pub(crate) struct DownloadContext {
+    pub reader: SourceReader,
+    pub dest_dir: Arc<DestDir>,
     pub parts: Arc<OwnedFd>,
     pub cores: Arc<Semaphore>,
     pub threads: usize,
     pub whole_most: u64,
     pub buffers: Mutex<Vec<Vec<u8>>>,
-    pub pieces: Pieces,
+    pub pieces: IoBuffers,
     /// There are objects enough to keep the store busy with one read each.
     pub is_busy: bool,
     /// Large files are written past the page cache.
@@ -51,8 +51,8 @@ pub(crate) struct Workshop {
     pub options: StageOptions,
 }
 
-impl Workshop {
-    /// What one core may inflate in one piece: the half of the budget that the inlet leaves, divided.
+impl DownloadContext {
+    /// What one core may inflate in one piece: the half of the budget that the reader leaves, divided.
     pub fn whole_most(memory: u64, cores: usize) -> u64 {
         (memory / 2 / cores as u64).min(WHOLE_MOST)
     }
@@ -69,9 +69,9 @@ impl Workshop {
         }
         let mut last_damage: Option<Digest> = None;
         for _ in 0..DAMAGED_MOST {
-            let room = self.inlet.room(entry.size).await?;
+            let room = self.reader.room(entry.size).await?;
             let mut stored = Vec::new();
-            let verdict = self.inlet.whole(entry, &mut stored).await?;
+            let verdict = self.reader.whole(entry, &mut stored).await?;
             let stored = Arc::new(stored);
             let damage = match verdict {
                 Ok(meta) => match self.finish_whole(item, entry, stored.clone(), meta, room).await {
@@ -80,20 +80,20 @@ impl Workshop {
                 },
                 Err(error) => error,
             };
-            self.inlet.damaged(entry);
+            self.reader.damaged(entry);
             // The same bytes twice: the object itself is damaged, and asking again would not help.
             let seen = Some(Xxh3::of(&stored));
             if seen == last_damage {
                 return Err(damage);
             }
             last_damage = seen;
-            Progress::add(&self.inlet.progress.refetched, 1);
+            Progress::add(&self.reader.progress.refetched, 1);
         }
         Err(self.always_damaged(entry))
     }
 
     pub fn always_damaged(&self, entry: &Entry) -> Error {
-        Error::corrupt(self.inlet.place(entry), format!("arrived damaged {DAMAGED_MOST} times, differently each time"))
+        Error::corrupt(self.reader.place(entry), format!("arrived damaged {DAMAGED_MOST} times, differently each time"))
     }
 
     /// From all stored bytes in memory to a synced temporary file.
@@ -109,7 +109,7 @@ impl Workshop {
         let (shop, entry) = (self.clone(), entry.clone());
         let item = item.with_detected_codec(self.options.inflate, meta.encoding.as_deref(), &stored);
         blocking(move || {
-            let mut sums = Stored::new(&entry.digests);
+            let mut sums = StoredDigests::new(&entry.digests);
             sums.update(&stored);
             let seen = shop.seen(&entry, &sums, &meta)?;
             let temporary = temporary_name(&item.target, "tmp");
@@ -133,7 +133,7 @@ impl Workshop {
 
     /// What stored bytes are that came in one read of all, which was held against the store's own digest on the way. Errs
     /// where they are not what their store or a manifest says.
-    pub fn seen(&self, entry: &Entry, stored: &Stored, meta: &Meta) -> Result<Seen> {
+    pub fn seen(&self, entry: &Entry, stored: &StoredDigests, meta: &Meta) -> Result<Seen> {
         let mut digests = stored.digests();
         self.compare(entry, &digests, &meta.digests)?;
         self.compare(entry, &digests, &entry.digests)?;
@@ -157,8 +157,10 @@ impl Workshop {
         };
         if stored.len() >= APART_LEAST
             && let Some(done) = {
-                let place = self.inlet.place(entry);
-                Apart::whole(item.undo, limit, &place, self.means(), stored, &mut |content| sink.take(content))
+                let place = self.reader.place(entry);
+                ParallelDecoder::whole(item.undo, limit, &place, self.means(), stored, &mut |content| {
+                    sink.take(content)
+                })
             }
         {
             return done;
@@ -166,7 +168,7 @@ impl Workshop {
         if hint <= self.whole_most {
             let mut content = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
             let whole =
-                decompress_into(item.undo, stored, &mut content, limit.min(self.whole_most), &self.inlet.place(entry));
+                decompress_into(item.undo, stored, &mut content, limit.min(self.whole_most), &self.reader.place(entry));
             let done = whole.and_then(|()| sink.take(&content));
             self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(content);
             match done {
@@ -175,7 +177,7 @@ impl Workshop {
                 other => return other,
             }
         }
-        let mut inflater = StreamDecoder::new(item.undo, limit, &self.inlet.place(entry));
+        let mut inflater = StreamDecoder::new(item.undo, limit, &self.reader.place(entry));
         for piece in stored.chunks(1 << 20) {
             inflater.push(piece, &mut |content| sink.take(content))?;
         }
@@ -183,13 +185,13 @@ impl Workshop {
     }
 
     /// What the file of an object is compressed in, as its name says.
-    pub fn deflate_of(&self, entry: &Entry) -> Option<Deflate> {
+    pub fn deflate_of(&self, entry: &Entry) -> Option<Compression> {
         self.options.deflate_of(entry)
     }
 
     /// What one object may take beside its own core.
-    pub fn means(&self) -> Means<'_> {
-        Means { cores: &self.cores, threads: self.threads, memory: self.whole_most }
+    pub fn means(&self) -> CpuBudget<'_> {
+        CpuBudget { cores: &self.cores, threads: self.threads, memory: self.whole_most }
     }
 
     /// Errs where bytes are not what a store or a manifest says of them.
@@ -198,7 +200,10 @@ impl Workshop {
             if let Some(have) = have.iter().find(|have| have.algorithm == digest.algorithm)
                 && have != digest
             {
-                return Err(Error::corrupt(self.inlet.place(entry), format!("has {have} where {digest} was promised")));
+                return Err(Error::corrupt(
+                    self.reader.place(entry),
+                    format!("has {have} where {digest} was promised"),
+                ));
             }
         }
         Ok(())
@@ -212,9 +217,9 @@ impl Workshop {
         entry: &Entry,
         temporary: &str,
         held: H,
-        fill: impl FnOnce(&H, &File) -> Result<Seal>,
-    ) -> Result<(OwnedFile, Seal)> {
-        let io = |error: std::io::Error| self.jail.io_error(item.target.as_bytes(), &error, entry.size);
+        fill: impl FnOnce(&H, &File) -> Result<ContentDigest>,
+    ) -> Result<(OwnedFile, ContentDigest)> {
+        let io = |error: std::io::Error| self.dest_dir.io_error(item.target.as_bytes(), &error, entry.size);
         let file = OwnedFile::lock(&self.parts, temporary).map_err(|error| self.not_locked(item, entry, &error))?;
         let done = file.clear().map_err(io).and_then(|()| fill(&held, file.file())).and_then(|seal| {
             drop(held);
@@ -234,16 +239,16 @@ impl Workshop {
     pub fn not_locked(&self, item: &Item, entry: &Entry, error: &std::io::Error) -> Error {
         match error.kind() {
             std::io::ErrorKind::WouldBlock => Error::Busy {
-                place: self.jail.place(item.target.as_bytes()),
+                place: self.dest_dir.place(item.target.as_bytes()),
                 holder: "another penstock process writes it".to_owned(),
             },
-            _ => self.jail.io_error(item.target.as_bytes(), error, entry.size),
+            _ => self.dest_dir.io_error(item.target.as_bytes(), error, entry.size),
         }
     }
 
     /// The journal's line of a finished file.
-    pub fn line(&self, item: &Item, entry: &Entry, file: &File, stored: Seen, seal: Seal) -> Result<Line> {
-        let state = state_of_file(file).map_err(|error| self.jail.io_error(item.target.as_bytes(), &error, 0))?;
+    pub fn line(&self, item: &Item, entry: &Entry, file: &File, stored: Seen, seal: ContentDigest) -> Result<Line> {
+        let state = state_of_file(file).map_err(|error| self.dest_dir.io_error(item.target.as_bytes(), &error, 0))?;
         if state.size != seal.bytes {
             return Err(Error::bug(format!("{} bytes were written and the file has {}", seal.bytes, state.size)));
         }
@@ -251,7 +256,7 @@ impl Workshop {
         if let Some(inflated) = entry.inflated.as_ref().filter(|_| item.undo != Codec::None) {
             if inflated.size != seal.bytes {
                 return Err(Error::corrupt(
-                    self.inlet.place(entry),
+                    self.reader.place(entry),
                     format!("inflates to {} bytes where {} were promised", seal.bytes, inflated.size),
                 ));
             }
@@ -259,7 +264,7 @@ impl Workshop {
         }
         let node = format!("{}-of-{}", self.options.node, self.options.nodes);
         let log =
-            |name: &str| crate::dest_dir::open_to_append(&self.jail.folder(OWN_PREFIX).ok().flatten()?, name).ok();
+            |name: &str| crate::dest_dir::open_to_append(&self.dest_dir.folder(OWN_PREFIX).ok().flatten()?, name).ok();
         penstock_dataset::record_offsets::note(log, &node, &item.target, file, state);
         Ok(Line {
             target: item.target.clone(),
@@ -276,7 +281,7 @@ impl Workshop {
                 undone: item.undo,
                 undone_by: item.said_by,
                 packed: self.deflate_of(entry).map_or(Codec::None, |deflate| deflate.codec),
-                asked: self.options.deflate.and_then(|_| crate::to_store::target::wish(&self.options)),
+                asked: self.options.deflate.and_then(|_| crate::to_store::target::transform_id(&self.options)),
                 ..Origin::of(entry)
             },
             modified_s: entry.modified_s,

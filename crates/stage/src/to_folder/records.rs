@@ -12,7 +12,7 @@ use penstock_store::Version;
 use penstock_types::{Digest, Key, Result, Url};
 use serde::{Deserialize, Serialize};
 
-use crate::dest_dir::{Jail, names_in, open_to_read};
+use crate::dest_dir::{DestDir, names_in, open_to_read};
 use crate::journal::{LastStage, Line, scan};
 use crate::node_status::FOLDER;
 use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
@@ -127,14 +127,14 @@ pub struct Unfinished {
     pub source: String,
     /// `0-of-4`: the node and the number of nodes.
     pub share: String,
-    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    /// ObjectTasks that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
     pub failed: Option<u64>,
 }
 
 /// Reads all that is recorded; `None` where nothing was ever staged.
-pub(crate) fn read(jail: &Jail) -> Result<Option<Recorded>> {
-    let documents = documents(jail)?;
-    let (mut lines, stages) = journal_lines(jail)?;
+pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
+    let documents = documents(dest_dir)?;
+    let (mut lines, stages) = journal_lines(dest_dir)?;
     if documents.is_empty() && lines.is_empty() && stages.is_empty() {
         return Ok(None);
     }
@@ -162,7 +162,7 @@ pub(crate) fn read(jail: &Jail) -> Result<Option<Recorded>> {
     }
     for (target, record) in lines {
         // What no manifest names may have been taken away on purpose; where it stands it must be right.
-        if !has_manifest || jail.state(target.as_bytes())?.is_some() {
+        if !has_manifest || dest_dir.state(target.as_bytes())?.is_some() {
             records.insert(target, record);
         }
     }
@@ -187,8 +187,8 @@ fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
 
 /// The manifest of a folder that `penstock stage` has filled, all nodes' shares in one; `None` where it has not.
 pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
-    let jail = Jail::open_existing(folder)?;
-    let Some(Recorded { records, .. }) = read(&jail)? else { return Ok(None) };
+    let dest_dir = DestDir::open_existing(folder)?;
+    let Some(Recorded { records, .. }) = read(&dest_dir)? else { return Ok(None) };
     let source = records.first().and_then(|record| record.source.clone());
     let is_one = records.iter().all(|record| record.source == source);
     let objects = records
@@ -205,14 +205,14 @@ pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
 }
 
 /// Gives every manifest in which `change` changes something its new content.
-pub(crate) fn amend(jail: &Jail, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
-    let Some(own) = jail.folder(b".penstock")?.map(Arc::new) else { return Ok(()) };
-    for mut document in documents(jail)? {
+pub(crate) fn amend(dest_dir: &DestDir, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
+    let Some(own) = dest_dir.folder(b".penstock")?.map(Arc::new) else { return Ok(()) };
+    for mut document in documents(dest_dir)? {
         let changed = document.manifest.objects.iter_mut().map(&mut change).fold(false, |any, one| any | one);
         if changed {
             let Document { name, format, manifest, .. } = &document;
-            let io = |error: &std::io::Error| jail.io_error(name.as_bytes(), error, 0);
-            let place = jail.place(name.as_bytes());
+            let io = |error: &std::io::Error| dest_dir.io_error(name.as_bytes(), error, 0);
+            let place = dest_dir.place(name.as_bytes());
             let entries = manifest.objects.iter().map(Ok);
             crate::node_status::replace_own_with(&own, name, io, |file| {
                 write(file, *format, &manifest.head(), entries, &place)
@@ -223,13 +223,13 @@ pub(crate) fn amend(jail: &Jail, mut change: impl FnMut(&mut Entry) -> bool) -> 
 }
 
 /// The manifests of the last launch of each source; those of earlier launches on another number of nodes say what was.
-fn documents(jail: &Jail) -> Result<Vec<Document>> {
-    let Some(own) = jail.folder(b".penstock")? else { return Ok(Vec::new()) };
-    let io = |error: std::io::Error| jail.io_error(b".penstock", &error, 0);
+fn documents(dest_dir: &DestDir) -> Result<Vec<Document>> {
+    let Some(own) = dest_dir.folder(b".penstock")? else { return Ok(Vec::new()) };
+    let io = |error: std::io::Error| dest_dir.io_error(b".penstock", &error, 0);
     let mut found = Vec::new();
     for name in names_in(&own).map_err(io)? {
         let Some(named) = Named::parse(&name) else { continue };
-        let place = jail.place(format!(".penstock/{name}").as_bytes());
+        let place = dest_dir.place(format!(".penstock/{name}").as_bytes());
         let manifest = Manifest::read(open_to_read(&own, &name).map_err(io)?, &place)?;
         found.push(named.document(&name, manifest));
     }
@@ -251,12 +251,12 @@ pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
 }
 
 /// The last line of each file, of whatever source; and the last stage of each source, by share.
-fn journal_lines(jail: &Jail) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> {
-    let Some(folder) = jail.folder(FOLDER.as_bytes())? else { return Ok(Default::default()) };
+fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> {
+    let Some(folder) = dest_dir.folder(FOLDER.as_bytes())? else { return Ok(Default::default()) };
     let mut stages = Vec::new();
     let mut records: HashMap<Key, Record> = HashMap::new();
-    for name in journals(jail, &folder)? {
-        let file = open_to_read(&folder, &name).map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
+    for name in journals(dest_dir, &folder)? {
+        let file = open_to_read(&folder, &name).map_err(|error| dest_dir.io_error(name.as_bytes(), &error, 0))?;
         let last = scan(&file, &name, |source, line| {
             // A journal is in order; another node's may be older or newer.
             let holds =
@@ -270,13 +270,13 @@ fn journal_lines(jail: &Jail) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> 
                 records.insert(record.target.clone(), record);
             }
         })
-        .map_err(|error| jail.io_error(name.as_bytes(), &error, 0))?;
+        .map_err(|error| dest_dir.io_error(name.as_bytes(), &error, 0))?;
         stages.extend(last);
     }
     Ok((records, stages))
 }
 
-fn journals(jail: &Jail, folder: &OwnedFd) -> Result<Vec<String>> {
-    let names = names_in(folder).map_err(|error| jail.io_error(FOLDER.as_bytes(), &error, 0))?;
+fn journals(dest_dir: &DestDir, folder: &OwnedFd) -> Result<Vec<String>> {
+    let names = names_in(folder).map_err(|error| dest_dir.io_error(FOLDER.as_bytes(), &error, 0))?;
     Ok(names.into_iter().filter(|name| name.starts_with("journal-")).collect())
 }

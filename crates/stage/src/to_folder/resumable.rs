@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A large object in parts, which a killed stage takes up again where it stopped.
 //!
-//! Stored bytes land at their offsets in `HASH.part` (`stream`); each part that is there stands in `HASH.done` with its
+//! StoredDigests bytes land at their offsets in `HASH.part` (`stream`); each part that is there stands in `HASH.done` with its
 //! CRC. The next run believes a part only where its bytes still have that CRC, so neither file needs a sync: what a power
 //! cut took is fetched again. Parts whose sync has failed go: the page cache would show them and the disk lack them. When
 //! all are there the object is checked as a whole and inflated (or adopted as it is).
@@ -20,13 +20,13 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::commit::{Finished, temporary_name};
 use crate::dest_dir::{open_direct, open_own, reserve};
-use crate::digests::{Seal, Seen, Stored, checked_of};
-use crate::parallel_decode::Apart;
+use crate::digests::{ContentDigest, Seen, StoredDigests, checked_of};
+use crate::parallel_decode::ParallelDecoder;
 use crate::plan::{Item, PART_BYTES};
 use crate::progress::Progress;
 use crate::to_folder::download::{Arrived, Stream, range_of};
-use crate::to_folder::io_buffers::{CACHED, Piece};
-use crate::to_folder::object::{DAMAGED_MOST, Workshop, blocking};
+use crate::to_folder::io_buffers::{CACHED, IoBuffer};
+use crate::to_folder::object::{DAMAGED_MOST, DownloadContext, blocking};
 use crate::to_folder::sink::Sink;
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
@@ -52,7 +52,7 @@ pub(crate) struct Part {
 }
 
 /// The two files of a large object in progress.
-pub(crate) struct Partial {
+pub(crate) struct PartialDownload {
     data: Arc<OwnedFile>,
     /// The same file, past the page cache.
     direct: Option<File>,
@@ -83,13 +83,13 @@ impl PartFiles {
     }
 }
 
-impl Partial {
+impl PartialDownload {
     fn files(&self) -> PartFiles {
         PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
     }
 
     /// Writes a piece to its place, and notes the part that ends with it.
-    pub fn write(&self, piece: &Piece, offset: u64, part: Option<Part>) -> std::io::Result<()> {
+    pub fn write(&self, piece: &IoBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
             _ => {
@@ -106,7 +106,7 @@ impl Partial {
     }
 }
 
-pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Result<Finished> {
+pub(crate) async fn make(shop: &Arc<DownloadContext>, item: &Item, entry: &Entry) -> Result<Finished> {
     let names = Arc::new(["part", "done"].map(|kind| temporary_name(&item.target, kind)));
     let mut last_damage: Option<Vec<Digest>> = None;
     let mut asked: Option<Known> = None;
@@ -132,7 +132,7 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
             let (shop, item, entry) = (shop.clone(), item.clone(), entry.clone());
             let partial = partial.clone();
             blocking(move || {
-                let large = Large { shop: &shop, item, entry: &entry, partial: &partial };
+                let large = ResumableDownload { shop: &shop, item, entry: &entry, partial: &partial };
                 Ok(match arrived {
                     Some(arrived) => large.arrived(arrived, core),
                     None => large.in_parts(known, core),
@@ -142,13 +142,13 @@ pub(crate) async fn make(shop: &Arc<Workshop>, item: &Item, entry: &Entry) -> Re
         };
         match finished {
             Err((error @ Error::Corrupt { .. }, seen)) => {
-                shop.inlet.damaged(entry);
+                shop.reader.damaged(entry);
                 partial.files().remove();
                 if last_damage.as_ref() == Some(&seen) {
                     return Err(error);
                 }
                 last_damage = Some(seen);
-                Progress::add(&shop.inlet.progress.refetched, 1);
+                Progress::add(&shop.reader.progress.refetched, 1);
             }
             Err((error, _)) => return Err(error),
             Ok(finished) => return Ok(finished),
@@ -174,21 +174,26 @@ impl Known {
 
 /// Checksums of the whole and its encoding, from the listing or, where it had none, from one more question: parts carry
 /// no checksum, and may all be here already.
-async fn known_of(shop: &Workshop, item: &Item, entry: &Entry) -> Result<Known> {
-    let has_digest = cheapest(&entry.digests).is_some() || !shop.inlet.source.store.capabilities().checksums;
+async fn known_of(shop: &DownloadContext, item: &Item, entry: &Entry) -> Result<Known> {
+    let has_digest = cheapest(&entry.digests).is_some() || !shop.reader.source.store.capabilities().checksums;
     let is_settled = !shop.options.inflate || item.undo != Codec::None || entry.encoding.is_some();
     match has_digest && is_settled {
         true => Ok(Known { digests: entry.digests.clone(), encoding: entry.encoding.clone() }),
-        false => Ok(Known::of(entry, shop.inlet.head(entry).await?)),
+        false => Ok(Known::of(entry, shop.reader.head(entry).await?)),
     }
 }
 
 /// Opens the two files, keeps the parts that are still what they were, and says which are missing.
-fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Result<(Partial, Vec<u64>)> {
+fn open(
+    shop: &DownloadContext,
+    item: &Item,
+    entry: &Entry,
+    names: &[String; 2],
+) -> Result<(PartialDownload, Vec<u64>)> {
     let [data_name, state_name] = names;
-    let io = |error: std::io::Error| shop.jail.io_error(item.target.as_bytes(), &error, entry.size);
+    let io = |error: std::io::Error| shop.dest_dir.io_error(item.target.as_bytes(), &error, entry.size);
     let head = Head {
-        source: shop.inlet.place(entry),
+        source: shop.reader.place(entry),
         size: entry.size,
         version: entry.version.clone(),
         modified_ms: entry.modified_s.map(|seconds| (seconds * 1e3).round() as i64),
@@ -215,7 +220,7 @@ fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Res
                 let bytes = &mut bytes[..range.len as usize];
                 if data.read_exact_at(bytes, range.start).is_ok() && checksum::crc32c(bytes) == part.crc {
                     have[part.at as usize] = true;
-                    Progress::add(&shop.inlet.progress.resumed_bytes, range.len);
+                    Progress::add(&shop.reader.progress.resumed_bytes, range.len);
                 }
             }
         }
@@ -237,21 +242,21 @@ fn open(shop: &Workshop, item: &Item, entry: &Entry, names: &[String; 2]) -> Res
     reserve(data, entry.size).map_err(io)?;
     let direct = if shop.is_direct { open_direct(&shop.parts, data_name).map_err(io)? } else { None };
     let missing = (0..parts).filter(|&at| !have[at as usize]).collect();
-    Ok((Partial { data: Arc::new(held), direct, state, state_name: state_name.clone() }, missing))
+    Ok((PartialDownload { data: Arc::new(held), direct, state, state_name: state_name.clone() }, missing))
 }
 
 /// What a file became, or why not, with what the stored bytes were.
 type Outcome = Result<Finished, (Error, Vec<Digest>)>;
 
 /// A large object whose parts are all on the disk, on its way to a synced file.
-struct Large<'a> {
-    shop: &'a Workshop,
+struct ResumableDownload<'a> {
+    shop: &'a DownloadContext,
     item: Item,
     entry: &'a Entry,
-    partial: &'a Partial,
+    partial: &'a PartialDownload,
 }
 
-impl Large<'_> {
+impl ResumableDownload<'_> {
     /// An object that came in one read: its digests are known.
     fn arrived(mut self, arrived: Arrived, core: OwnedSemaphorePermit) -> Outcome {
         let Arrived { stored, head, meta } = arrived;
@@ -274,7 +279,7 @@ impl Large<'_> {
         if !self.is_copy() {
             return self.change(known, core);
         }
-        let mut stored = Stored::new(&known.digests);
+        let mut stored = StoredDigests::new(&known.digests);
         let done = self
             .read(|piece| {
                 stored.update(piece);
@@ -294,7 +299,7 @@ impl Large<'_> {
     }
 
     fn io(&self, error: std::io::Error) -> Error {
-        self.shop.jail.io_error(self.item.target.as_bytes(), &error, self.entry.size)
+        self.shop.dest_dir.io_error(self.item.target.as_bytes(), &error, self.entry.size)
     }
 
     /// Gives all stored bytes to `take`, in order.
@@ -313,7 +318,7 @@ impl Large<'_> {
     }
 
     /// Errs where the bytes that were read are not what is known of the whole.
-    fn seen(&self, stored: &Stored, known: &Known) -> Result<Seen> {
+    fn seen(&self, stored: &StoredDigests, known: &Known) -> Result<Seen> {
         let have = stored.digests();
         self.shop.compare(self.entry, &have, &known.digests)?;
         let checked = checked_of(known.digests.iter(), |kind| have.iter().any(|digest| digest.algorithm == kind));
@@ -321,7 +326,7 @@ impl Large<'_> {
     }
 
     /// The parts are the file. The core is given back before the sync, which needs none.
-    fn adopt(&self, seen: Seen, seal: Seal, core: OwnedSemaphorePermit) -> Result<Finished> {
+    fn adopt(&self, seen: Seen, seal: ContentDigest, core: OwnedSemaphorePermit) -> Result<Finished> {
         drop(core);
         // What the disk refused stays in the page cache as if it were written, and the next sync of it succeeds: a later
         // run must not find it there and believe it.
@@ -336,7 +341,7 @@ impl Large<'_> {
     /// The file is made of the parts: inflated, compressed, or both.
     fn change(&self, known: Known, core: OwnedSemaphorePermit) -> Outcome {
         let Self { shop, item, entry, partial, .. } = self;
-        let mut stored = Stored::new(&known.digests);
+        let mut stored = StoredDigests::new(&known.digests);
         let temporary = temporary_name(&item.target, "tmp");
         let mut seen = None;
         let result = shop.write_file(item, entry, &temporary, core, |_, file| {
@@ -362,8 +367,8 @@ impl Large<'_> {
                 return sink.finish();
             }
             let limit = shop.inflated_limit(item.undo, entry.size);
-            let place = shop.inlet.place(entry);
-            let mut apart = Apart::new(item.undo, limit, &place, shop.means());
+            let place = shop.reader.place(entry);
+            let mut apart = ParallelDecoder::new(item.undo, limit, &place, shop.means());
             let mut damage = None;
             self.read(|piece| {
                 stored.update(piece);
@@ -405,24 +410,24 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dest_dir::Jail;
-    use crate::to_folder::io_buffers::{PIECE, Pieces};
+    use crate::dest_dir::DestDir;
+    use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffers};
 
     #[test]
     fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {
-        let body: Vec<u8> = (0..PIECE + 4096 + 77).map(|at| ((at * 31) >> 7) as u8).collect();
+        let body: Vec<u8> = (0..IO_BUFFER_BYTES + 4096 + 77).map(|at| ((at * 31) >> 7) as u8).collect();
         for is_direct in [false, true] {
             // Not in /tmp, which may be a memory's file system that knows no O_DIRECT.
             let inside = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-            let folder = Jail::open(inside.path()).unwrap().make_folder(b"p").unwrap();
+            let folder = DestDir::open(inside.path()).unwrap().make_folder(b"p").unwrap();
             let folder = Arc::new(folder);
             let data = Arc::new(OwnedFile::lock(&folder, "data").unwrap());
             data.set_len(body.len() as u64).unwrap();
             reserve(data.file(), body.len() as u64).unwrap();
             let direct = if is_direct { open_direct(&folder, "data").unwrap() } else { None };
             let state = open_own(&folder, "state").unwrap();
-            let partial = Partial { data, direct, state, state_name: "state".to_owned() };
-            let (pieces, mut at) = (Pieces::default(), 0);
+            let partial = PartialDownload { data, direct, state, state_name: "state".to_owned() };
+            let (pieces, mut at) = (IoBuffers::default(), 0);
             while at < body.len() {
                 let mut piece = pieces.take();
                 let took = piece.fill(&body[at..]);

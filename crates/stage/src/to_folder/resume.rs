@@ -16,12 +16,12 @@ use penstock_types::{Error, Result, Url};
 use rustix::fs::{Mode, OFlags};
 
 use crate::commit::{adopt_left_behind, is_temporary_name, temporary_name};
-use crate::dest_dir::{Jail, allocated_at, names_in};
+use crate::dest_dir::{DestDir, allocated_at, names_in};
 use crate::journal::{Journal, Line};
 use crate::node_status::FOLDER;
 use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use crate::progress::Progress;
-use crate::to_store::target::wish;
+use crate::to_store::target::transform_id;
 use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 
@@ -39,7 +39,7 @@ pub(crate) struct Resumed {
 
 /// True for a file that a stage with or without `--inflate` would leave as it is. Names tell of most; an object whose
 /// name says no codec may have been kept compressed, or inflated, under the same name.
-fn is_as_asked(jail: &Jail, line: &Line, inflate: bool) -> bool {
+fn is_as_asked(dest_dir: &DestDir, line: &Line, inflate: bool) -> bool {
     if line.inflate == inflate || line.origin.undone_by == Some(CodecSource::Suffix) {
         return true;
     }
@@ -47,7 +47,7 @@ fn is_as_asked(jail: &Jail, line: &Line, inflate: bool) -> bool {
         return line.origin.undone == Codec::None;
     }
     let mut head = [0; HEAD_BYTES];
-    let read = jail.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
+    let read = dest_dir.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
     match read {
         Ok(Ok(read)) => detect(line.target.as_bytes(), line.origin.encoding.as_deref(), &head[..read]).is_none(),
         _ => true, // it is not there, or not whole: what follows will see
@@ -72,7 +72,7 @@ fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> 
 
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 pub(crate) fn resume(
-    jail: &Jail,
+    dest_dir: &DestDir,
     folder: &OwnedFd,
     node: &str,
     source: &str,
@@ -81,25 +81,25 @@ pub(crate) fn resume(
     plan: StagePlan,
     options: &StageOptions,
 ) -> Result<Resumed> {
-    let place = jail.place(FOLDER.as_bytes());
+    let place = dest_dir.place(FOLDER.as_bytes());
     let mut journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
     journal.begin_stage()?;
-    let parts = Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?);
+    let parts = Arc::new(dest_dir.make_folder(format!("{FOLDER}/parts").as_bytes())?);
     let folder_of_source = source.parse::<Url>().ok().and_then(|url| url.to_path());
     let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);
     let mut strangers = Vec::new();
     for item in plan.items {
         let entry = &manifest.objects[item.object];
         let known = journal.line(&item.target).filter(|line| line.is_of(entry));
-        let wish = options.deflate.and_then(|_| wish(options));
-        let is_asked = |line: &&Line| line.origin.asked == wish && is_as_asked(jail, line, options.inflate);
+        let transform_id = options.deflate.and_then(|_| transform_id(options));
+        let is_asked = |line: &&Line| line.origin.asked == transform_id && is_as_asked(dest_dir, line, options.inflate);
         let stands = match known.as_ref().filter(is_asked) {
             None => false,
-            Some(line) if jail.state(item.target.as_bytes())? == Some(line.state()) => true,
+            Some(line) if dest_dir.state(item.target.as_bytes())? == Some(line.state()) => true,
             Some(line) => match ["tmp", "part"].map(|kind| temporary_name(&item.target, kind)) {
                 [small, large] => {
-                    adopt_left_behind(jail, &parts, &small, line).unwrap_or(false)
-                        || adopt_left_behind(jail, &parts, &large, line).unwrap_or(false)
+                    adopt_left_behind(dest_dir, &parts, &small, line).unwrap_or(false)
+                        || adopt_left_behind(dest_dir, &parts, &large, line).unwrap_or(false)
                 }
             },
         };
@@ -109,7 +109,7 @@ pub(crate) fn resume(
         } else {
             if journal.knows(&item.target) {
                 let names = ["tmp", "part"].map(|kind| temporary_name(&item.target, kind));
-                let removed = jail.remove_linked(&parts, [&names[0], &names[1]], item.target.as_bytes());
+                let removed = dest_dir.remove_linked(&parts, [&names[0], &names[1]], item.target.as_bytes());
                 // A link in the place of a folder on the way: the object fails by it later.
                 removed.or_else(|error| if matches!(error, Error::KeyRefused { .. }) { Ok(()) } else { Err(error) })?;
             }
@@ -127,7 +127,7 @@ pub(crate) fn resume(
             need = need.saturating_add(size.saturating_sub(there));
             if !options.overwrite
                 && !journal.knows(&item.target)
-                && let Some(what) = jail.in_place_of(item.target.as_bytes())?
+                && let Some(what) = dest_dir.in_place_of(item.target.as_bytes())?
             {
                 strangers.push((item.target.clone(), what));
             }
@@ -140,13 +140,13 @@ pub(crate) fn resume(
             more => format!(", and {more} more like it"),
         };
         return Err(Error::Precondition {
-            place: jail.place(first.as_bytes()),
+            place: dest_dir.place(first.as_bytes()),
             reason: format!("{what} stands there that no stage of {source} has put there{others}"),
         });
     }
-    let free = jail.free_bytes()?;
+    let free = dest_dir.free_bytes()?;
     if need > free {
-        return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });
+        return Err(Error::NoSpace { place: dest_dir.path().display().to_string(), need, free });
     }
     Ok(Resumed { journal, parts, missing, done, manifest })
 }

@@ -7,12 +7,12 @@ use std::io::{Seek, Write};
 use penstock_store::owned::{self, Proof};
 use penstock_types::Result;
 
-use crate::compress::{Deflate, Squeeze};
+use crate::compress::{Compression, Compressor};
 use crate::dest_dir::reserve;
-use crate::digests::Seal;
+use crate::digests::ContentDigest;
 use crate::plan::Item;
 use crate::to_folder::io_buffers::CACHED;
-use crate::to_folder::object::Workshop;
+use crate::to_folder::object::DownloadContext;
 
 /// Content in one piece from which on the file system is told first: it then lays the file out once. Reserving costs a
 /// small file more than it saves.
@@ -21,20 +21,20 @@ const RESERVED_LEAST: usize = 1 << 20;
 /// The file, sealed on the way.
 pub(crate) struct Sink<'a> {
     out: Out<'a>,
-    press: Option<Squeeze<'a>>,
-    deflate: Option<Deflate>,
+    press: Option<Compressor<'a>>,
+    deflate: Option<Compression>,
 }
 
 /// The file, and what it holds so far.
 struct Out<'a> {
-    shop: &'a Workshop,
+    shop: &'a DownloadContext,
     item: &'a Item,
     file: &'a File,
-    seal: Seal,
+    seal: ContentDigest,
 }
 
 impl Out<'_> {
-    /// Piece by piece: what was just written is still in the processor's cache when it is sealed.
+    /// IoBuffer by piece: what was just written is still in the processor's cache when it is sealed.
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.reserve(bytes)?;
         for piece in bytes.chunks(CACHED) {
@@ -56,19 +56,19 @@ impl Out<'_> {
     }
 
     fn error(&self, error: &std::io::Error, need: u64) -> penstock_types::Error {
-        self.shop.jail.io_error(self.item.target.as_bytes(), error, need)
+        self.shop.dest_dir.io_error(self.item.target.as_bytes(), error, need)
     }
 }
 
 impl<'a> Sink<'a> {
-    pub fn new(shop: &'a Workshop, item: &'a Item, file: &'a File) -> Self {
-        Self { out: Out { shop, item, file, seal: Seal::default() }, press: None, deflate: None }
+    pub fn new(shop: &'a DownloadContext, item: &'a Item, file: &'a File) -> Self {
+        Self { out: Out { shop, item, file, seal: ContentDigest::default() }, press: None, deflate: None }
     }
 
     /// Content is compressed on its way into the file.
-    pub fn pressing(mut self, deflate: Option<Deflate>) -> Self {
+    pub fn pressing(mut self, deflate: Option<Compression>) -> Self {
         self.deflate = deflate;
-        self.press = deflate.map(|deflate| Squeeze::new(deflate, self.out.shop.means()));
+        self.press = deflate.map(|deflate| Compressor::new(deflate, self.out.shop.means()));
         self
     }
 
@@ -80,14 +80,14 @@ impl<'a> Sink<'a> {
     }
 
     /// Takes all content at once, whose seal is known.
-    pub fn take_sealed(mut self, content: &[u8], seal: Seal) -> Result<Seal> {
+    pub fn take_sealed(mut self, content: &[u8], seal: ContentDigest) -> Result<ContentDigest> {
         self.out.reserve(content)?;
         content.chunks(CACHED).try_for_each(|piece| self.out.place(piece))?;
         Ok(seal)
     }
 
     /// All content has passed: what the file holds.
-    pub fn finish(mut self) -> Result<Seal> {
+    pub fn finish(mut self) -> Result<ContentDigest> {
         if let Some(press) = self.press.take() {
             press.finish(&mut |bytes| self.out.write(bytes))?;
         }
@@ -96,8 +96,8 @@ impl<'a> Sink<'a> {
 
     /// As if nothing had passed.
     pub fn restart(&mut self) -> Result<()> {
-        self.press = self.deflate.map(|deflate| Squeeze::new(deflate, self.out.shop.means()));
-        self.out.seal = Seal::default();
+        self.press = self.deflate.map(|deflate| Compressor::new(deflate, self.out.shop.means()));
+        self.out.seal = ContentDigest::default();
         let cleared = owned::set_len(self.out.file, 0, Proof::Covered);
         cleared.and_then(|()| self.out.file.rewind()).map_err(|error| self.out.error(&error, 0))
     }

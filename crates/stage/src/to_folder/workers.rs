@@ -9,18 +9,18 @@ use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::commit::{Committer, MAX_WAITING, is_fatal};
-use crate::concurrent::{Abreast, Objects};
-use crate::dest_dir::Jail;
+use crate::concurrent::{Concurrency, ObjectTasks};
+use crate::dest_dir::DestDir;
 use crate::journal::Journal;
 use crate::page_cache;
 use crate::plan::{BUSY, Item, StageOptions};
 use crate::progress::Progress;
-use crate::source_reader::Inlet;
-use crate::to_folder::io_buffers::Pieces;
-use crate::to_folder::object::Workshop;
+use crate::source_reader::SourceReader;
+use crate::to_folder::io_buffers::IoBuffers;
+use crate::to_folder::object::DownloadContext;
 use penstock_dataset::manifest::Manifest;
 
-/// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
+/// ObjectTasks on their way beyond those whose requests are in flight: being inflated, written, synced.
 const BEHIND: usize = 32;
 
 /// The opened source: the store, and what the manifest's keys are relative to.
@@ -59,9 +59,9 @@ impl Source {
 }
 
 /// What items of one source need to become files.
-pub(crate) struct Crew {
+pub(crate) struct Workers {
     pub source: Source,
-    pub jail: Arc<Jail>,
+    pub dest_dir: Arc<DestDir>,
     pub parts: Arc<OwnedFd>,
     pub journal: Journal,
     pub options: StageOptions,
@@ -70,7 +70,7 @@ pub(crate) struct Crew {
     pub deadline: Deadline,
 }
 
-impl Crew {
+impl Workers {
     /// Moves the items. What fails alone stands in the progress; an error ends all of it. Returns the journal with what
     /// was finished.
     pub async fn work(
@@ -79,30 +79,31 @@ impl Crew {
         items: &[Item],
         cancelled: watch::Receiver<bool>,
     ) -> Result<Journal> {
-        let Self { source, jail, parts, journal, options, cores, progress, deadline } = self;
+        let Self { source, dest_dir, parts, journal, options, cores, progress, deadline } = self;
         let (cores, overwrites) = (cores.max(1), options.overwrite);
         let bytes = items.iter().map(|item| manifest.objects[item.object].size).sum();
-        let whole_most = Workshop::whole_most(options.memory, cores);
-        let abreast = Abreast { most: options.concurrency.max(1) + BEHIND, limit: options.object_deadline, cancelled };
-        let shop = Arc::new(Workshop {
-            inlet: Inlet::new(source, options.memory, progress.clone(), deadline),
-            jail: jail.clone(),
+        let whole_most = DownloadContext::whole_most(options.memory, cores);
+        let concurrency =
+            Concurrency { most: options.concurrency.max(1) + BEHIND, limit: options.object_deadline, cancelled };
+        let shop = Arc::new(DownloadContext {
+            reader: SourceReader::new(source, options.memory, progress.clone(), deadline),
+            dest_dir: dest_dir.clone(),
             parts,
             cores: Arc::new(Semaphore::new(cores)),
             threads: cores,
             whole_most,
             buffers: Mutex::default(),
-            pieces: Pieces::default(),
+            pieces: IoBuffers::default(),
             is_busy: items.len() >= BUSY,
             is_direct: !page_cache::keeps(bytes),
             options,
         });
         let (finished, inbox) = mpsc::channel(MAX_WAITING);
-        let committer = Committer { jail, journal, overwrites, progress };
+        let committer = Committer { dest_dir, journal, overwrites, progress };
         let committed = tokio::task::spawn_blocking(move || committer.run(inbox));
 
-        let objects = Objects {
-            inlet: &shop.inlet,
+        let objects = ObjectTasks {
+            reader: &shop.reader,
             count: items.len(),
             entry: |at: usize| &manifest.objects[items[at].object],
             is_of_all: is_fatal,
@@ -116,7 +117,7 @@ impl Crew {
                 finished.send(made).await.map_err(|_| Error::Interrupted)
             }
         };
-        let outcome = abreast.run(objects, make).await;
+        let outcome = concurrency.run(objects, make).await;
         drop(finished);
         let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
         // The committer's error comes first: it is why the senders met a closed door.

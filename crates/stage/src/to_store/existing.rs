@@ -12,20 +12,20 @@ use crate::journal::{Journal, Line};
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::to_folder::records::Document;
-use crate::to_store::object::Load;
+use crate::to_store::object::UploadItem;
 use crate::to_store::records::is_manifest;
-use crate::to_store::target::{Target, wish};
+use crate::to_store::target::{Target, transform_id};
 use penstock_dataset::manifest::{Entry, Manifest};
 
 /// What stands in the destination under the names that will be written, and the names of manifests there.
-pub(crate) struct Standing {
+pub(crate) struct Existing {
     pub objects: HashMap<Key, Meta>,
     pub own: Vec<Key>,
 }
 
-pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) -> Result<Standing> {
+pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) -> Result<Existing> {
     let wanted: HashSet<&[u8]> = items.iter().map(|item| item.target.as_bytes()).collect();
-    let mut found = Standing { objects: HashMap::new(), own: Vec::new() };
+    let mut found = Existing { objects: HashMap::new(), own: Vec::new() };
     if !to.store.capabilities().list {
         return Ok(found);
     }
@@ -51,13 +51,13 @@ pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) ->
 }
 
 /// What earlier runs left to do.
-pub(crate) struct Todo {
+pub(crate) struct WorkList {
     pub journal: Journal,
-    pub missing: Vec<Load>,
+    pub missing: Vec<UploadItem>,
     pub done: Vec<Item>,
 }
 
-impl Todo {
+impl WorkList {
     #[expect(clippy::too_many_arguments, reason = "one caller")]
     pub fn sort(
         &mut self,
@@ -93,14 +93,14 @@ impl Todo {
             let is_journaled = journaled.is_some();
             let line = journaled.or_else(told);
             let ours = line.as_ref().filter(is_ours);
-            let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.asked == wish(options));
+            let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.asked == transform_id(options));
             if is_done {
                 progress.skip(entry.size);
                 adopted.extend(line.filter(|_| !is_journaled));
                 self.done.push(item);
             } else {
                 let is_ours = ours.is_some();
-                self.missing.push(Load { item, standing: there, is_ours });
+                self.missing.push(UploadItem { item, standing: there, is_ours });
             }
         }
         // Lines of another machine's become ours: the manifest at the end is made of the journal.
@@ -113,13 +113,7 @@ impl Todo {
     }
 
     /// What stands there, is not ours and cannot be the same ends the stage before its first byte.
-    pub fn refuse_strangers(
-        &self,
-        manifest: &Manifest,
-        to: &Target,
-        source: &str,
-        options: &StageOptions,
-    ) -> Result<()> {
+    pub fn refuse_foreign(&self, manifest: &Manifest, to: &Target, source: &str, options: &StageOptions) -> Result<()> {
         if options.overwrite {
             return Ok(());
         }

@@ -22,59 +22,61 @@ use penstock_types::{Deadline, Error, Result};
 use tokio::sync::{Semaphore, watch};
 
 use crate::commit::is_fatal;
-use crate::concurrent::{Abreast, Objects};
-use crate::context::{Errand, Site};
-use crate::dest_dir::Jail;
+use crate::concurrent::{Concurrency, ObjectTasks};
+use crate::context::{StageContext, StateDir};
+use crate::dest_dir::DestDir;
 use crate::journal::{Journal, Line};
 use crate::launch::Launch;
 use crate::node_status::FOLDER;
 use crate::plan::StageOptions;
 use crate::progress::{Failure, Progress};
-use crate::source_reader::Inlet;
+use crate::source_reader::SourceReader;
 use crate::to_folder::object::blocking;
 use crate::to_folder::records::share_of;
 use crate::to_folder::workers::Source;
-use crate::to_store::existing::{Todo, standing};
-use crate::to_store::object::{Load, Yard};
+use crate::to_store::existing::{WorkList, standing};
+use crate::to_store::object::{UploadContext, UploadItem};
 use crate::to_store::records::{documents, manifest_names, record, staged_manifest};
 use crate::to_store::target::Target;
 use penstock_dataset::manifest::Manifest;
 
-/// Objects on their way beyond those whose requests are in flight.
+/// ObjectTasks on their way beyond those whose requests are in flight.
 const BEHIND: usize = 16;
-/// Objects that are journaled with one sync.
+/// ObjectTasks that are journaled with one sync.
 const BATCH: usize = 256;
 /// How long what is in flight may take to be taken back when the user interrupts.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 
 /// Returns the URL of the manifest.
-pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<String> {
-    let Errand { request, from, manifest, plan, site, progress, deadline, cancelled } = errand;
+pub(crate) async fn transfer(to: Target, errand: StageContext<'_>) -> Result<String> {
+    let StageContext { request, from, manifest, plan, site, progress, deadline, cancelled } = errand;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
     let standing = standing(&to, &plan.items, deadline).await?;
     let recorded = documents(&to, standing.own, deadline).await?;
     let (journal, parts) = {
-        let (Site { jail, folder }, name, source) = (site.clone(), format!("journal-{node}.jsonl"), from.url.clone());
+        let (StateDir { dest_dir, folder }, name, source) =
+            (site.clone(), format!("journal-{node}.jsonl"), from.url.clone());
         blocking(move || {
-            let journal = Journal::open(&folder, &name, &source, &jail.place(FOLDER.as_bytes()))?;
-            Ok((journal, Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?)))
+            let journal = Journal::open(&folder, &name, &source, &dest_dir.place(FOLDER.as_bytes()))?;
+            Ok((journal, Arc::new(dest_dir.make_folder(format!("{FOLDER}/parts").as_bytes())?)))
         })
         .await?
     };
     let manifest = Arc::new(manifest);
-    let mut todo = Todo { journal, missing: Vec::new(), done: Vec::new() };
+    let mut todo = WorkList { journal, missing: Vec::new(), done: Vec::new() };
     todo.sort(plan.items, &manifest, standing.objects, &recorded, &from.url, options, progress)?;
-    todo.refuse_strangers(&manifest, &to, &from.url, options)?;
-    let Todo { journal, missing, done } = todo;
+    todo.refuse_foreign(&manifest, &to, &from.url, options)?;
+    let WorkList { journal, missing, done } = todo;
 
-    let (jail_of, parts_of, options_of) = (site.jail.clone(), parts, options.clone());
-    let yard = Yard::new(from, to.clone(), jail_of, parts_of, options_of, request.cores, progress.clone(), deadline);
-    let yard = Arc::new(yard);
-    let source_url = yard.inlet.source.url.clone();
-    let (journal, outcome) = work(&yard, journal, &manifest, &missing, cancelled).await?;
+    let (jail_of, parts_of, options_of) = (site.dest_dir.clone(), parts, options.clone());
+    let context =
+        UploadContext::new(from, to.clone(), jail_of, parts_of, options_of, request.cores, progress.clone(), deadline);
+    let context = Arc::new(context);
+    let source_url = context.reader.source.url.clone();
+    let (journal, outcome) = work(&context, journal, &manifest, &missing, cancelled).await?;
     if matches!(outcome, Err(Error::Interrupted)) {
-        yard.take_back(TAKE_BACK).await;
+        context.take_back(TAKE_BACK).await;
     }
     outcome?;
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
@@ -91,33 +93,34 @@ pub(crate) async fn transfer(to: Target, errand: Errand<'_>) -> Result<String> {
 /// Sends the objects, as many at once as pace, memory and cores allow. The journal comes back with what was finished,
 /// however it ended.
 async fn work(
-    yard: &Arc<Yard>,
+    context: &Arc<UploadContext>,
     journal: Journal,
     manifest: &Arc<Manifest>,
-    loads: &[Load],
+    loads: &[UploadItem],
     cancelled: watch::Receiver<bool>,
 ) -> Result<(Journal, Result<()>)> {
-    let most = yard.options.concurrency.max(1) + BEHIND;
-    let abreast = Abreast { most, limit: yard.options.object_deadline, cancelled };
+    let most = context.options.concurrency.max(1) + BEHIND;
+    let concurrency = Concurrency { most, limit: context.options.object_deadline, cancelled };
     let (finished, inbox) = mpsc::channel();
-    let progress = yard.inlet.progress.clone();
-    let scribe = tokio::task::spawn_blocking(move || write_down(journal, &inbox, &progress));
+    let progress = context.reader.progress.clone();
+    let scribe = tokio::task::spawn_blocking(move || journal_writer(journal, &inbox, &progress));
     let send = |at: usize| {
-        let (yard, finished, manifest, load) = (yard.clone(), finished.clone(), manifest.clone(), loads[at].clone());
+        let (context, finished, manifest, load) =
+            (context.clone(), finished.clone(), manifest.clone(), loads[at].clone());
         async move {
-            let sent = yard.send(&load, &manifest.objects[load.item.object]).await;
+            let sent = context.send(&load, &manifest.objects[load.item.object]).await;
             // A scribe that is gone has an error of its own to tell.
             sent.and_then(|sent| finished.send(sent).map_err(|_| Error::Interrupted))
         }
     };
-    let objects = Objects {
-        inlet: &yard.inlet,
+    let objects = ObjectTasks {
+        reader: &context.reader,
         count: loads.len(),
         entry: |at: usize| &manifest.objects[loads[at].item.object],
         // A bucket that is not there, or that refuses all, is not better for the next object.
-        is_of_all: |error: &Error| is_fatal(error) || yard.is_of_all(error),
+        is_of_all: |error: &Error| is_fatal(error) || context.is_of_all(error),
     };
-    let outcome = abreast.run(objects, send).await;
+    let outcome = concurrency.run(objects, send).await;
     drop(finished);
     let journal = scribe.await.map_err(|join| Error::bug(format!("the journal's thread ended: {join}")))?;
     match (journal, outcome) {
@@ -127,8 +130,8 @@ async fn work(
     }
 }
 
-/// Objects that are sent once more, as an earlier stage sent them.
-pub(crate) struct Again {
+/// ObjectTasks that are sent once more, as an earlier stage sent them.
+pub(crate) struct ResendRequest {
     pub from: Source,
     pub to: Target,
     /// The folder on this machine.
@@ -143,29 +146,29 @@ pub(crate) struct Again {
 
 /// Sends objects again over what stands there, and tells the manifest of their new versions.
 pub(crate) async fn again(
-    work_of: Again,
+    work_of: ResendRequest,
     manifest: Manifest,
-    loads: Vec<Load>,
+    loads: Vec<UploadItem>,
     cancelled: watch::Receiver<bool>,
 ) -> Result<()> {
-    let Again { from, to, state, options, cores, progress, deadline, node } = work_of;
+    let ResendRequest { from, to, state, options, cores, progress, deadline, node } = work_of;
     let source = from.url.clone();
-    let (jail, folder) = blocking(move || {
-        let jail = Arc::new(Jail::open(&state)?);
-        let folder = Arc::new(jail.make_folder(FOLDER.as_bytes())?);
-        Ok((jail, folder))
+    let (dest_dir, folder) = blocking(move || {
+        let dest_dir = Arc::new(DestDir::open(&state)?);
+        let folder = Arc::new(dest_dir.make_folder(FOLDER.as_bytes())?);
+        Ok((dest_dir, folder))
     })
     .await?;
-    let _launch = Launch::repair(&jail, &folder).await?;
-    let (jail, folder, journal) = blocking(move || {
-        let journal = Journal::open(&folder, "journal-repair.jsonl", &source, &jail.place(FOLDER.as_bytes()))?;
-        let parts = jail.make_folder(format!("{FOLDER}/parts").as_bytes())?;
-        Ok((jail, Arc::new(parts), journal))
+    let _launch = Launch::repair(&dest_dir, &folder).await?;
+    let (dest_dir, folder, journal) = blocking(move || {
+        let journal = Journal::open(&folder, "journal-repair.jsonl", &source, &dest_dir.place(FOLDER.as_bytes()))?;
+        let parts = dest_dir.make_folder(format!("{FOLDER}/parts").as_bytes())?;
+        Ok((dest_dir, Arc::new(parts), journal))
     })
     .await?;
-    let yard = Arc::new(Yard::new(from, to.clone(), jail, folder, options, cores, progress, deadline));
+    let context = Arc::new(UploadContext::new(from, to.clone(), dest_dir, folder, options, cores, progress, deadline));
     let manifest = Arc::new(manifest);
-    let (journal, outcome) = work(&yard, journal, &manifest, &loads, cancelled).await?;
+    let (journal, outcome) = work(&context, journal, &manifest, &loads, cancelled).await?;
     outcome?;
     let names = manifest_names(&to, deadline).await?;
     let recorded = documents(&to, names, deadline).await?;
@@ -182,12 +185,12 @@ pub(crate) async fn again(
 }
 
 /// A sent object, and the files of ours that are of no use once it is journaled.
-pub(crate) struct Sent {
+pub(crate) struct SentObject {
     pub line: Line,
     pub leftover: Option<Arc<OwnedFile>>,
 }
 
-fn write_down(mut journal: Journal, inbox: &mpsc::Receiver<Sent>, progress: &Progress) -> Result<Journal> {
+fn journal_writer(mut journal: Journal, inbox: &mpsc::Receiver<SentObject>, progress: &Progress) -> Result<Journal> {
     while let Ok(first) = inbox.recv() {
         let mut batch = vec![first];
         batch.extend(inbox.try_iter().take(BATCH - 1));
@@ -195,7 +198,7 @@ fn write_down(mut journal: Journal, inbox: &mpsc::Receiver<Sent>, progress: &Pro
         for (line, place) in lines.iter().zip(journal.append(&lines)?) {
             journal.remember(&line.target, place);
         }
-        for Sent { line, leftover } in batch {
+        for SentObject { line, leftover } in batch {
             if let Some(leftover) = leftover {
                 leftover.remove();
             }
@@ -205,12 +208,12 @@ fn write_down(mut journal: Journal, inbox: &mpsc::Receiver<Sent>, progress: &Pro
     Ok(journal)
 }
 
-impl Yard {
+impl UploadContext {
     #[expect(clippy::too_many_arguments, reason = "two callers; a struct would only rename the list")]
     fn new(
         from: Source,
         to: Target,
-        jail: Arc<Jail>,
+        dest_dir: Arc<DestDir>,
         state: Arc<OwnedFd>,
         options: StageOptions,
         cores: usize,
@@ -219,10 +222,10 @@ impl Yard {
     ) -> Self {
         let cores = cores.max(1);
         Self {
-            inlet: Inlet::new(from, options.memory, progress, deadline),
+            reader: SourceReader::new(from, options.memory, progress, deadline),
             to,
             state,
-            jail,
+            dest_dir,
             cores: Arc::new(Semaphore::new(cores)),
             threads: cores,
             options,

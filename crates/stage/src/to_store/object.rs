@@ -18,18 +18,18 @@ use penstock_types::{Algorithm, Digest, Error, Key, Result, unix_now};
 use tokio::sync::Semaphore;
 
 use crate::compress::{WHOLE, is_packed, is_worth};
-use crate::dest_dir::Jail;
-use crate::digests::{Seal, Stored, checked_of};
+use crate::dest_dir::DestDir;
+use crate::digests::{ContentDigest, StoredDigests, checked_of};
 use crate::journal::Line;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::source_reader::{Inlet, inflated_limit};
+use crate::source_reader::{SourceReader, inflated_limit};
 use crate::to_folder::object::blocking;
-use crate::to_store::Sent;
-use crate::to_store::target::{Target, keeps_names, wish};
+use crate::to_store::SentObject;
+use crate::to_store::target::{Target, keeps_names, transform_id};
 use penstock_dataset::manifest::{Entry, Origin};
 
-/// Objects up to this are read whole and put at once.
+/// ObjectTasks up to this are read whole and put at once.
 pub(crate) const SMALL: u64 = 16 << 20;
 /// Bytes of a part of a large one.
 pub(crate) const PART: u64 = 16 << 20;
@@ -40,7 +40,7 @@ const DAMAGED: u32 = 4;
 
 /// An object to be sent, and what stands under its name.
 #[derive(Debug, Clone)]
-pub(crate) struct Load {
+pub(crate) struct UploadItem {
     pub item: Item,
     pub standing: Option<Meta>,
     /// What stands there is of an earlier stage of this source.
@@ -48,11 +48,11 @@ pub(crate) struct Load {
 }
 
 /// What every object of a stage to a store shares.
-pub(crate) struct Yard {
-    pub inlet: Inlet,
+pub(crate) struct UploadContext {
+    pub reader: SourceReader,
     pub to: Target,
     pub state: Arc<OwnedFd>,
-    pub jail: Arc<Jail>,
+    pub dest_dir: Arc<DestDir>,
     pub cores: Arc<Semaphore>,
     pub threads: usize,
     pub options: StageOptions,
@@ -62,16 +62,16 @@ pub(crate) struct Yard {
 
 /// What is done to an object's content, once its first bytes are known.
 #[derive(Debug, Clone)]
-pub(crate) struct Change {
+pub(crate) struct Transform {
     pub item: Item,
-    pub pack: Option<crate::compress::Deflate>,
+    pub pack: Option<crate::compress::Compression>,
     /// Content-Encoding of what is written.
     pub encoding: Option<String>,
     /// Content-Encoding of what was read.
     pub said: Option<String>,
 }
 
-impl Change {
+impl Transform {
     pub fn is_copy(&self) -> bool {
         self.item.undo == Codec::None && self.pack.is_none()
     }
@@ -79,7 +79,7 @@ impl Change {
 
 /// What was written, for the journal.
 pub(crate) struct Written {
-    pub change: Change,
+    pub change: Transform,
     pub stored: Vec<Digest>,
     pub checked: Vec<Digest>,
     pub size: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Written {
     pub leftover: Option<Arc<OwnedFile>>,
 }
 
-impl Yard {
+impl UploadContext {
     pub fn target_place(&self, item: &Item) -> String {
         format!("{}{}", self.to.url, item.target)
     }
@@ -105,7 +105,7 @@ impl Yard {
         .await
     }
 
-    pub async fn send(self: &Arc<Self>, load: &Load, entry: &Entry) -> Result<Sent> {
+    pub async fn send(self: &Arc<Self>, load: &UploadItem, entry: &Entry) -> Result<SentObject> {
         let mut last = None;
         for _ in 0..DAMAGED {
             let sent = match self.small(load, entry).await {
@@ -120,8 +120,8 @@ impl Yard {
                         return Err(error);
                     }
                     last = Some(error);
-                    self.inlet.damaged(entry);
-                    Progress::add(&self.inlet.progress.refetched, 1);
+                    self.reader.damaged(entry);
+                    Progress::add(&self.reader.progress.refetched, 1);
                 }
                 Err(error) => return Err(error),
                 Ok(written) => return Ok(self.sent(entry, written)),
@@ -130,7 +130,7 @@ impl Yard {
         Err(last.unwrap_or_else(|| Error::bug("an object was not sent")))
     }
 
-    fn sent(&self, entry: &Entry, written: Written) -> Sent {
+    fn sent(&self, entry: &Entry, written: Written) -> SentObject {
         let Written { change, stored, checked, size, digests, meta, leftover } = written;
         let line = Line {
             target: change.item.target.clone(),
@@ -144,7 +144,7 @@ impl Yard {
                 undone: change.item.undo,
                 undone_by: change.item.said_by,
                 packed: change.pack.map_or(Codec::None, |deflate| deflate.codec),
-                asked: wish(&self.options),
+                asked: transform_id(&self.options),
                 modified_s: entry.modified_s,
                 ..Origin::of(entry)
             },
@@ -152,11 +152,11 @@ impl Yard {
             inflate: self.options.inflate,
             version: meta.version,
         };
-        Sent { line, leftover }
+        SentObject { line, leftover }
     }
 
     /// What is done with content that begins with `head`, of an object that its store says is in `encoding`.
-    pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Change {
+    pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Transform {
         let said = encoding.or_else(|| entry.encoding.clone());
         let item = item.with_detected_codec(self.options.inflate, said.as_deref(), head);
         let pack = match keeps_names(self.to.store.root().scheme) {
@@ -176,10 +176,10 @@ impl Yard {
             (None, Codec::None) => said.clone(),
             (None, _) => None,
         };
-        Change { item, pack, encoding, said }
+        Transform { item, pack, encoding, said }
     }
 
-    pub fn put_options(&self, load: &Load, change: &Change, checksum: Option<Digest>) -> PutOptions {
+    pub fn put_options(&self, load: &UploadItem, change: &Transform, checksum: Option<Digest>) -> PutOptions {
         let precondition = match &load.standing {
             _ if !self.to.store.capabilities().preconditions => Precondition::None,
             None if self.options.overwrite => Precondition::None,
@@ -190,13 +190,13 @@ impl Yard {
     }
 
     /// Whether what stands there may be replaced; else whether it is the same already.
-    pub fn may_replace(&self, load: &Load) -> bool {
+    pub fn may_replace(&self, load: &UploadItem) -> bool {
         load.standing.is_none() || load.is_ours || self.options.overwrite
     }
 
     /// What stands under a name that is not ours to replace: its description where it has these bytes, else the refusal.
     pub async fn adopted(&self, item: &Item, size: u64, digests: &[Digest]) -> Result<Meta> {
-        let standing = self.to.store.head(&self.to.key(&item.target), self.inlet.deadline).await?;
+        let standing = self.to.store.head(&self.to.key(&item.target), self.reader.deadline).await?;
         let both = |have: &&Digest| digests.iter().any(|want| want.algorithm == have.algorithm);
         let mut comparable = standing.digests.iter().filter(both).peekable();
         let is_same =
@@ -205,7 +205,7 @@ impl Yard {
             true => Ok(standing),
             false => Err(Error::Precondition {
                 place: self.target_place(item),
-                reason: format!("an object stands there that no stage of {} has put there", self.inlet.source.url),
+                reason: format!("an object stands there that no stage of {} has put there", self.reader.source.url),
             }),
         }
     }
@@ -214,7 +214,7 @@ impl Yard {
     async fn every_digest(&self, body: Bytes) -> Result<Vec<Digest>> {
         let known = [Algorithm::Crc32, Algorithm::Crc64Nvme].map(|algorithm| Digest { algorithm, value: Vec::new() });
         self.on_core(move || {
-            let mut sums = Stored::new(&known).with_md5();
+            let mut sums = StoredDigests::new(&known).with_md5();
             sums.update(&body);
             Ok(sums.digests())
         })
@@ -222,26 +222,26 @@ impl Yard {
     }
 
     /// A small object in one go; `None` where it is not, and must flow.
-    async fn small(self: &Arc<Self>, load: &Load, entry: &Entry) -> Result<Option<Written>> {
+    async fn small(self: &Arc<Self>, load: &UploadItem, entry: &Entry) -> Result<Option<Written>> {
         if entry.size > SMALL {
             return Ok(None);
         }
-        let _room = self.inlet.room(entry.size.saturating_mul(2)).await?;
+        let _room = self.reader.room(entry.size.saturating_mul(2)).await?;
         let mut stored = Vec::new();
-        let meta = self.inlet.whole(entry, &mut stored).await??;
+        let meta = self.reader.whole(entry, &mut stored).await??;
         let stored = Bytes::from(stored);
         let ready = {
-            let (yard, load, entry) = (self.clone(), load.clone(), entry.clone());
-            self.on_core(move || yard.ready(&load, &entry, &stored, &meta)).await?
+            let (context, load, entry) = (self.clone(), load.clone(), entry.clone());
+            self.on_core(move || context.ready(&load, &entry, &stored, &meta)).await?
         };
         let Some((body, change, stored, checked)) = ready else { return Ok(None) };
         let (size, key) = (body.len() as u64, self.to.key(&load.item.target));
-        let mut seal = Seal::default();
+        let mut seal = ContentDigest::default();
         seal.update(&body);
         let digests = seal.digests();
         let meta = if self.may_replace(load) {
             let options = self.put_options(load, &change, Some(Digest::of_u32(Algorithm::Crc32c, crc32c(&body))));
-            match self.to.store.put(&key, vec![body.clone()], &options, self.inlet.deadline).await {
+            match self.to.store.put(&key, vec![body.clone()], &options, self.reader.deadline).await {
                 // Another run of this stage was there first, perhaps; the bytes tell.
                 Err(Error::Precondition { .. }) if load.standing.is_none() => {
                     self.adopted(&load.item, size, &self.every_digest(body).await?).await?
@@ -258,7 +258,7 @@ impl Yard {
     pub fn check(&self, entry: &Entry, have: &[Digest], promised: &[Digest]) -> Result<Vec<Digest>> {
         for want in promised {
             if let Some(have) = have.iter().find(|have| have.algorithm == want.algorithm).filter(|have| *have != want) {
-                return Err(Error::corrupt(self.inlet.place(entry), format!("has {have} where {want} was promised")));
+                return Err(Error::corrupt(self.reader.place(entry), format!("has {have} where {want} was promised")));
             }
         }
         Ok(checked_of(promised.iter(), |kind| have.iter().any(|have| have.algorithm == kind)))
@@ -268,13 +268,13 @@ impl Yard {
     #[expect(clippy::type_complexity, reason = "one caller, which takes it apart")]
     fn ready(
         &self,
-        load: &Load,
+        load: &UploadItem,
         entry: &Entry,
         stored: &Bytes,
         meta: &Meta,
-    ) -> Result<Option<(Bytes, Change, Vec<Digest>, Vec<Digest>)>> {
+    ) -> Result<Option<(Bytes, Transform, Vec<Digest>, Vec<Digest>)>> {
         let promised: Vec<Digest> = meta.digests.iter().chain(&entry.digests).cloned().collect();
-        let mut sums = Stored::new(&promised);
+        let mut sums = StoredDigests::new(&promised);
         sums.update(stored);
         let have = sums.digests();
         let mut checked = self.check(entry, &have, &promised)?;
@@ -292,7 +292,7 @@ impl Yard {
                 stored,
                 &mut inflated,
                 limit.min(INFLATED_WHOLE),
-                &self.inlet.place(entry),
+                &self.reader.place(entry),
             ) {
                 Err(Error::Corrupt { .. }) if limit > INFLATED_WHOLE => return Ok(None),
                 other => other?,

@@ -18,19 +18,19 @@ use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::compress::Press;
-use crate::digests::Stored;
+use crate::compress::AsyncCompressor;
+use crate::digests::StoredDigests;
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
 use crate::to_folder::object::blocking;
-use crate::to_store::multipart::{Hold, Vessel, value};
-use crate::to_store::object::{Load, PART, Written, Yard};
+use crate::to_store::multipart::{MultipartUpload, PartSink, value};
+use crate::to_store::object::{PART, UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
 /// What of an object's first bytes is wanted before anything is decided.
 const LOOK: u64 = crate::compress::TRIED as u64;
 
-/// Stored bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.
+/// StoredDigests bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.
 const STEP: usize = 4 << 10;
 
 /// Reads an object in order on tasks of its own, which end with this.
@@ -40,20 +40,20 @@ struct Reader {
 }
 
 impl Reader {
-    fn start(yard: &Arc<Yard>, entry: &Entry, most: usize) -> Self {
+    fn start(context: &Arc<UploadContext>, entry: &Entry, most: usize) -> Self {
         let (send, pieces) = mpsc::channel(2);
-        let (yard, entry) = (yard.clone(), entry.clone());
+        let (context, entry) = (context.clone(), entry.clone());
         let mut task = JoinSet::new();
         task.spawn(async move {
-            if !yard.inlet.has_ranges() {
-                if let Err(error) = whole(&yard, &entry, &send).await {
+            if !context.reader.has_ranges() {
+                if let Err(error) = whole(&context, &entry, &send).await {
                     let _ = send.send(Err(error)).await;
                 }
                 return;
             }
             let starts = (0..entry.size.div_ceil(PART_BYTES)).map(|at| at * PART_BYTES);
             let mut reads = stream::iter(starts)
-                .map(|start| yard.inlet.range(&entry, ByteRange::new(start, PART_BYTES.min(entry.size - start))))
+                .map(|start| context.reader.range(&entry, ByteRange::new(start, PART_BYTES.min(entry.size - start))))
                 .buffered(most);
             while let Some(piece) = reads.next().await {
                 let is_end = piece.is_err();
@@ -67,10 +67,10 @@ impl Reader {
 }
 
 /// A store without ranges: all of it, in pieces as they come.
-async fn whole(yard: &Yard, entry: &Entry, send: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
-    let mut got = yard.inlet.get(entry, ByteRange::WHOLE).await?;
+async fn whole(context: &UploadContext, entry: &Entry, send: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
+    let mut got = context.reader.get(entry, ByteRange::WHOLE).await?;
     let mut piece = BytesMut::new();
-    while let Some(bytes) = yard.inlet.next(&mut got).await? {
+    while let Some(bytes) = context.reader.next(&mut got).await? {
         piece.extend_from_slice(&bytes);
         if piece.len() as u64 >= PART_BYTES && send.send(Ok(piece.split().freeze())).await.is_err() {
             return Ok(());
@@ -82,25 +82,26 @@ async fn whole(yard: &Yard, entry: &Entry, send: &mpsc::Sender<Result<Bytes>>) -
     Ok(())
 }
 
-pub(crate) async fn send(yard: &Arc<Yard>, load: &Load, entry: &Entry) -> Result<Written> {
-    let meta = yard.inlet.head(entry).await?;
+pub(crate) async fn send(context: &Arc<UploadContext>, load: &UploadItem, entry: &Entry) -> Result<Written> {
+    let meta = context.reader.head(entry).await?;
     let mut promised = entry.digests.clone();
     promised.extend(meta.digests.iter().filter(|digest| !entry.digests.contains(digest)).cloned());
-    let head = match yard.inlet.has_ranges() {
-        true => yard.inlet.range(entry, ByteRange::new(0, LOOK.min(entry.size))).await?,
+    let head = match context.reader.has_ranges() {
+        true => context.reader.range(entry, ByteRange::new(0, LOOK.min(entry.size))).await?,
         // Asked for in full below; its name must do.
         false => Bytes::new(),
     };
     let change = {
-        let (yard, item, entry, encoding) = (yard.clone(), load.item.clone(), entry.clone(), meta.encoding.clone());
-        blocking(move || Ok(yard.change(&item, &entry, encoding, &head))).await?
+        let (context, item, entry, encoding) =
+            (context.clone(), load.item.clone(), entry.clone(), meta.encoding.clone());
+        blocking(move || Ok(context.change(&item, &entry, encoding, &head))).await?
     };
     // A lost upload costs a second try, not the object.
     for is_last in [false, true] {
-        let mut vessel = Vessel::board(yard, load, entry, &change, &promised).await?;
-        match vessel.carry().await {
-            Err(Error::NotFound { place }) if !is_last && place == yard.target_place(&change.item) => {
-                vessel.forget().await;
+        let mut upload = MultipartUpload::start(context, load, entry, &change, &promised).await?;
+        match upload.carry().await {
+            Err(Error::NotFound { place }) if !is_last && place == context.target_place(&change.item) => {
+                upload.forget().await;
             }
             // Another's object stands there, or this one is not what it was: nothing of it is of use any more.
             Err(
@@ -109,7 +110,7 @@ pub(crate) async fn send(yard: &Arc<Yard>, load: &Load, entry: &Entry) -> Result
                 | Error::Changed { .. }
                 | Error::KeyRefused { .. }),
             ) => {
-                vessel.forget().await;
+                upload.forget().await;
                 return Err(error);
             }
             other => return other,
@@ -123,7 +124,7 @@ pub(crate) async fn send(yard: &Arc<Yard>, load: &Load, entry: &Entry) -> Result
 fn inflate_some(
     inflater: &mut StreamDecoder,
     piece: Bytes,
-    stored: &mut Stored,
+    stored: &mut StoredDigests,
 ) -> Result<(Vec<Bytes>, Option<Bytes>)> {
     let (mut contents, mut content, mut rest) = (Vec::new(), BytesMut::new(), piece);
     while !rest.is_empty() && contents.is_empty() {
@@ -141,32 +142,33 @@ fn inflate_some(
     Ok((contents, Some(rest).filter(|rest| !rest.is_empty())))
 }
 
-impl Vessel<'_> {
+impl MultipartUpload<'_> {
     async fn carry(&mut self) -> Result<Written> {
         if let Some(written) = self.finished.take() {
             return Ok(written);
         }
         let can_skip = self.change.is_copy()
-            && self.yard.inlet.has_ranges()
+            && self.context.reader.has_ranges()
             && self
                 .promised
                 .iter()
                 .all(|digest| matches!(digest.algorithm, Algorithm::Crc32c | Algorithm::Xxh3 | Algorithm::Sha1));
         match &self.hold {
-            Hold::Parts { held, .. } if can_skip && !held.is_empty() => self.carry_missing().await,
+            PartSink::Parts { held, .. } if can_skip && !held.is_empty() => self.carry_missing().await,
             _ => self.carry_all().await,
         }
     }
 
     /// Reads all of it, in order.
     async fn carry_all(&mut self) -> Result<Written> {
-        let mut reader = Reader::start(self.yard, self.entry, self.reads);
-        let mut stored = Stored::new(self.promised);
-        let place = self.yard.inlet.place(self.entry);
-        let (undo, limit) = (self.change.item.undo, self.yard.inflated_limit(self.change.item.undo, self.entry.size));
+        let mut reader = Reader::start(self.context, self.entry, self.reads);
+        let mut stored = StoredDigests::new(self.promised);
+        let place = self.context.reader.place(self.entry);
+        let (undo, limit) =
+            (self.change.item.undo, self.context.inflated_limit(self.change.item.undo, self.entry.size));
         let mut inflater = (undo != Codec::None).then(|| StreamDecoder::new(undo, limit, &place));
         let mut press = match self.change.pack {
-            Some(deflate) => Some(Press::new(deflate, self.yard.cores.clone(), self.yard.threads)?),
+            Some(deflate) => Some(AsyncCompressor::new(deflate, self.context.cores.clone(), self.context.threads)?),
             None => None,
         };
         let mut read = 0u64;
@@ -184,15 +186,15 @@ impl Vessel<'_> {
                     Ok((contents, stored, Some(inflater), rest))
                 };
                 let contents;
-                (contents, stored, inflater, left) = self.yard.on_core(work).await?;
+                (contents, stored, inflater, left) = self.context.on_core(work).await?;
                 for content in contents {
                     match &mut press {
                         Some(press) => {
                             for bytes in press.push(content).await? {
-                                self.take(bytes).await?;
+                                self.write(bytes).await?;
                             }
                         }
-                        None => self.take(content).await?,
+                        None => self.write(content).await?,
                     }
                 }
             }
@@ -206,18 +208,18 @@ impl Vessel<'_> {
         }
         if let Some(press) = press {
             for bytes in press.finish().await? {
-                self.take(bytes).await?;
+                self.write(bytes).await?;
             }
         }
         // Nothing is made of bytes that are not what was promised.
         let have = stored.digests();
-        let checked = self.yard.check(self.entry, &have, self.promised)?;
-        self.end(have[..2].to_vec(), checked).await
+        let checked = self.context.check(self.entry, &have, self.promised)?;
+        self.finish(have[..2].to_vec(), checked).await
     }
 
     /// Reads and sends the parts that the store does not hold, and nothing else.
     async fn carry_missing(&mut self) -> Result<Written> {
-        let Hold::Parts { held, .. } = &mut self.hold else { return Err(Error::bug("parts without an upload")) };
+        let PartSink::Parts { held, .. } = &mut self.hold else { return Err(Error::bug("parts without an upload")) };
         let held = std::mem::take(held);
         let count = self.entry.size.div_ceil(self.part_bytes) as u32;
         let of = |number: u32| {
@@ -229,7 +231,7 @@ impl Vessel<'_> {
         };
         let held: BTreeMap<u32, Part> = held.into_iter().filter(|(_, part)| fits(part)).collect();
         for part in held.values() {
-            Progress::add(&self.yard.inlet.progress.resumed_bytes, part.size);
+            Progress::add(&self.context.reader.progress.resumed_bytes, part.size);
         }
         let missing: Vec<(u32, ByteRange)> =
             (0..count).filter(|number| !held.contains_key(number)).map(|number| (number, of(number))).collect();
@@ -238,9 +240,9 @@ impl Vessel<'_> {
         for (number, whole) in missing {
             let starts = (0..whole.len.div_ceil(PART_BYTES)).map(|at| at * PART_BYTES);
             let ranges = starts.map(|at| ByteRange::new(whole.start + at, PART_BYTES.min(whole.len - at)));
-            let (yard, entry) = (self.yard, self.entry);
+            let (context, entry) = (self.context, self.entry);
             let bytes: Vec<Bytes> = stream::iter(ranges)
-                .map(|wanted| yard.inlet.range(entry, wanted))
+                .map(|wanted| context.reader.range(entry, wanted))
                 .buffered(self.reads)
                 .try_collect()
                 .await?;
@@ -257,15 +259,15 @@ impl Vessel<'_> {
                 };
                 let all: Vec<Part> = self.parts.iter().cloned().chain([last]).collect();
                 let crc = combined(&all).into_iter().collect::<Vec<_>>();
-                self.yard.check(self.entry, &crc, self.promised)?;
+                self.context.check(self.entry, &crc, self.promised)?;
                 ends = crc.first().and_then(value);
             }
-            self.launch(PartAt { number, offset: whole.start, ends }, bytes).await?;
+            self.spawn_part(PartAt { number, offset: whole.start, ends }, bytes).await?;
         }
-        self.land(0).await?;
+        self.join(0).await?;
         self.parts.sort_by_key(|part| part.number);
         let digests: Vec<Digest> = combined(&self.parts).into_iter().collect();
-        let checked = self.yard.check(self.entry, &digests, self.promised)?;
-        self.close(digests.clone(), checked, digests, self.entry.size).await
+        let checked = self.context.check(self.entry, &digests, self.promised)?;
+        self.complete(digests.clone(), checked, digests, self.entry.size).await
     }
 }

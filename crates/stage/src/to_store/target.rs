@@ -123,7 +123,7 @@ pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
 }
 
 impl StageOptions {
-    /// Asks for what [`wish`] named.
+    /// Asks for what [`transform_id`] named.
     pub(crate) fn wish_again(&mut self, asked: Option<&str>) -> Result<()> {
         let odd = || {
             Error::config("manifest", format!("`{}` is nothing that a stage is asked for", asked.unwrap_or_default()))
@@ -133,7 +133,7 @@ impl StageOptions {
                 None if word == "inflate" => self.inflate = true,
                 Some((codec, level)) => {
                     let level = level.parse().map_err(|_| odd())?;
-                    self.deflate = Some(crate::compress::Deflate::new(codec.parse()?, Some(level))?);
+                    self.deflate = Some(crate::compress::Compression::new(codec.parse()?, Some(level))?);
                 }
                 None => return Err(odd()),
             }
@@ -142,8 +142,8 @@ impl StageOptions {
     }
 }
 
-/// What is done to content on the way, as journal and manifest name it: another wish makes other objects.
-pub(crate) fn wish(options: &StageOptions) -> Option<String> {
+/// What is done to content on the way, as journal and manifest name it: another transform_id makes other objects.
+pub(crate) fn transform_id(options: &StageOptions) -> Option<String> {
     let deflate = options.deflate.map(|deflate| format!("{}:{}", deflate.codec, deflate.level));
     match (options.inflate, deflate) {
         (true, Some(deflate)) => Some(format!("inflate,{deflate}")),

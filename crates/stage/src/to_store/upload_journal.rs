@@ -15,7 +15,7 @@ use penstock_store::{Part, UploadId};
 use penstock_types::{Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::dest_dir::Jail;
+use crate::dest_dir::DestDir;
 
 /// A file beyond this is none of ours: 50,000 parts of some 200 bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -49,7 +49,7 @@ enum Line {
 
 /// An upload that an earlier run left.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct PreviousUpload {
     pub id: UploadId,
     /// By number; a part that was sent twice is the last.
     pub parts: BTreeMap<u32, Part>,
@@ -65,8 +65,13 @@ pub(crate) struct SentParts {
 
 impl SentParts {
     /// Opens it, and gives what an earlier run left of the same object.
-    pub fn open(jail: &Jail, folder: &Arc<OwnedFd>, name: String, want: &Head) -> Result<(Self, Option<Left>)> {
-        let place = jail.place(name.as_bytes());
+    pub fn open(
+        dest_dir: &DestDir,
+        folder: &Arc<OwnedFd>,
+        name: String,
+        want: &Head,
+    ) -> Result<(Self, Option<PreviousUpload>)> {
+        let place = dest_dir.place(name.as_bytes());
         let io = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::WouldBlock => {
                 Error::Busy { place: want.target.clone(), holder: "another penstock process writes it".to_owned() }
@@ -76,13 +81,13 @@ impl SentParts {
         let owned = Arc::new(OwnedFile::lock(folder, &name).map_err(io)?);
         let mut file = owned.file();
         let _ = rustix::fs::fchmod(file, rustix::fs::Mode::from_raw_mode(0o600));
-        let mut left: Option<Left> = None;
+        let mut left: Option<PreviousUpload> = None;
         if file.metadata().map_err(io)?.len() <= MAX_BYTES {
             let lines = BufReader::new(file).lines().map_while(std::result::Result::ok);
             for line in lines.filter_map(|text| serde_json::from_str::<Line>(&text).ok()) {
                 match (line, &mut left) {
                     (Line::Head { head, id }, left) => {
-                        *left = (head == *want).then_some(Left { id, parts: BTreeMap::new(), whole: None });
+                        *left = (head == *want).then_some(PreviousUpload { id, parts: BTreeMap::new(), whole: None });
                     }
                     (Line::Part(part), Some(left)) => {
                         left.parts.insert(part.number, part);
@@ -148,9 +153,9 @@ mod tests {
     #[test]
     fn sent_parts_survive_a_kill_and_belong_to_one_object() {
         let inside = tempfile::tempdir().unwrap();
-        let jail = Jail::open(inside.path()).unwrap();
-        let folder = Arc::new(jail.make_folder(b"p").unwrap());
-        let open = |size| SentParts::open(&jail, &folder, "x.up".into(), &head(size)).unwrap();
+        let dest_dir = DestDir::open(inside.path()).unwrap();
+        let folder = Arc::new(dest_dir.make_folder(b"p").unwrap());
+        let open = |size| SentParts::open(&dest_dir, &folder, "x.up".into(), &head(size)).unwrap();
         {
             let (mut sent, left) = open(9);
             assert!(left.is_none());

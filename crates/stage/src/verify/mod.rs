@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::dest_dir::{Jail, state_of_file};
-use crate::digests::Seal;
+use crate::dest_dir::{DestDir, state_of_file};
+use crate::digests::ContentDigest;
 use crate::job::Job;
 use crate::node_status::FOLDER;
 use crate::progress::Progress;
@@ -32,7 +32,7 @@ use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::is_own;
 
 /// One read; a worker holds one such buffer and nothing else.
-const PIECE: usize = 1 << 20;
+const IO_BUFFER_BYTES: usize = 1 << 20;
 /// Strangers that are named; all of them are counted.
 const STRANGERS_NAMED: usize = 1_000;
 
@@ -129,15 +129,15 @@ async fn run(
     let clock = Stopwatch::start();
     let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
     let (path, select) = (request.destination.clone(), request.select.clone());
-    let (jail, records, unfinished) = blocking(move || {
-        let jail = Jail::open_existing(&path)?;
-        match read(&jail)? {
+    let (dest_dir, records, unfinished) = blocking(move || {
+        let dest_dir = DestDir::open_existing(&path)?;
+        match read(&dest_dir)? {
             Some(Recorded { records, unfinished }) => {
                 let place = path.display().to_string();
-                Ok((Arc::new(jail), only(&select, records, &place, |record| &record.target)?, unfinished))
+                Ok((Arc::new(dest_dir), only(&select, records, &place, |record| &record.target)?, unfinished))
             }
             // The folder is there; what a stage leaves in it is not.
-            None => Err(Error::NotFound { place: jail.place(FOLDER.as_bytes()) }),
+            None => Err(Error::NotFound { place: dest_dir.place(FOLDER.as_bytes()) }),
         }
     })
     .await?;
@@ -148,20 +148,21 @@ async fn run(
 
     let everything: Vec<usize> = (0..records.len()).collect();
     let mut wrong =
-        check_all(&jail, &records, everything, request.cores, deadline, &progress, cancelled.clone()).await?;
+        check_all(&dest_dir, &records, everything, request.cores, deadline, &progress, cancelled.clone()).await?;
     let (strangers, strangers_in_all) = {
-        let (jail, records, select) = (jail.clone(), records.clone(), request.select.clone());
-        blocking(move || strangers(&jail, &records, &select)).await?
+        let (dest_dir, records, select) = (dest_dir.clone(), records.clone(), request.select.clone());
+        blocking(move || strangers(&dest_dir, &records, &select)).await?
     };
     let mut repaired = Vec::new();
     if request.repair && !wrong.is_empty() {
         let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
-        let why =
-            crate::verify::repair::repair(&request, &jail, &records, &bad, deadline, &progress, &metrics, &cancelled)
-                .await?;
+        let why = crate::verify::repair::repair(
+            &request, &dest_dir, &records, &bad, deadline, &progress, &metrics, &cancelled,
+        )
+        .await?;
         // Only reading says whether it is right now.
         let again = Arc::new(Progress::default());
-        wrong = check_all(&jail, &records, bad.clone(), request.cores, deadline, &again, cancelled).await?;
+        wrong = check_all(&dest_dir, &records, bad.clone(), request.cores, deadline, &again, cancelled).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
         for (at, wrong) in &mut wrong {
             wrong.not_repaired = why.get(at).cloned();
@@ -187,7 +188,7 @@ async fn run(
 
 /// Reads the records' files on as many threads as there are cores; what is wrong comes in the records' order.
 async fn check_all(
-    jail: &Arc<Jail>,
+    dest_dir: &Arc<DestDir>,
     records: &Arc<Vec<Record>>,
     which: Vec<usize>,
     cores: usize,
@@ -199,14 +200,14 @@ async fn check_all(
     let (stop, found) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
     let workers: Vec<_> = (0..cores.max(1))
         .map(|_| {
-            let (jail, records, which, next) = (jail.clone(), records.clone(), which.clone(), next.clone());
+            let (dest_dir, records, which, next) = (dest_dir.clone(), records.clone(), which.clone(), next.clone());
             let (stop, found, progress) = (stop.clone(), found.clone(), progress.clone());
             blocking(move || {
-                let mut buffer = vec![0; PIECE];
+                let mut buffer = vec![0; IO_BUFFER_BYTES];
                 while let Some(&at) = which.get(next.fetch_add(1, Ordering::Relaxed)) {
                     deadline.check("penstock verify")?;
                     let record = &records[at];
-                    if let Some((problem, says)) = check(&jail, record, &mut buffer, &stop, &progress)? {
+                    if let Some((problem, says)) = check(&dest_dir, record, &mut buffer, &stop, &progress)? {
                         let wrong = Wrong {
                             file: record.target.to_string(),
                             problem: problem.to_owned(),
@@ -237,14 +238,14 @@ async fn check_all(
 
 /// What is wrong with one file, if anything: a word and a sentence. An error is of the whole verification.
 fn check(
-    jail: &Jail,
+    dest_dir: &DestDir,
     record: &Record,
     buffer: &mut [u8],
     stop: &AtomicBool,
     progress: &Progress,
 ) -> Result<Option<(&'static str, String)>> {
     let target = record.target.as_bytes();
-    let file = match jail.open_file(target) {
+    let file = match dest_dir.open_file(target) {
         Ok(file) => file,
         Err(Error::NotFound { .. }) => return Ok(Some(("missing", "it does not exist".to_owned()))),
         Err(Error::KeyRefused { reason, .. }) => return Ok(Some(("not-a-file", reason))),
@@ -274,12 +275,17 @@ fn check(
 }
 
 /// Digests of the bytes on the disk: what memory holds of them is let go first.
-fn seal_of(file: &File, buffer: &mut [u8], stop: &AtomicBool, progress: &Progress) -> Result<std::io::Result<Seal>> {
+fn seal_of(
+    file: &File,
+    buffer: &mut [u8],
+    stop: &AtomicBool,
+    progress: &Progress,
+) -> Result<std::io::Result<ContentDigest>> {
     // Pages that were never written back stay, and are not on the disk yet. Where a file system knows no such advice,
     // the bytes may come from memory.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
-    let (mut seal, mut file) = (Seal::default(), file);
+    let (mut seal, mut file) = (ContentDigest::default(), file);
     loop {
         if stop.load(Ordering::Relaxed) {
             return Err(Error::Interrupted);
@@ -308,8 +314,8 @@ pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, targ
 
 /// Names below the folder that are meant and that no record has: the first ones, and how many. Links are not followed. A
 /// folder that cannot be read has no names.
-fn strangers(jail: &Jail, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
-    let root = jail.path();
+fn strangers(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
+    let root = dest_dir.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };

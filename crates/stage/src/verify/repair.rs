@@ -11,7 +11,7 @@ use penstock_store::{Governor, Rates};
 use penstock_types::{Deadline, Error, Key, Metrics, Result};
 use tokio::sync::watch;
 
-use crate::dest_dir::Jail;
+use crate::dest_dir::DestDir;
 use crate::journal::Journal;
 use crate::launch::Launch;
 use crate::node_status::FOLDER;
@@ -19,7 +19,7 @@ use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::to_folder::object::blocking;
 use crate::to_folder::records::{Record, amend};
-use crate::to_folder::workers::{Crew, Source};
+use crate::to_folder::workers::{Source, Workers};
 use crate::verify::VerifyRequest;
 use penstock_dataset::manifest::{Entry, Manifest};
 
@@ -31,7 +31,7 @@ pub(crate) const NOT_RECOGNISABLE: &str = "its record has no CRC-32C of the stor
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 pub(crate) async fn repair(
     request: &VerifyRequest,
-    jail: &Arc<Jail>,
+    dest_dir: &Arc<DestDir>,
     records: &Arc<Vec<Record>>,
     bad: &[usize],
     deadline: Deadline,
@@ -55,10 +55,10 @@ pub(crate) async fn repair(
         }
     }
     let folder = {
-        let jail = jail.clone();
-        Arc::new(blocking(move || jail.make_folder(FOLDER.as_bytes())).await?)
+        let dest_dir = dest_dir.clone();
+        Arc::new(blocking(move || dest_dir.make_folder(FOLDER.as_bytes())).await?)
     };
-    let _launch = Launch::repair(jail, &folder).await?;
+    let _launch = Launch::repair(dest_dir, &folder).await?;
     for ((source, journal, inflate, asked), group) in groups {
         let own = Arc::new(Progress::default());
         let mut options = StageOptions {
@@ -77,7 +77,7 @@ pub(crate) async fn repair(
             Err(error) => Err(error),
             Ok(source) => {
                 let fetch = Fetch { source, folder: &folder, journal, options, cores, deadline };
-                fetch.work(jail, records, &group, own.clone(), metrics.clone(), cancelled).await
+                fetch.work(dest_dir, records, &group, own.clone(), metrics.clone(), cancelled).await
             }
         };
         Progress::add(&progress.bytes_in, own.snapshot().bytes_in);
@@ -93,10 +93,10 @@ pub(crate) async fn repair(
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(_) => {} // of this source; another may do better
             Ok(journal) => {
-                let (jail, records) = (jail.clone(), records.clone());
+                let (dest_dir, records) = (dest_dir.clone(), records.clone());
                 let fetched: HashSet<Key> = group.iter().map(|&at| records[at].target.clone()).collect();
                 blocking(move || {
-                    amend(&jail, |entry| match journal.line(&entry.key).filter(|_| fetched.contains(&entry.key)) {
+                    amend(&dest_dir, |entry| match journal.line(&entry.key).filter(|_| fetched.contains(&entry.key)) {
                         Some(line) if line.digests == entry.digests => {
                             entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
                             true
@@ -124,7 +124,7 @@ struct Fetch<'a> {
 impl Fetch<'_> {
     async fn work(
         self,
-        jail: &Arc<Jail>,
+        dest_dir: &Arc<DestDir>,
         records: &[Record],
         group: &[usize],
         progress: Arc<Progress>,
@@ -150,21 +150,22 @@ impl Fetch<'_> {
         let manifest = Manifest { objects, ..Manifest::new(source.url.clone(), Vec::new()) };
         let need = group.iter().map(|&at| records[at].size).sum();
         let (parts, journal) = {
-            let (jail, folder, name, url) = (jail.clone(), folder.clone(), journal.to_owned(), source.url.clone());
+            let (dest_dir, folder, name, url) =
+                (dest_dir.clone(), folder.clone(), journal.to_owned(), source.url.clone());
             blocking(move || {
-                let free = jail.free_bytes()?;
+                let free = dest_dir.free_bytes()?;
                 if need > free {
-                    return Err(Error::NoSpace { place: jail.path().display().to_string(), need, free });
+                    return Err(Error::NoSpace { place: dest_dir.path().display().to_string(), need, free });
                 }
-                let journal = Journal::open(&folder, &name, &url, &jail.place(FOLDER.as_bytes()))?;
-                Ok((Arc::new(jail.make_folder(format!("{FOLDER}/parts").as_bytes())?), journal))
+                let journal = Journal::open(&folder, &name, &url, &dest_dir.place(FOLDER.as_bytes()))?;
+                Ok((Arc::new(dest_dir.make_folder(format!("{FOLDER}/parts").as_bytes())?), journal))
             })
             .await?
         };
-        let jail = jail.clone();
+        let dest_dir = dest_dir.clone();
         let rates = Rates { in_flight: options.concurrency, ..Rates::default() };
         let source = source.governed(&Governor::new(rates, metrics));
-        let crew = Crew { source, jail, parts, journal, options, cores, progress, deadline };
+        let crew = Workers { source, dest_dir, parts, journal, options, cores, progress, deadline };
         crew.work(&Arc::new(manifest), &items, cancelled.clone()).await
     }
 }

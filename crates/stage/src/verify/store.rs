@@ -14,16 +14,16 @@ use penstock_store::{Governor, Meta, ObjectRef, Rates};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Metric, Metrics, Result, Stopwatch, Url};
 use tokio::sync::{Semaphore, watch};
 
-use crate::digests::Seal;
+use crate::digests::ContentDigest;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::to_folder::object::blocking;
 use crate::to_folder::records::Document;
 use crate::to_folder::workers::Source;
-use crate::to_store::object::Load;
+use crate::to_store::object::UploadItem;
 use crate::to_store::records::{documents, manifest_names};
 use crate::to_store::target::Target;
-use crate::to_store::{Again, again};
+use crate::to_store::{ResendRequest, again};
 use crate::verify::repair::NOT_RECOGNISABLE;
 use crate::verify::{Verified, VerifyRequest, Wrong, only};
 use penstock_dataset::key_filter::KeyFilter;
@@ -113,7 +113,7 @@ async fn verify(
     let bytes = records.iter().map(|record| record.entry.size).sum();
     Progress::add(&progress.objects, records.len() as u64);
     Progress::add(&progress.bytes, bytes);
-    let sight = Arc::new(Sight {
+    let sight = Arc::new(Verifier {
         to: to.clone(),
         cores: Arc::new(Semaphore::new(request.cores.max(1))),
         progress: progress.clone(),
@@ -128,7 +128,7 @@ async fn verify(
         let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
         let why = mend(request, &to, &governor, &records, &bad, progress, metrics, &cancelled, deadline).await?;
         // Only looking says whether it is right now.
-        let fresh = Arc::new(Sight { progress: Arc::default(), ..Arc::unwrap_or_clone(sight) });
+        let fresh = Arc::new(Verifier { progress: Arc::default(), ..Arc::unwrap_or_clone(sight) });
         wrong = fresh.all(&records, &bad, request.concurrency).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
         for (at, wrong) in &mut wrong {
@@ -155,7 +155,7 @@ async fn verify(
 
 /// What looking at an object needs.
 #[derive(Clone)]
-struct Sight {
+struct Verifier {
     to: Target,
     cores: Arc<Semaphore>,
     progress: Arc<Progress>,
@@ -165,7 +165,7 @@ struct Sight {
 
 type Problem = Option<(&'static str, String)>;
 
-impl Sight {
+impl Verifier {
     /// Looks at the objects; what is wrong comes in the records' order.
     async fn all(self: &Arc<Self>, records: &[Record], which: &[usize], most: usize) -> Result<Vec<(usize, Wrong)>> {
         let looks = stream::iter(which.to_vec()).map(|at| {
@@ -187,7 +187,7 @@ impl Sight {
     }
 
     async fn one(&self, entry: &Entry) -> Result<Problem> {
-        let looked = if self.quick { self.glance(entry).await } else { self.read(entry).await };
+        let looked = if self.quick { self.quick_check(entry).await } else { self.read(entry).await };
         match looked {
             Err(Error::NotFound { place }) if place == self.to.store.root().to_string() => {
                 Err(Error::NotFound { place })
@@ -201,7 +201,7 @@ impl Sight {
     }
 
     /// By what the store says: size, then a digest that both know, then the version.
-    async fn glance(&self, entry: &Entry) -> Result<Problem> {
+    async fn quick_check(&self, entry: &Entry) -> Result<Problem> {
         let meta = self.to.store.head(&self.to.key(&entry.key), self.deadline).await?;
         Progress::add(&self.progress.done_bytes, entry.size);
         Ok(told(entry, &meta))
@@ -214,7 +214,7 @@ impl Sight {
         if got.meta.size != entry.size {
             return Ok(Some(size(entry, got.meta.size)));
         }
-        let mut seal = Seal::default();
+        let mut seal = ContentDigest::default();
         // Hashed a MiB at a time, away from the threads that wait on sockets.
         let (mut batch, mut held) = (Vec::new(), 0);
         loop {
@@ -281,7 +281,7 @@ fn told(entry: &Entry, meta: &Meta) -> Problem {
     }
 }
 
-/// Objects below the destination that are meant and that no manifest names: the first ones, and how many.
+/// ObjectTasks below the destination that are meant and that no manifest names: the first ones, and how many.
 async fn strangers(
     to: &Target,
     records: &[Record],
@@ -353,7 +353,7 @@ async fn mend(
                 Codec::None
             };
             let item = Item { object: objects.len(), target: entry.key.clone(), undo, said_by };
-            loads.push(Load { item, standing: None, is_ours: true });
+            loads.push(UploadItem { item, standing: None, is_ours: true });
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: origin.modified_s,
@@ -370,7 +370,7 @@ async fn mend(
         let outcome = match from {
             Err(error) => Err(error),
             Ok(from) => {
-                let work = Again {
+                let work = ResendRequest {
                     from: from.governed(&governor.beside()),
                     to: to.clone(),
                     state: request.destination.clone(),

@@ -137,11 +137,13 @@ guards: setup ## Direction of crates, licence lines, file lengths, leaks, the pu
 generated: setup ## Generated files are what their generators write
 	@$(BIN)/python tools/generate_cli_reference.py --check
 	@$(BIN)/python tools/generate_decisions_index.py --check
+	@$(BIN)/python tools/generate_house_table.py --check
 
 .PHONY: generate
 generate: setup ## Write the generated files
 	@$(BIN)/python tools/generate_cli_reference.py
 	@$(BIN)/python tools/generate_decisions_index.py
+	@$(BIN)/python tools/generate_house_table.py
 
 .PHONY: test-rust
 test-rust: setup-peers $(STAMPS)/nasm ## All Rust tests

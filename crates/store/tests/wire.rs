@@ -235,6 +235,14 @@ async fn test_whole_object_is_held_against_its_checksum() {
         (RIGHT, true),
         (WRONG, false),
         ("x-amz-checksum-type: COMPOSITE\r\nx-amz-checksum-crc32c: 4waSgg==-2\r\n", true),
+        // moto's HEAD and older servers name no type: the value is of the checksums of three parts.
+        ("etag: \"00000000000000000000000000000000-3\"\r\nx-amz-checksum-crc32c: 4waSgg==\r\n", true),
+        (
+            "etag: \"00000000000000000000000000000000-3\"\r\nx-amz-checksum-type: FULL_OBJECT\r\n\
+             x-amz-checksum-crc32c: 4waSgg==\r\n",
+            false,
+        ),
+        ("etag: \"00000000000000000000000000000000-3\"\r\nx-amz-checksum-crc64nvme: rosUhgp5mIk=\r\n", false),
         ("x-amz-checksum-crc64nvme: rosUhgp5mIg=\r\n", true),
         ("x-amz-checksum-crc64nvme: rosUhgp5mIk=\r\n", false),
         ("x-amz-checksum-crc32: y/Q5Jg==\r\n", true),
@@ -248,6 +256,23 @@ async fn test_whole_object_is_held_against_its_checksum() {
         }
         assert!(script.seen()[0].contains("x-amz-checksum-mode: ENABLED"));
     }
+}
+
+/// moto compares If-Match with the ETag of the part, and its HEAD gives a checksum of the parts' checksums without a type.
+#[tokio::test]
+async fn multipart_object_without_a_checksum_type_or_part_lengths_has_no_digest() {
+    let headers = "etag: \"00000000000000000000000000000000-3\"\r\nx-amz-checksum-crc32c: 4waSgg==\r\n";
+    let script = Script::start([
+        (short("200 OK", headers, 9, ""), Then::Keep),
+        (answer("412 Precondition Failed", "", ""), Then::Keep),
+    ])
+    .await;
+    let mut settings = StoreSettings::from_env(&script.env()).unwrap();
+    (settings.s3.verifies_md5, settings.s3.verifies_parts) = (true, true);
+    let store = open(&"s3://b/".parse().unwrap(), &settings, Arc::default()).unwrap().store;
+    let meta = store.head(&Key::from("k"), Deadline::NEVER).await.unwrap();
+    assert_eq!((meta.size, meta.digests), (9, Vec::new()));
+    assert!(script.seen()[1].starts_with("HEAD /b/k?partNumber=1 "));
 }
 
 #[tokio::test]

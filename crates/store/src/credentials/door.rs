@@ -65,7 +65,7 @@ impl Door {
 }
 
 /// Link-local, or a name or address by which a cloud serves its instances.
-fn is_metadata(host: &str) -> bool {
+pub(crate) fn is_metadata(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match host.parse::<IpAddr>() {
         Ok(IpAddr::V4(address)) => address.is_link_local() || address.octets() == [100, 100, 100, 200],
@@ -98,6 +98,7 @@ impl HttpSend for Door {
             let answer =
                 self.http.send(Request::from_parts(head, Parts::new([body]))).await.map_err(|error| match error {
                     SendError::Network(reason) => broken(reason),
+                    SendError::Proxy(reason) => Error::unexpected(reason),
                     SendError::Certificate(reason) => {
                         Error::unexpected(format!("the server's certificate is not trusted: {reason}"))
                     }

@@ -2,6 +2,7 @@
 //! What the stores that speak HTTP share: the client, reads in ranges, XML, and the meaning of plain statuses.
 
 pub(crate) mod client;
+mod proxy;
 pub(crate) mod read;
 pub(crate) mod status;
 mod tls;

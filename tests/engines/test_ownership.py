@@ -38,7 +38,7 @@ from penstock.launchers.netns_hosts import Hosts
 from penstock.ownership import NotOwned, end_group, signal_group, start_time, unmount_device
 from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
-from penstock.stage.board import Board
+from penstock.stage.progress_files import SharedProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,13 +172,13 @@ def _dataset(home: Path) -> Verb:
     return Verb(place, place, lambda: prepare_folder(home / "set", {"a"}), ("file link", "folder", "other user's"), ())
 
 
-def _closed(board: Board) -> None:
+def _closed(board: SharedProgress) -> None:
     board.close()
     board._thread.join()
 
 
 def _launch(home: Path) -> Verb:
-    board = Board(home / "0123456789abcdef01234567", 0, 2, period_s=0.01)
+    board = SharedProgress(home / "0123456789abcdef01234567", 0, 2, period_s=0.01)
     board.post({})
     place = board._folder
     while not (place / "0.json").exists():  # from then on it holds its folder
@@ -193,7 +193,7 @@ def _launch_of_last_week(home: Path) -> Verb:
     (place / "1.json").write_text("{}")
     os.utime(place, (1e9, 1e9))
     now = home / "0123456789abcdef01234567"
-    return Verb(place, place / "1.json", lambda: _closed(Board(now, 0, 2, period_s=60)), inside=())
+    return Verb(place, place / "1.json", lambda: _closed(SharedProgress(now, 0, 2, period_s=60)), inside=())
 
 
 def _consent(home: Path) -> Verb:

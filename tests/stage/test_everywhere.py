@@ -287,23 +287,23 @@ def test_stage_with_objects_that_fail_raises_unless_told(tmp_path):
 
 
 def test_seats_follow_the_launcher_or_else_the_hosts():
-    from penstock.stage.everywhere import _seats
+    from penstock.stage.collective import _assign_nodes
 
     told = [{"host": "a", "launcher": [r // 2, 2, r % 2, 4]} for r in range(4)]
-    assert _seats(told) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
+    assert _assign_nodes(told) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
     # ranks placed one by one, or unevenly: the launcher's variables do not tell, the hosts do
     uneven = [{"host": host, "launcher": None} for host in "aaba"]
-    assert _seats(uneven) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [0, 2, 2]]
+    assert _assign_nodes(uneven) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [0, 2, 2]]
     contradicting = [{"host": host, "launcher": [0, 1, 0, 2]} for host in "ab"]
-    assert _seats(contradicting) == [[0, 2, 0], [1, 2, 0]]
+    assert _assign_nodes(contradicting) == [[0, 2, 0], [1, 2, 0]]
 
 
 def test_rank_failed_survives_being_told():
-    from penstock.stage.told import packed, unpacked
+    from penstock.stage.wire_errors import dump_error, load_error
 
-    again = unpacked(json.loads(json.dumps(packed(RankFailed("rank 3 failed: x", hint="h")))))
+    again = load_error(json.loads(json.dumps(dump_error(RankFailed("rank 3 failed: x", hint="h")))))
     assert (type(again), str(again), again.hint) == (RankFailed, "rank 3 failed: x", "h")
-    assert str(unpacked(packed(ValueError("odd")))) == "ValueError: odd"
+    assert str(load_error(dump_error(ValueError("odd")))) == "ValueError: odd"
 
 
 def test_room_and_function_are_one():

@@ -12,7 +12,7 @@ from stage_kit import facts, launch, program
 
 from penstock.cli.progress import bar, line
 from penstock.ranks import Rank
-from penstock.stage.board import COUNTERS, Board, folder_for, summed
+from penstock.stage.progress_files import COUNTERS, SharedProgress, folder_for, summed
 
 
 def _now(**more):
@@ -71,7 +71,7 @@ def _wait(condition):
 
 def test_board_first_node_hears_the_others(tmp_path):
     folder = tmp_path / "launch"
-    first, second = (Board(folder, node, 3, period_s=0.05) for node in (0, 1))
+    first, second = (SharedProgress(folder, node, 3, period_s=0.05) for node in (0, 1))
     first.post(_now())
     second.post(_now(done=40, throttles=5))
     (folder / "2.json").write_text("{}") if folder.exists() else None
@@ -86,7 +86,7 @@ def test_board_first_node_hears_the_others(tmp_path):
 
 def test_board_folder_that_cannot_be_is_nobodys_trouble(tmp_path):
     (tmp_path / "file").write_text("")
-    board = Board(tmp_path / "file/launch", 0, 2, period_s=0.05)
+    board = SharedProgress(tmp_path / "file/launch", 0, 2, period_s=0.05)
     board.post(_now())
     time.sleep(0.2)
     assert board.seen() == {0: _now()}
@@ -97,7 +97,7 @@ def test_board_folder_that_cannot_be_is_nobodys_trouble(tmp_path):
     "text", ["", "no json", "[]", '{"objects": "many"}', "{" * 5000, json.dumps(_now(beat=None) | {"bytes": None})]
 )
 def test_board_odd_files_are_not_heard(text, tmp_path):
-    board = Board(tmp_path / "launch", 0, 2, period_s=0.02)
+    board = SharedProgress(tmp_path / "launch", 0, 2, period_s=0.02)
     _wait((tmp_path / "launch").exists)
     (tmp_path / "launch/1.json").write_text(text)
     (tmp_path / "launch/7.json").write_text(json.dumps(_now()))

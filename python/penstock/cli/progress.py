@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from penstock._native import StageJob
-    from penstock.stage.board import Board
+    from penstock.stage.progress_files import SharedProgress
 
 __all__ = ["STYLES", "Follow", "Log", "line", "options"]
 
@@ -153,7 +153,7 @@ class Follow:
     """Follows one job to its end. With a board, the counters are those of all nodes, on the node that shows them."""
 
     def __init__(
-        self, *, style: str, log: Log, board: Board | None = None, shows: bool = True, verb: str = "stage"
+        self, *, style: str, log: Log, board: SharedProgress | None = None, shows: bool = True, verb: str = "stage"
     ) -> None:
         if style == "auto":
             style = "bar" if sys.stderr.isatty() else "lines"
@@ -185,7 +185,7 @@ class Follow:
             time.sleep(_LOOK_S)
 
     def _look(self, mine: dict[str, int]) -> None:
-        from penstock.stage.board import summed
+        from penstock.stage.progress_files import summed
 
         if not mine["objects"]:
             return

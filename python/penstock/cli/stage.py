@@ -264,7 +264,7 @@ def _weights(text: str | None) -> str | None:
 
 def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dict[str, Any]:
     from penstock import env, stage
-    from penstock.stage.board import Board, folder_for
+    from penstock.stage.progress_files import SharedProgress, folder_for
 
     rank = spec.rank
     if rank.local_rank > 0 and not spec.dry_run:
@@ -279,7 +279,7 @@ def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dic
     job = stage.start(spec)
     place = folder_for(env.read(), rank, folder, spec.source)
     # One display for the launch: the other nodes only tell the first one how far they are.
-    board = None if place is None else Board(place, rank.node, rank.nodes)
+    board = None if place is None else SharedProgress(place, rank.node, rank.nodes)
     shows = board is None or rank.node == 0
     return Follow(style=style, log=log, board=board, shows=shows).wait(job)
 

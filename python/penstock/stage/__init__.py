@@ -7,7 +7,7 @@
     from penstock import stage
     summary = stage.run("s3://frames/train/", "/local/train", inflate=True)  # in one process, whoever else there is
 
-`index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it; `whole` raises what a summary says
+`index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it; `raise_for_failures` raises what a summary says
 failed. `verify` reads a staged folder
 again, and `diff` compares two datasets by what is known of them. The core does the work
 (`crates/stage`); this room knows the environment: credentials, launchers, the working directory.
@@ -19,10 +19,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from penstock.stage.check import diff, start_verify, verify
-from penstock.stage.everywhere import Staged, everywhere
+from penstock.stage.collective import Staged, everywhere
 from penstock.stage.job import StageSpec, index, is_local, local_path, run, run_as, start, wait
-from penstock.stage.told import whole
+from penstock.stage.verification import diff, start_verify, verify
+from penstock.stage.wire_errors import raise_for_failures
 
 __all__ = [
     "StageSpec",
@@ -32,13 +32,13 @@ __all__ = [
     "index",
     "is_local",
     "local_path",
+    "raise_for_failures",
     "run",
     "run_as",
     "start",
     "start_verify",
     "verify",
     "wait",
-    "whole",
 ]
 
 

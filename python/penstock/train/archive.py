@@ -25,5 +25,5 @@ def archive(folder: Path, url: str, *, extra: Iterable[Path] = ()) -> str:
     base = f"{url.rstrip('/')}/{folder.name}/"
     for source, below in ((folder, ""), *((other, f"{other.name}/") for other in extra)):
         if any(file.is_file() for file in source.rglob("*")):
-            stage.whole(stage.run(str(source), base + below))
+            stage.raise_for_failures(stage.run(str(source), base + below))
     return base

@@ -19,10 +19,10 @@ from penstock import env, ranks
 from penstock.errors import ConfigError, Deadline, PenstockError, RankFailed
 from penstock.ranks import Rank
 from penstock.stage import job as jobs
-from penstock.stage.board import summed
-from penstock.stage.hub import Hub, find
 from penstock.stage.job import StageSpec
-from penstock.stage.told import packed, unpacked, whole
+from penstock.stage.progress_files import summed
+from penstock.stage.rank_channel import RankChannel, find
+from penstock.stage.wire_errors import dump_error, load_error, raise_for_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,17 +96,17 @@ def everywhere(
         RankFailed: A rank died or never came.
     """
     spec = StageSpec(source, str(destination), **options)
-    hub = find()
-    if hub is not None and hub.world > 1:
-        summary, rank = _together(hub, spec, progress, arrive_s=arrive_s, silence_s=silence_s)
-        by = hub.name
+    channel = find()
+    if channel is not None and channel.world > 1:
+        summary, rank = _together(channel, spec, progress, arrive_s=arrive_s, silence_s=silence_s)
+        by = channel.name
     else:
         rank = ranks.detect(env.read())
         by = "files" if rank.world > 1 else "alone"
         summary = _by_files(replace(spec, rank=rank), progress, arrive_s=arrive_s, silence_s=silence_s)
     if not allow_partial:
         try:
-            whole(summary)
+            raise_for_failures(summary)
         except PenstockError as error:
             error.add_note("allow_partial=True goes on without them")
             raise
@@ -146,12 +146,12 @@ def _by_files(
         return jobs.wait(jobs.start(spec), look=look)
     told = json.loads(spec.request().leader_ends(start_s=arrive_s, silence_s=max(silence_s, 2.0)))
     if "failed" in told:
-        raise _cause(unpacked(told["failed"]), spec.rank.rank - spec.rank.local_rank)
+        raise _cause(load_error(told["failed"]), spec.rank.rank - spec.rank.local_rank)
     summary: dict[str, Any] = told["summary"]
     return summary
 
 
-# ---------------------------------------------------------------- by a hub
+# ---------------------------------------------------------------- by a channel
 
 
 def _who() -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _who() -> dict[str, Any]:
     return {"host": f"{platform.node()} {boot}", "launcher": launcher}
 
 
-def _seats(who: list[dict[str, Any]]) -> list[list[int]]:
+def _assign_nodes(who: list[dict[str, Any]]) -> list[list[int]]:
     """Node, nodes and local rank of each rank: the launcher's where all of it agrees, else by the hosts' names."""
     world = len(who)
     told = [one["launcher"] for one in who]
@@ -178,15 +178,15 @@ def _seats(who: list[dict[str, Any]]) -> list[list[int]]:
             return [[one[0], nodes, one[2]] for one in told]
     hosts = list(dict.fromkeys(one["host"] for one in who))
     seen = dict.fromkeys(hosts, 0)
-    seats = []
+    assignments = []
     for one in who:
-        seats.append([hosts.index(one["host"]), len(hosts), seen[one["host"]]])
+        assignments.append([hosts.index(one["host"]), len(hosts), seen[one["host"]]])
         seen[one["host"]] += 1
-    return seats
+    return assignments
 
 
 def _together(
-    hub: Hub,
+    channel: RankChannel,
     spec: StageSpec,
     progress: Callable[[dict[str, Any]], None] | None,
     *,
@@ -195,24 +195,24 @@ def _together(
 ) -> tuple[dict[str, Any], Rank]:
     limit_s = _FAIL_S
     try:
-        seats = _agree(hub, arrive_s)
-        node, nodes, local_rank = seats[hub.rank]
-        # The launch is named by nobody here: other ranks hear of the end through the hub and read no record.
-        rank = Rank(node, nodes, local_rank, hub.rank, hub.world, None, hub.name)
-        leaders = {seat[0]: at for at, seat in enumerate(seats) if seat[2] == 0}
-        watch = _Watch(hub, leaders, silence_s, spec.deadline_s, progress)
+        assignments = _agree(channel, arrive_s)
+        node, nodes, local_rank = assignments[channel.rank]
+        # The launch is named by nobody here: other ranks hear of the end through the channel and read no record.
+        rank = Rank(node, nodes, local_rank, channel.rank, channel.world, None, channel.name)
+        leaders = {seat[0]: at for at, seat in enumerate(assignments) if seat[2] == 0}
+        watch = _Monitor(channel, leaders, silence_s, spec.deadline_s, progress)
         if local_rank == 0:
-            _lead(hub, replace(spec, rank=Rank(node, nodes)), watch)
+            _lead(channel, replace(spec, rank=Rank(node, nodes)), watch)
         ended = watch.end()
         limit_s = _LAST_WORDS_S
     except BaseException as error:
         with suppress(PenstockError):
-            hub.fail(packed(_cause(error, hub.rank)))
+            channel.fail(dump_error(_cause(error, channel.rank)))
         raise
     finally:
-        hub.close(limit_s)
+        channel.close(limit_s)
     if "failed" in ended:
-        raise unpacked(ended["failed"])
+        raise load_error(ended["failed"])
     summary: dict[str, Any] = ended["summaries"][str(node)]
     return summary, rank
 
@@ -225,39 +225,39 @@ def _cause(error: BaseException, rank: int) -> BaseException:
     return RankFailed(f"rank {rank} failed: it left penstock.stage by {text}", rank=rank)
 
 
-def _agree(hub: Hub, arrive_s: float) -> list[list[int]]:
+def _agree(channel: RankChannel, arrive_s: float) -> list[list[int]]:
     until = time.monotonic() + arrive_s
-    hub.meet(arrive_s)
-    hub.up("who", _who())
-    if hub.rank == 0:
-        who: list[Any] = [None] * hub.world
+    channel.meet(arrive_s)
+    channel.send_to_root("who", _who())
+    if channel.rank == 0:
+        who: list[Any] = [None] * channel.world
         while missing := [at for at, one in enumerate(who) if one is None]:
             for at in missing:
-                who[at] = hub.heard(at, "who")
+                who[at] = channel.recv_from(at, "who")
             if None in who:
                 if time.monotonic() > until:
                     raise RankFailed(
                         f"rank {missing[0]} failed: it did not come to penstock.stage within {arrive_s:.0f} s"
-                        f" ({len(missing):,} of {hub.world:,} ranks did not)",
+                        f" ({len(missing):,} of {channel.world:,} ranks did not)",
                         rank=missing[0],
                         hint="all ranks have to call penstock.stage, and as often",
                     )
-                if (left := hub.failed()) is not None:
-                    raise unpacked(left)
+                if (left := channel.failed()) is not None:
+                    raise load_error(left)
                 time.sleep(_LOOK_S / 4)
-        hub.down("seats", _seats(who))
-    while (seats := hub.told("seats")) is None:
-        # A stage of few objects may end within one look: then its seats came just before its end.
-        if "failed" in (end := hub.told("end") or {}):
-            raise unpacked(end["failed"])
+        channel.broadcast("assignments", _assign_nodes(who))
+    while (assignments := channel.recv_broadcast("assignments")) is None:
+        # A stage of few objects may end within one look: then its assignments came just before its end.
+        if "failed" in (end := channel.recv_broadcast("end") or {}):
+            raise load_error(end["failed"])
         if time.monotonic() > until + _LAST_WORDS_S:
             raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {arrive_s:.0f} s", rank=0)
         time.sleep(_LOOK_S)
-    found: list[list[int]] = seats
+    found: list[list[int]] = assignments
     return found
 
 
-def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
+def _lead(channel: RankChannel, spec: StageSpec, watch: _Monitor) -> None:
     """Stages for this node and says how it went; an end that the others came to first stops it."""
     job: StageJob | None = None
     try:
@@ -268,11 +268,11 @@ def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
             nonlocal last
             if time.monotonic() - last >= _BEAT_S:
                 last = time.monotonic()
-                hub.up("now", {**now, "beat": last})
+                channel.send_to_root("now", {**now, "beat": last})
             if watch.look() is not None:
                 raise _Ended
 
-        hub.up("ended", {"summary": jobs.wait(job, look=look)})
+        channel.send_to_root("ended", {"summary": jobs.wait(job, look=look)})
     except _Ended:
         assert job is not None
         job.cancel()
@@ -281,25 +281,25 @@ def _lead(hub: Hub, spec: StageSpec, watch: _Watch) -> None:
     except PenstockError as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        hub.up("ended", {"failed": packed(error)})
+        channel.send_to_root("ended", {"failed": dump_error(error)})
 
 
 class _Ended(Exception):
     pass
 
 
-class _Watch:
+class _Monitor:
     """What every rank does while it waits: the first rank gathers the leaders' words and tells the end; all look for it."""
 
     def __init__(
         self,
-        hub: Hub,
+        channel: RankChannel,
         leaders: dict[int, int],
         silence_s: float,
         deadline_s: float | None,
         progress: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        self._hub, self._leaders, self._silence_s = hub, leaders, silence_s
+        self._channel, self._leaders, self._silence_s = channel, leaders, silence_s
         began = time.monotonic()
         self._until = None if deadline_s is None else began + deadline_s + _LAST_WORDS_S
         self._limit_s = deadline_s
@@ -308,42 +308,42 @@ class _Watch:
         self._signs = dict.fromkeys(leaders, (None, began))
         self._progress = progress
         self._shown = 0.0
-        self._heard_s = began
+        self._alive_at_s = began
         # Ten looks a second of a few ranks, and not more questions to the first rank for thousands of them.
-        self._every_s = min(_LOOK_S * max(1.0, hub.world / 256), 2.0)
+        self._every_s = min(_LOOK_S * max(1.0, channel.world / 256), 2.0)
         self._looked_s = 0.0
 
     def look(self) -> dict[str, Any] | None:
         """The end, once there is one. Cheap: it is called ten times a second."""
-        if self._hub.rank == 0:
+        if self._channel.rank == 0:
             self._gather()
-            if self._hub.told("alive") is None or time.monotonic() - self._heard_s > _BEAT_S:
-                self._heard_s = time.monotonic()
-                self._hub.down("alive", self._heard_s)
+            if self._channel.recv_broadcast("alive") is None or time.monotonic() - self._alive_at_s > _BEAT_S:
+                self._alive_at_s = time.monotonic()
+                self._channel.broadcast("alive", self._alive_at_s)
         elif time.monotonic() - self._looked_s < self._every_s:
             return None
         self._looked_s = time.monotonic()
-        end: dict[str, Any] | None = self._hub.told("end")
+        end: dict[str, Any] | None = self._channel.recv_broadcast("end")
         return end
 
     def _gather(self) -> None:
-        hub = self._hub
-        if hub.told("end") is not None:
+        channel = self._channel
+        if channel.recv_broadcast("end") is not None:
             return
-        if (left := hub.failed()) is not None:
-            hub.down("end", {"failed": left})
+        if (left := channel.failed()) is not None:
+            channel.broadcast("end", {"failed": left})
             return
         moment = time.monotonic()
         for node, leader in self._leaders.items():
             if node in self._ended:
                 continue
-            if (ended := hub.heard(leader, "ended")) is not None:
+            if (ended := channel.recv_from(leader, "ended")) is not None:
                 self._ended[node] = ended
                 if "failed" in ended:
-                    hub.down("end", ended)
+                    channel.broadcast("end", ended)
                     return
                 continue
-            if (now := hub.heard(leader, "now")) is not None:
+            if (now := channel.recv_from(leader, "now")) is not None:
                 self._now[node] = now
             sign = now and now["beat"]
             if sign != self._signs[node][0]:
@@ -353,10 +353,10 @@ class _Watch:
                     f"rank {leader} failed: it stages for node {node} and gave no sign for {self._silence_s:.0f} s",
                     rank=leader,
                 )
-                hub.down("end", {"failed": packed(lost)})
+                channel.broadcast("end", {"failed": dump_error(lost)})
                 return
         if len(self._ended) == len(self._leaders):
-            hub.down("end", {"summaries": {str(node): one["summary"] for node, one in self._ended.items()}})
+            channel.broadcast("end", {"summaries": {str(node): one["summary"] for node, one in self._ended.items()}})
         elif self._progress is not None and moment - self._shown >= _BEAT_S and self._now:
             self._shown = moment
             self._progress(summed(self._now, len(self._leaders)))
@@ -366,8 +366,8 @@ class _Watch:
         sign, since = None, time.monotonic()
         while (end := self.look()) is None:
             moment = time.monotonic()
-            if self._hub.rank != 0:
-                alive = self._hub.told("alive")
+            if self._channel.rank != 0:
+                alive = self._channel.recv_broadcast("alive")
                 if alive != sign:
                     sign, since = alive, moment
                 elif moment - since > self._silence_s:

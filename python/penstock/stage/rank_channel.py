@@ -23,7 +23,7 @@ from penstock.errors import RankFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Hub", "find"]
+__all__ = ["RankChannel", "find"]
 
 # Calls of a process; ranks count alike, as they call alike.
 _CALLS = count()
@@ -32,7 +32,7 @@ _ANSWER_S = 60.0
 _FAIL_S = 2.0
 
 
-class Hub(Protocol):
+class RankChannel(Protocol):
     """See the module. Values are what JSON can say."""
 
     name: str
@@ -42,10 +42,10 @@ class Hub(Protocol):
     def meet(self, limit_s: float) -> None:
         """Waits for the other ranks, where the library needs all of them first."""
 
-    def up(self, kind: str, value: Any) -> None: ...
-    def heard(self, rank: int, kind: str) -> Any: ...
-    def down(self, kind: str, value: Any) -> None: ...
-    def told(self, kind: str) -> Any: ...
+    def send_to_root(self, kind: str, value: Any) -> None: ...
+    def recv_from(self, rank: int, kind: str) -> Any: ...
+    def broadcast(self, kind: str, value: Any) -> None: ...
+    def recv_broadcast(self, kind: str) -> Any: ...
 
     def fail(self, value: Any) -> None:
         """Ends the stage on all ranks, unless it has ended before: this rank leaves, by the error `value`. Takes 6 s at most."""
@@ -56,9 +56,9 @@ class Hub(Protocol):
     def close(self, limit_s: float) -> None: ...
 
 
-def _end(hub: Hub, failed: Any) -> None:
-    if hub.told("end") is None:
-        hub.down("end", {"failed": failed})
+def _end(channel: RankChannel, failed: Any) -> None:
+    if channel.recv_broadcast("end") is None:
+        channel.broadcast("end", {"failed": failed})
 
 
 class _Worker:
@@ -66,7 +66,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="penstock-hub", daemon=True).start()
+        threading.Thread(target=self._run, name="penstock-channel", daemon=True).start()
 
     def _run(self) -> None:
         while (one := self._work.get()) is not None:
@@ -121,16 +121,16 @@ class _Torch:
     def meet(self, limit_s: float) -> None:
         """Nothing: the store knows no calls of all ranks."""
 
-    def up(self, kind: str, value: Any) -> None:
+    def send_to_root(self, kind: str, value: Any) -> None:
         self._write(f"{self.rank}/{kind}", value)
 
-    def heard(self, rank: int, kind: str) -> Any:
+    def recv_from(self, rank: int, kind: str) -> Any:
         return self._read(f"{rank}/{kind}")
 
-    def down(self, kind: str, value: Any) -> None:
+    def broadcast(self, kind: str, value: Any) -> None:
         self._write(f"all/{kind}", value)
 
-    def told(self, kind: str) -> Any:
+    def recv_broadcast(self, kind: str) -> Any:
         return self._read(f"all/{kind}")
 
     def fail(self, value: Any) -> None:
@@ -202,18 +202,18 @@ class _Mpi:
                 waiting.append((source, request))
         self._incoming = waiting
 
-    def up(self, kind: str, value: Any) -> None:
+    def send_to_root(self, kind: str, value: Any) -> None:
         self._send(0, kind, value)
 
-    def heard(self, rank: int, kind: str) -> Any:
+    def recv_from(self, rank: int, kind: str) -> Any:
         self._pump()
         return self._heard.get((rank, kind))
 
-    def down(self, kind: str, value: Any) -> None:
+    def broadcast(self, kind: str, value: Any) -> None:
         for rank in range(self.world):
             self._send(rank, f"all/{kind}", value)
 
-    def told(self, kind: str) -> Any:
+    def recv_broadcast(self, kind: str) -> Any:
         self._pump()
         return self._heard.get((0, f"all/{kind}"))
 
@@ -239,7 +239,7 @@ class _Mpi:
         # Freeing a communicator is collective and may wait for a rank that failed: it is left to MPI's end.
 
 
-def find() -> Hub | None:
+def find() -> RankChannel | None:
     """The way that this script has already set up, torch before MPI; None where there is none."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.ranks import Rank
 
-__all__ = ["COUNTERS", "Board", "folder_for", "summed"]
+__all__ = ["COUNTERS", "SharedProgress", "folder_for", "summed"]
 
 COUNTERS = (
     "objects", "bytes", "done", "done_bytes", "skipped", "bytes_in", "bytes_out", "resumed_bytes", "refetched", "failed",
@@ -61,7 +61,7 @@ def folder_for(environment: Mapping[str, str], rank: Rank, told: str | None, wha
     return None if base is None else base / name
 
 
-class Board:
+class SharedProgress:
     """One node's place at the folder. The first node also reads the others' files."""
 
     def __init__(self, folder: Path, node: int, nodes: int, *, period_s: float = _PERIOD_S) -> None:

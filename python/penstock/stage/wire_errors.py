@@ -8,7 +8,7 @@ from typing import Any
 from penstock import errors
 from penstock.errors import Bug, PenstockError
 
-__all__ = ["packed", "unpacked", "whole"]
+__all__ = ["dump_error", "load_error", "raise_for_failures"]
 
 
 def _classes() -> dict[str, type[PenstockError]]:
@@ -16,19 +16,19 @@ def _classes() -> dict[str, type[PenstockError]]:
     return {kind.code: kind for kind in kinds}
 
 
-def packed(error: BaseException) -> dict[str, Any]:
+def dump_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, PenstockError):
         return {"code": error.code, "message": str(error), "hint": error.hint}
     return {"code": Bug.code, "message": f"{type(error).__name__}: {error}", "hint": None}
 
 
-def unpacked(told: dict[str, Any]) -> PenstockError:
-    kind = _classes().get(told["code"], PenstockError)
-    error: PenstockError = kind(told["message"], hint=told.get("hint"))
+def load_error(document: dict[str, Any]) -> PenstockError:
+    kind = _classes().get(document["code"], PenstockError)
+    error: PenstockError = kind(document["message"], hint=document.get("hint"))
     return error
 
 
-def whole(summary: dict[str, Any]) -> dict[str, Any]:
+def raise_for_failures(summary: dict[str, Any]) -> dict[str, Any]:
     """The summary of a stage that left nothing behind.
 
     Raises:
@@ -37,7 +37,7 @@ def whole(summary: dict[str, Any]) -> dict[str, Any]:
     if not summary["failed"]:
         return summary
     first = summary["failed"][0]
-    error = unpacked({"code": first["code"], "message": first["error"]})
+    error = load_error({"code": first["code"], "message": first["error"]})
     error.add_note(
         f"{len(summary['failed']):,} of {summary['objects']:,} objects of node {summary['node']} are not staged"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.guards import crates, leaks, length, licence, ownership, public_names, readers, skips
+from tools.guards import crates, leaks, length, licence, ownership, prose, public_names, readers, skips
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 
@@ -210,3 +210,12 @@ def test_public_names_heading_is_read_with_and_without_call():
 def test_public_names_list_is_read_without_running(tmp_path):
     (tmp_path / "m.py").write_text("raise SystemExit\n__all__ = ['a', 'b']\n")
     assert public_names.listed(tmp_path / "m.py") == ["a", "b"]
+
+
+def test_prose_count_above_its_ceiling_is_found(tree, monkeypatch, tmp_path_factory):
+    ceilings = tmp_path_factory.mktemp("ceilings") / "prose.json"
+    monkeypatch.setattr(prose, "CEILINGS", ceilings)
+    root = tree(crates__a_dot_rs="// What nobody stands by.\n")
+    ceilings.write_text('{"opens with What": 1, "nobody, whoever, somebody": 1, "stands": 0}')
+    [breach] = prose.find(root)
+    assert breach.startswith("`stands` occurs 1 times, and 0 are allowed")

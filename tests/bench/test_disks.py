@@ -32,6 +32,9 @@ _STUDY = {
     "gcp-local-ssd@2018": (1500e6, 400_000),
 }
 
+# A real disk for a test. Its limits lie far apart: at 33 KB a read both bind.
+_TIER, _SCALE = "azure-premium-ssd@2018", "0.02"
+
 
 @pytest.mark.parametrize("name", _STUDY)
 def test_disk_of_the_study_has_the_study_s_limits(name: str) -> None:
@@ -115,19 +118,19 @@ def test_trace_of_a_failing_command_exits_with_1(run_cli: Callable[..., Any], tm
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """st1 of 2018 at a twentieth: 25 MB/s, 25 I/Os a second."""
+    """A fiftieth of Azure's premium SSD of 2018: 5 MB/s and 150 I/Os a second, rates that a busy machine reaches."""
     mount = tmp_path / "disk"
     mount.mkdir()
     program = str(Path(sys.executable).with_name("penstock"))
     serving = subprocess.Popen(
-        [program, "emulate", str(mount), "--tier", "aws-st1@2018", "--scale", "0.05", "--size", "256MiB", "--json"],
+        [program, "emulate", str(mount), "--tier", _TIER, "--scale", _SCALE, "--size", "256MiB", "--json"],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert serving.stdout is not None
         facts = json.loads(serving.stdout.readline())
-        assert facts["ios_per_s"] == 25
+        assert (facts["ios_per_s"], facts["bytes_per_s"]) == (150, 5e6)
         yield mount
     finally:
         serving.send_signal(signal.SIGTERM)
@@ -142,29 +145,34 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("flags", "hit"),
     [
-        (("--block-size", "4KiB", "--random", "--io-limit", "60"), "IOPS"),
-        (("--block-size", "1MiB", "--time-limit", "4s"), "throughput"),
+        (("--block-size", "4KiB", "--random"), "IOPS"),
+        (("--block-size", "64KiB"), "throughput"),
     ],
 )
 def test_disk_with_limits_is_felt_and_its_trace_says_which(
     run_cli: Callable[..., Any], disk: Path, flags: tuple[str, ...], hit: str
 ) -> None:
-    """1 MiB at 25 I/Os a second is 26 MB/s: above the rate, so that bytes bind; 4 KiB is far below it."""
-    size = ("--file-size", "64MiB", "--files", "1", "--direct")
+    """64 KiB at 150 I/Os a second is 9.8 MB/s, twice the limit of bytes; 4 KiB is 0.6 MB/s, an eighth of it."""
+    size = ("--file-size", "8MiB", "--files", "1", "--direct")
+    flags = (*flags, "--repeat-io", "--time-limit", "4s")
     program = str(Path(sys.executable).with_name("penstock"))
     assert run_cli("bench", "storage", disk, *size, "--phases", "write").code == 0
-    ran = run_cli(
-        "bench", "disk-trace", "--device", disk, "--tier", "aws-st1@2018", "--scale", "0.05", "--json",
-        "--", program, "bench", "storage", disk, *size, "--phases", "read", "--json", *flags,
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    inner, outer = (json.loads(line) for line in ran.out.splitlines())
-    row, trace = inner["rows"][0], outer["traces"][0]
-    rate, limit = (row["last"]["ios_per_s"], 25) if hit == "IOPS" else (row["last"]["bytes_per_s"], 25e6)
-    # What a disk allows is never exceeded but for its first instant; a busy machine may reach less.
-    assert rate <= limit * 1.3
-    # One that did not get there has hit no stated limit.
-    assert trace["hit"] in ({hit} if rate >= limit * 0.95 else {hit, "device", "none"}), trace["at_limit"]
+    hits = []
+    # A busy machine may read below the limit for a while, so that a trace has hit none; it never hits the other limit.
+    while hit not in hits and len(hits) < 6:
+        ran = run_cli(
+            "bench", "disk-trace", "--device", disk, "--tier", _TIER, "--scale", _SCALE, "--json",
+            "--", program, "bench", "storage", disk, *size, "--phases", "read", "--json", *flags,
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        inner, outer = (json.loads(line) for line in ran.out.splitlines())
+        row, trace = inner["rows"][0], outer["traces"][0]
+        rate, limit = (row["last"]["ios_per_s"], 150) if hit == "IOPS" else (row["last"]["bytes_per_s"], 5e6)
+        # A disk exceeds its limit only in its first instant.
+        assert rate <= limit * 1.3
+        hits.append(trace["hit"])
+        assert trace["hit"] in {hit, "device", "none"}, trace["at_limit"]
+    assert hit in hits, hits
 
 
 def test_disk_of_somebody_s_folder_is_refused(run_cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ impl Arrivals {
         let mean_s = 1.0 / rate;
         let random =
             (schedule == Schedule::Poisson).then(|| SmallRng::seed_from_u64(seed ^ (u64::from(worker) << 32) ^ 0x6172));
-        // Workers of a constant rate take turns.
+        // Threads of a constant rate take turns.
         let next_s = mean_s * f64::from(worker) / f64::from(workers);
         let mut made = Self { mean_s, random, next_s };
         if made.random.is_some() {

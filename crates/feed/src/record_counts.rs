@@ -371,7 +371,7 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     Counted::new(source, &records, CountSource::Scan, index)
 }
 
-/// CachedRange an index of the first `done` objects, and of those behind them what an older one has: another process goes on
+/// Keeps an index of the first `done` objects, and of those behind them what an older one has: another process goes on
 /// from there.
 fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Option<&RecordIndex>) {
     for (object, entry) in objects.iter().enumerate().skip(done) {

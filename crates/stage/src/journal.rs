@@ -88,7 +88,7 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 struct End {
     penstock_journal_end: u32,
-    /// ObjectTasks that could not be staged.
+    /// Objects that could not be staged.
     failed: u64,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct LastStage {
     pub share: String,
     pub source: String,
     pub turn: u64,
-    /// ObjectTasks that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
     pub failed: Option<u64>,
 }
 

@@ -12,7 +12,7 @@ use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, dec
 use penstock_types::Result;
 use tokio::sync::Semaphore;
 
-/// StoredDigests bytes that are looked at together, at first; a block that is longer doubles it.
+/// Stored bytes that are looked at together, at first; a block that is longer doubles it.
 const WINDOW: usize = 8 << 20;
 
 /// Room and cores for one object.

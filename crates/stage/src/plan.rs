@@ -18,7 +18,7 @@ use penstock_dataset::{Division, SharePlan};
 /// bills and limits per request), small enough that a killed stage loses little.
 pub const PART_BYTES: u64 = 8 << 20;
 
-/// ObjectTasks from which on one read each keeps a store as busy as it lets itself be kept at first.
+/// Objects from which on one read each keeps a store as busy as it lets itself be kept at first.
 pub(crate) const BUSY: usize = 16;
 /// The largest object that then comes in one read: at the rate of one connection the last one shall not be waited for long.
 pub(crate) const STREAM_MOST: u64 = 64 << 20;
@@ -111,15 +111,15 @@ impl Item {
 pub struct StagePlan {
     /// This node's share, in the manifest's order.
     pub items: Vec<Item>,
-    /// StoredDigests bytes of this node's share.
+    /// Stored bytes of this node's share.
     pub bytes: u64,
     /// Requests that reading this share takes.
     pub requests: u64,
-    /// StoredDigests bytes of every node's share.
+    /// Stored bytes of every node's share.
     pub loads: Vec<u64>,
     /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
     pub costs: Vec<u64>,
-    /// ObjectTasks of every node's share.
+    /// Objects of every node's share.
     pub counts: Vec<u64>,
     /// Requests that reading every share takes.
     pub all_requests: Vec<u64>,

@@ -40,15 +40,15 @@ pub struct Progress {
 /// What [`Progress`] held at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// ObjectTasks of this node's share; 0 until the listing has ended.
+    /// Objects of this node's share; 0 until the listing has ended.
     pub objects: u64,
     /// Their stored bytes.
     pub bytes: u64,
-    /// ObjectTasks that stand under their final names, those of earlier runs among them.
+    /// Objects that stand under their final names, those of earlier runs among them.
     pub done: u64,
     /// Their stored bytes.
     pub done_bytes: u64,
-    /// ObjectTasks that stood there already.
+    /// Objects that stood there already.
     pub skipped: u64,
     /// Bytes of objects received.
     pub bytes_in: u64,
@@ -56,11 +56,11 @@ pub struct Snapshot {
     pub bytes_out: u64,
     /// Bytes of objects that an interrupted run had received, and that were not asked for again.
     pub resumed_bytes: u64,
-    /// ObjectTasks asked for again because their bytes arrived damaged.
+    /// Objects asked for again because their bytes arrived damaged.
     pub refetched: u64,
-    /// ObjectTasks for which nobody promised a digest.
+    /// Objects for which nobody promised a digest.
     pub unchecked: u64,
-    /// ObjectTasks that failed, or that a verification found wrong.
+    /// Objects that failed, or that a verification found wrong.
     pub failed: u64,
 }
 

@@ -89,15 +89,15 @@ pub struct Summary {
     pub node: u32,
     /// All nodes.
     pub nodes: u32,
-    /// ObjectTasks of this node's share.
+    /// Objects of this node's share.
     pub objects: u64,
     /// Their stored bytes.
     pub bytes: u64,
-    /// ObjectTasks of all nodes.
+    /// Objects of all nodes.
     pub objects_in_all: u64,
-    /// ObjectTasks that stood there already.
+    /// Objects that stood there already.
     pub skipped: u64,
-    /// ObjectTasks moved by this run.
+    /// Objects moved by this run.
     pub moved: u64,
     /// Bytes of objects received.
     pub bytes_in: u64,
@@ -105,9 +105,9 @@ pub struct Summary {
     pub bytes_out: u64,
     /// Bytes that an interrupted run had received and that were not asked for again.
     pub resumed_bytes: u64,
-    /// ObjectTasks asked for again because their bytes arrived damaged.
+    /// Objects asked for again because their bytes arrived damaged.
     pub refetched: u64,
-    /// ObjectTasks moved for which nobody promised a digest: the manifest holds ours, of the bytes as they arrived.
+    /// Objects moved for which nobody promised a digest: the manifest holds ours, of the bytes as they arrived.
     #[serde(default)]
     pub unchecked: u64,
     /// Requests sent; planned ones in a dry run.
@@ -120,9 +120,9 @@ pub struct Summary {
     pub throttle_wait_s: f64,
     /// Wall-clock seconds.
     pub seconds: f64,
-    /// StoredDigests bytes of every node's share.
+    /// Stored bytes of every node's share.
     pub shares: Vec<u64>,
-    /// ObjectTasks of every node's share.
+    /// Objects of every node's share.
     #[serde(default)]
     pub share_objects: Vec<u64>,
     /// Requests that reading every node's share takes.

@@ -39,7 +39,7 @@ pub struct ObjectSample {
     pub bytes: u64,
     /// Refusals for rate.
     pub throttles: u64,
-    /// Workers that have begun.
+    /// Threads that have begun.
     pub workers: u64,
 }
 

@@ -59,9 +59,9 @@ pub struct ObjectSpec {
     pub prefixes: u32,
     /// Each object once, then it ends.
     pub once: bool,
-    /// Workers.
+    /// Threads.
     pub concurrency: u32,
-    /// Workers begin one after the other for so long.
+    /// Threads begin one after the other for so long.
     pub ramp_s: f64,
     /// Ends it.
     pub time_limit_s: Option<f64>,

@@ -67,7 +67,7 @@ pub enum Pattern {
 pub struct StorageSpec {
     /// A folder, which holds the tree; or a file or block device, which all threads share.
     pub path: PathBuf,
-    /// Workers.
+    /// Threads.
     pub threads: u32,
     /// Folders of each thread.
     pub directories: u32,

@@ -39,7 +39,7 @@ fn suffix(entry: &Entry) -> String {
     if is_suffix { String::from_utf8_lossy(&suffix).into_owned() } else { String::new() }
 }
 
-/// CachedRange the objects of a listing that share the suffix which most bytes have; how many were removed.
+/// Keeps the objects of a listing that share the suffix which most bytes have; how many were removed.
 ///
 /// Errs with `Unsupported` if none of them is data.
 pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {

@@ -29,7 +29,7 @@ use penstock_dataset::manifest::{Entry, OWN_PREFIX, Origin};
 
 /// The most that is inflated in one piece; beyond it, content streams to the file.
 const WHOLE_MOST: u64 = 512 << 20;
-/// StoredDigests bytes from which on it is worth looking whether an object can be taken apart.
+/// Stored bytes from which on it is worth looking whether an object can be taken apart.
 const APART_LEAST: usize = 1 << 20;
 /// Fetches of an object whose bytes keep arriving damaged, and damaged differently: the line is at fault, not the object.
 pub(crate) const DAMAGED_MOST: u32 = 32;

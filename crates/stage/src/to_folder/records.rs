@@ -127,7 +127,7 @@ pub struct Unfinished {
     pub source: String,
     /// `0-of-4`: the node and the number of nodes.
     pub share: String,
-    /// ObjectTasks that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
     pub failed: Option<u64>,
 }
 

@@ -34,7 +34,7 @@ struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// IoBuffer by piece: what was just written is still in the processor's cache when it is sealed.
+    /// Piece by piece: what was just written is still in the processor's cache when it is sealed.
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.reserve(bytes)?;
         for piece in bytes.chunks(CACHED) {

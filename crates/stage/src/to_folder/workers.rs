@@ -20,7 +20,7 @@ use crate::to_folder::io_buffers::IoBuffers;
 use crate::to_folder::object::DownloadContext;
 use penstock_dataset::manifest::Manifest;
 
-/// ObjectTasks on their way beyond those whose requests are in flight: being inflated, written, synced.
+/// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
 const BEHIND: usize = 32;
 
 /// The opened source: the store, and what the manifest's keys are relative to.

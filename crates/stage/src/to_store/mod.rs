@@ -40,9 +40,9 @@ use crate::to_store::records::{documents, manifest_names, record, staged_manifes
 use crate::to_store::target::Target;
 use penstock_dataset::manifest::Manifest;
 
-/// ObjectTasks on their way beyond those whose requests are in flight.
+/// Objects on their way beyond those whose requests are in flight.
 const BEHIND: usize = 16;
-/// ObjectTasks that are journaled with one sync.
+/// Objects that are journaled with one sync.
 const BATCH: usize = 256;
 /// How long what is in flight may take to be taken back when the user interrupts.
 const TAKE_BACK: Duration = Duration::from_secs(5);
@@ -130,7 +130,7 @@ async fn work(
     }
 }
 
-/// ObjectTasks that are sent once more, as an earlier stage sent them.
+/// Objects that are sent once more, as an earlier stage sent them.
 pub(crate) struct ResendRequest {
     pub from: Source,
     pub to: Target,

@@ -29,7 +29,7 @@ use crate::to_store::SentObject;
 use crate::to_store::target::{Target, keeps_names, transform_id};
 use penstock_dataset::manifest::{Entry, Origin};
 
-/// ObjectTasks up to this are read whole and put at once.
+/// Objects up to this are read whole and put at once.
 pub(crate) const SMALL: u64 = 16 << 20;
 /// Bytes of a part of a large one.
 pub(crate) const PART: u64 = 16 << 20;

@@ -30,7 +30,7 @@ use penstock_dataset::manifest::Entry;
 /// What of an object's first bytes is wanted before anything is decided.
 const LOOK: u64 = crate::compress::TRIED as u64;
 
-/// StoredDigests bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.
+/// Stored bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.
 const STEP: usize = 4 << 10;
 
 /// Reads an object in order on tasks of its own, which end with this.

@@ -281,7 +281,7 @@ fn told(entry: &Entry, meta: &Meta) -> Problem {
     }
 }
 
-/// ObjectTasks below the destination that are meant and that no manifest names: the first ones, and how many.
+/// Objects below the destination that are meant and that no manifest names: the first ones, and how many.
 async fn strangers(
     to: &Target,
     records: &[Record],

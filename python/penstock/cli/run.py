@@ -45,7 +45,7 @@ __all__ = ["command"]
 @click.option(
     "--export",
     metavar="FORM",
-    help="Print the job as slurm, pbs, k8s, azureml, azure-batch, slurm-prolog or slurm-epilog.",
+    help="Print the job as slurm, slurm-prolog, slurm-epilog, or (experimental) pbs, k8s, azureml, azure-batch.",
 )
 @click.option("--as-node", is_flag=True, help="Do one node's part here: other nodes are started by somebody else.")
 @click.option("--node", type=int, metavar="I", help="Which node this is, from 0. [by the launcher's variables]")

@@ -27,7 +27,7 @@ def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any
             click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the launcher, as user=alice or hosts=rehearsal; repeatable."),
             click.option("--on", multiple=True, metavar="NODE", help="Only this node; repeatable."),
             click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="How many (local), or which (ssh; @FILE: one a line). Slurm and MPI know theirs."),
-            click.option("--launcher", default="local", show_default=True, metavar="NAME", help="What starts commands on nodes: local, ssh, slurm, pbs, mpi, or one that a package brings."),
+            click.option("--launcher", default="local", show_default=True, metavar="NAME", help="What starts commands on nodes: local, ssh, slurm, mpi, pbs (experimental), or one that a package brings."),
         ):  # fmt: skip
             command = option(command)
         return command

@@ -20,7 +20,7 @@ __all__ = ["command"]
     default="local",
     show_default=True,
     metavar="NAME",
-    help="local, hdfs, moosefs, beeond, mount, fuse, or one that a package brings.",
+    help="Engine: local, hdfs, moosefs, mount, fuse, beeond (experimental), or one that a package brings.",
 )
 @click.option(
     "--disk",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["overlaid", "read", "state_home"]
+__all__ = ["override", "read", "state_home"]
 
 
 def read() -> Mapping[str, str]:
@@ -28,7 +28,7 @@ def state_home(environment: Mapping[str, str]) -> Path | None:
 
 
 @contextmanager
-def overlaid(values: Mapping[str, str]) -> Iterator[None]:
+def override(values: Mapping[str, str]) -> Iterator[None]:
     """The environment with `values` over it while the block lasts: a process that plays several users, one at a time."""
     before = {name: os.environ.get(name) for name in values}  # noqa: TID251
     os.environ.update(values)  # noqa: TID251

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.emulator import Emulator
-from penstock.feed.report import CLASSES, Measured, make
+from penstock.feed.report import CLASSES, EpochMeasurements, make
 
 from .conftest import dataset
 
@@ -53,7 +53,9 @@ def test_report_names_what_limits():
     def limiting(**timing: float) -> str:
         counters = {"throttle_wait_s": timing.pop("throttled", 0.0), "first_byte_s": 1.0}
         waited = sum(value for name, value in timing.items() if name.startswith("wait"))
-        measured = Measured(wall_s=10.0, wait_s=waited, compute_s=10.0 - waited, timing=timing, counters=counters)
+        measured = EpochMeasurements(
+            wall_s=10.0, wait_s=waited, compute_s=10.0 - waited, timing=timing, counters=counters
+        )
         return make(measured, {})["limiting"]
 
     assert limiting(wait_transfer_s=0.1) == "compute_s"

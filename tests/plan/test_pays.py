@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.plan.breakeven import Demand, break_even
+from penstock.plan.breakeven import JobDemand, break_even
 
 # STUDIES A, (D): 15 minutes an epoch is 0.25 GB/s a node, on 4 nodes and an account of 50 Gbit/s.
-_STUDY = Demand(
+_STUDY = JobDemand(
     stored_bytes=int(0.25e9 * 4 * 900), nodes=4, epochs=48, epoch_s=900, source_bytes_per_s=6.25e9, nic_bytes_per_s=0.7e9
 )  # fmt: skip
 _RATES = st.floats(min_value=1e6, max_value=1e12)
 _EATEN = st.builds(
-    Demand, stored_bytes=st.integers(1, 10**15), nodes=st.integers(1, 4096), epochs=st.integers(1, 1000),
+    JobDemand, stored_bytes=st.integers(1, 10**15), nodes=st.integers(1, 4096), epochs=st.integers(1, 1000),
     epoch_s=st.floats(0.1, 1e6), source_bytes_per_s=_RATES, nic_bytes_per_s=_RATES, inflated=st.floats(1, 10),
     copies=st.integers(1, 4), ready_s=st.floats(0, 100),
 )  # fmt: skip

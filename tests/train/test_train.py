@@ -13,10 +13,10 @@ import pytest
 from penstock import stage
 from penstock.bench import results
 from penstock.errors import ConfigError, Corrupt, NotFound, PenstockError, RankFailed
-from penstock.protocols import Demand, FieldSpec, StepCost
+from penstock.protocols import Demand, InputField, StepCost
 from penstock.ranks import Rank
 from penstock.train import TrainSpec, run
-from penstock.train.source import Dummy, Request
+from penstock.train.source import DummyFeed, FeedRequest
 from penstock.train.workloads import load_workload, workload_names
 
 pytestmark = pytest.mark.needs_torch
@@ -40,7 +40,7 @@ def numbered(samples, **fields):
     """A request whose demand is one integer a sample."""
     made = {
         "url": f"dummy://{samples}",
-        "demand": Demand(fields={"n": FieldSpec("int16", (3,))}, arrays="numpy", sample_bytes=6),
+        "demand": Demand(fields={"n": InputField("int16", (3,))}, arrays="numpy", sample_bytes=6),
         "seed": 1,
         "global_batch": 4,
         "rank": 0,
@@ -49,15 +49,15 @@ def numbered(samples, **fields):
         "shuffled": True,
         "device": "cpu",
     }
-    return Request(**{**made, **fields})
+    return FeedRequest(**{**made, **fields})
 
 
 # ---------------------------------------------------------------- the dummy source
 
 
 def test_dummy_gives_the_same_global_batches_in_every_world():
-    whole = [b["n"] for b in Dummy(numbered(10))]
-    parts = [[b["n"] for b in Dummy(numbered(10, rank=r, world=3))] for r in range(3)]
+    whole = [b["n"] for b in DummyFeed(numbered(10))]
+    parts = [[b["n"] for b in DummyFeed(numbered(10, rank=r, world=3))] for r in range(3)]
     assert [len(b) for b in whole] == [4, 4, 2]
     for k, batch in enumerate(whole):
         np.testing.assert_array_equal(np.concatenate([p[k] for p in parts]), batch)
@@ -65,27 +65,27 @@ def test_dummy_gives_the_same_global_batches_in_every_world():
 
 @pytest.mark.parametrize(("tail", "length"), [("ragged", 3), ("drop", 2)])
 def test_dummy_length_follows_the_tail(tail, length):
-    feed = Dummy(numbered(10, tail=tail))
+    feed = DummyFeed(numbered(10, tail=tail))
     assert len(feed) == length == len(list(feed))
 
 
 def test_dummy_state_goes_on_where_it_was_taken():
-    straight = Dummy(numbered(16))
+    straight = DummyFeed(numbered(16))
     first = [b["n"].copy() for b in straight] + [b["n"].copy() for b in straight]
-    broken = Dummy(numbered(16))
+    broken = DummyFeed(numbered(16))
     taken = [next(it)["n"].copy() for it in [iter(broken)] for _ in range(3)]
-    again = Dummy(numbered(16))
+    again = DummyFeed(numbered(16))
     again.load_state_dict(json.loads(json.dumps(broken.state_dict())))
     rest = [b["n"].copy() for b in again] + [b["n"].copy() for b in again]
     np.testing.assert_array_equal(np.stack(taken + rest), np.stack(first))
     with pytest.raises(ConfigError):
-        Dummy(numbered(8)).load_state_dict(broken.state_dict())
+        DummyFeed(numbered(8)).load_state_dict(broken.state_dict())
 
 
 @pytest.mark.parametrize("url", ["dummy://", "dummy://many", "dummy://0"])
 def test_dummy_without_a_count_is_refused(url):
     with pytest.raises(ConfigError, match="how many"):
-        Dummy(numbered(1, url=url))
+        DummyFeed(numbered(1, url=url))
 
 
 # ---------------------------------------------------------------- runs
@@ -337,7 +337,7 @@ class Counting:
         self.sum = 0
 
     def demand(self, spec):
-        return Demand(fields={"n": FieldSpec("int16", (2,))}, arrays="numpy", sample_bytes=4, facts={"by": "stranger"})
+        return Demand(fields={"n": InputField("int16", (2,))}, arrays="numpy", sample_bytes=4, facts={"by": "stranger"})
 
     def prepare(self, spec):
         pass
@@ -436,7 +436,7 @@ def test_rank_numbers_reach_the_spec_of_the_source():
 
     def source(request):
         asked.append(request)
-        return Dummy(request)
+        return DummyFeed(request)
 
     told = run(spec(validation="dummy://5"), source=source)
     assert [(r.tail, r.shuffled, r.rank, r.world) for r in asked] == [("drop", True, 0, 1), ("ragged", False, 0, 1)]

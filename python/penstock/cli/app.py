@@ -15,7 +15,7 @@ import click
 
 from penstock.cli.group import LazyGroup
 from penstock.cli.signals import end, listening, stopped
-from penstock.env import overlaid, read
+from penstock.env import override, read
 from penstock.errors import Bug, Denied, NoSpace, NotFound, PenstockError, SystemFault, redact
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
     verb = ctx.invoked_subcommand
     if verb != "config":  # which shows and allows what other verbs refuse
-        ctx.with_resource(overlaid(store_variables(ctx.obj["config"])))
+        ctx.with_resource(override(store_variables(ctx.obj["config"])))
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:
         ctx.default_map = {verb: default_map(ctx.obj["config"], command, (verb,))}

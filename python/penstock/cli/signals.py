@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
-__all__ = ["Ended", "before_end", "end", "end_at_once", "listening", "signal_exit_code", "stopped"]
+__all__ = ["TerminationSignal", "before_end", "end", "end_at_once", "listening", "signal_exit_code", "stopped"]
 
 # Longer than any work of ours that keeps the main thread from Python, and with the callbacks' limit well within 10 s: what
 # container runtimes give between SIGTERM and SIGKILL (Slurm and Kubernetes give 30 s).
@@ -34,7 +34,7 @@ _SECOND_S = 1.0
 _HANDLED = 0x80
 
 
-class Ended(KeyboardInterrupt):
+class TerminationSignal(KeyboardInterrupt):
     """SIGTERM. As Python's own interrupt, no `PenstockError`: what goes on after an error must not go on after this."""
 
     signal_name = "SIGTERM"
@@ -44,7 +44,7 @@ def _terminated(number: int, _frame: FrameType | None) -> None:
     # A second one finds the default: whoever insists gets what he wants.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _Watch.handled(number)
-    raise Ended("terminated")
+    raise TerminationSignal("terminated")
 
 
 def _interrupted(number: int, _frame: FrameType | None) -> None:
@@ -206,5 +206,5 @@ def signal_exit_code() -> int | None:
 
 def stopped(error: BaseException) -> tuple[str, int]:
     """The word for it and the exit code, by this process's own signal or by the error of another that was so ended."""
-    kind = Terminated if isinstance(error, Ended | Terminated) else Interrupted
+    kind = Terminated if isinstance(error, TerminationSignal | Terminated) else Interrupted
     return kind.code, kind.exit_code

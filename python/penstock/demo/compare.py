@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.demo.sizes import Size
     from penstock.price.tiers import Tier
 
-__all__ = ["Measured", "compare"]
+__all__ = ["MeasuredPath", "compare"]
 
 # What a wait of the loader was for, and what to call a path that waits mostly for it.
 _WAITS = {
@@ -53,7 +53,7 @@ _MISSED = 0.20  # of the model's rate; beyond, the report gives the reason besid
 SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredPath(msgspec.Struct, frozen=True):
     """One path, run: `learnt` with real steps, `timed` with emulated ones, `prediction` before either."""
 
     path: DemoPath
@@ -153,7 +153,7 @@ def digest(losses: tuple[float, ...]) -> str:
     return hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
 
 
-def _tier_rows(measured: list[Measured], scale: float) -> list[TierRow]:
+def _tier_rows(measured: list[MeasuredPath], scale: float) -> list[TierRow]:
     rows: dict[tuple[str, ...], TierRow] = {}
     for one in measured:
         for limit in one.tier.limits:
@@ -209,7 +209,7 @@ def _machine(record: RunRecord) -> dict[str, str]:
 
 
 def compare(
-    measured: list[Measured],
+    measured: list[MeasuredPath],
     size: Size,
     *,
     stored_bytes: float,

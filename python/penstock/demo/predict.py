@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.plan.model import Job, Prediction, Route, StagePrediction, predict, predict_stage
+from penstock.plan.model import Prediction, Route, StagePrediction, TrainingJob, predict, predict_stage
 from penstock.plan.reference_job import EMULATED_V100_SAMPLE_S, GZIP_BYTES, JOB, RAW_BYTES
 from penstock.price.cost import storage_usd
 
@@ -161,7 +161,7 @@ def staging(limits: Limits, probe: Probe) -> StagePrediction:
     )
 
 
-def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, job: Job = JOB) -> Prediction:
+def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, job: TrainingJob = JOB) -> Prediction:
     """The published job on this path, hours and money; the data's rent counts for the hours of the job."""
     premium = path.tier == "azure-premium"
     job = msgspec.structs.replace(job, account_bytes_per_s=limits.account_bytes_per_s)

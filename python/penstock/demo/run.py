@@ -15,10 +15,10 @@ import msgspec
 
 from penstock import env
 from penstock.demo import data, predict
-from penstock.demo.compare import Measured, compare
+from penstock.demo.compare import MeasuredPath, compare
 from penstock.demo.mount_tier import as_toml, mounted
 from penstock.demo.paths import PATHS, DemoPath
-from penstock.demo.train_paths import Task, train_all
+from penstock.demo.train_paths import TrainingTask, train_all
 from penstock.errors import Denied, PreconditionFailed, SystemFault
 from penstock.ownership import NotOwned, OwnedFolder, identity_of, remove_made
 from penstock.plan.reference_job import JOB
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.demo.sizes import Size
     from penstock.emulator import Emulator
     from penstock.price.tiers import Tier
-    from penstock.train import Source, TrainSpec
+    from penstock.train import FeedFactory, TrainSpec
 
 __all__ = ["COMPARISON", "REPORT", "DemoSpec", "run"]
 
@@ -99,7 +99,7 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
             with _served(path, found[path.name], bucket, work, size.scale) as server:
                 timed = _time(spec, path, _base(path, server, work), took)
             measured.append(
-                Measured(path, found[path.name], learnt[path.name], timed, prediction[path.name], took, moved)
+                MeasuredPath(path, found[path.name], learnt[path.name], timed, prediction[path.name], took, moved)
             )
     progress("Writing the report")
     facts = compare(
@@ -192,7 +192,7 @@ def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) 
 @contextlib.contextmanager
 def _served(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Iterator[Emulator]:
     """The same, in an environment that finds it."""
-    with _server(path, tier, bucket, work, scale) as server, env.overlaid(server.env):
+    with _server(path, tier, bucket, work, scale) as server, env.override(server.env):
         yield server
 
 
@@ -234,7 +234,7 @@ def _train_all(
         tasks = []
         for path in PATHS:
             server = stack.enter_context(_server(path, found[path.name], bucket, work, spec.size.scale))
-            tasks.append(Task(path.name, _learning(spec, path, _base(path, server, work)), server.env))
+            tasks.append(TrainingTask(path.name, _learning(spec, path, _base(path, server, work)), server.env))
         return train_all(tasks, work, at_once=_cores(), progress=lambda _: None)
 
 
@@ -264,7 +264,7 @@ def _source(request: Any) -> Any:
     )
 
 
-def _run(spec: DemoSpec, train: TrainSpec, source: Source | None = None) -> RunRecord:
+def _run(spec: DemoSpec, train: TrainSpec, source: FeedFactory | None = None) -> RunRecord:
     """One run of ours, its result kept beside the report."""
     from penstock.bench.results import RunRecord as Record
     from penstock.train import run as start

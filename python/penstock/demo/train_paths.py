@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from penstock.train import TrainSpec
 
-__all__ = ["Task", "train_all"]
+__all__ = ["TrainingTask", "train_all"]
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
 
 
-class Task(msgspec.Struct, frozen=True):
+class TrainingTask(msgspec.Struct, frozen=True):
     """One path's training: what to run, and the variables that find its store."""
 
     name: str
@@ -40,7 +40,9 @@ class Task(msgspec.Struct, frozen=True):
     variables: Mapping[str, str]
 
 
-def train_all(tasks: list[Task], work: Path, *, at_once: int, progress: Callable[[str], None]) -> dict[str, RunRecord]:
+def train_all(
+    tasks: list[TrainingTask], work: Path, *, at_once: int, progress: Callable[[str], None]
+) -> dict[str, RunRecord]:
     """Every task's result by name; the first failure ends all and is raised as it was there.
 
     Args:
@@ -67,7 +69,7 @@ def train_all(tasks: list[Task], work: Path, *, at_once: int, progress: Callable
     return done
 
 
-def _start(task: Task, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
+def _start(task: TrainingTask, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     folder.mkdir()
     (folder / worker.SPEC).write_bytes(msgspec.json.encode(task.spec))
     with (folder / "log").open("wb") as log:
@@ -88,7 +90,7 @@ def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecor
         return msgspec.json.decode((folder / worker.RESULT).read_bytes(), type=RunRecord)
     error_file = folder / worker.ERROR.format(rank=0)
     if error_file.exists():
-        failure = msgspec.json.decode(error_file.read_bytes(), type=worker.Failure)
+        failure = msgspec.json.decode(error_file.read_bytes(), type=worker.RankFailure)
         kind = getattr(errors, failure.kind, PenstockError)
         raise kind(failure.message, hint=failure.hint)
     last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]

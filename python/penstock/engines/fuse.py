@@ -37,7 +37,7 @@ _AGENT_TIMEOUT_S = 10.0
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
-class _Bucket:
+class _BucketFolder:
     """A bucket's folder, and the endpoint that is not its cloud's own."""
 
     def __init__(self, source: str, environment: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class _Bucket:
         self.endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL") or ""
 
 
-def _rclone(at: _Bucket, mount: str, cache: str) -> list[str]:
+def _rclone(at: _BucketFolder, mount: str, cache: str) -> list[str]:
     kind = {"s3": ":s3", "gs": ":gcs", "az": ":azureblob"}[at.scheme]
     auth = {"s3": ["--s3-env-auth"], "gs": ["--gcs-env-auth"], "az": ["--azureblob-env-auth"]}[at.scheme]
     other = ["--s3-provider", "Other", "--s3-endpoint", at.endpoint] if at.scheme == "s3" and at.endpoint else []
@@ -56,24 +56,24 @@ def _rclone(at: _Bucket, mount: str, cache: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _s3fs(at: _Bucket, mount: str, cache: str) -> list[str]:
+def _s3fs(at: _BucketFolder, mount: str, cache: str) -> list[str]:
     options = ["ro", f"use_cache={cache}"]
     options += [f"url={at.endpoint}", "use_path_request_style"] if at.endpoint else []
     return ["s3fs", f"{at.bucket}:/{at.folder}", mount, "-f", "-o", ",".join(options)]
 
 
-def _mount_s3(at: _Bucket, mount: str, cache: str) -> list[str]:
+def _mount_s3(at: _BucketFolder, mount: str, cache: str) -> list[str]:
     other = ["--endpoint-url", at.endpoint, "--force-path-style"] if at.endpoint else []
     prefix = ["--prefix", f"{at.folder}/"] if at.folder else []
     return ["mount-s3", at.bucket, mount, "--read-only", "--foreground", "--cache", cache, *prefix, *other]
 
 
-def _gcsfuse(at: _Bucket, mount: str, cache: str) -> list[str]:
+def _gcsfuse(at: _BucketFolder, mount: str, cache: str) -> list[str]:
     only = ["--only-dir", at.folder] if at.folder else []
     return ["gcsfuse", "--foreground", "-o", "ro", "--cache-dir", cache, *only, at.bucket, mount]
 
 
-def _blobfuse2(at: _Bucket, mount: str, cache: str) -> list[str]:
+def _blobfuse2(at: _BucketFolder, mount: str, cache: str) -> list[str]:
     only = [f"--subdirectory={at.folder}"] if at.folder else []
     return [
         "blobfuse2", "mount", mount, "--foreground=true", "--read-only=true", f"--container-name={at.bucket}",
@@ -81,7 +81,7 @@ def _blobfuse2(at: _Bucket, mount: str, cache: str) -> list[str]:
     ]  # fmt: skip
 
 
-CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_Bucket, str, str], list[str]]]] = {
+CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_BucketFolder, str, str], list[str]]]] = {
     "rclone": (("s3", "gs", "az"), _rclone),
     "s3fs": (("s3",), _s3fs),
     "mount-s3": (("s3",), _mount_s3),
@@ -114,7 +114,7 @@ class FuseEngine(AgentManagedEngine):
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
         schemes, line = CLIENTS[self._client]
-        at = _Bucket(self._source, self._environment)
+        at = _BucketFolder(self._source, self._environment)
         if at.scheme not in schemes or not at.bucket:
             raise Unsupported(
                 f"engine fuse: {self._client} mounts {', '.join(f'{s}://' for s in schemes)}, not `{self._source}`"

@@ -25,7 +25,7 @@ from penstock.feed.epoch import Delivery
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Copied", "Copies", "Cuda", "Device", "Given"]
+__all__ = ["Copied", "Copies", "CopyDevice", "Cuda", "Given"]
 
 _STEPS_AHEAD = 2
 """Batches whose work may wait on the device when the next is handed over: each holds the device's memory."""
@@ -41,7 +41,7 @@ class Event(Protocol):
         """Waits until then."""
 
 
-class Device(Protocol):
+class CopyDevice(Protocol):
     """Where batches go: a stream for copies, and the consumer's."""
 
     def pinned(self, column: Any) -> torch.Tensor:
@@ -91,7 +91,7 @@ class Copies(Delivery[dict[str, Any]]):
 
     takes_ahead = True
 
-    def __init__(self, device: Device, given: Given) -> None:
+    def __init__(self, device: CopyDevice, given: Given) -> None:
         self._device, self._given, self._pid = device, given, os.getpid()
         # A pass may be ended by one thread while another steps it, or by a signal's handler in the same.
         self._turn = threading.RLock()
@@ -194,7 +194,7 @@ class Cuda:
         self._driver, self._refusal = None, f" ({error})"
 
     def pinned(self, column: Any) -> torch.Tensor:
-        """As `Device`. Ragged fields and functions' results go through torch's own pinned memory."""
+        """As `CopyDevice`. Ragged fields and functions' results go through torch's own pinned memory."""
         here = torch.from_dlpack(column)
         if self._driver is not None and isinstance(column, _native.Tensor):
             try:
@@ -208,25 +208,25 @@ class Cuda:
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """As `Device`."""
+        """As `CopyDevice`."""
         # Leaving a stream goes by the default device's, where that is another: it would get a context of this process.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
     def copy(self, here: torch.Tensor) -> torch.Tensor:
-        """As `Device`."""
+        """As `CopyDevice`."""
         return here.to(self._device, non_blocking=True)
 
     def copies_begun(self) -> torch.cuda.Event:
-        """As `Device`."""
+        """As `CopyDevice`."""
         return self._mark(self._stream)
 
     def wait(self) -> None:
-        """As `Device`."""
+        """As `CopyDevice`."""
         self._stream.synchronize()
 
     def give(self, tensors: list[torch.Tensor], copied: Event) -> torch.cuda.Event:
-        """As `Device`."""
+        """As `CopyDevice`."""
         consumer = torch.cuda.current_stream(self._device)
         before = self._mark(consumer)
         consumer.wait_event(copied)

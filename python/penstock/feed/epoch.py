@@ -73,7 +73,7 @@ class Epoch(Generic[Batch]):
         self._pid = os.getpid()
         self._turn = threading.Lock()
         self._began = time.perf_counter()
-        self._measured = loader._measured = reporting.Measured(epoch=epoch)
+        self._measured = loader._measured = reporting.EpochMeasurements(epoch=epoch)
         self._before = feed.metrics()
         self._delivery = loader._delivery()
         self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)

@@ -186,7 +186,7 @@ class BaseLoader(Generic[Batch]):
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
         self._worker_pool: WorkerPool | None = None
         self._live: weakref.ref[Epoch[Batch]] | None = None
-        self._measured = reporting.Measured()
+        self._measured = reporting.EpochMeasurements()
 
     def _place(self) -> tuple[int, int]:
         """Rank and world when none is given."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.feed.map_step import MapStep
 
-__all__ = ["Task", "WorkerPool"]
+__all__ = ["MapTask", "WorkerPool"]
 
 _TASKS_PER_WORKER = 2
 """Batches at a worker: one that it works on and one that waits, so that it never waits for the pipe."""
@@ -51,7 +51,7 @@ os.register_at_fork(after_in_parent=_Forks.add)
 
 
 @dataclass(slots=True)
-class Task:
+class MapTask:
     """A batch for a worker. `passed` are the columns that no function sees; `submit` sets the rest."""
 
     positions: Sequence[int]
@@ -127,7 +127,7 @@ class WorkerPool:
         pickled = pickle.dumps([(mapping.function, mapping.wants_seed) for mapping in map_steps])
         self.pid = os.getpid()
         self.workers = [_Worker(number, pickled) for number in range(max(m.workers for m in map_steps))]
-        self.tasks: dict[int, Task] = {}
+        self.tasks: dict[int, MapTask] = {}
         self._next = 0
         self._lock = threading.Lock()
         self._holder: int | None = None
@@ -176,7 +176,7 @@ class WorkerPool:
             finally:
                 self._holder = None
 
-    def submit(self, task: Task, rows: map_worker.Rows, seeds: Sequence[int]) -> None:
+    def submit(self, task: MapTask, rows: map_worker.Rows, seeds: Sequence[int]) -> None:
         """Copies a batch into a slot of the least busy worker, and sends the task."""
         import numpy as np
 
@@ -255,7 +255,7 @@ class WorkerPool:
             hint = 'a script that starts workers needs `if __name__ == "__main__":` around its main part'
         raise MapFailed(f"map: worker {lost.number} (process {lost.process.pid}) {how}{what}", where="map", hint=hint)
 
-    def collect(self, task: Task) -> dict[str, Any] | None:
+    def collect(self, task: MapTask) -> dict[str, Any] | None:
         """The result of a task, when it is there: arrays over shared memory, which is the holder's.
 
         Raises:
@@ -267,7 +267,7 @@ class WorkerPool:
             raise ConfigError("iterator: it has ended", where="iterator")
         if task.result[0] == "failed":
             _, _, row, why, trace = task.result
-            raise map_worker.Failure(row, why, trace)
+            raise map_worker.FunctionFailed(row, why, trace)
         _, _, fields, lists, slot, _, _ = task.result
         made: dict[str, Any] = dict(lists)
         sender = task.worker

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import map_worker
 from penstock.feed.columns import byte_rows
-from penstock.feed.map_pool import Task
+from penstock.feed.map_pool import MapTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,7 +85,7 @@ class _Pass:
 
     epoch: int
     read: int
-    under_way: deque[Task] = field(default_factory=deque)
+    under_way: deque[MapTask] = field(default_factory=deque)
     is_exhausted: bool = False
     is_closed: bool = False
     wait_s: float = 0.0
@@ -116,7 +116,7 @@ class MapRun:
             task = state.under_way[0]
             try:
                 made = worker_pool.collect(task)
-            except map_worker.Failure as failure:
+            except map_worker.FunctionFailed as failure:
                 raise _failed(failure, self._loader.dataset, state.epoch, task.positions) from None
             if made is not None:
                 state.under_way.popleft()
@@ -135,7 +135,7 @@ class MapRun:
                 state.is_exhausted = True
                 return
             rows, passed, positions, cursor = self._rows(got)
-            task = Task(positions, state.epoch, cursor, passed)
+            task = MapTask(positions, state.epoch, cursor, passed)
             worker_pool.submit(task, rows, _seeds(self._loader.dataset, state.epoch, positions))
             state.under_way.append(task)
 
@@ -151,7 +151,7 @@ class MapRun:
         with _generators_kept():
             try:
                 results = map_worker.apply(self._functions, rows, seeds, lambda size: np.empty(size, dtype=np.uint8))
-            except map_worker.Failure as failure:
+            except map_worker.FunctionFailed as failure:
                 raise _failed(failure, self._loader.dataset, self._pass.epoch, positions) from failure.__cause__
         self._pass.wait_s += time.perf_counter() - began
         return {**passed, **results.arrays, **results.lists}, len(positions), cursor
@@ -217,7 +217,9 @@ def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[i
     return [sample_seed(seed, epoch, position % samples) for position in positions]
 
 
-def _failed(failure: map_worker.Failure, dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> MapFailed:
+def _failed(
+    failure: map_worker.FunctionFailed, dataset: DatasetBase, epoch: int, positions: Sequence[int]
+) -> MapFailed:
     position = positions[failure.row] % dataset.samples
     course = dataset.course()
     ((leaf, number, record),) = course.places(epoch, [position])
@@ -247,7 +249,7 @@ def run_here(
     with _generators_kept():
         try:
             results = map_worker.each(functions, rows, seeds)
-        except map_worker.Failure as failure:
+        except map_worker.FunctionFailed as failure:
             raise _failed(failure, dataset, epoch, positions) from failure.__cause__
         drew = (
             watches_draws and bool(seeds) and (any(wants for _, wants in functions) or map_worker.drew_since(seeds[-1]))

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 __all__ = [
-    "Failure",
     "FieldAt",
-    "Results",
+    "FunctionFailed",
+    "MapResults",
     "Rows",
     "apply",
     "drew_since",
@@ -68,7 +68,7 @@ class Rows:
         return made
 
 
-class Failure(Exception):
+class FunctionFailed(Exception):
     """A row, why, and the traceback as text."""
 
     def __init__(self, row: int, why: str, trace: str) -> None:
@@ -184,7 +184,7 @@ def _states() -> list[Any]:
 
 
 @dataclass(slots=True)
-class Results:
+class MapResults:
     """What the functions gave, rows gathered: `arrays` in the memory that `room` chose, the rest as lists."""
 
     fields: list[FieldAt] = field(default_factory=list)
@@ -205,9 +205,9 @@ def each(
         try:
             made = seeding.run(rows.sample(row), seed)
         except Exception as error:
-            raise Failure(row, f"{type(error).__name__}: {error}", traceback.format_exc()) from error
+            raise FunctionFailed(row, f"{type(error).__name__}: {error}", traceback.format_exc()) from error
         if not isinstance(made, dict):
-            raise Failure(row, f"fn gave {type(made).__name__}, not a dict", "")
+            raise FunctionFailed(row, f"fn gave {type(made).__name__}, not a dict", "")
         found.append(made)
     return found
 
@@ -221,7 +221,7 @@ def apply(
     rows: Rows,
     seeds: Sequence[int],
     room: Callable[[int], Any],
-) -> Results:
+) -> MapResults:
     """Runs the functions over every row. The first result says names, dtypes and shapes; all others must agree.
 
     Args:
@@ -235,7 +235,7 @@ def apply(
             made = seeding.run(rows.sample(row), seed)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            raise Failure(row, text, traceback.format_exc()) from error
+            raise FunctionFailed(row, text, traceback.format_exc()) from error
         problem = None if isinstance(made, dict) else f"fn gave {type(made).__name__}, not a dict"
         if problem is None:
             try:
@@ -245,11 +245,11 @@ def apply(
             except (TypeError, ValueError) as error:
                 problem = f"fn gave what makes no array: {error}"
         if problem is not None:
-            raise Failure(row, problem, "")
-    return results or Results()
+            raise FunctionFailed(row, problem, "")
+    return results or MapResults()
 
 
-def _begin(first: dict[str, Any], rows: int, room: Callable[[int], Any]) -> Results:
+def _begin(first: dict[str, Any], rows: int, room: Callable[[int], Any]) -> MapResults:
     import numpy as np
 
     fields: list[tuple[str, str, tuple[int, ...]]] = []
@@ -263,10 +263,10 @@ def _begin(first: dict[str, Any], rows: int, room: Callable[[int], Any]) -> Resu
             raise TypeError(f"`{name}` is a {type(value).__name__}")
         fields.append((name, array.dtype.str, (rows, *array.shape)))
     placed, size = layout(fields)
-    return Results(placed, arrays_at(room(size), placed), lists)
+    return MapResults(placed, arrays_at(room(size), placed), lists)
 
 
-def _put(results: Results, row: int, made: dict[str, Any]) -> str | None:
+def _put(results: MapResults, row: int, made: dict[str, Any]) -> str | None:
     import numpy as np
 
     if made.keys() != results.arrays.keys() | results.lists.keys():
@@ -359,7 +359,7 @@ def _run(pipe: Connection, functions: Any, slots: _Slots, message: Any) -> None:
 
     try:
         results = apply(functions, rows, seeds, room)
-    except Failure as failure:
+    except FunctionFailed as failure:
         pipe.send(("failed", number, failure.row, failure.why, failure.trace))
         return
     finally:

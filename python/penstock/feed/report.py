@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CLASSES", "Measured", "Report", "make"]
+__all__ = ["CLASSES", "EpochMeasurements", "Report", "make"]
 
 CLASSES = (
     "compute_s",
@@ -49,7 +49,7 @@ _LIMITED = 0.05
 
 
 @dataclass(slots=True)
-class Measured:
+class EpochMeasurements:
     """What a pass over an epoch measured so far. Times in seconds; counters as differences over the pass."""
 
     epoch: int = 0
@@ -201,7 +201,7 @@ def _exposition(rows: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make(measured: Measured, facts: Mapping[str, Any]) -> Report:
+def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
     """The report of one pass; `facts` are added as they are."""
     timing, counters = measured.timing, measured.counters
     latency = timing.get("wait_first_byte_s", 0.0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.feed import columns
-from penstock.feed.cuda import Copies, Cuda, Device, Given
+from penstock.feed.cuda import Copies, CopyDevice, Cuda, Given
 from penstock.feed.loader import BaseLoader
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         super().__init__(dataset, **arguments)
         self.device = None if device is None else torch.device(device)
         # With the process that it is of; what the consumer was given outlives a pass.
-        self._copied_to: tuple[int, Device, Given] | None = None
+        self._copied_to: tuple[int, CopyDevice, Given] | None = None
 
     def _place(self) -> tuple[int, int]:
         group = torch.distributed

@@ -174,7 +174,7 @@ class SshLauncher:
             async with asyncio.timeout(limit_s + WRAPPER_GRACE_S):
                 connection = await self._connected(node)
                 out, err = sinks(request.on_line, node.name, rank)
-                await self._channel(connection, options, request, stdin, _FileSink(keep) if keep else out, err)
+                await self._channel(connection, options, request, stdin, keep or out, err)
         except TimeoutError:
             # The node's rank wrapper has the same deadline: what could not be told to end ends by itself.
             fault = Deadline(f"{node.name}: it has not answered within {limit_s:g} s", where=node.name, limit_s=limit_s)
@@ -297,14 +297,6 @@ class SshLauncher:
             why = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
             why = "no answer" if isinstance(error, TimeoutError) else why
             raise Unreachable(f"{node.name}: {why}", where=node.name) from error
-
-
-class _FileSink:
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, chunk: bytes) -> None:
-        self._file.write(chunk)
 
 
 async def _drain(reader: asyncssh.SSHReader[bytes], sink: Sink) -> None:

@@ -14,10 +14,10 @@ import msgspec
 
 from penstock.errors import ConfigError
 
-__all__ = ["BreakEven", "Demand", "break_even"]
+__all__ = ["BreakEven", "JobDemand", "break_even"]
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
     """What a job eats and what feeds it. Sizes in bytes, times in seconds, rates in bytes/s.
 
     Attributes:
@@ -71,7 +71,7 @@ class BreakEven(msgspec.Struct, frozen=True):
     sooner: Literal["stream", "pool"]
 
 
-def break_even(demand: Demand) -> BreakEven:
+def break_even(demand: JobDemand) -> BreakEven:
     """Whether and when.
 
     Source:

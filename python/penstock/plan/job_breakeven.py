@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.plan.breakeven import Demand, break_even
+from penstock.plan.breakeven import JobDemand, break_even
 from penstock.price import tiers
 from penstock.price.job_cost import source_of, tier_of
 from penstock.units import parse_rate, parse_seconds
@@ -44,7 +44,7 @@ def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> 
     if not stored:
         return result
     nic = {"nic_bytes_per_s": parse_rate(demand.nic_rate)} if demand.nic_rate else {}
-    demand_facts = Demand(
+    demand_facts = JobDemand(
         stored_bytes=stored, nodes=nodes, epochs=demand.epochs, epoch_s=epoch_s, source_bytes_per_s=rate,
         inflated=demand.inflated, copies=job.pool.copies if job.pool else 1, **nic,
     )  # fmt: skip

@@ -15,7 +15,16 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.price.cost import Cost, job_cost
 
-__all__ = ["Job", "Prediction", "Route", "StagePrediction", "explain_stage", "predict", "predict_stage", "replay"]
+__all__ = [
+    "Prediction",
+    "Route",
+    "StagePrediction",
+    "TrainingJob",
+    "explain_stage",
+    "predict",
+    "predict_stage",
+    "replay",
+]
 
 Term = Literal["compute", "reader", "account", "nic", "requests", "inflate", "decode", "disk"]
 
@@ -31,7 +40,7 @@ TERM_LABELS: dict[str, str] = {
 }
 
 
-class Job(msgspec.Struct, frozen=True):
+class TrainingJob(msgspec.Struct, frozen=True):
     """A training job, whole. Times in seconds, sizes in bytes."""
 
     samples: int
@@ -136,7 +145,7 @@ class StagePrediction(msgspec.Struct, frozen=True):
     terms_s: dict[str, float]
 
 
-def _terms(job: Job, route: Route) -> dict[str, float]:
+def _terms(job: TrainingJob, route: Route) -> dict[str, float]:
     batch, in_node = job.global_batch, job.global_batch / job.nodes
     terms = {"compute": job.compute_step_s}
     if route.from_store:
@@ -153,7 +162,7 @@ def _terms(job: Job, route: Route) -> dict[str, float]:
 
 
 def predict(
-    job: Job,
+    job: TrainingJob,
     route: Route,
     *,
     usd_per_node_hour: float,
@@ -256,7 +265,7 @@ def explain_stage(
     )
 
 
-def replay(job: Job, steps_per_s: float, usd_per_node_hour: float) -> tuple[float, float, float]:
+def replay(job: TrainingJob, steps_per_s: float, usd_per_node_hour: float) -> tuple[float, float, float]:
     """Turn a stated rate into (epoch minutes, run hours, USD), as the article's own table does.
 
     Source:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.plan.model import Job
+from penstock.plan.model import TrainingJob
 
 __all__ = ["ARTICLE", "EMULATED_V100_SAMPLE_S", "JOB", "PUBLISHED", "Published"]
 
@@ -18,7 +18,7 @@ ARTICLE = "NAG, 2021: CosmoFlow staged to a pooled NVMe file system"
 # 4 nodes x 8 V100, one process a GPU, batch 4 a process: 262,144 / 128 = 2,048 steps an epoch (derived).
 _STEPS_PER_S = 2.3  # of the BeeOND run, read off the authors' plot; 15 min an epoch gives 2.28
 
-JOB = Job(
+JOB = TrainingJob(
     samples=262_144,
     held_out=65_536,
     epochs=48,

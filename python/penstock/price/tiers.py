@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.errors import ConfigError
 
-__all__ = ["Latency", "Limit", "Number", "Observation", "Throttle", "Tier", "find", "load"]
+__all__ = ["Limit", "Number", "Observation", "Throttle", "Tier", "TierLatency", "find", "load"]
 
 Confidence = Literal["published", "derived", "unverified", "ours"]
 _UNITS = {"bytes": "bytes/s", "requests": "requests/s"}
@@ -48,7 +48,7 @@ class Limit(_Sourced, frozen=True, kw_only=True):
             raise ValueError(f"unit `{self.unit}` is not that of {self.what}")
 
 
-class Latency(_Sourced, frozen=True, kw_only=True):
+class TierLatency(_Sourced, frozen=True, kw_only=True):
     """Time to first byte, in milliseconds: a lognormal distribution by its median and 99th percentile.
 
     Where it has a tail apart, `tail_share` of the requests takes `tail_ms`.
@@ -103,7 +103,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     year: int
     title: str
     limits: tuple[Limit, ...] = msgspec.field(default=(), name="limit")
-    latency: tuple[Latency, ...] = ()
+    latency: tuple[TierLatency, ...] = ()
     queue: Number | None = None
     burst: Number | None = None
     throttle: Throttle = msgspec.field(default_factory=Throttle)

@@ -27,7 +27,7 @@ from penstock.protocols.launchers import (
     RankPrefix,
     RunRequest,
 )
-from penstock.protocols.workloads import Batch, Demand, FieldSpec, StepCost, Workload, WorkloadSpec
+from penstock.protocols.workloads import Batch, Demand, InputField, StepCost, Workload, WorkloadSpec
 
 __all__ = [
     "Access",
@@ -37,7 +37,7 @@ __all__ = [
     "Demand",
     "Engine",
     "Exit",
-    "FieldSpec",
+    "InputField",
     "Launcher",
     "Located",
     "Node",

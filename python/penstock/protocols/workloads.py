@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Batch", "Demand", "FieldSpec", "StepCost", "Workload", "WorkloadSpec"]
+__all__ = ["Batch", "Demand", "InputField", "StepCost", "Workload", "WorkloadSpec"]
 
 Batch = Mapping[str, Any]
 """Field name -> array (NumPy or torch, as the Demand asked), samples along the first axis; `bytes` fields -> list of buffers."""
 
 
 @dataclass(frozen=True)
-class FieldSpec:
+class InputField:
     """One field of a sample as it is stored: dtype by NumPy's name, shape without the batch axis.
 
     Two dtypes are not NumPy's: `bytes`, as long as they are stored (a list of buffers in the batch; shape ()), and `image`, a
@@ -59,7 +59,7 @@ class Demand:
         facts: What belongs into the result beside the settings (parameter count, deviation from a published model).
     """
 
-    fields: Mapping[str, FieldSpec]
+    fields: Mapping[str, InputField]
     arrays: Literal["numpy", "torch"]
     sample_bytes: int
     samples_per_s: float | None = None

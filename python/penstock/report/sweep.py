@@ -18,7 +18,7 @@ from penstock.units import format_bytes, format_rate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Group", "SweepReport", "name_of", "rate_label", "summarise"]
+__all__ = ["CellGroup", "SweepReport", "name_of", "rate_label", "summarise"]
 
 SCHEMA_VERSION = 1
 _WAITS = {
@@ -31,7 +31,7 @@ _WAITS = {
 }
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class CellGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Cells of one operation under like conditions: one surface.
 
     Attributes:
@@ -60,7 +60,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     spec: dict[str, Any]
     spec_hashes: tuple[str, ...]
     machine: dict[str, Any]
-    groups: tuple[Group, ...]
+    groups: tuple[CellGroup, ...]
     verdict: Verdict
     invalid: dict[str, int]
     doubts: tuple[str, ...]
@@ -98,7 +98,7 @@ def _like(cell: Judged) -> tuple[Any, ...]:
     return (cell.operation, cell.hosts, cell.io_depth, cell.direct, cell.random)
 
 
-def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
+def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[CellGroup, ...]:
     families: dict[tuple[Any, ...], list[Judged]] = {}
     points = Counter((*_like(c), c.threads, c.file_size_bytes) for c in cells)
     blocks_swept = {key[:-2] for key, count in points.items() if count > 1}
@@ -116,7 +116,7 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
         parts += [f"files of {_size_label(file_size)}"] if file_size else []
         parts += [part for part, so in (("random", random), ("direct", direct)) if so]
         made.append(
-            Group(
+            CellGroup(
                 title=", ".join(parts),
                 operation=operation,
                 cells=tuple(family),
@@ -128,7 +128,7 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[Group, ...]:
     return tuple(sorted(made, key=lambda g: (not moves_bytes(g.operation), g.title)))
 
 
-def _headline(groups: Sequence[Group], watched: Sequence[Row]) -> tuple[str, str]:
+def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str, str]:
     if not groups and watched:
         texts = [f"{row.label} {'is ' + row.raw['limit'] if 'limit' in row.raw else 'was watched'}" for row in watched]
         stated = ", ".join(dict.fromkeys(row.raw["stated by"] for row in watched if row.raw.get("stated by")))

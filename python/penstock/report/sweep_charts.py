@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.bench.rows import Row
-    from penstock.report.sweep import Group
+    from penstock.report.sweep import CellGroup
 
 __all__ = ["REGIME_COLOURS", "sweep_charts"]
 
@@ -46,7 +46,7 @@ def _finish(chart: Any, **more: Any) -> Spec:
     return spec
 
 
-def surface(group: Group) -> Spec:
+def surface(group: CellGroup) -> Spec:
     """Throughput over size and threads: the colour is the regime, its strength the share of the best rate."""
     import altair as alt
 
@@ -305,7 +305,7 @@ def losses(rows: Sequence[Row]) -> Spec | None:
     return _finish(chart, height={"step": 34})
 
 
-def sweep_charts(groups: Sequence[Group], rows: Sequence[Row]) -> dict[str, Spec]:
+def sweep_charts(groups: Sequence[CellGroup], rows: Sequence[Row]) -> dict[str, Spec]:
     """All charts that the rows have figures for, by the name of their place in the page."""
     sound = [r for r in rows if not r.invalid]
     made = {f"surface-{i}": surface(group) for i, group in enumerate(groups)}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.bench.rows import Row
     from penstock.bench.verdict import Judged
-    from penstock.report.sweep import Group, SweepReport
+    from penstock.report.sweep import CellGroup, SweepReport
 
 __all__ = ["sweep_page"]
 
@@ -84,7 +84,7 @@ def _cells(cells: Sequence[Judged]) -> str:
     return table(head, rows) + more
 
 
-def _surface(index: int, group: Group) -> str:
+def _surface(index: int, group: CellGroup) -> str:
     counts = ", ".join(f"{count} {regime}" for regime, count in group.regimes.items())
     slower = f"; {group.retrograde} slower than with fewer threads (▼)" if group.retrograde else ""
     return f"<h3>{escape(group.title)}</h3>" + figure(

@@ -9,7 +9,7 @@ Not a training framework. Imports no torch until a rank of a torch workload star
 
 from penstock.train.launch import run
 from penstock.train.progress import Progress
-from penstock.train.source import Feed, Request, Source
+from penstock.train.source import Feed, FeedFactory, FeedRequest
 from penstock.train.spec import TrainSpec
 
-__all__ = ["Feed", "Progress", "Request", "Source", "TrainSpec", "run"]
+__all__ = ["Feed", "FeedFactory", "FeedRequest", "Progress", "TrainSpec", "run"]

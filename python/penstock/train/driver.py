@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import Bug, ConfigError, PenstockError, of_code
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
-from penstock.train.group import Group
+from penstock.train.group import ProcessGroup
 from penstock.train.progress import Progress
-from penstock.train.source import Request, close_quietly, facts, open_feed
+from penstock.train.source import FeedRequest, close_quietly, facts, open_feed
 from penstock.train.workloads import load_workload
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.ranks import Rank
     from penstock.train.peers import OnLost
     from penstock.train.progress import Report
-    from penstock.train.source import Feed, Source
+    from penstock.train.source import Feed, FeedFactory
     from penstock.train.spec import TrainSpec
 
 __all__ = ["Driver", "EpochTime", "Share", "cpu_s"]
@@ -99,13 +99,13 @@ class Driver:
         spec: TrainSpec,
         rank: Rank,
         *,
-        source: Source | None = None,
+        source: FeedFactory | None = None,
         report: Report | None = None,
         on_lost: OnLost | None = None,
     ) -> None:
         self.spec, self.rank = spec, rank
-        self.group = Group(rank, on_lost=on_lost)
-        self._source: Source = source or open_feed
+        self.group = ProcessGroup(rank, on_lost=on_lost)
+        self._source: FeedFactory = source or open_feed
         self._report = report
         self._reported_s = -math.inf
         self.share = Share()
@@ -241,9 +241,9 @@ class Driver:
         every = self.spec.checkpoint_steps
         return min(left, every - self.steps % every) if every else left
 
-    def _request(self, url: str, *, tail: str, shuffled: bool) -> Request:
+    def _request(self, url: str, *, tail: str, shuffled: bool) -> FeedRequest:
         assert self.demand is not None
-        return Request(
+        return FeedRequest(
             url=url,
             demand=self.demand,
             seed=self.spec.seed,

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from penstock.ranks import Rank
     from penstock.train.peers import OnLost
 
-__all__ = ["Group", "named"]
+__all__ = ["ProcessGroup", "format_ranks"]
 
 
-def named(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 0, 2, 5, 6 and 60 more`."""
     shown = ", ".join(map(str, ranks[:4]))
     more = f" and {len(ranks) - 4:,} more" if len(ranks) > 4 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
-class Group:
+class ProcessGroup:
     """The process group of a run, from `join` to `leave`."""
 
     def __init__(self, rank: Rank, *, on_lost: OnLost | None = None) -> None:
@@ -83,7 +83,7 @@ class Group:
             for rank, its in enumerate(everyone):
                 held.setdefault(its[name], []).append(rank)
             if len(held) > 1:
-                values = "; ".join(f"{named(ranks)}: {value}" for value, ranks in held.items())
+                values = "; ".join(f"{format_ranks(ranks)}: {value}" for value, ranks in held.items())
                 raise ConfigError(f"the ranks differ in {name}: {values}", hint=hint)
 
     def cause_of(self, error: BaseException) -> BaseException:

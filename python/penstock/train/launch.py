@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.ranks import Rank
     from penstock.train.peers import OnLost
     from penstock.train.progress import Report
-    from penstock.train.source import Source
+    from penstock.train.source import FeedFactory
     from penstock.train.spec import TrainSpec
 
 __all__ = ["run", "run_as_rank"]
@@ -44,7 +44,7 @@ _RAISED = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit
 
 
 def run(
-    spec: TrainSpec, *, source: Source | None = None, report: Report | None = None, on_lost: OnLost | None = None
+    spec: TrainSpec, *, source: FeedFactory | None = None, report: Report | None = None, on_lost: OnLost | None = None
 ) -> dict[str, Any]:
     """Train as the spec says; the result as plain values, by the schema of `bench.results`.
 
@@ -85,7 +85,7 @@ def run_as_rank(
     spec: TrainSpec,
     rank: Rank,
     *,
-    source: Source | None = None,
+    source: FeedFactory | None = None,
     report: Report | None = None,
     on_lost: OnLost | None = None,
 ) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:
     """The first cause: an error of a rank's own, else a signal that ended a rank, else what a rank reports of another."""
     reported = [
-        (msgspec.json.decode(file.read_bytes(), type=rank_files.Failure), file.stem.removeprefix("error-"))
+        (msgspec.json.decode(file.read_bytes(), type=rank_files.RankFailure), file.stem.removeprefix("error-"))
         for file in folder.glob("error-*.json")
     ]
     reported.sort(key=lambda one: (one[0].kind == RankFailed.__name__, one[0].seen_s))

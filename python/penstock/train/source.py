@@ -13,10 +13,10 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.protocols import Batch, Demand, FieldSpec
+    from penstock.protocols import Batch, Demand, InputField
     from penstock.ranks import Rank
 
-__all__ = ["DUMMY", "Dummy", "Feed", "Request", "Source", "facts", "open_feed"]
+__all__ = ["DUMMY", "DummyFeed", "Feed", "FeedFactory", "FeedRequest", "facts", "open_feed"]
 
 DUMMY = "dummy"
 _DUMMY_BYTES = 1 << 20  # of a `bytes` field: what costs nothing to read need not fill the memory
@@ -33,7 +33,7 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
+class FeedRequest:
     """One feed, as the driver asks for it.
 
     Attributes:
@@ -58,16 +58,16 @@ class Request:
     reader: str = "penstock"
 
 
-class Source(Protocol):
+class FeedFactory(Protocol):
     """Makes a feed of a request. A caller who reads by other means passes one to `run`."""
 
-    def __call__(self, request: Request, /) -> Feed: ...
+    def __call__(self, request: FeedRequest, /) -> Feed: ...
 
 
-def open_feed(request: Request) -> Feed:
+def open_feed(request: FeedRequest) -> Feed:
     """The feed of a URL."""
     if request.url.startswith(f"{DUMMY}:"):
-        return Dummy(request)
+        return DummyFeed(request)
     if request.reader == "torch":
         from penstock.train.torch_baseline import TorchBaseline
 
@@ -116,7 +116,7 @@ def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
     }
 
 
-def _spec(field: FieldSpec) -> Any:
+def _spec(field: InputField) -> Any:
     """The feed's own kind of field for what a workload demands."""
     import penstock
 
@@ -127,7 +127,7 @@ def _spec(field: FieldSpec) -> Any:
     return penstock.tensor(field.dtype, field.shape)
 
 
-class Dummy:
+class DummyFeed:
     """Samples that are in memory before the first step, as the reference's `dummy` data: what is left is the computing.
 
     `dummy://N` stands for N samples; up to four global batches of random values are made and given again and again, the
@@ -136,7 +136,7 @@ class Dummy:
 
     _BATCHES = 4
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: FeedRequest) -> None:
         import numpy as np
 
         name = urlsplit(request.url).netloc

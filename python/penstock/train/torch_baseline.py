@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.protocols import Batch
-    from penstock.train.source import Request
+    from penstock.train.source import FeedRequest
 
 __all__ = ["TorchBaseline"]
 
@@ -60,7 +60,7 @@ class TorchBaseline:
 
     _WORKERS = 4  # DLIO's read_threads for these workloads
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: FeedRequest) -> None:
         if "://" in request.url and not request.url.startswith("file://"):
             raise ConfigError(
                 f"plain PyTorch reads folders, and {request.url} is in a store", hint="mount it, or stage it"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.train.progress import Report
     from penstock.train.spec import TrainSpec
 
-__all__ = ["Harness", "Verdict", "calibrate", "run_reader", "verdict"]
+__all__ = ["Harness", "UtilisationVerdict", "calibrate", "run_reader", "verdict"]
 
 _CALIBRATION_S = 2.0
 _STEPS = (16, 4096)
@@ -56,7 +56,7 @@ class Harness:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class UtilisationVerdict:
     """`pass` or `fail` against the utilisation that is wanted, or `refused`, each with its reason."""
 
     answer: Literal["pass", "fail", "refused"]
@@ -93,15 +93,15 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
     )
 
 
-def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> Verdict:
+def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> UtilisationVerdict:
     """On the utilisation of each epoch, 0 to 1, against the one that is wanted."""
     if harness.share > MOST_OVERHEAD:
         meeting = f", {1e6 * harness.barrier_s:.1f} of them for ranks to meet," if harness.barrier_s else ""
-        return Verdict(
+        return UtilisationVerdict(
             "refused",
             f"the loop itself costs {1e6 * harness.overhead_s:.1f} us{meeting} of a {1e3 * harness.step_s:.3f} ms step "
             f"({100 * harness.share:.1f} %, at most {100 * MOST_OVERHEAD:g} %): this host cannot judge a storage for it",
         )
     mean = sum(reached) / len(reached)
     answer: Literal["pass", "fail"] = "pass" if mean >= wanted else "fail"
-    return Verdict(answer, f"{100 * mean:.2f} % busy, {100 * wanted:g} % is asked for")
+    return UtilisationVerdict(answer, f"{100 * mean:.2f} % busy, {100 * wanted:g} % is asked for")

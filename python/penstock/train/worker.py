@@ -23,13 +23,13 @@ from penstock.train.spec import TrainSpec
 if TYPE_CHECKING:
     from penstock.train.progress import Progress
 
-__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "Failure", "exit_now", "main"]
+__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "RankFailure", "exit_now", "main"]
 
 SPEC, RESULT, PROGRESS, ERROR = "spec.json", "result.json", "progress.json", "error-{rank}.json"
 ALONE = "set --ranks 1 to see it happen in one process"
 
 
-class Failure(msgspec.Struct, frozen=True):
+class RankFailure(msgspec.Struct, frozen=True):
     """An error on its way to the parent: the class by name, its text and its advice."""
 
     kind: str
@@ -61,7 +61,8 @@ def main(folder: Path) -> int:
 
     def failed(error: PenstockError) -> int:
         write_json(
-            folder / ERROR.format(rank=rank.rank), Failure(type(error).__name__, str(error), error.hint, time.time())
+            folder / ERROR.format(rank=rank.rank),
+            RankFailure(type(error).__name__, str(error), error.hint, time.time()),
         )
         return error.exit_code
 

@@ -28,9 +28,9 @@ _GRACE_S = 6.0
 
 
 class Sink(Protocol):
-    """Takes what a stream brings."""
+    """Receives the chunks of a stream; a binary file is one."""
 
-    def write(self, chunk: bytes) -> None: ...
+    def write(self, chunk: bytes, /) -> object: ...
 
 
 @dataclass

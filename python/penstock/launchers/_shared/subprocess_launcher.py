@@ -158,16 +158,6 @@ class _RankProcess:
     argv: list[str]
 
 
-class _FileSink:
-    """A sink that keeps everything, on disk."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, chunk: bytes) -> None:
-        self._file.write(chunk)
-
-
 class SubprocessLauncher:
     """Base of launchers whose every rank is a process of this machine. A subclass gives `nodes` and `on_node`."""
 
@@ -208,7 +198,7 @@ class SubprocessLauncher:
         [start] = self._starts(request)
         with tempfile.TemporaryFile() as held:
             with self.stoppable() as stop:
-                ended = self._one(start, request, None, stop, keep=_FileSink(held))
+                ended = self._one(start, request, None, stop, keep=held)
             if ended.code == 0:
                 held.seek(0)
                 file_transfer.unpack(held, str(dst))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.accelerator import EmulatedAccelerator, Pacer
 from penstock.errors import ConfigError
-from penstock.protocols import Demand, FieldSpec, WorkloadSpec
+from penstock.protocols import Demand, InputField, WorkloadSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class EmulatedCosmoFlow(EmulatedAccelerator):
         v = self._recipe.voxels
         self._sample_s = ACCELERATORS[spec.accelerator]
         return Demand(
-            fields={"x": FieldSpec("int16", (v, v, v, 4)), "y": FieldSpec("float32", (4,))},
+            fields={"x": InputField("int16", (v, v, v, 4)), "y": InputField("float32", (4,))},
             arrays="numpy",
             sample_bytes=v**3 * 8 + 16,
             samples_per_s=1 / self._sample_s,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError
-from penstock.protocols import Batch, Demand, FieldSpec, StepCost, WorkloadSpec
+from penstock.protocols import Batch, Demand, InputField, StepCost, WorkloadSpec
 from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
 from penstock.workloads.cosmoflow.recipe import Recipe, learning_rate, parameter_count
 
@@ -53,7 +53,7 @@ class Training:
                 f"{self.recipe.voxels} voxels and {self.recipe.filters} filters where MLPerf HPC has 128 and 32: a rehearsal, not a result"
             )
         return Demand(
-            fields={"x": FieldSpec("int16", (v, v, v, 4)), "y": FieldSpec("float32", (4,))},
+            fields={"x": InputField("int16", (v, v, v, 4)), "y": InputField("float32", (4,))},
             arrays="torch",
             sample_bytes=v**3 * 8 + 16,
             facts=facts,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.accelerator import EmulatedAccelerator
 from penstock.errors import ConfigError
-from penstock.protocols import Demand, FieldSpec, WorkloadSpec
+from penstock.protocols import Demand, InputField, WorkloadSpec
 from penstock.workloads.emulated.catalogue import MODELS, Model
 
 if TYPE_CHECKING:
@@ -82,14 +82,14 @@ def model_of(settings: Mapping[str, Any]) -> Model:
     return MODELS[name]
 
 
-def _fields(model: Model) -> dict[str, FieldSpec]:
+def _fields(model: Model) -> dict[str, InputField]:
     if model.format in ("jpeg", "png"):
-        return {"image": FieldSpec("image", (model.side, model.side, 3))}
+        return {"image": InputField("image", (model.side, model.side, 3))}
     name = "image" if model.format == "tfrecord" else "x"
     if model.record_deviation_bytes or model.format == "npz":
-        return {name: FieldSpec("bytes", ())}
+        return {name: InputField("bytes", ())}
     # Records of DLIO are square: their bytes are the square of a whole number.
-    return {name: FieldSpec("uint8", (math.isqrt(model.record_bytes) ** 2,))}
+    return {name: InputField("uint8", (math.isqrt(model.record_bytes) ** 2,))}
 
 
 def workload() -> Emulated:

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job: a job file (`spec`), its run on a cluster step by step (`runner`, `commands`, `node_loss`), the same job over several
-paths (`compare_paths`), and its hand-over to a batch system (`export`, `submit`).
+"""Job: run a job file on a cluster, or submit it to a batch system.
+
+`spec` parses the file; `runner`, `commands` and `node_loss` run it step by step; `compare_paths` runs the same job over several
+paths; `export` and `submit` pass it to batch systems.
 """

@@ -133,11 +133,11 @@ def mortal(tmp_path):
     (info / "entry_points.txt").write_text("[penstock.workloads]\nmortal = mortal:Mortal\n")
     (tmp_path / "site/mortal.py").write_text("""
 from penstock.errors import Corrupt
-from penstock.protocols import Demand, FieldSpec, StepCost
+from penstock.protocols import Demand, InputField, StepCost
 class Mortal:
     def demand(self, spec):
         self.rank, self.steps, self.how = spec.rank, 0, spec.settings["how"]
-        return Demand(fields={"n": FieldSpec("int16", (2,))}, arrays="numpy", sample_bytes=4)
+        return Demand(fields={"n": InputField("int16", (2,))}, arrays="numpy", sample_bytes=4)
     def prepare(self, spec): pass
     def begin_epoch(self, epoch): pass
     def step(self, batch):

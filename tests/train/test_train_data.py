@@ -135,7 +135,7 @@ def test_example_ddp_runs_under_torchrun(data):
             timeout=60,
             check=False,
         )
-        # torch 2.15 itself aborts now and then when a gloo rank exits (see penstock.train.worker.leave); a plain script
+        # torch 2.15 itself aborts now and then when a gloo rank exits (see penstock.train.worker.exit_now); a plain script
         # has no way round it, so that one end is tried again and no other is.
         if "terminate called without an active exception" not in done.stderr:
             break

@@ -157,9 +157,8 @@ def test_disk_with_limits_is_felt_and_its_trace_says_which(
     flags = (*flags, "--repeat-io", "--time-limit", "4s")
     program = str(Path(sys.executable).with_name("penstock"))
     assert run_cli("bench", "storage", disk, *size, "--phases", "write").code == 0
-    hits = []
     # A busy machine may read below the limit for a while, so that a trace has hit none; it never hits the other limit.
-    while hit not in hits and len(hits) < 6:
+    for _ in range(6):
         ran = run_cli(
             "bench", "disk-trace", "--device", disk, "--tier", _TIER, "--scale", _SCALE, "--json",
             "--", program, "bench", "storage", disk, *size, "--phases", "read", "--json", *flags,
@@ -170,9 +169,10 @@ def test_disk_with_limits_is_felt_and_its_trace_says_which(
         rate, limit = (row["last"]["ios_per_s"], 150) if hit == "IOPS" else (row["last"]["bytes_per_s"], 5e6)
         # A disk exceeds its limit only in its first instant.
         assert rate <= limit * 1.3
-        hits.append(trace["hit"])
-        assert trace["hit"] in {hit, "device", "none"}, trace["at_limit"]
-    assert hit in hits, hits
+        is_reached = rate >= limit * 0.95
+        assert trace["hit"] in ({hit} if is_reached else {hit, "device", "none"}), trace["at_limit"]
+        if trace["hit"] == hit:
+            break
 
 
 def test_disk_of_somebody_s_folder_is_refused(run_cli: Callable[..., Any], tmp_path: Path) -> None:

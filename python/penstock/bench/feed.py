@@ -135,7 +135,7 @@ def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
     found = {}
     for name, spec in dataset.batch_fields().items():
-        said = spec.said()
+        said = spec.to_dict()
         part = said["of"][0] if said["of"] else name
         said |= {"shape": said.get("shape", []), "stored_as": held.get(part, "bytes").partition("_")[0]}
         found[name] = said | said.pop("image", {})

@@ -85,6 +85,8 @@ def test_judge_names_the_limit_that_was_hit() -> None:
     assert judge([*idle, *bound], limits) == ({"bytes": 1.0, "ios": 0.0}, "throughput")
     small = [_sample(read_ios_per_s=990, read_bytes_per_s=4e6, utilisation=0.2)] * 5
     assert judge([*idle, *small], limits)[1] == "IOPS"
+    fast = [_sample(read_ios_per_s=10, read_bytes_per_s=99e6, utilisation=0.01)] * 5
+    assert judge([*idle, *fast], limits)[1] == "throughput"
     slow = [_sample(read_ios_per_s=99, read_bytes_per_s=4e6, utilisation=1.0)] * 5
     assert judge([*idle, *slow], limits)[1] == "device"
     assert judge(idle, limits) == ({}, "none")

@@ -127,13 +127,21 @@ def _sample(before: Counters, now: Counters, began_s: float) -> DiskSample:
 
 def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, float], str]:
     """Shares of the used time at each limit, and which one binds."""
-    used = [sample for sample in samples if sample.utilisation >= _USED]
+    known = {
+        what: limit for what, limit in (("bytes", limits.bytes_per_s), ("ios", limits.ios_per_s)) if limit is not None
+    }
+
+    def has(sample: DiskSample, share: float) -> list[str]:
+        """The limits of which the sample has this share or more."""
+        return [what for what, limit in known.items() if sample.used(what, shared=limits.is_shared) >= share * limit]
+
+    # A fast device under a low limit is hardly busy: what it moves is use, too.
+    used = [sample for sample in samples if sample.utilisation >= _USED or has(sample, _USED)]
     total = sum(sample.seconds for sample in used)
     shares: dict[str, float] = {}
-    for what, limit in (("bytes", limits.bytes_per_s), ("ios", limits.ios_per_s)):
-        if limit is not None and total > 0:
-            at = [sample for sample in used if sample.used(what, shared=limits.is_shared) >= _AT_LIMIT * limit]
-            shares[what] = sum(sample.seconds for sample in at) / total
+    if total > 0:
+        at = [(sample.seconds, has(sample, _AT_LIMIT)) for sample in used]
+        shares = {what: sum(seconds for seconds, reached in at if what in reached) / total for what in known}
     worst = max(shares, key=lambda what: shares[what], default=None)
     if worst is not None and shares[worst] >= _BOUND:
         return shares, _NAMES[worst]

@@ -172,6 +172,17 @@ def test_storage_phases_after_a_write_that_a_limit_cut_are_not_run(bench: Callab
     assert [row["operation"] for row in whole][1:4] == ["WRITE", "READ", "STAT"]
 
 
+def test_storage_file_is_read_after_a_write_that_a_limit_cut_unless_content_is_compared(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1 << 20))
+    cut = (file, "--block-size", "64KiB", "--io-limit", "3", "--phases", "write,read", "--overwrite-device", "--json")
+    assert [row["operation"] for row in _document(bench(*cut))["rows"]] == ["WRITE", "READ"]
+    [wrote] = _document(bench(*cut, "--verify", "7"))["rows"]
+    assert wrote["raw"]["not_run"] == "read"
+
+
 def test_storage_interrupted_run_takes_its_files_with_it(tmp_path: Path) -> None:
     place = tmp_path / "new"
     program = [str(Path(sys.executable).with_name("penstock")), "bench", "storage", str(place), *_SMALL]

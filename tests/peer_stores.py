@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -85,7 +87,7 @@ class FakeGcs:
 @contextmanager
 def versitygw(folder: Path) -> Iterator[S3Peer]:
     """A server over a sub-folder; what it says goes to a log beside it."""
-    port = _free_port()
+    port = free_port()
     buckets = folder / "buckets"
     buckets.mkdir()
     peer = S3Peer(f"http://127.0.0.1:{port}", buckets)
@@ -100,7 +102,7 @@ def versitygw(folder: Path) -> Iterator[S3Peer]:
 @contextmanager
 def azurite(folder: Path) -> Iterator[Azurite]:
     """A server over memory; `folder` is where it runs."""
-    port = _free_port()
+    port = free_port()
     argv = [_program(TOOLS / "azurite/node_modules/.bin/azurite-blob"), "--silent", "--skipApiVersionCheck"]
     argv += ["--disableTelemetry", "--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     with _running(argv, folder, port, {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"}):
@@ -111,7 +113,7 @@ def azurite(folder: Path) -> Iterator[Azurite]:
 @contextmanager
 def fake_gcs(folder: Path, objects: Mapping[str, bytes]) -> Iterator[FakeGcs]:
     """A server over memory that holds some objects from the start."""
-    port = _free_port()
+    port = free_port()
     seed = folder / "seed"
     (seed / "data").mkdir(parents=True)
     for name, body in objects.items():
@@ -128,12 +130,6 @@ def _program(path: Path) -> str:
     if not os.access(path, os.X_OK):
         pytest.fail(f"{path.name} is not here; `make setup-peers` installs it", pytrace=False)
     return str(path)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -169,9 +169,9 @@ def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
     heads = [line for line in ran.out.splitlines() if line.startswith("# ")]
     assert heads[:7] == ["# provision", "# pool up", "# stage", "# ranks", "# archive", "# pool down", "# money"]
     assert heads[7:] == [
-        "# nodes: no price is told of; [money] node = an item of the price book, or usd_per_node_hour",
-        "# stage: nobody bills for its requests",
-        "# pool: when one starts to pay cannot be told: [demand] source_rate says what the source gives to all nodes",
+        "# nodes: no price set; in [money], set node to an item of the price book, or usd_per_node_hour",
+        "# stage: its requests are free",
+        "# pool: break-even unknown; set source_rate in [demand] to the bandwidth of the source, all nodes together",
     ]
     assert ran.out.count("<rank_wrapper.py>") == 2 + 2 + 4 + 1
     assert not (tmp_path / "runs").exists()
@@ -199,7 +199,7 @@ def test_run_dry_counts_the_money_of_nodes_and_requests(job, run_cli, emulator, 
     lines = ran.out[ran.out.index("# money") :].splitlines()
     assert lines[1] == "# nodes: 2 x 26.438 USD/h (azure-vm-nd40rs_v2, South Central US): $52.88 an hour"
     assert lines[2].startswith("# stage: 12 objects, 12 requests: < $0.01 (s3-standard; prices as of ")
-    assert lines[3] == "# egress: 60.3 kB: $0.00 inside the cloud; < $0.01 where the nodes lie outside it"
+    assert lines[3] == "# egress: 60.3 kB: $0.00 inside the cloud; < $0.01 for nodes outside it"
     assert lines[4] == "# job: 11.5 h on 2 nodes: $608.07"
     assert lines[5].startswith("# prices as of 2024-12")
     told = run_cli("run", file, "--dry-run", "--json", cwd=tmp_path, env=store.env)
@@ -222,11 +222,13 @@ def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli
         "inflated = 2\n[archive]"
     )
     file = job("true", **{"[archive]": demand})
-    want = r"pool: an epoch of 60.3 kB in 1\d\d ms is 300 kB/s a node; the source gives 1.00 MB/s \(as told\): a pool starts to pay"
-    want += " from 4 such nodes on, and here are 2"
+    want = (
+        r"pool: an epoch of 60.3 kB in 1\d\d ms is 300 kB/s a node; the source delivers 1.00 MB/s \(as given\): a pool"
+    )
+    want += " pays off at 4 or more such nodes; this job has 2"
     shown = run_cli("run", file, "--dry-run", cwd=tmp_path)
     assert re.search(want, shown.out), shown.out
-    assert re.search("10 epochs: streamed 1.0. s, from a pool .*: stream is sooner; no number of epochs", shown.out)
+    assert re.search("10 epochs: streamed 1.0. s, from a pool .*: stream is faster; no number of epochs", shown.out)
     pays = json.loads(run_cli("run", file, "--dry-run", "--json", cwd=tmp_path).out)["pool_pays"]
     stored = sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
     assert {name: pays[name] for name in ("nodes", "stored_bytes", "epochs", "from_nodes", "from_epochs", "sooner")} == {
@@ -236,7 +238,7 @@ def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli
     ran = run_cli("run", hungry, cwd=tmp_path, timeout_s=110)
     assert ran.code == 0, ran.err
     assert "pool: an epoch" in ran.err
-    assert "pool is sooner; it repays its stage from" in ran.err
+    assert "pool is faster; it repays its stage after" in ran.err
     for bad, word in (
         ("epochs = 0", "more than 0"), ('epoch = "0s"', "one of them"), ('source_rate = "fast"', "fast"), ("x = 1", "x"),
     ):  # fmt: skip
@@ -271,8 +273,8 @@ def test_source_that_is_not_listed_soon_holds_no_job_up(tmp_path, monkeypatch, c
         )
     assert told is None
     assert capsys.readouterr().err.splitlines() == [
-        "pool: s3://set/of is being listed, to tell when a pool starts to pay",
-        "pool: when one starts to pay is not told: s3://set/of was not listed within 0.5 s",
+        "pool: s3://set/of is being listed, to find the break-even of a pool",
+        "pool: break-even unknown: s3://set/of was not listed within 0.5 s",
     ]
 
 

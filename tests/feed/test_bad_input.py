@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import logging
-import socket
 import tarfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import penstock
 from penstock import _native
 from penstock.errors import Changed, Corrupt, NotFound, Unreachable
+from tests.ports import free_port
 
 from .conftest import batches, dataset, record, samples
 
@@ -140,9 +140,7 @@ def test_jpegs_of_odd_kinds_are_pictures_and_absurd_sizes_are_refused_alone(tmp_
 
 
 def test_endpoint_that_nobody_serves_is_unreachable(monkeypatch):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "k",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -32,6 +33,13 @@ def run_pytest(tmp_path):
         )
 
     return run
+
+
+def test_files_of_the_system_tier_exist():
+    spec = importlib.util.spec_from_file_location("root_conftest", CONFTEST)
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    assert [place for place in conftest._SYSTEM if not (CONFTEST.parent / place).exists()] == []
 
 
 def test_marker_picked_and_nothing_collected_fails(run_pytest):

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 _CONFIG = """
 HostKey {folder}/host{at}
 AuthorizedKeysFile {folder}/authorized{at}
@@ -55,9 +57,7 @@ class Sshds:
         (folder / "known").write_text("".join(known))
 
     def _start(self, at: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         (self.folder / f"authorized{at}").write_bytes((self.folder / "mine.pub").read_bytes())
         config = self.folder / f"config{at}"
         config.write_text(_CONFIG.format(folder=self.folder, at=at))

@@ -21,6 +21,8 @@ from penstock.testing import LauncherSuite
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from sshd_kit import Sshds
 
+from tests.ports import free_port
+
 
 @pytest.fixture(scope="module")
 def sshds(tmp_path_factory):
@@ -103,11 +105,9 @@ def test_ssh_unknown_host_key_is_refused_and_no_setting_accepts_it(ssh, sshds, t
 
 @pytest.mark.needs_root
 def test_ssh_one_bad_node_does_not_hide_the_others(ssh, sshds):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        made = ssh(nodes=f"{sshds.nodes},127.0.0.1:{port},no-such-host.invalid")
-        exits = made.run(RunRequest(["echo", "x"], made.nodes(), deadline_s=20))
+    port = free_port()
+    made = ssh(nodes=f"{sshds.nodes},127.0.0.1:{port},no-such-host.invalid")
+    exits = made.run(RunRequest(["echo", "x"], made.nodes(), deadline_s=20))
     assert [e.out for e in exits] == [b"x\n"] * 3 + [b"", b""]
     assert [type(e.fault) for e in exits[3:]] == [Unreachable, Unreachable]
     assert f"127.0.0.1:{port}" in str(exits[3].fault)

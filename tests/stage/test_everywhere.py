@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from stage_kit import await_true, fill, tree
 
 import penstock
 from penstock.errors import NotFound, RankFailed, Unsupported
+from tests.ports import free_port
 
 # What every rank runs: sets its library up, stages, and writes what came of it.
 SCRIPT = """
@@ -119,9 +119,7 @@ def test_stage_under_torchrun_gives_up_on_a_rank_that_never_comes(job, source):
 def _ranks(tmp_path, source, world: int, folder: str, env, **options):
     """Processes with a process group of their own, and no launcher that would end them together."""
     script = _script(tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     words = [sys.executable, str(script), "torch", str(source), folder, str(tmp_path / "out"), json.dumps(options)]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     return [

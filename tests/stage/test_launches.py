@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,8 @@ from pathlib import Path
 import pytest
 from cluster_kit import HOSTS, Cluster, remove, short_folder
 from stage_kit import fill, program, tree
+
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +151,7 @@ def test_mpich_on_one_machine_stages_once_and_all_ranks_end_alike(source, tmp_pa
 @pytest.mark.needs_torch
 def test_two_agents_of_torchrun_share_the_dataset(source, tmp_path):
     folder, want = source
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     agents = []
     for node in range(2):
         line = [

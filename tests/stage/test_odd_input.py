@@ -7,11 +7,12 @@ import gzip
 import http.server
 import json
 import os
-import socket
 import threading
 
 import pytest
 from stage_kit import facts, tree
+
+from tests.ports import free_port
 
 
 def _errors(text: str) -> list[str]:
@@ -88,9 +89,7 @@ def test_name_longer_than_a_file_system_takes_is_refused_before_anything_moves(s
 
 
 def test_index_without_credentials_or_a_store_is_one_error_each(run_cli, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     home = {"HOME": str(tmp_path), "AWS_ENDPOINT_URL": nobody}
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     for env, code in ((home, "denied"), (home | keys, "unreachable")):

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 from stage_kit import await_true, fill
+
+from tests.ports import free_port
 
 LIMIT_S = 10
 PEER_S = 40  # well below what a silent rank is given
@@ -66,9 +67,7 @@ class Job:
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **(env or {})}
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if kind == "torch":
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = str(probe.getsockname()[1])
+            port = str(free_port())
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
             place = {"LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
             self.processes = [

@@ -8,7 +8,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode adds no folder of its own
 
-from rank_kit import Job, free_port
+from rank_kit import Job
+
+from tests.ports import free_port
 
 
 @pytest.fixture

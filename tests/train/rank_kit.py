@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -95,9 +94,3 @@ def ranks_below(job: Job) -> dict[int, int]:
                 if b"RANK" in values:
                     found[int(values[b"RANK"])] = pid
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

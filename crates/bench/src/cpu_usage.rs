@@ -37,12 +37,12 @@ pub fn usable_cores() -> usize {
 
 /// Ticks of the processors that this process may run on: (busy, all). Zeros where the kernel does not report them.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Machine {
+pub struct CpuTicks {
     busy: u64,
     all: u64,
 }
 
-impl Machine {
+impl CpuTicks {
     /// Until now.
     pub fn now() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -89,7 +89,7 @@ mod tests {
     const AFTER: &str = "cpu  70 0 30 190 10 0 0 0 5 0\ncpu0 0 0 0 95 5 0 0 0\ncpu2 50 0 20 30 0 0 0 0\ncpu3 20 0 10 65 5 0 0 0\nintr 1\n";
 
     fn percent(status: &str) -> Option<f64> {
-        Machine::parse(AFTER, status).percent_since(Machine::parse(BEFORE, status))
+        CpuTicks::parse(AFTER, status).percent_since(CpuTicks::parse(BEFORE, status))
     }
 
     #[test]
@@ -99,12 +99,12 @@ mod tests {
             assert!((percent(&status).unwrap() - want).abs() < 1e-9, "{allowed}");
         }
         assert!((percent("").unwrap() - 100.0 / 3.0).abs() < 1e-9, "no list: the whole machine");
-        assert_eq!(Machine::parse("", "").percent_since(Machine::default()), None);
+        assert_eq!(CpuTicks::parse("", "").percent_since(CpuTicks::default()), None);
     }
 
     #[test]
     fn machine_of_now_has_ticks_of_the_usable_cores() {
-        assert!(Machine::now().all > 0);
+        assert!(CpuTicks::now().all > 0);
         assert!(usable_cores() >= 1);
     }
 }

@@ -161,7 +161,7 @@ pub fn transpose(content: &[u8], form: Planes) -> Result<Vec<u8>> {
 }
 
 /// What the header and the table say.
-struct Told<'a> {
+struct Header<'a> {
     form: Planes,
     block: usize,
     content: usize,
@@ -169,7 +169,7 @@ struct Told<'a> {
     blocks: &'a [u8],
 }
 
-fn told<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Told<'a>> {
+fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
     let damaged = |problem: String| Error::corrupt(place, format!("is a damaged copy in planes: {problem}"));
     let Some((header, rest)) = input.split_first_chunk::<HEADER>() else {
         return Err(damaged(format!("want a header of {HEADER} bytes, have {}", input.len())));
@@ -200,7 +200,7 @@ fn told<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Told<'a>> {
     if lens.iter().map(|len| u64::from(u32::from_le_bytes(*len))).sum::<u64>() != blocks.len() as u64 {
         return Err(damaged("its blocks are not what its table says".to_owned()));
     }
-    Ok(Told { form, block, content: content as usize, lens, blocks })
+    Ok(Header { form, block, content: content as usize, lens, blocks })
 }
 
 /// The content of what [`transpose`] made, into `out`, which then holds exactly it. `limit` bounds it; on an error `out`
@@ -209,27 +209,27 @@ fn told<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Told<'a>> {
 /// # Errors
 /// [`Error::Corrupt`] for damaged or hostile input, and for content above the limit.
 pub fn restore_transposed(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
-    let done = told(input, limit, place).and_then(|told| fill(&told, out, place));
+    let done = header(input, limit, place).and_then(|header| fill(&header, out, place));
     if done.is_err() {
         out.clear();
     }
     done
 }
 
-fn fill(told: &Told<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
+fn fill(header: &Header<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
     // What an earlier use left is written over: only growth is zeroed.
-    out.truncate(told.content);
-    let more = told.content - out.len();
+    out.truncate(header.content);
+    let more = header.content - out.len();
     out.try_reserve_exact(more).map_err(|_| Error::BudgetExceeded {
         what: format!("inflating {place}"),
-        need: told.content as u64,
+        need: header.content as u64,
         budget: out.capacity() as u64,
     })?;
-    out.resize(told.content, 0);
+    out.resize(header.content, 0);
     ROOMS.with_borrow_mut(|Rooms { bytes, bits }| {
-        bytes.resize(told.block, 0);
-        let mut blocks = told.blocks;
-        for (len, block) in told.lens.iter().zip(out.chunks_mut(told.block)) {
+        bytes.resize(header.block, 0);
+        let mut blocks = header.blocks;
+        for (len, block) in header.lens.iter().zip(out.chunks_mut(header.block)) {
             // The lengths sum to the blocks' bytes.
             let (stored, behind) = blocks.split_at(u32::from_le_bytes(*len) as usize);
             blocks = behind;
@@ -239,7 +239,7 @@ fn fill(told: &Told<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
             } else {
                 decompress_exact(SizedCodec::Zstd, stored, bytes, place)?;
             }
-            told.form.put_together(bytes, bits, block);
+            header.form.put_together(bytes, bits, block);
         }
         Ok(())
     })

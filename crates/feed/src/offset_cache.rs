@@ -45,7 +45,7 @@ impl OffsetCache {
         Self { layouts: (0..objects).map(|_| OnceLock::new()).collect(), bytes: AtomicU64::new(0) }
     }
 
-    /// Notes where all records of an object of `size` bytes lie. What there is no room for is not noted.
+    /// Notes where all records of an object of `size` bytes lie. Beyond the memory limit, nothing is noted.
     pub fn note(&self, object: u64, size: u64, spans: &[Span]) {
         if size >= MIN_BYTES && spans.len() >= 2 {
             self.keep(object, size_of_val(spans) as u64, || Layout::Spans(spans.into()));

@@ -161,8 +161,9 @@ pub async fn count(
         return counted(&records, CountSource::Existing);
     }
     let framing = source.framing();
-    let told: Option<Vec<u64>> = (0..objects.len() as u64).map(|object| framing.count_of_object(object)).collect();
-    if let Some(records) = told {
+    let counted_by_format: Option<Vec<u64>> =
+        (0..objects.len() as u64).map(|object| framing.count_of_object(object)).collect();
+    if let Some(records) = counted_by_format {
         return counted(&records, CountSource::Format);
     }
     let by_size = |object: u64| match source.codec(object) {

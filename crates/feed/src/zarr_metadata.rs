@@ -18,8 +18,8 @@ const MAX_INDEXES: u64 = 256 << 20;
 
 impl Source {
     /// The format with all that it must know; `None` where it knows that already.
-    pub async fn told(&self, deadline: Deadline) -> Result<Option<FormatSpec>> {
-        let FormatSpec::Zarr { arrays, told: None } = self.format() else { return Ok(None) };
+    pub async fn resolved_format(&self, deadline: Deadline) -> Result<Option<FormatSpec>> {
+        let FormatSpec::Zarr { arrays, metadata: None } = self.format() else { return Ok(None) };
         let listing = self.listing();
         let metadata = zarr::metadata(arrays, listing)?;
         let found: Vec<(String, String)> = stream::iter(metadata)
@@ -37,12 +37,12 @@ impl Source {
             .try_collect()
             .await?;
         let is_named = !arrays.is_empty();
-        let mut told = ZarrMetadata::default();
-        told.arrays.extend(found.into_iter().filter(|(_, json)| is_named || !zarr::is_group(json.as_bytes())));
-        if told.arrays.is_empty() {
+        let mut metadata_read = ZarrMetadata::default();
+        metadata_read.arrays.extend(found.into_iter().filter(|(_, json)| is_named || !zarr::is_group(json.as_bytes())));
+        if metadata_read.arrays.is_empty() {
             return Err(Error::NotFound { place: format!("any array in the group {}", listing.url) });
         }
-        let shards = zarr::shards(&told, listing)?;
+        let shards = zarr::shards(&metadata_read, listing)?;
         let bytes = shards.iter().map(|(_, _, range)| range.len).fold(0, u64::saturating_add);
         if bytes > MAX_INDEXES {
             let what = format!("{} bytes of shard indexes ({})", grouped(bytes), listing.url);
@@ -55,7 +55,7 @@ impl Source {
             .buffered(IN_FLIGHT)
             .try_collect()
             .await?;
-        told.shards = indexes.into_iter().collect();
-        Ok(Some(FormatSpec::Zarr { arrays: arrays.clone(), told: Some(told) }))
+        metadata_read.shards = indexes.into_iter().collect();
+        Ok(Some(FormatSpec::Zarr { arrays: arrays.clone(), metadata: Some(metadata_read) }))
     }
 }

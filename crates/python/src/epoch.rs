@@ -89,7 +89,7 @@ impl PyFeed {
         node: Option<(u64, u64)>,
     ) -> PyResult<Self> {
         let deadline = Duration::try_from_secs_f64(deadline_s)
-            .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")));
+            .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is not a duration in seconds")));
         let (sources, metrics, steps, deadline) = enter(py, || {
             let (deadline, samples) = (deadline?, course.course.samples());
             let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };

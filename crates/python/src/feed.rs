@@ -32,7 +32,7 @@ use crate::unindexed::PyUnindexed;
 const LISTING: Duration = Duration::from_secs(3600);
 
 /// An index that a dataset carries is read whole; 10^6 shards of MDS take half of this.
-const MAX_TOLD: u64 = 1 << 30;
+const MAX_METADATA: u64 = 1 << 30;
 
 /// What `__reduce__` gives: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
@@ -124,7 +124,7 @@ fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>)
 }
 
 /// The format with what an object of the dataset must tell of it.
-fn told(
+fn resolved(
     py: Python<'_>,
     manifest: &Manifest,
     format: FormatSpec,
@@ -138,13 +138,13 @@ fn told(
     let content = enter_async(py, async move {
         let object = ObjectRef::current(found.prefix.join(key.as_bytes()));
         let size = found.store.head(&object.key, Deadline::within(LISTING)).await?.size;
-        if size > MAX_TOLD {
+        if size > MAX_METADATA {
             let problem = format!("has {size} bytes, more than any index of a dataset");
             return Err(Error::corrupt(found.prefix.to_string(), problem));
         }
         Ok(read_whole(&*found.store, &object, None, Deadline::within(LISTING)).await?.1)
     })?;
-    enter(py, || format.told(&content, &place))
+    enter(py, || format.resolved(&content, &place))
 }
 
 /// A listed dataset: names, sizes, versions, format. Holds no connection.
@@ -226,7 +226,7 @@ impl PySource {
             Some(format) => (format, 0),
             None => found(py, &mut listed, &env)?,
         };
-        let format = told(py, &listed, format, &env)?;
+        let format = resolved(py, &listed, format, &env)?;
         // A pattern, or one shard by its name, means these objects alone.
         if pattern.is_none() && url.as_folder().to_string() == listed.url {
             enter(py, || format.check_listing(&listed))?;
@@ -234,7 +234,7 @@ impl PySource {
         let in_flight = Rates::default().in_flight;
         let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0);
         let asked = source.clone();
-        let source = match enter_async(py, async move { asked.told(Deadline::within(LISTING)).await })? {
+        let source = match enter_async(py, async move { asked.resolved_format(Deadline::within(LISTING)).await })? {
             Some(format) => Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0),
             None => source,
         };
@@ -266,8 +266,8 @@ impl PySource {
         let indexes = enter(py, || self.indexes.as_ref().map(Manifest::to_json).transpose())?;
         let indexes = indexes.map(|json| PyBytes::new(py, &json));
         let routes = self.routes(py)?;
-        let told = (self.manifest(py)?, self.ignored, self.format(py)?, indexes, routes);
-        Ok((py.get_type::<Self>().getattr("restore")?, told))
+        let state = (self.manifest(py)?, self.ignored, self.format(py)?, indexes, routes);
+        Ok((py.get_type::<Self>().getattr("restore")?, state))
     }
 
     /// The same objects, read by these ways: a pool's, as JSON.

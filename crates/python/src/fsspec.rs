@@ -29,7 +29,7 @@ impl PyFiles {
         self.opened.prefix.join(name)
     }
 
-    fn told(&self, meta: Meta) -> Described {
+    fn entry_of(&self, meta: Meta) -> Described {
         let key = meta.key.as_bytes();
         let name = key.strip_prefix(self.opened.prefix.as_bytes()).unwrap_or(key).to_vec();
         (name, meta.size, meta.version.map(|version| version.0), meta.modified_s)
@@ -43,7 +43,7 @@ impl PyFiles {
     fn new(py: Python<'_>, url: &str, env: HashMap<String, String>, deadline_s: f64) -> PyResult<Self> {
         enter(py, || {
             let deadline = Duration::try_from_secs_f64(deadline_s)
-                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
+                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is not a duration in seconds")))?;
             let url: Url = url.parse()?;
             let opened = open(&url.as_folder(), &StoreSettings::from_env(&env)?, Default::default())?;
             Ok(Self { opened: Arc::new(opened), deadline })
@@ -63,14 +63,14 @@ impl PyFiles {
             }
             Ok(found)
         })?;
-        Ok(found.into_iter().map(|meta| self.told(meta)).collect())
+        Ok(found.into_iter().map(|meta| self.entry_of(meta)).collect())
     }
 
     /// One object; `NotFound` when there is none.
     fn head(&self, py: Python<'_>, name: &[u8]) -> PyResult<Described> {
         let (opened, key, deadline) = (self.opened.clone(), self.key(name), Deadline::within(self.deadline));
         let meta = enter_async(py, async move { opened.store.head(&key, deadline).await })?;
-        Ok(self.told(meta))
+        Ok(self.entry_of(meta))
     }
 
     /// Ranges (offset, length) of one object, cut at its end; of `version` where one is given.

@@ -24,7 +24,7 @@ pub fn duration(what: &str, seconds: Option<f64>) -> Result<Option<Duration>> {
     seconds
         .map(|seconds| {
             Duration::try_from_secs_f64(seconds)
-                .map_err(|_| Error::config(what, format!("{seconds} is no time in seconds")))
+                .map_err(|_| Error::config(what, format!("{seconds} is not a duration in seconds")))
         })
         .transpose()
 }
@@ -171,7 +171,7 @@ impl PyStageRequest {
             let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
             match leader_ends(&request, limits).await? {
                 Ok(summary) => json(&serde_json::json!({ "summary": summary })),
-                Err(told) => json(&serde_json::json!({ "failed": told })),
+                Err(error) => json(&serde_json::json!({ "failed": error })),
             }
         })
     }

@@ -103,7 +103,7 @@ impl PyUnindexed {
         enter(py, || {
             let fields = Field::from_json(fields)?;
             let deadline = Duration::try_from_secs_f64(deadline_s)
-                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is no time in seconds")))?;
+                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is not a duration in seconds")))?;
             let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             let (threads, on_error) = (threads.unwrap_or(cores), on_error.parse()?);
             let settings = FeedSettings {

@@ -280,7 +280,7 @@ impl Default for WaitLimits {
 ///
 /// `RankFailed` when the leader says that it failed, dies, or gives no sign of life within the limits.
 pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) -> Result<Summary> {
-    let failed = |told: WireError| Error::RankFailed { rank: request.leader_rank, reason: told.message };
+    let failed = |error: WireError| Error::RankFailed { rank: request.leader_rank, reason: error.message };
     leader_ends(request, limits).await?.map_err(failed)
 }
 

@@ -115,9 +115,9 @@ impl<'a> ParallelDecoder<'a> {
             self.held = held;
             return Ok(());
         }
-        let told: usize = stretches.iter().map(|stretch| stretch.stored).sum();
+        let framed: usize = stretches.iter().map(|stretch| stretch.stored).sum();
         let at = self.inflate(&held, &stretches, sink)?;
-        if at < told || stretches.is_empty() || (is_end && at < held.len()) {
+        if at < framed || stretches.is_empty() || (is_end && at < held.len()) {
             let mut stream = self.go_on();
             stream.push(&held[at..], sink)?;
             self.stream = Some(stream);

@@ -148,12 +148,12 @@ impl SourceReader {
 }
 
 /// What an object may inflate to: what the user said, or what its codec can honestly reach.
-pub(crate) fn inflated_limit(codec: Codec, stored: u64, told: Option<u64>) -> u64 {
+pub(crate) fn inflated_limit(codec: Codec, stored: u64, stated: Option<u64>) -> u64 {
     let ratio = match codec {
         Codec::None => 1,
         Codec::Gzip => 1_100,  // deflate cannot pass 1,032:1
         Codec::Lz4 => 300,     // LZ4 cannot pass 255:1
         Codec::Zstd => 50_000, // a frame of zeros at level 19 reaches about 30,000:1
     };
-    told.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
+    stated.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
 }

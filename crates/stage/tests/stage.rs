@@ -427,8 +427,8 @@ fn waiting_rank_hears_that_its_leader_failed() {
     let request = StageRequest { launch: Some("job-7".into()), is_awaited: true, ..bench.request(inflating()) };
     let error = bench.run(request.clone()).unwrap_err();
     assert_eq!(error.code(), "not-found");
-    let heard = bench.runtime.block_on(wait_for_leader(&request, limits(30_000))).unwrap_err();
-    assert!(heard.to_string().contains("does not exist"), "{heard}");
+    let error = bench.runtime.block_on(wait_for_leader(&request, limits(30_000))).unwrap_err();
+    assert!(error.to_string().contains("does not exist"), "{error}");
 }
 
 #[test]
@@ -542,8 +542,8 @@ fn stage_over_a_strangers_file_is_refused_until_told() {
     assert!(refused.to_string().contains("a.bin was not written"), "{refused}");
     assert_eq!(bench.files(), BTreeMap::from([("a.bin".to_owned(), b"years of work".to_vec())]));
 
-    let told = StageOptions { overwrite: true, ..StageOptions::default() };
-    assert_eq!(bench.stage(told).unwrap().moved, 2);
+    let overwriting = StageOptions { overwrite: true, ..StageOptions::default() };
+    assert_eq!(bench.stage(overwriting).unwrap().moved, 2);
     assert_eq!(bench.files()["a.bin"], b"theirs");
     // What a stage has put there is a stage's to replace.
     bench.put("a.bin", b"theirs, again".to_vec());

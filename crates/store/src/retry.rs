@@ -184,7 +184,7 @@ impl Tries {
         let jitter = ceiling.mul_f64(rand::random::<f64>());
         let wait = asked.map_or(jitter, |asked| asked.saturating_add(jitter.min(asked / 10)));
         if elapsed.saturating_add(wait) > budget {
-            return Err(self.told(error, elapsed));
+            return Err(self.exhausted(error, elapsed));
         }
         if self.deadline.left().is_some_and(|left| left <= wait) {
             return Err(self.deadline.error(&format!("{} ({}, the last: {error})", self.what, self.tries())));
@@ -202,7 +202,7 @@ impl Tries {
     }
 
     /// The last error, with what was tried.
-    fn told(&self, error: Error, elapsed: Duration) -> Error {
+    fn exhausted(&self, error: Error, elapsed: Duration) -> Error {
         let tries = format!(" ({} in {:.1} s)", self.tries(), elapsed.as_secs_f64());
         match error {
             Error::Throttled { place, retry_after, status, .. } => {

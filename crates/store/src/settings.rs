@@ -125,7 +125,7 @@ impl StoreSettings {
         if let Some(seconds) = text("PENSTOCK_GIVE_UP_AFTER_S") {
             retry.give_up_after =
                 seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(
-                    || Error::config("PENSTOCK_GIVE_UP_AFTER_S", format!("`{seconds}` is no time in seconds")),
+                    || Error::config("PENSTOCK_GIVE_UP_AFTER_S", format!("`{seconds}` is not a duration in seconds")),
                 )?;
         }
         Ok(Self {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
+mod peer;
 mod site;
 
 use std::sync::Arc;

@@ -145,8 +145,8 @@ def _git(*argv: str) -> str | None:
 
 
 def provenance() -> Provenance:
-    """Of this process. The commit is told only where git tracks this very file: an environment inside some other
-    repository is not that repository's commit.
+    """Where this process's code comes from. The commit is set only if git tracks this very file: a virtual environment
+    inside another repository does not have that repository's commit.
     """
     from penstock import _native
 

@@ -12,7 +12,7 @@ def money_text(money: dict[str, Any]) -> str:
     """The same in lines for people."""
     from penstock.units import format_bytes
 
-    how = "by the URL" if money["is_inferred"] else "as told"
+    how = "by the URL" if money["is_inferred"] else "as given"
     epochs, nodes = money["epochs"], money["nodes"]
     of = f"{epochs:,} epoch{'s' if epochs > 1 else ''} on {nodes:,} node{'s' if nodes > 1 else ''}"
     lines = [f"{format_bytes(money['size_bytes'])} x {of}, {money['tier']} ({how}):"]

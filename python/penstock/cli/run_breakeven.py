@@ -9,7 +9,7 @@ __all__ = ["breakeven_lines"]
 
 
 def breakeven_lines(result: dict[str, Any] | None) -> list[str]:
-    """The same for people."""
+    """The break-even as text: nothing without a `[demand]`."""
     from penstock.units import format_bytes, format_rate, format_seconds
 
     if result is None:
@@ -17,26 +17,26 @@ def breakeven_lines(result: dict[str, Any] | None) -> list[str]:
     nodes, rate = result["nodes"], result["source_bytes_per_s"]
     if rate is None:
         return [
-            "pool: when one starts to pay cannot be told: [demand] source_rate says what the source gives to all nodes"
+            "pool: break-even unknown; set source_rate in [demand] to the bandwidth of the source, all nodes together"
         ]
-    gives = f"{format_rate(rate)} ({result['rate_of']})"
+    delivers = f"{format_rate(rate)} ({result['rate_of']})"
     if "sooner" not in result:
         return [
             (
-                f"pool: the source gives {gives}, {format_rate(rate / nodes)} to each of {nodes} nodes; a pool starts to pay where one"
-                " eats more ([demand] says what yours eat)"
+                f"pool: the source delivers {delivers}, {format_rate(rate / nodes)} to each of {nodes} nodes; a pool pays off"
+                " where a node reads faster (set node_rate in [demand] to the rate of yours)"
             )
         ]
     epochs, more = result["epochs"], result["from_epochs"]
-    by_epochs = "no number of epochs repays it" if more is None else f"it repays its stage from {more:,} epochs on"
+    by_epochs = "no number of epochs repays it" if more is None else f"it repays its stage after {more:,} epochs"
     return [
         (
             f"pool: an epoch of {format_bytes(result['stored_bytes'])} in {format_seconds(result['epoch_s'])} is"
-            f" {format_rate(result['node_bytes_per_s'])} a node; the source gives {gives}: a pool starts to pay from"
-            f" {result['from_nodes']:,} such nodes on, and here are {nodes}"
+            f" {format_rate(result['node_bytes_per_s'])} a node; the source delivers {delivers}: a pool pays off at"
+            f" {result['from_nodes']:,} or more such nodes; this job has {nodes}"
         ),
         (
             f"pool: {epochs:,} epochs: streamed {format_seconds(result['stream_s'])}, from a pool {format_seconds(result['pool_s'])}"
-            f" ({format_seconds(result['before_s'])} of it before the first): {result['sooner']} is sooner; {by_epochs}"
+            f" ({format_seconds(result['before_s'])} of it before the first): {result['sooner']} is faster; {by_epochs}"
         ),
     ]

@@ -35,12 +35,12 @@ def list_source(job: Job, nodes: int, *, deadline_s: float | None = None) -> dic
 
 
 def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
-    """The same for people; where nothing is billed or told of, they say what is missing."""
+    """The cost as text; a price that is not set has a line that says what to set."""
     from penstock.units import format_bytes
 
     nodes, per_hour, lines = money["nodes"], money["usd_per_node_hour"], []
     if per_hour is None:
-        lines.append("nodes: no price is told of; [money] node = an item of the price book, or usd_per_node_hour")
+        lines.append("nodes: no price set; in [money], set node to an item of the price book, or usd_per_node_hour")
     else:
         whose = f" ({money['node']['item']}, {money['node']['region']})" if money["node"] else ""
         lines.append(f"nodes: {nodes} x {per_hour:g} USD/h{whose}: {usd(nodes * per_hour)} an hour")
@@ -50,14 +50,12 @@ def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
             f" ({money['tier']}; {money['dates'][0]})"
         )
         outside = money["egress_usd_outside"]
-        priced = (
-            f"{usd(outside)} where the nodes lie outside it" if outside is not None else "no price is known outside it"
-        )
+        priced = f"{usd(outside)} for nodes outside it" if outside is not None else "outside it, the price is unknown"
         lines.append(f"egress: {format_bytes(money['stage_bytes'])}: $0.00 inside the cloud; {priced}")
     elif job.stage is not None:
-        lines.append("stage: nobody bills for its requests")
+        lines.append("stage: its requests are free")
     else:
-        lines.append("requests: nothing is staged; those of the ranks' own reads are not counted")
+        lines.append("requests: nothing is staged; requests of the ranks' own reads are not counted")
     if money["job_usd"] is not None:
         lines.append(f"job: {money['hours']:g} h on {nodes} nodes: {usd(money['job_usd'])}")
     if money["node"]:

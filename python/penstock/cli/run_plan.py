@@ -51,13 +51,16 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
 
 def _planned(execution: Execution, nodes: int, found: dict[str, Any] | None) -> dict[str, Any]:
     from penstock.cli.run_cost import money_lines
+    from penstock.job.compare_paths import staged_leftover
     from penstock.price.job_cost import job_money
 
     try:
         steps = [{"name": step, "lines": lines} for step, lines in execution.plan()]
     finally:
         execution.close()
-    money = job_money(execution.job, nodes, found)
+    # A stage to the nodes' own disks brings the whole dataset to every node.
+    copies = nodes if staged_leftover(execution.job) is not None else 1
+    money = job_money(execution.job, nodes, found, copies=copies)
     return {"name": execution.job.name, "steps": steps, "money": money, "said": money_lines(execution.job, money)}
 
 
@@ -96,13 +99,13 @@ def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_qu
     try:
         nodes = len(execution.cluster.nodes)
         if needs_listing(job):
-            talk(f"pool: {source_of(job)} is being listed, to tell when a pool starts to pay")
+            talk(f"pool: {source_of(job)} is being listed, to find the break-even of a pool")
             found = list_source(job, nodes, deadline_s=_LISTING_TIMEOUT_S)
         pays = job_breakeven(job, nodes, found)
     except PenstockError as error:
         is_late = isinstance(error, Deadline)
         why = f"{source_of(job)} was not listed within {_LISTING_TIMEOUT_S:g} s" if is_late else str(error)
-        talk(f"pool: when one starts to pay is not told: {why}")
+        talk(f"pool: break-even unknown: {why}")
         return None
     finally:
         execution.close()

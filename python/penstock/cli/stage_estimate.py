@@ -42,7 +42,7 @@ def readable(summary: dict[str, Any]) -> str:
     if summary["eta_s"] is not None:
         lines.append(f"  at least {format_seconds(summary['eta_s'])} for all nodes at the rates given")
     if money:
-        how = "by the URL" if money["is_inferred"] else "as told"
+        how = "by the URL" if money["is_inferred"] else "as given"
         lines.append(f"  requests {usd(money['requests_usd'])} in all ({money['tier']}, {how})")
         if money["egress_usd"] is not None:
             lines.append(f"  egress $0.00 inside the cloud; {usd(money['egress_usd'])} where the nodes lie outside it")

@@ -181,13 +181,13 @@ class MoneySection(_Section, frozen=True):
 
 
 class DemandSection(_Section, frozen=True):
-    """`[demand]`: what the ranks eat, by which `penstock run` says when a pool starts to pay.
+    """`[demand]`: how fast the ranks read; `penstock run` computes the break-even of a pool from it.
 
     Attributes:
-        epoch: The time of one epoch that nothing holds up, on these nodes.
-        node_rate: In place of it: stored bytes that one node eats, as `0.25GB/s`.
-        source: What they read where there is no `[stage]`.
-        source_rate: What the store gives to all nodes together; else by its tier.
+        epoch: The time of one epoch that is limited by computing alone, on these nodes.
+        node_rate: Instead of `epoch`: stored bytes that one node reads, as `0.25GB/s`.
+        source: The URL that they read, if there is no `[stage]`.
+        source_rate: The store's bandwidth to all nodes together; by default, its tier's.
         nic_rate: Of one node's network; else it is taken to hold nobody up.
         inflated: Bytes over stored ones.
     """

@@ -48,16 +48,16 @@ class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakEven(msgspec.Struct, frozen=True):
-    """Streaming held against a pool.
+    """Streaming compared with a pool.
 
     Attributes:
-        node_bytes_per_s: Stored bytes that one node eats.
-        from_nodes: The fewest nodes of this appetite that the store cannot feed: there a pool starts to pay.
-        stream_epoch_s, pool_epoch_s: An epoch by either way; the longest of computing and what is read.
-        before_s: Until the first epoch from a pool: its start and the stage.
+        node_bytes_per_s: Stored bytes that one node reads.
+        from_nodes: The fewest such nodes that together read faster than the store delivers: a pool pays off from there.
+        stream_epoch_s, pool_epoch_s: An epoch either way: the longest of computing and reading.
+        before_s: The time before the first epoch from a pool: its start and the stage.
         stream_s, pool_s: The whole job.
-        from_epochs: The fewest epochs after which the pool is sooner done; None where it never is.
-        sooner: Which of the two is, for this job.
+        from_epochs: The fewest epochs after which the pool finishes first; None if it never does.
+        sooner: `stream` or `pool`: the one that finishes this job first.
     """
 
     node_bytes_per_s: float

@@ -58,7 +58,7 @@ def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> 
 def _source_rate(job: Job) -> tuple[float | None, str]:
     """The source's rate to all nodes together, and where the number comes from."""
     if job.demand is not None and job.demand.source_rate is not None:
-        return parse_rate(job.demand.source_rate), "as told"
+        return parse_rate(job.demand.source_rate), "as given"
     tier = tier_of(job)
     if tier is None:
         return None, ""

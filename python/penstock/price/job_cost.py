@@ -6,7 +6,6 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any
 
-from penstock.job.compare_paths import staged_leftover
 from penstock.price import book as books
 from penstock.price.cost import job_cost
 from penstock.price.estimates import estimate_stage
@@ -31,8 +30,13 @@ def tier_of(job: Job) -> str | None:
     return section or (tier_of_url(source) if source else None)
 
 
-def job_money(job: Job, nodes: int, found: dict[str, Any] | None) -> dict[str, Any]:
-    """In USD, None where it is not known. `found` is what `list_source` gave, of a source that somebody bills for.
+def job_money(job: Job, nodes: int, found: dict[str, Any] | None, *, copies: int = 1) -> dict[str, Any]:
+    """The cost of a job, in USD; None where it is not known.
+
+    Args:
+        nodes: How many nodes the job has.
+        found: What `list_source` gave, where the source is billed.
+        copies: How many times the whole dataset is staged: once, or once for each node.
 
     Raises:
         ConfigError: `[money]` names an item that the price book does not have.
@@ -42,9 +46,7 @@ def job_money(job: Job, nodes: int, found: dict[str, Any] | None) -> dict[str, A
         per_hour, price = _node_price(section)
     staged = None
     if found is not None and job.stage is not None and tier_of(job) is not None:
-        # `staged` brings the whole dataset to every node.
-        times = nodes if staged_leftover(job) is not None else 1
-        much = {key: [times * each for each in found[key]] for key in ("shares", "share_requests")}
+        much = {key: [copies * each for each in found[key]] for key in ("shares", "share_requests")}
         staged = estimate_stage({**found, **much}, tier=tier_of(job))
     requests = staged["money"]["requests_usd"] if staged else 0.0
     egress = staged["money"]["egress_usd"] if staged else 0.0

@@ -27,7 +27,7 @@ _BY_SCHEME = {"s3": "s3-standard", "gs": "gcs-standard", "az": "azure-hot"}
 
 
 class TransferCost(msgspec.Struct, frozen=True):
-    """USD, by node and in all. `egress_usd` is what it costs where the nodes lie outside the cloud, else 0 is paid."""
+    """USD, by node and in all. `egress_usd` is what nodes outside the cloud pay; nodes inside pay 0."""
 
     tier: str
     is_inferred: bool
@@ -57,7 +57,7 @@ class EpochsCost(msgspec.Struct, frozen=True):
 
 
 def tier_of_url(url: str) -> str | None:
-    """The tier that a URL's scheme most likely means, None for what nobody bills by request (files, web servers)."""
+    """The tier that a URL's scheme most likely means; None for a source without billed requests (files, web servers)."""
     return _BY_SCHEME.get(url.partition("://")[0]) if "://" in url else None
 
 

@@ -122,7 +122,7 @@ class Access(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Brings a store up over the nodes' disks, and takes it down with nothing left. Waits for nothing longer than it is told."""
+    """Brings a store up over the nodes' disks, and takes it down with nothing left. Every wait ends at the given deadline."""
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """What the nodes lack for it, one text a lack, the node's name first; empty when all is there.

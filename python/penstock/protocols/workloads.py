@@ -27,7 +27,7 @@ class InputField:
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """What a workload is told of the run that it is part of.
+    """The parameters of the run that a workload is part of.
 
     Attributes:
         seed: Of weights and everything else that is random in a step.

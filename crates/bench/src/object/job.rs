@@ -20,7 +20,7 @@ use super::spec::{ObjectSpec, Operation};
 use super::stats::Stats;
 use super::worker::{Brought, work};
 use crate::content::Content;
-use crate::cpu_usage::{CpuTime, Machine, usable_cores};
+use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
 /// Counts of one kind, as they grow.
 #[derive(Debug, Default)]
@@ -112,13 +112,13 @@ impl Shared {
         vec![own.into(), self.body.slice(head..)].into_iter().filter(|part: &Bytes| !part.is_empty()).collect()
     }
 
-    fn ends(&self, start: Instant, machine: Machine) -> ObjectEnds {
+    fn ends(&self, start: Instant, machine: CpuTicks) -> ObjectEnds {
         let totals = std::array::from_fn(|at| OperationTotal {
             requests: self.live[at].requests.load(Ordering::Relaxed),
             bytes: self.live[at].bytes.load(Ordering::Relaxed),
         });
         let seconds = now().saturating_duration_since(start).as_secs_f64();
-        ObjectEnds { seconds, totals, cpu_percent: Machine::now().percent_since(machine) }
+        ObjectEnds { seconds, totals, cpu_percent: CpuTicks::now().percent_since(machine) }
     }
 
     fn sample(&self, start: Instant) -> ObjectSample {
@@ -235,7 +235,7 @@ impl Drop for ObjectJob {
 }
 
 async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> Result<ObjectReport> {
-    let (cpu, machine, started_s, start) = (CpuTime::now(), Machine::now(), unix_now().as_secs_f64(), now());
+    let (cpu, machine, started_s, start) = (CpuTime::now(), CpuTicks::now(), unix_now().as_secs_f64(), now());
     let concurrency = shared.spec.concurrency;
     let mut workers = JoinSet::new();
     for number in 0..concurrency {

@@ -114,11 +114,11 @@ impl ObjectSpec {
             if let Some(seconds) = seconds
                 && !(seconds.is_finite() && seconds > 0.0 && seconds <= 1e9)
             {
-                return Err(Error::config(what, format!("{seconds} is no time in seconds")));
+                return Err(Error::config(what, format!("{seconds} is not a duration in seconds")));
             }
         }
         if self.ramp_s < 0.0 {
-            return Err(Error::config("--ramp", format!("{} is no time in seconds", self.ramp_s)));
+            return Err(Error::config("--ramp", format!("{} is not a duration in seconds", self.ramp_s)));
         }
         let sum: f64 = self.mix.iter().map(|share| share.weight).sum();
         if self.mix.iter().any(|share| !(share.weight.is_finite() && share.weight >= 0.0)) || sum <= 0.0 {

@@ -16,7 +16,7 @@ use super::target;
 use super::worker::Worker;
 use crate::Histogram;
 use crate::content::Content;
-use crate::cpu_usage::{CpuTime, Machine, usable_cores};
+use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
 /// First distance of samples; it doubles whenever there are too many.
 const SAMPLE: Duration = Duration::from_millis(100);
@@ -149,7 +149,7 @@ fn run(shared: &Shared, is_cancelled: &AtomicBool) -> Result<PhaseReport> {
                 return Err(error);
             }
         };
-        let (cpu, machine) = (CpuTime::now(), Machine::now());
+        let (cpu, machine) = (CpuTime::now(), CpuTicks::now());
         let (at, started_s) = (now(), unix_now().as_secs_f64());
         gate.open(Some(at));
         let (series, ended_by_time) = watch(shared, at, handles.len(), &events);
@@ -173,7 +173,7 @@ fn run(shared: &Shared, is_cancelled: &AtomicBool) -> Result<PhaseReport> {
         if let Some(error) = fault {
             return Err(error);
         }
-        let (cpu, after) = (CpuTime::now().since(cpu), Machine::now());
+        let (cpu, after) = (CpuTime::now().since(cpu), CpuTicks::now());
         let last_at = ends.iter().map(|end| end.at).max().unwrap_or(at);
         let mut merged = (Histogram::default(), Histogram::default(), Histogram::default());
         for end in &ends {

@@ -13,7 +13,7 @@ use super::spec::{Phase, StorageSpec};
 use super::target::Target;
 use crate::arrivals::wait_until;
 use crate::content::Content;
-use crate::cpu_usage::Machine;
+use crate::cpu_usage::CpuTicks;
 use crate::{Arrivals, Histogram};
 
 /// One worker's counts, for others to see; a cache line of its own.
@@ -30,7 +30,7 @@ pub(super) struct Tally {
 pub(super) struct FirstEnd {
     pub(super) at: Instant,
     pub(super) total: Total,
-    pub(super) machine: Machine,
+    pub(super) machine: CpuTicks,
 }
 
 /// What all workers of a phase share.
@@ -59,7 +59,7 @@ impl Shared {
     /// A worker has nothing left to do.
     pub(super) fn ended(&self) -> Instant {
         let at = now();
-        self.first.get_or_init(|| FirstEnd { at, total: self.total(), machine: Machine::now() });
+        self.first.get_or_init(|| FirstEnd { at, total: self.total(), machine: CpuTicks::now() });
         at
     }
 

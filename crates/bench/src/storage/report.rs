@@ -25,7 +25,7 @@ pub struct Ends {
     /// By all workers until then.
     #[serde(flatten)]
     pub total: Total,
-    /// Percent of the time of this process's cores (its affinity) that was busy until then; absent where the kernel does not tell.
+    /// Busy time of this process's cores (its affinity) until then, in percent; absent if the kernel does not report it.
     pub cpu_percent: Option<f64>,
 }
 

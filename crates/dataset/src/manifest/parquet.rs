@@ -260,10 +260,10 @@ struct Parsed {
 }
 
 fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<(Parsed, Vec<Entry>), String> {
-    let (told, ours) = (|error: ParquetError| error.to_string(), |error: Error| error.to_string());
+    let (text_of, ours) = (|error: ParquetError| error.to_string(), |error: Error| error.to_string());
     let end = |len: u64| {
         let len = len.min(size);
-        file.get_bytes(size - len, len as usize).map_err(told)
+        file.get_bytes(size - len, len as usize).map_err(text_of)
     };
     let end = end(footer_len(&end(TAIL as u64)?, size, place).map_err(ours)?)?;
     let metadata = metadata(&end, size, place).map_err(ours)?;

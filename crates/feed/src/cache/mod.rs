@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The node cache: a store in front of another that keeps objects, as they are stored, on a local disk: one copy for all
-//! processes of the node, each fetched once. Whole ones, but for those of which only stretches are ever read. Compressed
-//! ones may be kept in planes instead (`planes`), which only who asks for them sees.
+//! The node cache: a store in front of another that keeps objects on a local disk, once for all processes of the node.
+//! Objects are kept whole and as they are stored, except those that are only ever read in ranges. Compressed objects may
+//! be kept in planes instead (`planes`); only callers that ask for planes see them.
 //!
-//! Owns what is kept and what gives way; what is read next it is told ([`AccessPlan`]). A cache that cannot be written or
-//! read costs speed, never a sample: every doubt ends in asking the store again.
+//! Owns admission and eviction; the caller passes the order of the next reads ([`AccessPlan`]). A cache that cannot be
+//! written or read costs speed, never a sample: on any doubt the object is read from the store again.
 
 mod directory;
 mod entry;

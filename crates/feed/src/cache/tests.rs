@@ -12,13 +12,13 @@ use super::*;
 
 /// A future that the test writes: what is not in the list is read never again.
 #[derive(Debug, Default)]
-struct Told {
+struct PlanRig {
     next: Mutex<HashMap<Key, u64>>,
     sizes: Mutex<HashMap<Key, (u64, Option<Version>)>>,
     now: AtomicU64,
 }
 
-impl AccessPlan for Told {
+impl AccessPlan for PlanRig {
     fn now(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
     }
@@ -41,7 +41,7 @@ impl AccessPlan for Told {
 
 struct Rig {
     store: Arc<dyn Store>,
-    told: Arc<Told>,
+    plan: Arc<PlanRig>,
     requests: Arc<Metrics>,
     dir: tempfile::TempDir,
 }
@@ -50,7 +50,7 @@ fn rig() -> Rig {
     let requests = Arc::new(Metrics::default());
     let dir = tempfile::tempdir().unwrap();
     let memory = Memory::named(&dir.path().to_string_lossy());
-    Rig { store: Arc::new(Count::new(Arc::new(memory), requests.clone())), told: Arc::default(), requests, dir }
+    Rig { store: Arc::new(Count::new(Arc::new(memory), requests.clone())), plan: Arc::default(), requests, dir }
 }
 
 impl Rig {
@@ -59,8 +59,8 @@ impl Rig {
     }
 
     fn cache_of(&self, limit: u64, transcode: Transcode) -> (NodeCache, Arc<Metrics>) {
-        let (metrics, told) = (Arc::new(Metrics::default()), self.told.clone());
-        let cache = NodeCache::new(self.store.clone(), self.dir.path(), limit, told, metrics.clone(), transcode);
+        let (metrics, plan) = (Arc::new(Metrics::default()), self.plan.clone());
+        let cache = NodeCache::new(self.store.clone(), self.dir.path(), limit, plan, metrics.clone(), transcode);
         (cache.unwrap(), metrics)
     }
 
@@ -68,7 +68,7 @@ impl Rig {
         let key = Key::new(key.as_bytes().to_vec());
         let size = bytes.len() as u64;
         let meta = self.store.put(&key, vec![bytes.into()], &PutOptions::default(), soon()).await.unwrap();
-        self.told.sizes.lock().unwrap().insert(key.clone(), (size, meta.version.clone()));
+        self.plan.sizes.lock().unwrap().insert(key.clone(), (size, meta.version.clone()));
         ObjectRef { key, version: meta.version }
     }
 
@@ -159,7 +159,7 @@ async fn cache_evicts_what_is_needed_last_and_keeps_its_limit() {
     let mut objects = Vec::new();
     for (at, next) in [30, 10, 20, 5].into_iter().enumerate() {
         let object = rig.put(&format!("k{at}"), noise(50_000)).await;
-        rig.told.next.lock().unwrap().insert(object.key.clone(), next);
+        rig.plan.next.lock().unwrap().insert(object.key.clone(), next);
         objects.push(object);
     }
     let limit = 2 * disk_bytes(50_000) + 10;
@@ -174,8 +174,8 @@ async fn cache_evicts_what_is_needed_last_and_keeps_its_limit() {
     whole(&cache, &objects[2]).await;
     assert_eq!(rig.gets(), 4);
     // Time goes on: another process has read what was to come at 10, and needs it again at 99.
-    rig.told.now.store(11, Ordering::Relaxed);
-    rig.told.next.lock().unwrap().insert(objects[1].key.clone(), 99);
+    rig.plan.now.store(11, Ordering::Relaxed);
+    rig.plan.next.lock().unwrap().insert(objects[1].key.clone(), 99);
     whole(&cache, &objects[3]).await;
     whole(&cache, &objects[2]).await;
     assert_eq!((rig.gets(), metrics.get(Metric::CacheEvictions)), (5, 2));
@@ -187,9 +187,9 @@ async fn cache_of_another_dataset_gives_way_first() {
     let rig = rig();
     let old = rig.put("old", noise(50_000)).await;
     whole(&rig.cache(1 << 20).0, &old).await;
-    rig.told.sizes.lock().unwrap().remove(&old.key);
+    rig.plan.sizes.lock().unwrap().remove(&old.key);
     let new = rig.put("new", noise(50_000)).await;
-    rig.told.next.lock().unwrap().insert(new.key.clone(), 7);
+    rig.plan.next.lock().unwrap().insert(new.key.clone(), 7);
     let (cache, metrics) = rig.cache(disk_bytes(50_000) + 10);
     whole(&cache, &new).await;
     whole(&cache, &new).await;

@@ -29,7 +29,7 @@ pub use detect::keep_likely;
 pub use files::Labels;
 pub use fixed::Column;
 pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
-pub use zarr::Told as ZarrMetadata;
+pub use zarr::ZarrMetadata;
 
 use super::chunked_arrays::Blocks;
 use super::memory::PartHold;
@@ -97,8 +97,8 @@ pub enum FormatSpec {
         #[serde(default)]
         arrays: Vec<String>,
         /// What its metadata say; read when the dataset is opened.
-        #[serde(default)]
-        told: Option<ZarrMetadata>,
+        #[serde(default, alias = "told")]
+        metadata: Option<ZarrMetadata>,
     },
     /// Datasets of HDF5 files, whose rows are the records.
     Hdf5 {
@@ -165,7 +165,7 @@ impl FormatSpec {
     pub fn of_names(manifest: &Manifest) -> Result<Option<Self>> {
         // Chunks go by any name.
         if zarr::is_zarr(manifest) {
-            return Ok(Some(Self::Zarr { arrays: Vec::new(), told: None }));
+            return Ok(Some(Self::Zarr { arrays: Vec::new(), metadata: None }));
         }
         let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
         let claimed = |format: &Self| -> u64 {
@@ -193,13 +193,13 @@ impl FormatSpec {
         Ok(is_streaming(manifest).then_some(Self::Mds { index: None }))
     }
 
-    /// The key of an object that tells the rest of what the format must know; see [`FormatSpec::told`].
+    /// The key of an object that tells the rest of what the format must know; see [`FormatSpec::resolved`].
     pub fn metadata_object(&self) -> Option<&'static str> {
         matches!(self, Self::Mds { index: None }).then_some(mds::INDEX)
     }
 
     /// The format once that object is read.
-    pub fn told(self, content: &[u8], place: &str) -> Result<Self> {
+    pub fn resolved(self, content: &[u8], place: &str) -> Result<Self> {
         match self {
             Self::Mds { .. } => {
                 let index = std::str::from_utf8(content).map_err(|_| Error::corrupt(place, "is no UTF-8"))?;
@@ -231,8 +231,8 @@ impl FormatSpec {
     /// The blocks of a format of chunked arrays; of one that is not told yet, none.
     pub(super) fn blocks(&self, listing: &Manifest) -> Result<Option<Blocks>> {
         Ok(match self {
-            Self::Zarr { arrays, told } => Some(match told {
-                Some(told) => zarr::blocks(arrays, told, listing)?,
+            Self::Zarr { arrays, metadata } => Some(match metadata {
+                Some(metadata) => zarr::blocks(arrays, metadata, listing)?,
                 None => Blocks::default(),
             }),
             Self::Hdf5 { datasets, files } => Some(match files {

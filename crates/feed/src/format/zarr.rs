@@ -23,7 +23,7 @@ const MAX_ARRAYS: usize = 1024;
 
 /// What was read of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct ZarrMetadata {
     /// Metadata of the arrays, by path; the root's is empty.
     pub arrays: BTreeMap<String, String>,
     /// Indexes of shards as stored, by the shard's key, in hexadecimal.
@@ -83,10 +83,10 @@ fn key(path: &str, below: &str) -> String {
 }
 
 /// The shards of sharded arrays: key, number, and where the index lies.
-pub(crate) fn shards(told: &Told, listing: &Manifest) -> Result<Vec<(String, usize, ByteRange)>> {
+pub(crate) fn shards(metadata: &ZarrMetadata, listing: &Manifest) -> Result<Vec<(String, usize, ByteRange)>> {
     let numbers = numbers(listing);
     let mut found = Vec::new();
-    for (path, json) in &told.arrays {
+    for (path, json) in &metadata.arrays {
         let array = Array::parse(json.as_bytes(), &place(listing, path))?;
         let Some(sharding) = &array.sharding else { continue };
         let (grid, len) = (array.grid(), sharding.index_len() as u64);
@@ -129,15 +129,15 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// The blocks of a dataset that is told; those of `arrays`, in that order, or all.
-pub(super) fn blocks(arrays: &[String], told: &Told, listing: &Manifest) -> Result<Blocks> {
+pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manifest) -> Result<Blocks> {
     let numbers = numbers(listing);
     let paths: Vec<&str> = match arrays {
-        [] => told.arrays.keys().map(String::as_str).collect(),
+        [] => metadata.arrays.keys().map(String::as_str).collect(),
         named => named.iter().map(|name| name.trim_matches('/')).collect(),
     };
     let (mut parsed, mut columns) = (Vec::new(), Vec::new());
     for path in &paths {
-        let json = told.arrays.get(*path).ok_or_else(|| Error::bug(format!("no metadata of `{path}`")))?;
+        let json = metadata.arrays.get(*path).ok_or_else(|| Error::bug(format!("no metadata of `{path}`")))?;
         let array = Array::parse(json.as_bytes(), &place(listing, path))?;
         columns.push(Column {
             name: if path.is_empty() { ARRAY.to_owned() } else { (*path).to_owned() },
@@ -167,7 +167,7 @@ pub(super) fn blocks(arrays: &[String], told: &Told, listing: &Manifest) -> Resu
         let Some(&object) = numbers.get(name.as_bytes()) else { return Ok(None) };
         if let Entry::Vacant(free) = indexes.entry(object) {
             let place = place(listing, &name);
-            let stored = told.shards.get(&name).and_then(|text| unhex(text));
+            let stored = metadata.shards.get(&name).and_then(|text| unhex(text));
             let stored = stored.ok_or_else(|| Error::corrupt(&*place, "has no shard index that was read"))?;
             free.insert(sharding.parse_index(&stored, listing.objects[object].size, &place)?);
         }

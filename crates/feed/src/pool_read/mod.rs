@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads in a pool: a node's own files first, then the engine's protocol, then the bucket that the pool was filled from.
 //!
-//! Owns the choice of the way and the way back: what the pool has lost is fetched from the bucket, inflated where the
-//! stage had inflated it, and put into the pool again. Knows no engine: where objects lie it is told ([`Placements`]). An
-//! object's bytes are those of its size in the pool's listing, or an error; a way that fails costs its patience once,
-//! after which the objects of the nodes that failed go straight to the bucket for a while. Of a pool's processes one is
-//! the first to fetch a lost object, by its name; the others give it a moment to put the object back.
+//! Owns the choice of the source and the repair: an object that the pool has lost is fetched from the bucket,
+//! decompressed if the stage had decompressed it, and put into the pool again. Knows no engine: the caller passes where
+//! objects lie ([`Placements`]). A read returns as many bytes as the pool's listing says, or an error. A node that does
+//! not answer costs one timeout; after it, the node's objects are read from the bucket for a while. One process of the
+//! pool, chosen by the object's name, fetches a lost object first; the others wait a moment for it to put the object back.
 
 mod health;
 mod origin;

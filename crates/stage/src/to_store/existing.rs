@@ -88,10 +88,10 @@ impl WorkList {
             };
             // The manifest may know better than a journal: another machine may have mended what this one had sent.
             let journaled = self.journal.line(&item.target);
-            let told = || known.get(&item.target).and_then(|entry| Line::of_recorded(entry));
+            let recorded = || known.get(&item.target).and_then(|entry| Line::of_recorded(entry));
             let journaled = journaled.filter(|line| is_ours(&line));
             let is_journaled = journaled.is_some();
-            let line = journaled.or_else(told);
+            let line = journaled.or_else(recorded);
             let ours = line.as_ref().filter(is_ours);
             let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.asked == transform_id(options));
             if is_done {

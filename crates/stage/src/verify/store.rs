@@ -204,7 +204,7 @@ impl Verifier {
     async fn quick_check(&self, entry: &Entry) -> Result<Problem> {
         let meta = self.to.store.head(&self.to.key(&entry.key), self.deadline).await?;
         Progress::add(&self.progress.done_bytes, entry.size);
-        Ok(told(entry, &meta))
+        Ok(problem_of(entry, &meta))
     }
 
     /// By its bytes, read from the store.
@@ -260,7 +260,7 @@ fn differs(entry: &Entry, have: &[Digest]) -> Problem {
 }
 
 /// What a store's own description says against the record.
-fn told(entry: &Entry, meta: &Meta) -> Problem {
+fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
     if meta.size != entry.size {
         return Some(size(entry, meta.size));
     }

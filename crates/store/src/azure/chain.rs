@@ -128,8 +128,8 @@ async fn managed(context: &Context, url: &str, header: &str, client: Option<&str
     match answer.status() {
         status if status.is_success() => token(answer.body(), "IDENTITY_ENDPOINT"),
         status => {
-            let told = format!("the managed identity at IDENTITY_ENDPOINT answered {}", status.as_u16());
-            Err(Error::permission_denied(told).set_retryable(status.as_u16() == 429 || status.is_server_error()))
+            let text = format!("the managed identity at IDENTITY_ENDPOINT answered {}", status.as_u16());
+            Err(Error::permission_denied(text).set_retryable(status.as_u16() == 429 || status.is_server_error()))
         }
     }
 }

@@ -73,8 +73,8 @@ impl Listing {
         let answer = self.container.send(ask, self.deadline).await?;
         let place = self.container.place_of(Some(&self.prefix));
         let body = body(answer.into_body(), PAGE_LIMIT, self.deadline, &place).await?;
-        let told = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
-        let page = parse(&body).map_err(|error| told(error.to_string()))?;
+        let malformed = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
+        let page = parse(&body).map_err(|error| malformed(error.to_string()))?;
         self.is_done = !self.tokens.advance(page.next, &place)?;
         for blob in &page.blobs {
             if self.last.as_ref().is_some_and(|last| *last >= blob.key) {

@@ -160,21 +160,21 @@ impl Container {
                 return Ok(answer);
             }
             let (head, body) = answer.into_parts();
-            let mut told = (String::new(), String::new());
+            let mut problem = (String::new(), String::new());
             let _ = xml::elements(&said(body).await, |path, text| match path {
-                ["Error", "Code"] => told.0 = status::shown(&text),
+                ["Error", "Code"] => problem.0 = status::shown(&text),
                 // The first line; what follows are ids and times.
-                ["Error", "Message"] => told.1 = status::shown(text.lines().next().unwrap_or_default()),
+                ["Error", "Message"] => problem.1 = status::shown(text.lines().next().unwrap_or_default()),
                 _ => {}
             });
             if let Some(code) = text(&head.headers, "x-ms-error-code") {
-                told.0 = status::shown(code);
+                problem.0 = status::shown(code);
             }
             if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
                 // Sent again, with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }
-            Err(self.error(&ask.method, ask.key, head.status, &head.headers, &told.0, &told.1))
+            Err(self.error(&ask.method, ask.key, head.status, &head.headers, &problem.0, &problem.1))
         };
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
     }

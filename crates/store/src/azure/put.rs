@@ -40,10 +40,10 @@ pub(super) async fn put(
     container.check_key(key)?;
     checksum::check_parts(options.checksum.as_ref(), &parts, || container.place_of(Some(key)))?;
     let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
-    let (digest, told) = md5(&parts)?;
+    let (digest, header) = md5(&parts)?;
     let mut headers = HeaderMap::new();
     // Kept with the blob, and given back with every read of it.
-    headers.insert("x-ms-blob-content-md5", told.clone());
+    headers.insert("x-ms-blob-content-md5", header.clone());
     if let Some(encoding) = &options.encoding {
         headers.insert("x-ms-blob-content-encoding", header_of("encoding", encoding)?);
     }
@@ -58,7 +58,7 @@ pub(super) async fn put(
         container.send(ask, deadline).await
     } else {
         ask.headers.insert("x-ms-blob-type", HeaderValue::from_static("BlockBlob"));
-        ask.headers.insert("content-md5", told);
+        ask.headers.insert("content-md5", header);
         ask.body = Parts::new(parts);
         container.send(ask, deadline).await
     };

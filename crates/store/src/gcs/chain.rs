@@ -89,19 +89,19 @@ impl ProvideCredential for Chain {
         let bytes = context.file_read(&path).await;
         let bytes = bytes.map_err(|_| Error::config_invalid(format!("{whose} cannot be read")))?;
         let odd = || Error::config_invalid(format!("{whose} holds no credentials"));
-        let mut told: Value = serde_json::from_slice(&bytes).map_err(|_| odd())?;
+        let mut document: Value = serde_json::from_slice(&bytes).map_err(|_| odd())?;
         // Text is what a source is where its file does not say; the parser wants it said.
-        if let Some(source) = told.get_mut("credential_source").and_then(Value::as_object_mut)
+        if let Some(source) = document.get_mut("credential_source").and_then(Value::as_object_mut)
             && (source.contains_key("file") || source.contains_key("url"))
             && !source.contains_key("environment_id")
         {
             source.entry("format").or_insert_with(|| json!({"type": "text"}));
         }
-        let kind = told.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let moved = told.get("token_uri").and_then(Value::as_str).filter(|uri| *uri != TOKENS);
+        let kind = document.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let moved = document.get("token_uri").and_then(Value::as_str).filter(|uri| *uri != TOKENS);
         let moved = moved.map(|uri| uri.parse().map_err(|_| odd())).transpose()?;
         let door = self.door.clone().moving(TOKENS, moved);
-        let bytes = serde_json::to_vec(&told).map_err(|_| odd())?;
+        let bytes = serde_json::to_vec(&document).map_err(|_| odd())?;
         let context = context.clone().with_http_send(door).with_file_read(Seen { path: path.clone(), bytes });
         let file = FileCredentialProvider::new(&path).with_scope(SCOPE);
         match kind.as_str() {

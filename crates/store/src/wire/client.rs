@@ -306,9 +306,10 @@ mod tests {
         let error = get(&Http::by(named("").into()), "http://store.example/").await.unwrap_err().at("it");
         assert_eq!(error.code(), "config");
         assert!(error.to_string().contains(&format!("http://{proxy}/ wants a user and a password")), "{error}");
-        let socks = Matcher::builder().all(format!("socks5://{proxy}")).build();
+        let socks = Matcher::builder().all(format!("socks5://user:word@{proxy}")).build();
         let error = get(&Http::by(socks.into()), "http://store.example/").await.unwrap_err().at("it");
         assert!(!error.retryable() && error.to_string().contains("only proxies"), "{error}");
+        assert!(!error.to_string().contains("word"), "no password is shown: {error}");
     }
 
     #[tokio::test]

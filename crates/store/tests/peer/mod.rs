@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use penstock_store::StoreSettings;
@@ -83,17 +84,18 @@ fn program(name: &str) -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// Starts a server that listens on the address it is given, on a port that is free now; in five tries.
-async fn launch(name: &str, command: impl Fn(SocketAddr) -> Command) -> (Child, SocketAddr) {
+/// Starts a server that listens on the address it is given, and waits until it answers HTTP; in five tries.
+pub async fn launch(name: &str, command: impl Fn(SocketAddr) -> Command) -> (Child, SocketAddr) {
     for _ in 0..5 {
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = free_address();
         let mut child = command(address).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         for _ in 0..800 {
-            if tokio::net::TcpStream::connect(address).await.is_ok() {
-                return (child, address);
-            }
+            let answers = answers_http(address).await;
             if child.try_wait().unwrap().is_some() {
-                break; // The port was taken meanwhile.
+                break; // The port was taken meanwhile: whatever answers there is another's server.
+            }
+            if answers {
+                return (child, address);
             }
             tokio::time::sleep(Duration::from_millis(25)).await;
         }
@@ -101,6 +103,29 @@ async fn launch(name: &str, command: impl Fn(SocketAddr) -> Command) -> (Child, 
         let _ = child.wait();
     }
     panic!("{name} did not come up in five tries");
+}
+
+/// A port below those that the kernel hands out, so that no connection of another test can hold it, and never the same
+/// one twice in a process: a server's port stays its own from the choice to the test's end.
+fn free_address() -> SocketAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 64;
+    loop {
+        let port = 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        let address = SocketAddr::from(([127, 0, 0, 1], u16::try_from(port).unwrap()));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+}
+
+async fn answers_http(address: SocketAddr) -> bool {
+    let Ok(mut socket) = tokio::net::TcpStream::connect(address).await else { return false };
+    let request = format!("GET / HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    let mut answer = [0; 5];
+    socket.write_all(request.as_bytes()).await.is_ok()
+        && socket.read_exact(&mut answer).await.is_ok()
+        && &answer == b"HTTP/"
 }
 
 /// One request, and the status of its answer.

@@ -7,9 +7,8 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -20,6 +19,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use penstock_store::{Capabilities, GetResult, ListStream, Local, Meta, ObjectRef, PutOptions, Store, Web};
 use penstock_types::{ByteRange, Deadline, Key, Result, Url};
+
+use crate::peer;
 
 /// How the server behaves.
 #[derive(Clone, Copy)]
@@ -72,28 +73,14 @@ impl Site {
     /// `python3 -m http.server`, which knows neither ranges nor ETags.
     pub async fn python() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        for _ in 0..5 {
-            let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            let mut child = Command::new("python3")
-                .args(["-m", "http.server", "--bind", "127.0.0.1", &address.port().to_string(), "--directory"])
-                .arg(dir.path())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            for _ in 0..400 {
-                if tokio::net::TcpStream::connect(address).await.is_ok() {
-                    return Self { address, dir, server: None, child: Some(child) };
-                }
-                if child.try_wait().unwrap().is_some() {
-                    break; // The port was taken meanwhile.
-                }
-                tokio::time::sleep(Duration::from_millis(25)).await;
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        panic!("Python's server did not come up in five tries");
+        let (child, address) = peer::launch("Python's server", |address| {
+            let mut command = Command::new("python3");
+            command.args(["-m", "http.server", "--bind", "127.0.0.1", &address.port().to_string(), "--directory"]);
+            command.arg(dir.path());
+            command
+        })
+        .await;
+        Self { address, dir, server: None, child: Some(child) }
     }
 
     pub fn url(&self) -> Url {

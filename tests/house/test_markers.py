@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import conftest
 
 CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
 
@@ -36,9 +37,6 @@ def run_pytest(tmp_path):
 
 
 def test_files_of_the_system_tier_exist():
-    spec = importlib.util.spec_from_file_location("root_conftest", CONFTEST)
-    conftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
     assert [place for place in conftest._SYSTEM if not (CONFTEST.parent / place).exists()] == []
 
 

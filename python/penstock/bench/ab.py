@@ -26,6 +26,7 @@ from penstock.bench.machine_card import MachineCard
 from penstock.bench.machine_card import read as read_machine_card
 from penstock.bench.results import SCHEMA_VERSION
 from penstock.bench.sequential import always_valid, bootstrap, evidence
+from penstock.deferred_signals import deferred_signals
 from penstock.errors import ConfigError, Deadline, Denied, NotFound, SystemFault
 from penstock.ownership import signal_group
 
@@ -116,19 +117,21 @@ def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequenc
         # A file, not a pipe: nobody has to read while it runs, and the reading is outside of the clock.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = time.perf_counter()
+            child = None
             try:
-                # A session of its own, so that a command which must be stopped is stopped with all that it started.
-                child = subprocess.Popen(
-                    list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-                )
+                with deferred_signals():
+                    # A session of its own, so that a command which must be stopped is stopped with all that it started.
+                    child = subprocess.Popen(
+                        list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                    )
+                status, used = _wait(child, start, limit_s, name)
             except FileNotFoundError:
                 raise NotFound(f"{name}: no command `{argv[0]}`", where=argv[0]) from None
             except PermissionError:
                 raise Denied(f"{name}: `{argv[0]}` may not be run", where=argv[0]) from None
-            try:
-                status, used = _wait(child, start, limit_s, name)
             except BaseException:
-                _stop(child)
+                if child is not None:
+                    _stop(child)
                 raise
             wall_s = time.perf_counter() - start
             code = child.returncode = os.waitstatus_to_exitcode(status)

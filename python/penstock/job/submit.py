@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import re
 import select
-import signal
 import subprocess
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.deferred_signals import deferred_signals
 from penstock.errors import ConfigError, Deadline, NotFound, SystemFault
 from penstock.job.export import write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from penstock.job.export.request import ExportRequest
@@ -108,7 +107,7 @@ def submit(
     script.write_text(text, encoding="utf-8")
     job_id, running = "", None
     try:
-        with _deferred_signals():
+        with deferred_signals():
             running = _start(line, environment, hint=f"--export {system_of(request)} writes the script")
         assert running.stdout is not None
         # A program that blocks until the job has ended may buffer the job id until then.
@@ -147,24 +146,6 @@ def _start(line: list[str], environment: Mapping[str, str], *, hint: str) -> sub
         )  # fmt: skip
     except OSError as error:
         raise NotFound(f"{line[0]}: {error.strerror}", hint=f"this machine submits no jobs; {hint}") from error
-
-
-@contextmanager
-def _deferred_signals() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM to the end of the block, so that a started process is always recorded."""
-    came: list[int] = []
-    # Only the main thread is interrupted, and only it may set handlers.
-    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    held = {job_id: handler for job_id in ours if callable(handler := signal.getsignal(job_id))}
-    for job_id in held:
-        signal.signal(job_id, lambda job_id, _frame: came.append(job_id))
-    try:
-        yield
-    finally:
-        for job_id, handler in held.items():
-            signal.signal(job_id, handler)
-    if came:
-        signal.raise_signal(came[0])
 
 
 def _late_job_id(running: subprocess.Popen[str]) -> str:

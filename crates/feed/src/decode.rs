@@ -12,7 +12,7 @@ use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
 use super::format::{Record, RecordId};
 use super::memory::PartHold;
-use super::read_ranges::{Content, known_span};
+use super::read_ranges::Content;
 use super::source::Source;
 use penstock_dataset::record_index::Span;
 
@@ -81,7 +81,8 @@ pub(crate) fn decode(
     };
     let inflated = now();
     let mut spans = Vec::new();
-    let walked = if known_span(object.source, object.number, 0).is_some() {
+    let locator = object.source.locator();
+    let walked = if locator.span(object.number, 0).is_some() {
         match framing.count_of_size(content.len() as u64, place).transpose()? {
             Some(count) if count != object.records => return Err(miscounted(place, count, object.records)),
             _ => Ok(()),
@@ -91,8 +92,8 @@ pub(crate) fn decode(
         if walked.is_ok() && spans.len() as u64 != object.records {
             return Err(miscounted(place, spans.len() as u64, object.records));
         }
-        if walked.is_ok() && object.source.codec(object.number) == Codec::None && blocks.is_none() {
-            object.source.learned().note(object.number, content.len() as u64, &spans);
+        if walked.is_ok() {
+            locator.note(object.number, content.len() as u64, &spans);
         }
         walked
     };
@@ -177,8 +178,8 @@ impl Cut<'_> {
             return Ok(*span);
         }
         self.walked.clone()?;
-        known_span(object.source, object.number, record)
-            .ok_or_else(|| Error::bug(format!("{} has no record {record}", object.place)))
+        let span = object.source.locator().span(object.number, record);
+        span.ok_or_else(|| Error::bug(format!("{} has no record {record}", object.place)))
     }
 
     /// Reads every want into its row; those that could not be.
@@ -189,7 +190,7 @@ impl Cut<'_> {
         fields: &[Field],
         rows: RowsOf<'_, '_>,
     ) -> Vec<(usize, Error)> {
-        let head = match (object.source.learned().head(object.number), self.span(object, 0)) {
+        let head = match (object.source.locator().head(object.number), self.span(object, 0)) {
             (Some(head), _) => head,
             (None, Ok(first)) => self.slice(&Span { offset: 0, len: first.offset, crc: 0 }).unwrap_or_default(),
             (None, Err(_)) => &[],

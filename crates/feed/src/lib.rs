@@ -28,6 +28,7 @@ mod random_access;
 mod read_ranges;
 mod read_split;
 mod record_counts;
+mod record_locator;
 mod scan;
 mod schema;
 mod sidecar_indexes;

@@ -77,35 +77,6 @@ impl Content {
     }
 }
 
-/// Where a record lies, where that is known before the object is read.
-pub(crate) fn known_span(source: &Source, object: u64, record: u64) -> Option<Span> {
-    if source.framing().is_table() {
-        return None;
-    }
-    let indexed = source.index().and_then(|index| index.span(object, record));
-    let span = indexed.or_else(|| source.framing().span_of(record));
-    let span = span.or_else(|| source.learned().span(object, record))?;
-    // A cache may lie: what it says is held against the object's size.
-    let end = span.offset.checked_add(span.len)?;
-    (source.codec(object) != Codec::None || end <= source.entry(object).size).then_some(span)
-}
-
-/// True when single records of an object can be read.
-pub(crate) fn is_open(source: &Source, object: u64) -> bool {
-    source.codec(object) == Codec::None && known_span(source, object, 0).is_some()
-}
-
-/// True when single records of every object can be read, or will once each was read whole.
-pub(crate) fn opens(source: &Source) -> bool {
-    let is_framed = source.blocks().is_none() && !source.framing().is_table();
-    is_framed && (0..source.manifest().objects.len() as u64).all(|object| source.codec(object) == Codec::None)
-}
-
-/// True when single records of every object can be read.
-pub(crate) fn is_partial(source: &Source) -> bool {
-    (0..source.manifest().objects.len() as u64).all(|object| is_open(source, object))
-}
-
 impl Reads {
     /// The whole of an object.
     pub fn whole(source: &Source, object: u64) -> Self {
@@ -118,13 +89,13 @@ impl Reads {
         if source.codec(object) != Codec::None {
             return whole;
         }
-        let Some(mut spans) =
-            wants.iter().map(|want| known_span(source, object, want.record)).collect::<Option<Vec<Span>>>()
+        let locator = source.locator();
+        let Some(mut spans) = wants.iter().map(|want| locator.span(object, want.record)).collect::<Option<Vec<Span>>>()
         else {
             return whole;
         };
-        if source.framing().needs_head() && source.learned().head(object).is_none() {
-            let Some(first) = known_span(source, object, 0) else { return whole };
+        if source.framing().needs_head() && locator.head(object).is_none() {
+            let Some(first) = locator.span(object, 0) else { return whole };
             spans.push(Span { offset: 0, len: first.offset, crc: 0 });
         }
         spans.sort_unstable_by_key(|span| span.offset);

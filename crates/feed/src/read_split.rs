@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::Feed;
 use super::batch_plan::{RowRequest, Task, Tasks};
-use super::read_ranges::{Reads, is_open, is_partial, opens};
+use super::read_ranges::Reads;
 use super::source::{PART, Source};
 use penstock_dataset::sampler::DatasetView;
 
@@ -43,8 +43,9 @@ impl AccessPattern {
     pub fn of(source: &Source, leaf: &DatasetView) -> Self {
         let (counts, bytes, objects) = (leaf.counts(), source.manifest().bytes(), source.manifest().objects.len());
         let (samples, objects) = (counts.samples().max(1), objects.max(1) as u64);
-        let (is_partial, portion) = (is_partial(source), portion(source));
-        let requests = match (is_partial || opens(source), leaf.order().is_shuffled()) {
+        let (locator, portion) = (source.locator(), portion(source));
+        let is_partial = locator.reads_ranges_of_all();
+        let requests = match (is_partial || locator.may_read_ranges_of_all(), leaf.order().is_shuffled()) {
             (false, _) => objects,
             (true, false) => bytes.div_ceil(portion).clamp(objects.min(samples), samples),
             (true, true) => samples,
@@ -109,7 +110,7 @@ impl<'f> ReadSplitter<'f> {
     /// it is cut again only where it must be.
     fn number(&self, task: &Task, bytes: u64, is_cut: bool) -> u64 {
         let grain = &self.feed.patterns[task.leaf];
-        if task.wants.len() < 2 || !is_open(&self.feed.sources[task.leaf], task.object) {
+        if task.wants.len() < 2 || !self.feed.sources[task.leaf].locator().reads_ranges(task.object) {
             return 1;
         }
         let number = match is_in_order(&task.wants) {

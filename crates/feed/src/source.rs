@@ -20,7 +20,8 @@ use super::format::array_rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
 use super::next_use::NextUse;
 use super::offset_cache::OffsetCache;
-use super::read_ranges::{Content, Reads, gzip_check, known_span};
+use super::read_ranges::{Content, Reads, gzip_check};
+use super::record_locator::RecordLocator;
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
 use crate::pool_read::Placements;
@@ -60,7 +61,7 @@ pub struct Source {
     metrics: Arc<Metrics>,
     /// What comes in several chunks is put together here.
     buffers: Arc<Buffers>,
-    learned: OffsetCache,
+    offsets: OffsetCache,
     ignored: usize,
     format: FormatSpec,
     framing: Box<dyn Framing>,
@@ -137,7 +138,7 @@ impl Source {
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
         let (index, schedule, cache) = (None, None, None);
         let is_local = store.root().scheme == Scheme::File;
-        let (buffers, learned) = (Buffers::of_process(), OffsetCache::new(manifest.objects.len()));
+        let (buffers, offsets) = (Buffers::of_process(), OffsetCache::new(manifest.objects.len()));
         Ok(Self {
             store,
             base,
@@ -146,7 +147,7 @@ impl Source {
             blocks,
             metrics,
             buffers,
-            learned,
+            offsets,
             ignored,
             format,
             framing,
@@ -229,19 +230,24 @@ impl Source {
         let learn = |object: u64| async move {
             let head = self.head(object, most, deadline).await?;
             let rows = self.framing.rows_of_head(&head, self.entry(object).size, &self.place(object))?;
-            self.learned.note_rows(object, rows, &head);
+            self.offsets.note_rows(object, rows, &head);
             Ok(())
         };
-        stream::iter(objects.filter(|&object| known_span(self, object, 0).is_none()))
+        stream::iter(objects.filter(|&object| self.locator().span(object, 0).is_none()))
             .map(learn)
             .buffer_unordered(HEADS_IN_FLIGHT)
             .try_collect()
             .await
     }
 
-    /// Where records lie in objects that were read without an index.
-    pub(super) fn learned(&self) -> &OffsetCache {
-        &self.learned
+    /// Where records lie.
+    pub(crate) fn locator(&self) -> RecordLocator<'_> {
+        RecordLocator::new(self)
+    }
+
+    /// Offsets of records in objects that were read without an index.
+    pub(super) fn offsets(&self) -> &OffsetCache {
+        &self.offsets
     }
 
     pub(crate) fn index(&self) -> Option<&RecordIndex> {

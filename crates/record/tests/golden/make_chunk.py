@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks by zarr-python 3, numcodecs and h5py for tests/chunk.rs, in one archive.
+"""Chunks by zarr-python 3, numcodecs and h5py for tests/it/chunk.rs, in one archive.
 
 zarr/NAME/...: an array of the shape (7, 5), chunks (4, 5), of 0, 1, 2, ... in the metadata's own type; its files as they
 lie. blosc/NAME: a Blosc buffer of NAME.raw. h5/NAME: one chunk of 8 x 6 int32 0, 1, 2, ... as stored. Needs zarr, h5py.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images by Pillow for tests/image.rs, and what Pillow and torchvision's rules make of them, in one archive.
+"""Images by Pillow for tests/it/image.rs, and what Pillow and torchvision's rules make of them, in one archive.
 
 NAME.jpg and NAME.png; NAME.full (RGB as stored), NAME.none (resized to 32 x 24), NAME.center (Resize(40),
 CenterCrop((24, 32))), NAME.random.KEY (RandomResizedCrop to 32 x 24 of that key). And random_crops.txt: crops of

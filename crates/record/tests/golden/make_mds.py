@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards by MosaicML's own writer for tests/mds.rs. Needs mosaicml-streaming 0.13 (numpy < 2.2), but not its torch."""
+"""Shards by MosaicML's own writer for tests/it/mds.rs. Needs mosaicml-streaming 0.13 (numpy < 2.2), but not its torch."""
 
 import gzip
 import importlib.util

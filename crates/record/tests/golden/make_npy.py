@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays by NumPy for tests/npy.rs, in one archive: NAME.npy, NAME.raw (little-endian, C order), NAME.txt (type, shape);
+"""Arrays by NumPy for tests/it/npy.rs, in one archive: NAME.npy, NAME.raw (little-endian, C order), NAME.txt (type, shape);
 and .npz files by NumPy and zipfile. Needs numpy.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet by pyarrow for tests/parquet.rs, in one archive: the same 10 rows under several settings. Needs pyarrow."""
+"""Parquet by pyarrow for tests/it/parquet.rs, in one archive: the same 10 rows under several settings. Needs pyarrow."""
 
 import gzip
 import io

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives by Python's tarfile in each of its formats, for tests/tar.rs: run here to make them again.
+"""Archives by Python's tarfile in each of its formats, for tests/it/tar.rs: run here to make them again.
 
 Beside each archive stands what tarfile itself reads from it: name, offset and size of each regular file.
 """

@@ -13,7 +13,7 @@ use penstock_emulator::{Emulator, Keys, Settings, Tier};
 use penstock_store::{Opened, PutOptions, S3, Store, StoreSettings, suite};
 use penstock_types::{Deadline, Error, Key, Metric, Metrics};
 
-const BOOK: &str = include_str!("../../../python/penstock/price/books/tiers.toml");
+const BOOK: &str = include_str!("../../../../python/penstock/price/books/tiers.toml");
 
 fn start(folder: &Path, tier: Tier, scale: f64) -> Emulator {
     let bind = "127.0.0.1:0".parse().unwrap();

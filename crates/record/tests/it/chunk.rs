@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chunks by zarr-python, numcodecs and h5py decode to what was stored; damaged ones and other filters are refused.
 
-mod goldens;
-
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use crate::goldens;
 use penstock_record::chunk::zarr::Array;
 use penstock_record::chunk::{Step, copy_rows, decode_into, hdf5_steps};
 use penstock_types::{DType, Error};

@@ -5,11 +5,10 @@
 //! The tolerances: decoded whole and not resized, the very bytes; resized from full scale, 1; where a JPEG was decoded at
 //! a smaller scale first, 2.5 in the mean (that is another filter than Pillow's, not an error).
 
-mod goldens;
-
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use crate::goldens;
 use penstock_record::image::{Crop, ImageSpec, Kind, Layout, decode_into, probe};
 use penstock_types::{DType, Error};
 use proptest::prelude::*;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Shards by MosaicML's own writer read as it wrote them; pickles, cut shards and wrong tables are refused.
 
-mod goldens;
-
 use std::collections::BTreeMap;
 
+use crate::goldens;
 use penstock_codec::{Codec, decompress_into};
 use penstock_record::mds::{Column, Encoding, Shard, parse_index, sample_parts};
 use penstock_types::{DType, Error};

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What NumPy and zipfile write is read as they meant it; what is cut, damaged or another type is refused by name.
 
-mod goldens;
-
+use crate::goldens;
 use penstock_record::{npy, npz};
 use penstock_types::{DType, Error, TensorSpec};
 use proptest::prelude::*;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files by pyarrow, in every page format and compression that is read, give its values for any range of rows.
 
-mod goldens;
-
+use crate::goldens;
 use bytes::Bytes;
 use penstock_record::parquet::{Element, Table, Values};
 use penstock_types::{DType, Error};

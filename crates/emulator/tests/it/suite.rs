@@ -7,7 +7,7 @@ use std::sync::Arc;
 use penstock_emulator::{Emulator, Keys, Settings, Tier};
 use penstock_store::{StoreSettings, open, suite};
 
-const BOOK: &str = include_str!("../../../python/penstock/price/books/tiers.toml");
+const BOOK: &str = include_str!("../../../../python/penstock/price/books/tiers.toml");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn test_emulator_stands_the_store_suite() {

@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tests of the crate from outside, in one program: it links once.
+
+mod endpoint;
+mod suite;

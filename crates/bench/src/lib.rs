@@ -6,7 +6,6 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
-mod aligned_buffer;
 mod arrivals;
 mod content;
 mod cpu_usage;

@@ -5,11 +5,12 @@ use std::fs::File;
 use std::future::Future as _;
 use std::io::{self, IoSliceMut};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::Stream;
+use penstock_store::Buffers;
 use rustix::io::{Errno, ReadWriteFlags};
 use s3s::StdError;
 use s3s::stream::{ByteStream, RemainingLength};
@@ -17,64 +18,24 @@ use tokio::task::JoinHandle;
 
 /// Bytes of one read. Small reads through the blocking pool cost 5x in throughput (reference: 4 KiB against 1 MiB).
 pub(crate) const CHUNK: usize = 512 << 10;
-/// Buffers kept for reuse; fresh ones cost page faults for every byte.
-const SPARE_BUFFERS: usize = 64;
 
-/// Buffers that were sent and can be filled again.
-#[derive(Clone, Default)]
-pub(crate) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
-
-struct Lent {
-    bytes: Vec<u8>,
-    len: usize,
-    home: Buffers,
-}
-
-impl AsRef<[u8]> for Lent {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        let mut spare = self.home.spare();
-        if spare.len() < SPARE_BUFFERS {
-            spare.push(std::mem::take(&mut self.bytes));
+/// The bytes at `offset`, at most `want` and at most a chunk. `None` when `flags` forbid to wait and they are not in
+/// memory.
+fn read(file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Result<Option<Bytes>> {
+    let mut buffer = Buffers::of_process().take(CHUNK)?;
+    let want = want.min(CHUNK as u64) as usize;
+    let got = loop {
+        match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut buffer[..want])], offset, flags) {
+            Err(Errno::INTR) => {}
+            other => break other,
         }
-    }
-}
-
-impl Buffers {
-    fn spare(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self) -> Vec<u8> {
-        self.spare().pop().unwrap_or_else(|| vec![0; CHUNK])
-    }
-
-    /// The bytes at `offset`, at most `want` and at most a chunk. `None` when `flags` forbid to wait and they are not
-    /// in memory.
-    fn read(&self, file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Result<Option<Bytes>> {
-        let mut lent = Lent { bytes: self.take(), len: 0, home: self.clone() };
-        let want = want.min(CHUNK as u64) as usize;
-        let got = loop {
-            match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut lent.bytes[..want])], offset, flags) {
-                Err(Errno::INTR) => {}
-                other => break other,
-            }
-        };
-        match got {
-            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read")),
-            Ok(len) => {
-                lent.len = len;
-                Ok(Some(Bytes::from_owner(lent)))
-            }
-            // A file system that knows no NOWAIT says so; then the blocking pool reads.
-            Err(Errno::AGAIN | Errno::OPNOTSUPP) if !flags.is_empty() => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+    };
+    match got {
+        Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read")),
+        Ok(len) => Ok(Some(buffer.freeze(0..len))),
+        // A file system that knows no NOWAIT says so; then the blocking pool reads.
+        Err(Errno::AGAIN | Errno::OPNOTSUPP) if !flags.is_empty() => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -83,13 +44,12 @@ pub(crate) struct Outgoing {
     file: Arc<File>,
     at: u64,
     end: u64,
-    buffers: Buffers,
     reading: Option<JoinHandle<io::Result<Option<Bytes>>>>,
 }
 
 impl Outgoing {
-    pub(crate) fn new(file: File, range: std::ops::Range<u64>, buffers: Buffers) -> Self {
-        Self { file: Arc::new(file), at: range.start, end: range.end, buffers, reading: None }
+    pub(crate) fn new(file: File, range: std::ops::Range<u64>) -> Self {
+        Self { file: Arc::new(file), at: range.start, end: range.end, reading: None }
     }
 }
 
@@ -116,14 +76,14 @@ impl Stream for Outgoing {
             if left == 0 {
                 return Poll::Ready(None);
             }
-            match this.buffers.read(&this.file, this.at, left, ReadWriteFlags::NOWAIT) {
+            match read(&this.file, this.at, left, ReadWriteFlags::NOWAIT) {
                 Ok(Some(bytes)) => {
                     this.at += bytes.len() as u64;
                     return Poll::Ready(Some(Ok(bytes)));
                 }
                 Ok(None) => {
-                    let (file, buffers, at) = (this.file.clone(), this.buffers.clone(), this.at);
-                    let read = move || buffers.read(&file, at, left, ReadWriteFlags::empty());
+                    let (file, at) = (this.file.clone(), this.at);
+                    let read = move || read(&file, at, left, ReadWriteFlags::empty());
                     this.reading = Some(tokio::task::spawn_blocking(read));
                 }
                 Err(error) => return Poll::Ready(Some(Err(error.into()))),

@@ -21,7 +21,6 @@ use crate::connections::Connections;
 use crate::fs_backend::Folder;
 use crate::limits::Limits;
 use crate::object_metadata::Stamp;
-use crate::response_body::Buffers;
 use crate::throttle_layer::{Counters, Front, Stats};
 use crate::tier::Tier;
 
@@ -127,13 +126,8 @@ impl Emulator {
         let opened = Arc::new(Folder::open(&absolute)?);
         let name = bucket_name(&absolute);
         let uploads = Arc::new(Uploads::default());
-        let bucket = Bucket {
-            name: name.as_str().into(),
-            folder: opened,
-            uploads: uploads.clone(),
-            buffers: Buffers::default(),
-            began: Stamp::now(),
-        };
+        let bucket =
+            Bucket { name: name.as_str().into(), folder: opened, uploads: uploads.clone(), began: Stamp::now() };
         let mut builder = S3ServiceBuilder::new(bucket);
         builder.set_auth(OnePair(keys.clone()));
         let front = Front { service: builder.build(), limits, counters: Counters::default(), timer: Timer::start()? };

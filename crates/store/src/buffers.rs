@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -237,17 +237,25 @@ impl Buffer {
     }
 }
 
-impl AsRef<[u8]> for Buffer {
-    fn as_ref(&self) -> &[u8] {
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
         // SAFETY: the mapping is this long, zeroed when made, and this value's alone.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.bytes()) }
     }
 }
 
-impl AsMut<[u8]> for Buffer {
-    fn as_mut(&mut self) -> &mut [u8] {
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and nobody else has it.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.bytes()) }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
     }
 }
 
@@ -294,7 +302,7 @@ mod tests {
         let pool = Arc::new(Buffers::default());
         let mut buffer = pool.take(100_000).unwrap();
         let start = buffer.start();
-        buffer.as_mut()[..5].copy_from_slice(b"bytes");
+        buffer[..5].copy_from_slice(b"bytes");
         let bytes = buffer.freeze(0..5);
         let part = bytes.slice(1..3);
         drop(bytes);

@@ -3,6 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use penstock_store::{Buffer, Buffers};
 use penstock_types::{Error, Result, grouped};
 use rustix::io::Errno;
 
@@ -10,7 +11,6 @@ use super::blocks::Walk;
 use super::meter::Meter;
 use super::spec::Phase;
 use super::tree::failed;
-use crate::aligned_buffer::Buffer;
 
 /// A file that is being read or written.
 pub(super) struct Open<'a> {
@@ -31,6 +31,14 @@ impl Open<'_> {
     }
 }
 
+/// A block of the phase's content, at a page's beginning as O_DIRECT needs it.
+pub(super) fn prepared_block(meter: &Meter<'_>) -> Result<Buffer> {
+    let taken = Buffers::of_process().take(meter.shared.spec.block_size as usize);
+    let mut block = taken.map_err(|error| Error::from_io("memory for a block", &error))?;
+    meter.shared.content.prepare(&mut block);
+    Ok(block)
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Plain {
@@ -39,10 +47,8 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    pub(super) fn new(meter: &Meter<'_>, worker: u32) -> Self {
-        let mut block = Buffer::new(meter.shared.spec.block_size as usize);
-        meter.shared.content.prepare(&mut block);
-        Self { block, serial: u64::from(worker) << 40 }
+    pub(super) fn new(meter: &Meter<'_>, worker: u32) -> Result<Self> {
+        Ok(Self { block: prepared_block(meter)?, serial: u64::from(worker) << 40 })
     }
 
     pub(super) fn run(&mut self, meter: &mut Meter<'_>, file: &Open<'_>, walk: &mut Walk) -> Result<()> {

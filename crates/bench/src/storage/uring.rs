@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
+use penstock_store::Buffer;
 use penstock_types::{Error, Result, now};
 use rustix::io::Errno;
 
 use super::blocks::Walk;
 use super::meter::{Begun, Meter};
-use super::pwrite::Open;
+use super::pwrite::{Open, prepared_block};
 use super::spec::Phase;
 use super::tree::failed;
-use crate::aligned_buffer::Buffer;
 
 /// One read or write in flight.
 #[derive(Debug)]
@@ -58,12 +58,8 @@ impl Ring {
             })?;
         let begun = Begun { intended: meter.last(), sent: meter.last() };
         let slots = (0..spec.depth)
-            .map(|_| {
-                let mut block = Buffer::new(spec.block_size as usize);
-                meter.shared.content.prepare(&mut block);
-                Slot { block, offset: 0, len: 0, done: 0, begun }
-            })
-            .collect();
+            .map(|_| Ok(Slot { block: prepared_block(meter)?, offset: 0, len: 0, done: 0, begun }))
+            .collect::<Result<_>>()?;
         Ok(Self { ring, slots, free: (0..spec.depth).rev().collect(), serial: u64::from(worker) << 40 })
     }
 

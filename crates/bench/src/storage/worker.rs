@@ -48,7 +48,7 @@ impl<'a> Worker<'a> {
         let shared = meter.shared;
         let spec = &shared.spec;
         let sender = match (shared.phase, spec.engine) {
-            (Phase::Write | Phase::Read, Engine::Threads) => Some(Sender::Plain(Plain::new(&meter, number))),
+            (Phase::Write | Phase::Read, Engine::Threads) => Some(Sender::Plain(Plain::new(&meter, number)?)),
             (Phase::Write | Phase::Read, Engine::IoUring) => Some(Sender::Ring(Box::new(Ring::new(&meter, number)?))),
             _ => None,
         };

@@ -26,7 +26,6 @@ use crate::list::{Query, page};
 use crate::object_metadata::Stamp;
 use crate::preconditions::modified;
 use crate::request_body::{internal, io_error};
-use crate::response_body::Buffers;
 pub(crate) use uploads::Uploads;
 
 /// The region that the endpoint says it is in; any is accepted in signatures.
@@ -38,7 +37,6 @@ pub(crate) struct Bucket {
     pub(crate) name: Arc<str>,
     pub(crate) folder: Arc<Folder>,
     pub(crate) uploads: Arc<Uploads>,
-    pub(crate) buffers: Buffers,
     pub(crate) began: Stamp,
 }
 

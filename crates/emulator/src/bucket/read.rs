@@ -153,7 +153,7 @@ impl Bucket {
                 put_header(&mut headers, name, &value);
             }
         }
-        let body = StreamingBlob::new(Outgoing::new(seen.found.file, seen.range, self.buffers.clone()));
+        let body = StreamingBlob::new(Outgoing::new(seen.found.file, seen.range));
         Ok(S3Response::with_headers(GetObjectOutput { body: Some(body), ..output }, headers))
     }
 

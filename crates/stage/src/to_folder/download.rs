@@ -114,7 +114,8 @@ impl Stream {
     ) -> Result<()> {
         let reader = &self.shop.reader;
         let range = range_of(&self.entry, &parts);
-        let (mut part, mut crc, mut piece) = (parts.start, Crc32c::new(), self.shop.pieces.take());
+        let (mut part, mut crc) = (parts.start, Crc32c::new());
+        let mut piece = IoBuffer::new().map_err(|error| Error::from_io("memory", &error))?;
         let mut at = range.start;
         while let Some(bytes) = reader.next(got).await? {
             let mut bytes = &bytes[..];
@@ -145,7 +146,6 @@ impl Stream {
                 }
             }
         }
-        self.shop.pieces.give(piece);
         reader.check_length(&self.entry, range, at - range.start)
     }
 

@@ -23,7 +23,6 @@ use crate::parallel_decode::{CpuBudget, ParallelDecoder};
 use crate::plan::{Item, PART_BYTES, StageOptions};
 use crate::progress::Progress;
 use crate::source_reader::{SourceReader, inflated_limit};
-use crate::to_folder::io_buffers::IoBuffers;
 use crate::to_folder::sink::Sink;
 use penstock_dataset::manifest::{Entry, OWN_PREFIX, Origin};
 
@@ -43,7 +42,6 @@ pub(crate) struct DownloadContext {
     pub threads: usize,
     pub whole_most: u64,
     pub buffers: Mutex<Vec<Vec<u8>>>,
-    pub pieces: IoBuffers,
     /// There are objects enough to keep the store busy with one read each.
     pub is_busy: bool,
     /// Large files are written past the page cache.

@@ -411,7 +411,7 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
 mod tests {
     use super::*;
     use crate::dest_dir::DestDir;
-    use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffers};
+    use crate::to_folder::io_buffers::IO_BUFFER_BYTES;
 
     #[test]
     fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {
@@ -427,13 +427,12 @@ mod tests {
             let direct = if is_direct { open_direct(&folder, "data").unwrap() } else { None };
             let state = open_own(&folder, "state").unwrap();
             let partial = PartialDownload { data, direct, state, state_name: "state".to_owned() };
-            let (pieces, mut at) = (IoBuffers::default(), 0);
+            let mut at = 0;
             while at < body.len() {
-                let mut piece = pieces.take();
+                let mut piece = IoBuffer::new().unwrap();
                 let took = piece.fill(&body[at..]);
                 let part = (at + took == body.len()).then_some(Part { at: 0, crc: 5 });
                 partial.write(&piece, at as u64, part).unwrap();
-                pieces.give(piece);
                 at += took;
             }
             partial.data.file().sync_all().unwrap();

@@ -16,7 +16,6 @@ use crate::page_cache;
 use crate::plan::{BUSY, Item, StageOptions};
 use crate::progress::Progress;
 use crate::source_reader::SourceReader;
-use crate::to_folder::io_buffers::IoBuffers;
 use crate::to_folder::object::DownloadContext;
 use penstock_dataset::manifest::Manifest;
 
@@ -93,7 +92,6 @@ impl Workers {
             threads: cores,
             whole_most,
             buffers: Mutex::default(),
-            pieces: IoBuffers::default(),
             is_busy: items.len() >= BUSY,
             is_direct: !page_cache::keeps(bytes),
             options,

@@ -2,9 +2,10 @@
 //! Open connections and their limit. At the limit the connection that has asked for nothing the longest gives up its
 //! descriptor to the next client; a request that is being answered is never cut.
 
+use penstock_types::lock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::process::{Resource, getrlimit};
@@ -62,7 +63,7 @@ impl Connections {
             evict: Notify::new(),
         });
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&self.open);
         if open.len() >= self.max {
             evict_one(&open);
         }
@@ -73,7 +74,7 @@ impl Connections {
 
     /// Tells the connection to go that has asked for nothing the longest; one that never asked goes first.
     pub(crate) fn evict(&self) {
-        evict_one(&self.open.lock().unwrap_or_else(PoisonError::into_inner));
+        evict_one(&lock(&self.open));
     }
 }
 
@@ -104,7 +105,7 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.connections.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        lock(&self.connections.open).remove(&self.id);
     }
 }
 

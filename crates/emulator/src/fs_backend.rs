@@ -9,11 +9,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use md5::{Digest as _, Md5};
 use penstock_store::owned::{self, OwnedFile, Proof, Replace};
-use penstock_types::Error;
+use penstock_types::{Error, lock};
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
@@ -315,7 +315,7 @@ impl Folder {
     }
 
     fn names(&self) -> MutexGuard<'_, ()> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.names)
     }
 }
 

@@ -5,10 +5,10 @@
 //! Every method takes the time, so that tests hold on a simulated clock.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, lock};
 use tokio::time::Instant;
 
 use crate::tier::{Kind, Latency, Scope, Tier, What};
@@ -38,7 +38,7 @@ impl Pipe {
 
     /// Takes a place for `bytes`; the moment at which the last of them has passed.
     fn reserve(&self, now: Instant, bytes: u64) -> Instant {
-        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free_at = lock(&self.free_at);
         // No credit before the first byte; none but the slack afterwards.
         let begin = free_at.map_or(now, |at| at.max(now.checked_sub(SLACK).unwrap_or(now)));
         let end = begin + Duration::from_secs_f64(bytes as f64 / self.rate);
@@ -48,7 +48,7 @@ impl Pipe {
 
     /// How long a byte that arrives now would wait.
     fn backlog(&self, now: Instant) -> Duration {
-        let free_at = *self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let free_at = *lock(&self.free_at);
         free_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
 }
@@ -186,7 +186,7 @@ impl Limits {
 
     /// Lets a request in, or refuses it. One that is refused takes no token.
     pub fn admit(&self, request: Request<'_>, now: Instant) -> std::result::Result<(), Refusal> {
-        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gates = lock(&self.gates);
         let concerns = |gate: &Gate| match gate.what {
             What::Requests => true,
             What::ReadRequests => request.kind == Kind::Read,
@@ -225,7 +225,7 @@ impl Limits {
         let mut pipes: Vec<_> = both.filter(|(kind, _)| *kind == request.kind).map(|(_, pipe)| pipe.clone()).collect();
         for (place, limit) in self.tier.limits.iter().enumerate() {
             if limit.scope == Scope::Prefix && bytes_kind(limit.what) == Some(request.kind) {
-                let mut prefixes = self.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut prefixes = lock(&self.prefixes);
                 if prefixes.len() > MAX_PREFIXES {
                     prefixes.clear();
                 }

@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use penstock_types::unix_now;
+use penstock_types::{lock, unix_now};
 use rustix::fs::{AtFlags, FileType, OFlags};
 
 use crate::fs_backend::{Folder, found_etag, stamp_of};
@@ -233,7 +233,7 @@ impl Directories {
             Err(error) => return Err(error.into()),
         };
         let stamp = stamp_of(&rustix::fs::fstat(&fd)?);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         if let Some((at, names)) = kept.get(base)
             && *at == stamp
         {

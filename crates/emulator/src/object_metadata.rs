@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use penstock_types::unix_now;
+use penstock_types::{lock, unix_now};
 use serde::{Deserialize, Serialize};
 
 /// Which file, at which state, a fact is of.
@@ -145,7 +145,7 @@ impl Facts {
 
     /// What is known, with the lines that have been added since the last look.
     fn current(&self) -> io::Result<MutexGuard<'_, Known>> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known);
         let size = match std::fs::metadata(&self.log) {
             Ok(meta) => meta.len(),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => 0,

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use penstock_store::Mapping;
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{DType, Error, Result, TensorSpec, grouped, lock};
 
 use super::field::Field;
 
@@ -95,7 +95,7 @@ impl Pool {
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     /// A slot of this layout.
@@ -227,7 +227,7 @@ impl Tensor {
     pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<bool> {
         let may_be = self.slot.pool.upgrade().is_some_and(|pool| pool.may_be_held);
         let Some(memory) = self.slot.memory.as_ref().filter(|_| may_be) else { return Ok(false) };
-        let mut hold = memory.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hold = lock(&memory.hold);
         if hold.is_none() {
             // What a device reads by itself must stay where it is: a fork would move it at our next write.
             memory.mapping.keep_from_children().map_err(|why| Error::System {

@@ -2,10 +2,10 @@
 //! The rows of a batch while they are filled, and its columns once they are: fixed tensors lie in the slot from the
 //! start, fields whose samples differ in length are gathered into values and offsets when the last row is in.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use penstock_record::image::decode_into;
-use penstock_types::{DType, Error, Result, TensorSpec};
+use penstock_types::{DType, Error, Result, TensorSpec, lock};
 
 use super::batch_buffer::{Layout, Pool, Slot, Tensor};
 use super::field::{Field, Kind};
@@ -109,7 +109,7 @@ impl Rows {
         let mismatch = |problem: String| Error::mismatch(to.place, format!("field `{}` {problem}", field.name));
         let loose = || {
             let loose = self.loose[seat].as_ref().ok_or_else(|| Error::bug(format!("{} has no rows", field.name)))?;
-            Ok::<_, Error>(loose.lock().unwrap_or_else(PoisonError::into_inner))
+            Ok::<_, Error>(lock(loose))
         };
         // Asked for before it is made.
         let admit = |bytes: usize| self.values.admit(loose()?[row].size_bytes(), bytes, &field.name);
@@ -159,7 +159,7 @@ impl Rows {
         match &self.loose[seat] {
             Some(loose) => {
                 let value = RowValue { bytes: default.to_vec(), ends: Vec::new() };
-                loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = value;
+                lock(loose)[row as usize] = value;
             }
             None => {
                 // SAFETY: the caller's promise.
@@ -183,7 +183,7 @@ impl Rows {
             if kept != row {
                 for seat in 0..self.loose.len() {
                     match &self.loose[seat] {
-                        Some(loose) => loose.lock().unwrap_or_else(PoisonError::into_inner).swap(kept, row),
+                        Some(loose) => lock(loose).swap(kept, row),
                         // SAFETY: the caller's promise; the two rows differ.
                         None => unsafe { self.slot.row(seat, kept).copy_from_slice(self.slot.row(seat, row)) },
                     }
@@ -202,9 +202,7 @@ impl Rows {
         for (seat, loose) in self.loose.iter().enumerate() {
             for &row in dead {
                 match loose {
-                    Some(loose) => {
-                        loose.lock().unwrap_or_else(PoisonError::into_inner)[row as usize] = RowValue::default()
-                    }
+                    Some(loose) => lock(loose)[row as usize] = RowValue::default(),
                     // SAFETY: the caller's promise.
                     None => unsafe { self.slot.row(seat, row as usize) }.fill(0),
                 }
@@ -227,7 +225,7 @@ impl Rows {
 
     fn gathered(&self, seat: usize, item: &TensorSpec, kind: &Kind, rows: usize, spare: &Arc<Pool>) -> Result<Column> {
         let Some(loose) = &self.loose[seat] else { return Err(Error::bug("a loose field has no rows")) };
-        let mut loose = std::mem::take(&mut *loose.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut loose = std::mem::take(&mut *lock(loose));
         let size = item.size_bytes()?.max(1);
         loose.truncate(rows);
         let total: usize = loose.iter().map(|value| value.bytes.len()).sum();

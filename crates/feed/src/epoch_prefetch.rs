@@ -6,9 +6,9 @@
 //! has paid for little that it did not use, and by the room that the next pass can do without.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, lock};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
@@ -82,7 +82,7 @@ impl EpochPrefetch {
 impl Feed {
     /// What was fetched for a pass that begins so; anything else is dropped.
     pub(super) fn take_prefetched(&self, epoch: u64, steps: Steps) -> Option<EpochPrefetch> {
-        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ahead = lock(&self.ahead).take();
         ahead.filter(|ahead| ahead.epoch == epoch && ahead.steps == steps)
     }
 
@@ -116,7 +116,7 @@ impl Feed {
                 }
             });
             let early = Prefetched { task, reserved, fetch: Fetch(fetch) };
-            let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ahead = lock(&self.ahead);
             ahead.get_or_insert_with(|| EpochPrefetch { epoch, steps, early: VecDeque::new() }).early.push_back(early);
         }
         Ok(())

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender};
 use penstock_codec::Codec;
-use penstock_types::{Error, Result, now};
+use penstock_types::{Error, Result, lock, now};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -57,10 +57,6 @@ struct Outcome {
     done: Option<(usize, Vec<Column>)>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[derive(Default)]
 struct State {
     open: HashMap<u64, Arc<Batch>>,
@@ -84,7 +80,7 @@ pub struct Shared {
 
 impl Shared {
     fn fail(&self, error: Error) {
-        locked(&self.state).failed.get_or_insert(error);
+        lock(&self.state).failed.get_or_insert(error);
         self.wake.notify_all();
     }
 
@@ -94,7 +90,7 @@ impl Shared {
         for (at, error) in bad {
             let (want, skips) = (wants[*at], self.feed.on_error == OnError::Skip && is_about_data(error));
             let Some(batch) = batches.get(&want.batch) else { continue };
-            let mut outcome = locked(&batch.outcome);
+            let mut outcome = lock(&batch.outcome);
             if skips {
                 self.mending.skipped(error);
                 outcome.dead.push(want.row);
@@ -105,7 +101,7 @@ impl Shared {
         let mut complete = false;
         for group in wants.chunk_by(|a, b| a.batch == b.batch) {
             let Some(batch) = batches.get(&group[0].batch) else { continue };
-            locked(&batch.outcome).last = Some(trace);
+            lock(&batch.outcome).last = Some(trace);
             if batch.left.fetch_sub(group.len(), Ordering::AcqRel) == group.len() {
                 self.finish(batch);
                 complete = true;
@@ -113,14 +109,14 @@ impl Shared {
         }
         if complete {
             // Taken and let go, so that a consumer between its look and its wait does not miss the call.
-            drop(locked(&self.state));
+            drop(lock(&self.state));
             self.wake.notify_all();
         }
     }
 
     /// Makes the columns of a batch whose last row has come.
     fn finish(&self, batch: &Batch) {
-        let mut outcome = locked(&batch.outcome);
+        let mut outcome = lock(&batch.outcome);
         self.feed.value_bytes.fetch_max(batch.rows.values().per_row(batch.count), Ordering::Relaxed);
         if outcome.error.is_none() {
             let mut rows = batch.count;
@@ -223,7 +219,7 @@ impl EpochSource for Shared {
         if number >= self.steps.count() || self.steps.slice(number).is_empty() {
             return true;
         }
-        let state = locked(&self.state);
+        let state = lock(&self.state);
         let complete = state.open.get(&number).is_some_and(|batch| batch.is_ready.load(Ordering::Acquire));
         complete || state.failed.is_some()
     }
@@ -239,11 +235,11 @@ impl EpochSource for Shared {
             (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
         } else {
             let Some(batch) = self.wait(number, patience)? else { return Ok((Next::Waiting, None)) };
-            let mut outcome = locked(&batch.outcome);
+            let mut outcome = lock(&batch.outcome);
             if let Some((_, error)) = outcome.error.take() {
                 return Err(error);
             }
-            locked(&batch.reserved).take();
+            lock(&batch.reserved).take();
             let (rows, columns) = outcome.done.take().ok_or_else(|| Error::bug("a ready batch has no columns"))?;
             (rows, columns, outcome.last)
         };
@@ -253,7 +249,7 @@ impl EpochSource for Shared {
     fn end(&self) {
         self.closed.store(true, Ordering::Release);
         self.tries.end();
-        locked(&self.state).open.clear();
+        lock(&self.state).open.clear();
     }
 
     fn busy(&self) -> &Busy {
@@ -269,7 +265,7 @@ impl Shared {
     /// A batch once it is complete, taken from the open ones; `None` when the time is up.
     fn wait(&self, number: u64, patience: Duration) -> Result<Option<Arc<Batch>>> {
         let until = now() + patience;
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         loop {
             if state.open.get(&number).is_some_and(|batch| batch.is_ready.load(Ordering::Acquire)) {
                 return Ok(state.open.remove(&number));
@@ -317,7 +313,7 @@ async fn run_ahead(
                 Some(batch) => batch.clone(),
                 None => {
                     let batch = open_batch(shared, number).await?;
-                    locked(&shared.state).open.insert(number, batch.clone());
+                    lock(&shared.state).open.insert(number, batch.clone());
                     open.insert(number, batch.clone());
                     batch
                 }
@@ -457,7 +453,7 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let share = if codec == Codec::None { feed.limit } else { share };
     match decode_within(share, scratch) {
         Err(Error::Corrupt { .. } | Error::BudgetExceeded { .. }) if share < feed.limit => {
-            let _alone = locked(&feed.large_object);
+            let _alone = lock(&feed.large_object);
             let decoded = decode_within(feed.limit, scratch);
             *scratch = Vec::new();
             decoded

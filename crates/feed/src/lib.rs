@@ -39,11 +39,11 @@ mod value;
 mod zarr_metadata;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use penstock_codec::Codec;
-use penstock_types::{DType, Error, Result};
+use penstock_types::{DType, Error, Result, lock};
 use tokio::runtime::Handle;
 
 pub use batch_buffer::Tensor;
@@ -347,7 +347,7 @@ impl Feed {
 
     /// A buffer to inflate into, empty or as the last use left it.
     fn scratch(&self) -> Vec<u8> {
-        let kept = self.scratches.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = lock(&self.scratches).pop();
         kept.unwrap_or_else(|| {
             let mut scratch = Vec::new();
             // Where memory is short, whoever inflates asks for what it needs and says so.
@@ -359,7 +359,7 @@ impl Feed {
     }
 
     fn give_scratch(&self, scratch: Vec<u8>) {
-        self.scratches.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+        lock(&self.scratches).push(scratch);
     }
 }
 

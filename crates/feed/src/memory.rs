@@ -3,13 +3,9 @@
 //! decompressed one by one. Each is asked for here before it is allocated.
 
 use std::cell::Cell;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
-use penstock_types::{Error, Result};
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use penstock_types::{Error, Result, lock};
 
 /// Bytes of those values of one batch whose samples differ in length.
 #[derive(Debug)]
@@ -26,7 +22,7 @@ impl Values {
 
     /// Counts `new` bytes of a row in place of the `old` ones. Errs with `BudgetExceeded` beyond the limit.
     pub fn admit(&self, old: usize, new: usize, field: &str) -> Result<()> {
-        let mut used = locked(&self.used);
+        let mut used = lock(&self.used);
         let need = used.saturating_sub(old as u64).saturating_add(new as u64);
         if need > self.limit {
             let what = format!("field `{field}` (with all values of its batch whose lengths differ)");
@@ -38,7 +34,7 @@ impl Values {
 
     /// Bytes that each of `rows` rows has on average.
     pub fn per_row(&self, rows: usize) -> u64 {
-        *locked(&self.used) / rows.max(1) as u64
+        *lock(&self.used) / rows.max(1) as u64
     }
 }
 
@@ -79,7 +75,7 @@ impl PartHold<'_> {
             return Err(Error::BudgetExceeded { what: what.to_owned(), need: bytes, budget: self.memory.limit });
         }
         let bytes = bytes.min(self.memory.total);
-        let mut free = locked(&self.memory.free);
+        let mut free = lock(&self.memory.free);
         while *free < bytes {
             free = self.memory.freed.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
@@ -89,7 +85,7 @@ impl PartHold<'_> {
     }
 
     fn give_back(&self) {
-        *locked(&self.memory.free) += self.bytes.take();
+        *lock(&self.memory.free) += self.bytes.take();
         self.memory.freed.notify_all();
     }
 }
@@ -127,11 +123,11 @@ mod tests {
         std::thread::scope(|scope| {
             let second = scope.spawn(|| {
                 let hold = memory.hold();
-                hold.take("a part", 900).map(|()| *locked(&memory.free))
+                hold.take("a part", 900).map(|()| *lock(&memory.free))
             });
             drop(first);
             assert_eq!(second.join().unwrap().unwrap(), 0, "a large part has all of it");
         });
-        assert_eq!(*locked(&memory.free), 100);
+        assert_eq!(*lock(&memory.free), 100);
     }
 }

@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use penstock_codec::strip_suffix;
 use penstock_store::ObjectRef;
-use penstock_types::{ByteRange, Key};
+use penstock_types::{ByteRange, Key, lock};
 
 use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
@@ -120,7 +120,7 @@ impl NextUse {
     }
 
     fn epoch_order(&self, epoch: u64) -> Arc<EpochOrder> {
-        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut orders = lock(&self.orders);
         if let Some((_, order)) = orders.iter().find(|(number, _)| *number == epoch) {
             return order.clone();
         }

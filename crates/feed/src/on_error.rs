@@ -5,9 +5,9 @@
 //! one there; and leaving one out shortens the batch of the rank that has it, never the number of batches.
 
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, lock};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
@@ -82,7 +82,7 @@ impl Default for Retries {
 
 impl Retries {
     fn tasks(&self) -> MutexGuard<'_, Option<JoinSet<()>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Starts one, unless the pass has ended.
@@ -127,7 +127,7 @@ impl ErrorLog {
     }
 
     fn note(&self, error: &Error, count: impl FnOnce(&mut ErrorCounts)) {
-        let mut mended = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mended = lock(&self.0);
         count(&mut mended);
         if mended.errors.len() < KEPT {
             mended.errors.push(error.to_string());
@@ -135,7 +135,7 @@ impl ErrorLog {
     }
 
     pub fn snapshot(&self) -> ErrorCounts {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 }
 

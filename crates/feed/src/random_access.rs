@@ -5,12 +5,12 @@
 //! together reads it once.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::Codec;
-use penstock_types::{Deadline, Error, Result};
+use penstock_types::{Deadline, Error, Result, lock};
 
 use super::Feed;
 use super::batch_buffer::Layout;
@@ -38,7 +38,7 @@ struct Kept {
 
 impl Cache {
     fn get(&self, key: (usize, u64)) -> Option<Bytes> {
-        let mut kept = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.objects);
         let seat = kept.queue.iter().position(|(held, _)| *held == key)?;
         let entry = kept.queue.remove(seat)?;
         kept.queue.push_back(entry.clone());
@@ -46,7 +46,7 @@ impl Cache {
     }
 
     fn put(&self, key: (usize, u64), content: Bytes, limit: u64) {
-        let mut kept = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.objects);
         if content.len() as u64 > limit || kept.queue.iter().any(|(held, _)| *held == key) {
             return;
         }

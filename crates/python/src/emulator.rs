@@ -3,10 +3,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use penstock_emulator::{Emulator as Core, Keys, Settings, Stats, Tier};
-use penstock_types::Error;
+use penstock_types::{Error, lock};
 use pyo3::prelude::*;
 
 use crate::runtime::enter;
@@ -97,13 +97,13 @@ impl Emulator {
     }
 
     fn stats(&self) -> std::collections::HashMap<&'static str, u64> {
-        let stats: Stats = self.core.lock().unwrap_or_else(PoisonError::into_inner).stats();
+        let stats: Stats = lock(&self.core).stats();
         stats.pairs().into_iter().collect()
     }
 
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         enter(py, || {
-            self.core.lock().unwrap_or_else(PoisonError::into_inner).stop();
+            lock(&self.core).stop();
             Ok(())
         })
     }

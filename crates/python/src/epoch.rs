@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use penstock_feed::{Feed, FeedSettings, Field, Next, RecordRef, Source, Steps};
-use penstock_types::{Deadline, Error, Metric, Metrics, Result, Unit};
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Unit, lock};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -280,7 +280,7 @@ impl PyRun {
     fn close(&self, py: Python<'_>) {
         // In a forked child the lock may be held for ever, and there is nothing to end.
         if self.pid == std::process::id() {
-            py.detach(|| self.run.lock().unwrap_or_else(PoisonError::into_inner).close());
+            py.detach(|| lock(&self.run).close());
         }
     }
 }

@@ -2,10 +2,10 @@
 //! The one door into the core: every call that may wait goes through it, without the GIL, and yields to Ctrl-C.
 
 use std::future::Future;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, lock};
 use pyo3::prelude::*;
 use tokio::runtime::{Handle, Runtime};
 
@@ -20,7 +20,7 @@ static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
 /// The process-wide runtime for sockets and timers, built at first use.
 pub fn runtime() -> Handle {
-    let mut slot = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut slot = lock(&RUNTIME);
     let pid = std::process::id();
     if let Some((owner, runtime)) = slot.as_ref()
         && *owner == pid

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The course of an epoch, as Python sees it: built step by step from listed datasets, then given to a feed or asked.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use penstock_dataset::order::Shuffle;
 use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
-use penstock_types::Error;
+use penstock_types::{Error, lock};
 use pyo3::prelude::*;
 
 use crate::feed::{Indexed, PyCounted, PySource};
@@ -100,7 +100,7 @@ impl PyCourse {
                 let text = format!("{position} is not below the {} samples", self.course.samples());
                 return Err(Error::config("position", text));
             }
-            let mut kept = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = lock(&self.walk);
             let mut walk = match kept.take() {
                 Some(walk) => walk,
                 None => SamplerCursor::new(Arc::new(self.course.clone()), self.leaves.as_slice().into())?,

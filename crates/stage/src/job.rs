@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use penstock_types::{Error, Metrics, Result};
+use penstock_types::{Error, Metrics, Result, lock};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -40,7 +40,7 @@ impl<S: Clone + Send + 'static> Job<S> {
                 Ok(result) => result,
                 Err(join) => Err(Error::bug(format!("the stage ended: {join}"))),
             };
-            *signal.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            *lock(&signal.0) = Some(result);
             signal.1.notify_all();
         });
         Self { progress, metrics, cancel, ended }
@@ -63,7 +63,7 @@ impl<S: Clone + Send + 'static> Job<S> {
 
     /// Blocks for at most `limit`; `None` while it runs.
     pub fn wait(&self, limit: Duration) -> Option<Result<S>> {
-        let guard = self.ended.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(&self.ended.0);
         let (guard, _) = self
             .ended
             .1

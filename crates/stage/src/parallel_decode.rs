@@ -6,10 +6,10 @@
 //! more objects than cores it works alone. From the first stretch that is not what the cut promised the stream decoder
 //! goes on, so a wrong guess or a damaged object ends as it would have ended without any of this, in the same words.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, decompress_frames, split_frames};
-use penstock_types::Result;
+use penstock_types::{Result, lock};
 use tokio::sync::Semaphore;
 
 /// Stored bytes that are looked at together, at first; a block that is longer doubles it.
@@ -213,10 +213,6 @@ impl<'a> ParallelDecoder<'a> {
 
 fn quarter(memory: u64) -> usize {
     usize::try_from(memory / 4).unwrap_or(usize::MAX).max(1 << 10)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where threads take stretches from, and lay down what they come to.

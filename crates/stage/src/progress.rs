@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a stage has done so far, for any thread to read while it runs.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use penstock_types::{Error, Key};
+use penstock_types::{Error, Key, lock};
 use serde::{Deserialize, Serialize};
 
 use crate::journal::Line;
@@ -86,11 +86,11 @@ impl Progress {
 
     pub(super) fn fail(&self, key: &Key, error: Error) {
         let failure = Failure { key: key.to_string(), code: error.code().to_owned(), error: error.to_string() };
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push((failure, error));
+        lock(&self.failures).push((failure, error));
     }
 
     pub(super) fn failures(&self) -> Vec<(Failure, Error)> {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut failures = lock(&self.failures).clone();
         failures.sort_by(|a, b| a.0.key.cmp(&b.0.key));
         failures
     }
@@ -109,7 +109,7 @@ impl Progress {
             resumed_bytes: get(&self.resumed_bytes),
             refetched: get(&self.refetched),
             unchecked: get(&self.unchecked),
-            failed: get(&self.wrong) + self.failures.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+            failed: get(&self.wrong) + lock(&self.failures).len() as u64,
         }
     }
 }

@@ -11,6 +11,7 @@ mod number;
 mod panic;
 mod range;
 mod shape;
+mod sync;
 mod timer;
 mod url;
 
@@ -22,5 +23,6 @@ pub use number::grouped;
 pub use panic::{Panicked, catch_panic};
 pub use range::ByteRange;
 pub use shape::{DType, TensorSpec};
+pub use sync::lock;
 pub use timer::{Timer, Until};
 pub use url::{Key, Scheme, Url};

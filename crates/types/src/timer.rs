@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use crate::{Error, Result, now};
+use crate::{Error, Result, lock, now};
 
 /// One thread that wakes futures at their moments. Clones share it; it ends with the last of them.
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ struct Queue {
 
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn run(&self) {

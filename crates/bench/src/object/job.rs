@@ -3,14 +3,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
 use penstock_store::{Opened, RetryPolicy, Store, StoreSettings, open};
-use penstock_types::{Deadline, Error, Key, Result, Timer, Url, now, unix_now};
+use penstock_types::{Deadline, Error, Key, Result, Timer, Url, lock, now, unix_now};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
@@ -90,7 +90,7 @@ impl Shared {
             }
         }
         let place = &self.stats[number as usize % PLACES];
-        Held(place.lock().unwrap_or_else(PoisonError::into_inner), operation as usize)
+        Held(lock(place), operation as usize)
     }
 
     /// One more request is within the limit.
@@ -215,7 +215,7 @@ impl ObjectJob {
 
     /// The report, once there is one within `limit`. It is given once.
     pub fn wait(&self, limit: Duration) -> Option<Result<ObjectReport>> {
-        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = lock(&self.done);
         match done.recv_timeout(limit) {
             Ok(result) => Some(result),
             Err(RecvTimeoutError::Timeout) => None,
@@ -306,7 +306,7 @@ async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> R
     };
     let mut sums = Brought::default();
     for place in &shared.stats {
-        let place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = lock(place);
         sums.iter_mut().zip(place.iter()).for_each(|(sum, stats)| sum.merge(stats));
     }
     let operations = Operation::ALL.into_iter().zip(&sums);

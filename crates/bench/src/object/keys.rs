@@ -2,11 +2,10 @@
 //! Which objects there are, which comes next, and what each is called.
 
 use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_dataset::order::Permutation;
-use penstock_types::Key;
+use penstock_types::{Key, lock};
 
 use super::spec::{ObjectSpec, Operation};
 
@@ -77,7 +76,7 @@ impl Keys {
 
     /// It stands there now, and may be deleted.
     pub(super) fn made(&self, number: u64) {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        lock(&self.spare).push(number);
     }
 
     /// One to delete: of a mix, only what the mix itself has made.
@@ -85,7 +84,7 @@ impl Keys {
         if self.once {
             return self.standing();
         }
-        let number = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
+        let number = lock(&self.spare).pop()?;
         Some(self.named(number))
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use penstock_types::{Error, Result, now, unix_now};
+use penstock_types::{Error, Result, lock, now, unix_now};
 
 use super::meter::{Meter, Shared, Tally};
 use super::report::{Ends, PhaseReport, Sample, Total};
@@ -73,7 +73,7 @@ impl PhaseJob {
 
     /// The report, once there is one within `limit`. It is given once.
     pub fn wait(&self, limit: Duration) -> Option<Result<PhaseReport>> {
-        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = lock(&self.done);
         match done.recv_timeout(limit) {
             Ok(result) => Some(result),
             Err(RecvTimeoutError::Timeout) => None,
@@ -101,12 +101,12 @@ struct Gate {
 
 impl Gate {
     fn open(&self, start: Option<Instant>) {
-        *self.start.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
+        *lock(&self.start) = Some(start);
         self.opened.notify_all();
     }
 
     fn pass(&self) -> Option<Instant> {
-        let mut start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut start = lock(&self.start);
         loop {
             match *start {
                 Some(start) => return start,

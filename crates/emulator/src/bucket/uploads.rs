@@ -2,9 +2,10 @@
 //! Multipart uploads: parts as temp files (`parts`), joined into one object. An upload that is open when the endpoint stops is
 //! aborted with it.
 
+use penstock_types::lock;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Write as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -62,7 +63,7 @@ pub(super) fn open_upload<'a>(all: &'a HashMap<String, Upload>, id: &str, key: &
 
 impl Uploads {
     pub(super) fn all(&self) -> MutexGuard<'_, HashMap<String, Upload>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 
     /// The checksum algorithm of an open upload.
@@ -81,13 +82,13 @@ impl Uploads {
     fn complete(&self, id: String, completed: Completed) {
         let upload = self.all().remove(&id);
         drop(upload);
-        let mut all = self.completed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.completed);
         all.truncate(MAX_COMPLETED - 1);
         all.push_front((id, completed));
     }
 
     fn completed(&self, id: &str, key: &str) -> Option<Completed> {
-        let all = self.completed.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&self.completed);
         all.iter().find(|(known, done)| known == id && done.key == key).map(|(_, done)| done.clone())
     }
 

@@ -3,9 +3,9 @@
 //! requests (Belady, IBM Systems Journal 5(2), 1966), an entry that is needed later than all others not being kept at all.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use penstock_types::Url;
+use penstock_types::{Url, lock};
 
 use super::directory::Folder;
 use super::entry::{Form, Name};
@@ -59,14 +59,14 @@ impl EvictionQueue {
 
     /// An entry was read or written: it is needed at another time now.
     pub fn note(&self, name: Name, what: &Extent) {
-        if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(kept) = &mut *lock(&self.kept) {
             kept.set(name, self.future.next_use(what), Some(what.clone()));
         }
     }
 
     /// An entry was taken away, and is no longer followed.
     fn forget(&self, name: Name) {
-        if let Some(kept) = &mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        if let Some(kept) = &mut *lock(&self.kept)
             && let Some((next_use, _)) = kept.known.remove(&name)
         {
             kept.by_next_use.remove(&(next_use, name));
@@ -86,7 +86,7 @@ impl EvictionQueue {
     /// The entry that is needed last, if that is later than `what` is; it is no longer followed.
     pub fn later_than(&self, what: &Extent) -> Option<Name> {
         let wanted = self.future.next_use(what);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         let kept = kept.get_or_insert_with(|| self.stock());
         kept.catch_up(self.future());
         let &(last, name) = kept.by_next_use.last().filter(|last| last.0 > wanted)?;

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use penstock_codec::{
     Codec, GzipCheck, Planes, decompress_into, decompress_into_checked, gzip_size_hint, restore_transposed, transpose,
 };
 use penstock_store::{Meta, ObjectRef};
-use penstock_types::{ByteRange, Error, Metric, Result, Stopwatch, Url, grouped};
+use penstock_types::{ByteRange, Error, Metric, Result, Stopwatch, Url, grouped, lock};
 use tokio::sync::Semaphore;
 
 use super::directory::EntryLock;
@@ -155,7 +155,7 @@ impl Transcoder {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// False where it is known already that no copy is made.

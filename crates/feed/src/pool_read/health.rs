@@ -2,10 +2,10 @@
 //! Which nodes of a pool have failed lately, and which lost objects are back.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use penstock_types::{Error, Key, now};
+use penstock_types::{Error, Key, lock, now};
 
 /// So long a node that failed once is not asked, where there is a bucket; twice as long with each failure that follows.
 const FIRST_REST: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ struct Backoff {
 
 impl Health {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// True when all of these nodes have failed lately; of nodes that nobody knows, when the engine has. When a rest is

@@ -2,12 +2,12 @@
 //! Whole objects from the bucket: each once for all who ask, within a budget, and into the pool again.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use penstock_store::PutOptions;
-use penstock_types::{Deadline, Error, Key, Metric, Result};
+use penstock_types::{Deadline, Error, Key, Metric, Result, lock};
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{GLANCE, Known, Shared};
@@ -52,7 +52,7 @@ impl Refetches {
 
     /// Where an object's bytes come together; it is forgotten with its last holder.
     fn cell(&self, key: &Key) -> Arc<Cell> {
-        let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cells = lock(&self.cells);
         if let Some(cell) = cells.get(key).and_then(Weak::upgrade) {
             return cell;
         }
@@ -63,7 +63,7 @@ impl Refetches {
     }
 
     fn kept(&self) -> MutexGuard<'_, VecDeque<(Arc<Cell>, Reservation)>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.kept)
     }
 
     /// Room for an object; what is only kept goes first, also what others begin to keep meanwhile.

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use penstock_types::{Error, Result, now};
+use penstock_types::{Error, Result, lock, now};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -64,7 +64,7 @@ impl Shared {
     }
 
     pub(super) fn locked(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Notes that `rows` rows of a batch have ended, `bad` of them without a sample.

@@ -5,13 +5,13 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use penstock_codec::checksum::Xxh3;
 use penstock_codec::{Codec, StreamDecoder, decompress_into, gzip_size_hint};
 use penstock_store::owned::OwnedFile;
 use penstock_store::{Meta, cheapest};
-use penstock_types::{Digest, Error, Result};
+use penstock_types::{Digest, Error, Result, lock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::commit::{Finished, temporary_name};
@@ -164,11 +164,11 @@ impl DownloadContext {
             return done;
         }
         if hint <= self.whole_most {
-            let mut content = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+            let mut content = lock(&self.buffers).pop().unwrap_or_default();
             let whole =
                 decompress_into(item.undo, stored, &mut content, limit.min(self.whole_most), &self.reader.place(entry));
             let done = whole.and_then(|()| sink.take(&content));
-            self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(content);
+            lock(&self.buffers).push(content);
             match done {
                 // The hint was wrong and the content is larger than one piece may be: stream it.
                 Err(Error::Corrupt { .. }) if limit > self.whole_most => sink.restart()?,

@@ -14,11 +14,11 @@ pub(crate) mod upload_journal;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use penstock_store::owned::OwnedFile;
-use penstock_types::{Deadline, Error, Result};
+use penstock_types::{Deadline, Error, Result, lock};
 use tokio::sync::{Semaphore, watch};
 
 use crate::commit::is_fatal;
@@ -244,7 +244,7 @@ impl UploadContext {
 
     /// Takes back the parts of what was on its way.
     pub(crate) async fn take_back(&self, limit: Duration) {
-        let open = std::mem::take(&mut *self.open.lock().unwrap_or_else(PoisonError::into_inner));
+        let open = std::mem::take(&mut *lock(&self.open));
         let Some(door) = self.to.store.uploads() else { return };
         let deadline = Deadline::within(limit);
         let aborts = open.iter().map(|(name, (key, id))| async move {

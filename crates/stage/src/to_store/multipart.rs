@@ -3,14 +3,14 @@
 //! those that arrived. Knows nothing of where its bytes come from.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_codec::Codec;
 use penstock_codec::checksum::Crc32c;
 use penstock_store::owned::OwnedFile;
 use penstock_store::{Meta, Part, PartAt, Terms, UploadId, Uploads};
-use penstock_types::{Algorithm, Digest, Error, Result};
+use penstock_types::{Algorithm, Digest, Error, Result, lock};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
@@ -202,11 +202,7 @@ impl<'a> MultipartUpload<'a> {
                 id
             }
         };
-        context
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(sent.file.name().to_owned(), (key, id.clone()));
+        lock(&context.open).insert(sent.file.name().to_owned(), (key, id.clone()));
         self.hold = PartSink::Parts { id, sent, held };
         Ok(())
     }
@@ -237,7 +233,7 @@ impl<'a> MultipartUpload<'a> {
                 // Best effort: what stays is taken away by the store's own rules.
                 let _ = door.abort(&key, id, self.context.reader.deadline).await;
             }
-            self.context.open.lock().unwrap_or_else(PoisonError::into_inner).remove(sent.file.name());
+            lock(&self.context.open).remove(sent.file.name());
             sent.file.remove();
         }
     }
@@ -388,7 +384,7 @@ impl<'a> MultipartUpload<'a> {
                     }
                     other => other?,
                 };
-                context.open.lock().unwrap_or_else(PoisonError::into_inner).remove(sent.file.name());
+                lock(&context.open).remove(sent.file.name());
                 made
             }
         };

@@ -12,11 +12,11 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use penstock_store::StoreSettings;
-use penstock_types::{Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
+use penstock_types::{Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url, lock};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -215,7 +215,7 @@ async fn check_all(
                             not_repaired: None,
                         };
                         Progress::add(&progress.wrong, 1);
-                        found.lock().unwrap_or_else(PoisonError::into_inner).push((at, wrong));
+                        lock(&found).push((at, wrong));
                     }
                     Progress::add(&progress.done, 1);
                 }
@@ -231,7 +231,7 @@ async fn check_all(
             return Err(Error::Interrupted);
         }
     }
-    let mut found = std::mem::take(&mut *found.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut found = std::mem::take(&mut *lock(&found));
     found.sort_by_key(|(at, _)| *at);
     Ok(found)
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool whose next reads break as a test says: after some zeros where bytes should be, with a given error.
 
+use penstock_types::lock;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::*;
 
@@ -36,7 +37,7 @@ impl Store for Breaking {
     penstock_store::forward_store!(|this| this.inner; root, capabilities, list, head, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
-        let Some((pieces, error)) = self.next.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
+        let Some((pieces, error)) = lock(&self.next).pop_front() else {
             return self.inner.get_ranges(object, ranges, deadline).await;
         };
         if pieces == 0 {

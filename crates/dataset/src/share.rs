@@ -90,11 +90,6 @@ impl Weights {
         self.0.get(node).copied().unwrap_or(1000)
     }
 
-    /// True where all nodes are alike.
-    pub fn is_even(&self) -> bool {
-        self.0.windows(2).all(|pair| pair[0] == pair[1])
-    }
-
     /// The part of one node in the whole.
     pub fn part(&self, node: u32, nodes: u32) -> f64 {
         let all: u64 = (0..nodes as usize).map(|node| self.of(node)).sum();

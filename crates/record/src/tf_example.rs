@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{Error, Result, TensorSpec};
 
 use crate::protobuf::{Message, Problem, Value, field_len, put_len, put_varint, varint_len};
 pub use crate::tf_feature::{Feature, Floats, Ints};
@@ -133,51 +133,6 @@ pub fn read_feature_into(payload: &[u8], name: &str, spec: &TensorSpec, out: &mu
         return Err(Error::corrupt(place, format!("has no feature `{name}` ({})", names(payload))));
     };
     feature.write(spec, out).map_err(|problem| feature_error(place, name, &problem))
-}
-
-/// How many elements of `dtype` the feature `name` of a record holds, for a ragged field: the values of a float_list or
-/// an int64_list, or what one byte string has in its bytes. A feature that is not there holds none, as TensorFlow's
-/// ragged features have it. Then [`read_feature_into`] takes as many.
-///
-/// # Errors
-/// [`Error::Corrupt`] when it is of a kind that is not read as `dtype`, or no whole number of elements.
-pub fn feature_len(payload: &[u8], name: &str, dtype: DType, place: &str) -> Result<usize> {
-    let found = find(payload, name).map_err(|problem| not_an_example(place, problem))?;
-    found.map_or(Ok(0), |feature| feature.elements(dtype)).map_err(|problem| feature_error(place, name, &problem))
-}
-
-/// Writes as many elements as [`feature_len`] says of a ragged feature into `out`.
-pub fn read_ragged_into(payload: &[u8], name: &str, dtype: DType, out: &mut [u8], place: &str) -> Result<()> {
-    if !out.len().is_multiple_of(dtype.size()) {
-        return Err(Error::bug(format!("the slot of feature `{name}` has {} bytes", out.len())));
-    }
-    let spec = TensorSpec { dtype, shape: vec![out.len() / dtype.size()] };
-    match find(payload, name).map_err(|problem| not_an_example(place, problem))? {
-        None if out.is_empty() => Ok(()),
-        // An empty list is a list of no values, of whatever kind its writer had in mind.
-        Some(feature) if out.is_empty() && feature.is_empty() => Ok(()),
-        _ => read_feature_into(payload, name, &spec, out, place),
-    }
-}
-
-/// The one byte string of the feature `name`, where it lies: an image, a text, an array of another format.
-///
-/// # Errors
-/// [`Error::Corrupt`] when the record has no such feature, or one of another kind or of several strings.
-pub fn feature_bytes<'a>(payload: &'a [u8], name: &str, place: &str) -> Result<&'a [u8]> {
-    match find(payload, name).map_err(|problem| not_an_example(place, problem))? {
-        None => Err(Error::corrupt(place, format!("has no feature `{name}` ({})", names(payload)))),
-        Some(Feature::Bytes(values)) if values.len() == 1 => Ok(values[0]),
-        Some(Feature::Bytes(values)) => {
-            let problem = format!("has {} byte strings, want one", grouped(values.len() as u64));
-            Err(feature_error(place, name, &problem))
-        }
-        Some(other) => {
-            let problem =
-                format!("is of kind {} ({} values), want a byte string", other.kind(), grouped(other.len() as u64));
-            Err(feature_error(place, name, &problem))
-        }
-    }
 }
 
 fn feature_error(place: &str, name: &str, problem: &str) -> Error {

@@ -40,27 +40,6 @@ impl<'a> Feature<'a> {
         self.len() == 0
     }
 
-    /// How many elements of `dtype` it holds; what is wrong where it holds none such.
-    pub(crate) fn elements(&self, dtype: DType) -> Result<usize, String> {
-        match (self, dtype) {
-            (Self::Bytes(values), _) => match values.as_slice() {
-                [] => Ok(0),
-                [value] if value.len() % dtype.size() == 0 => Ok(value.len() / dtype.size()),
-                [value] => {
-                    Err(format!("has {} bytes, which is no whole number of {dtype}", grouped(value.len() as u64)))
-                }
-                values => Err(format!("has {} byte strings, want {dtype} in one", grouped(values.len() as u64))),
-            },
-            (Self::Floats(values), DType::F32 | DType::F64) => Ok(values.len()),
-            (Self::Floats(values), _) if values.is_empty() => Ok(0),
-            (Self::Ints(values), DType::F16 | DType::F32 | DType::F64) if values.is_empty() => Ok(0),
-            (Self::Floats(_), _) | (Self::Ints(_), DType::F16 | DType::F32 | DType::F64) => {
-                Err(format!("is of kind {} ({} values), want {dtype}", self.kind(), grouped(self.len() as u64)))
-            }
-            (Self::Ints(values), _) => Ok(values.len()),
-        }
-    }
-
     /// Merges a `Feature` message into what was read of the same feature before: the same kind goes on, another
     /// replaces it (it is a oneof). `None` is a feature of no kind.
     pub(crate) fn merge(mut before: Option<Self>, message: &'a [u8]) -> Result<Option<Self>, Problem> {

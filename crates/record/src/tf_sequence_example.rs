@@ -4,7 +4,7 @@
 //! The same rules as for tf.Example: fields in any order, the last of two equal names wins, a message in two pieces is
 //! one, unknown fields are skipped.
 
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{Error, Result};
 
 use crate::protobuf::{Message, Problem, Value};
 use crate::tf_example::{entry_name, not_of_kind};
@@ -30,16 +30,6 @@ impl<'a> FeatureList<'a> {
     /// The steps, in order.
     pub fn steps(&self) -> &[Option<Feature<'a>>] {
         &self.steps
-    }
-
-    /// Elements of `dtype` in each step, for steps of unequal length.
-    pub fn lens(&self, dtype: DType) -> Result<Vec<usize>, String> {
-        let count = |step: &Option<Feature<'a>>| step.as_ref().map_or(Ok(0), |feature| feature.elements(dtype));
-        self.steps
-            .iter()
-            .enumerate()
-            .map(|(at, step)| count(step).map_err(|problem| format!("{problem} (step {at})")))
-            .collect()
     }
 
     fn take(&mut self, message: &'a [u8]) -> Result<(), Problem> {
@@ -108,35 +98,4 @@ pub fn find_feature_list<'a>(payload: &'a [u8], name: &str, place: &str) -> Resu
     })
     .and_then(|()| last.map(entry_list).transpose())
     .map_err(|problem| not_a_sequence(place, problem))
-}
-
-/// Writes the steps of the feature list `name` into `out`, one behind another: each is `step` elements of `dtype`, and
-/// together they fill `out`. The caller knows how many there are from [`find_feature_list`].
-///
-/// # Errors
-/// [`Error::Corrupt`] when there is no such list, or a step of another kind or length.
-pub fn write_feature_list(
-    list: &FeatureList<'_>,
-    name: &str,
-    step: &TensorSpec,
-    out: &mut [u8],
-    place: &str,
-) -> Result<()> {
-    let corrupt = |text: String| Error::corrupt(place, format!("feature list `{name}` {text}"));
-    let len = step.size_bytes()?;
-    let whole = list.len().checked_mul(len).ok_or_else(|| Error::config("shape", "has more bytes than memory"))?;
-    if whole != out.len() {
-        let (steps, want) = (grouped(list.len() as u64), grouped((out.len() / len.max(1)) as u64));
-        return Err(corrupt(format!("has {steps} steps, want {want}")));
-    }
-    for (at, feature) in list.steps().iter().enumerate() {
-        let slot = &mut out[at * len..(at + 1) * len];
-        match feature {
-            Some(feature) => feature.write(step, slot),
-            None if len == 0 => Ok(()),
-            None => Err("holds nothing".to_owned()),
-        }
-        .map_err(|problem| corrupt(format!("{problem} (step {at})")))?;
-    }
-    Ok(())
 }

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ragged features, byte strings where they lie, and tf.SequenceExample as TensorFlow writes it.
+//! tf.SequenceExample as TensorFlow writes it.
 
-use penstock_record::tf_example::{
-    Example, Feature, FeatureValue, encode_example, feature_bytes, feature_len, read_ragged_into,
-};
-use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list, write_feature_list};
-use penstock_types::{DType, TensorSpec};
+use penstock_record::tf_example::{Example, Feature};
+use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list};
 use proptest::prelude::*;
 
 /// `tf.train.SequenceExample` of TensorFlow 2.21, deterministic: context id = 5; frames = f0, frame1, (empty); label = 1,
@@ -29,73 +26,20 @@ fn sequence_of_tensorflow_reads_as_it_wrote_it() {
     let frames: Vec<_> = frames.steps().iter().map(|step| step.clone().unwrap()).collect();
     assert_eq!(frames, [&b"f0"[..], b"frame1", b""].map(|frame| Feature::Bytes(vec![frame])));
     let labels = find_feature_list(&bytes, "label", "p").unwrap().unwrap();
-    let mut out = [0; 12];
-    let step = TensorSpec { dtype: DType::I32, shape: vec![1] };
-    write_feature_list(&labels, "label", &step, &mut out, "p").unwrap();
-    assert_eq!(out, [1i32, -2, 3].map(i32::to_le_bytes).concat()[..]);
+    let ints = labels.steps().iter().flatten().flat_map(|step| match step {
+        Feature::Ints(ints) => ints.iter().collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(ints.collect::<Vec<_>>(), [1, -2, 3]);
     let scores = find_feature_list(&bytes, "score", "p").unwrap().unwrap();
-    assert_eq!(scores.lens(DType::F32).unwrap(), [1, 2, 0]);
-    assert_eq!(scores.lens(DType::U8).unwrap_err(), "is of kind float_list (1 values), want uint8 (step 0)");
+    assert_eq!(scores.steps().iter().flatten().map(Feature::len).collect::<Vec<_>>(), [1, 2, 0]);
     assert!(find_feature_list(&bytes, "none", "p").unwrap().is_none());
 }
 
 #[test]
-fn sequence_of_uneven_steps_is_named_with_the_step() {
-    let bytes = golden();
-    let scores = find_feature_list(&bytes, "score", "p").unwrap().unwrap();
-    let step = TensorSpec { dtype: DType::F32, shape: vec![1] };
-    let error = write_feature_list(&scores, "score", &step, &mut [0; 12], "a record 3").unwrap_err().to_string();
-    assert_eq!(error, "a record 3 feature list `score` has 2 floats, want float32 [1]: 1 (step 1)");
-    let error = write_feature_list(&scores, "score", &step, &mut [0; 8], "a record 3").unwrap_err().to_string();
-    assert_eq!(error, "a record 3 feature list `score` has 3 steps, want 2");
-    let error = find_feature_list(&bytes[..40], "score", "a record 3").unwrap_err().to_string();
+fn sequence_that_is_cut_is_refused() {
+    let error = find_feature_list(&golden()[..40], "score", "a record 3").unwrap_err().to_string();
     assert_eq!(error, "a record 3 is not a tf.SequenceExample: it ends inside a field");
-}
-
-#[test]
-fn ragged_features_say_their_length() {
-    let record = encode_example(&[
-        ("bytes", FeatureValue::Bytes(b"abcdef")),
-        ("many", FeatureValue::BytesList(&[b"a", b"b"])),
-        ("floats", FeatureValue::Floats(&[1.0, 2.0, 3.0])),
-        ("ints", FeatureValue::Ints(&[1, -1])),
-        ("nothing", FeatureValue::Ints(&[])),
-    ]);
-    let len = |name: &str, dtype| feature_len(&record, name, dtype, "r").map_err(|error| error.to_string());
-    assert_eq!(len("bytes", DType::U8), Ok(6));
-    assert_eq!(len("bytes", DType::I16), Ok(3));
-    assert_eq!(
-        len("bytes", DType::F32),
-        Err("r feature `bytes` has 6 bytes, which is no whole number of float32".into())
-    );
-    assert_eq!(len("many", DType::U8), Err("r feature `many` has 2 byte strings, want uint8 in one".into()));
-    assert_eq!(len("floats", DType::F64), Ok(3));
-    assert_eq!(
-        len("floats", DType::I64),
-        Err("r feature `floats` is of kind float_list (3 values), want int64".into())
-    );
-    assert_eq!(len("ints", DType::I8), Ok(2));
-    assert_eq!(len("nothing", DType::F32), Ok(0));
-    assert_eq!(len("absent", DType::F32), Ok(0));
-    let mut out = [0; 12];
-    read_ragged_into(&record, "floats", DType::F32, &mut out, "r").unwrap();
-    assert_eq!(out, [1f32, 2.0, 3.0].map(f32::to_le_bytes).concat()[..]);
-    for name in ["nothing", "absent"] {
-        read_ragged_into(&record, name, DType::F32, &mut [], "r").unwrap();
-    }
-    assert!(read_ragged_into(&record, "absent", DType::F32, &mut [0; 4], "r").is_err());
-    assert!(read_ragged_into(&record, "ints", DType::I64, &mut [0; 8], "r").is_err());
-}
-
-#[test]
-fn byte_strings_are_given_where_they_lie() {
-    let record = encode_example(&[("x", FeatureValue::Bytes(b"jpeg")), ("y", FeatureValue::Ints(&[1]))]);
-    let found = feature_bytes(&record, "x", "r").unwrap();
-    assert_eq!(found, b"jpeg");
-    assert!(record.as_ptr_range().contains(&found.as_ptr()));
-    let error = feature_bytes(&record, "y", "r").unwrap_err().to_string();
-    assert_eq!(error, "r feature `y` is of kind int64_list (1 values), want a byte string");
-    assert_eq!(feature_bytes(&record, "z", "r").unwrap_err().to_string(), "r has no feature `z` (it has `x`, `y`)");
 }
 
 /// A length-delimited field.
@@ -128,7 +72,7 @@ proptest! {
         let entry = [field(1, b"x"), field(2, &first.concat()), field(2, &second.concat())].concat();
         let bytes = field(2, &field(1, &entry));
         let list = find_feature_list(&bytes, "x", "p").unwrap().unwrap();
-        prop_assert_eq!(list.lens(DType::I16).unwrap(), steps.iter().map(Vec::len).collect::<Vec<_>>());
+        prop_assert_eq!(list.len(), steps.len());
         for (step, values) in list.steps().iter().zip(&steps) {
             let Some(Feature::Ints(ints)) = step else { panic!("{step:?}") };
             prop_assert_eq!(ints.iter().collect::<Vec<_>>(), values.iter().map(|&value| i64::from(value)).collect::<Vec<_>>());
@@ -142,10 +86,7 @@ proptest! {
         bytes[at] = with;
         for bytes in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
             for name in ["frames", "label", "score"] {
-                if let Ok(Some(list)) = find_feature_list(bytes, name, "p") {
-                    let _ = list.lens(DType::F32);
-                }
-                let _ = feature_len(bytes, name, DType::I64, "p");
+                let _ = find_feature_list(bytes, name, "p");
             }
         }
     }

@@ -90,7 +90,7 @@ def test_manifest_that_is_damaged_is_one_clear_error(bucket, run_cli, tmp_path, 
 def test_manifest_that_promises_other_content_fails_the_object(bucket, run_cli, tmp_path):
     run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", env=bucket.env)
     record = json.loads((tmp_path / "dst/.penstock/manifest.json").read_text())
-    lying = next(entry for entry in record["objects"] if entry["origin"].get("undone"))
+    lying = next(entry for entry in record["objects"] if entry["origin"].get("decoded"))
     lying["digests"] = ["crc32c:00000000"]
     (tmp_path / "lie.json").write_text(json.dumps(record))
     flags = ("--inflate", "--manifest", tmp_path / "lie.json", "--json")

@@ -24,7 +24,7 @@ def test_index_of_a_prefix_counts_and_writes_a_manifest(bucket, run_cli, tmp_pat
     assert (ran.code, found["objects"], found["bytes"]) == (0, 48, bucket.stored_bytes)
     assert (found["codecs"], found["requests"]) == ({"gzip": 32, "none": 16}, 1)
     document = json.loads((tmp_path / "m.json").read_text())
-    assert (document["penstock_manifest"], document["url"], len(document["objects"])) == (1, bucket.url, 48)
+    assert (document["penstock_manifest"], document["url"], len(document["objects"])) == (2, bucket.url, 48)
     assert all(entry["version"] for entry in document["objects"])
 
 

@@ -68,10 +68,10 @@ fn forms<'a>(manifest: &Manifest, entry: &'a Entry) -> Vec<Form<'a>> {
     if let Some(origin) = &entry.origin {
         forms.push(Form {
             place: manifest.source.as_deref().and_then(|source| place(source, &origin.key)),
-            codec: match (origin.undone, origin.packed) {
+            codec: match (origin.decoded, origin.encoded) {
                 (Codec::None, Codec::None) => entry.codec,
                 (Codec::None, _) => Codec::of_name(origin.key.as_bytes()),
-                (undone, _) => undone,
+                (decoded, _) => decoded,
             },
             size: origin.size,
             version: origin.version.as_ref(),
@@ -236,7 +236,7 @@ mod tests {
         let mut stored = entry("x.gz", 10, None);
         stored.version = Some(Version("v".into()));
         let mut copy = entry("x", 99, Some("crc32c:00000001"));
-        copy.origin = Some(Box::new(Origin { undone: Codec::Gzip, undone_by: None, ..Origin::of(&stored) }));
+        copy.origin = Some(Box::new(Origin { decoded: Codec::Gzip, codec_source: None, ..Origin::of(&stored) }));
         let mut staged = Manifest::new("file:///d/".to_owned(), vec![copy]);
         staged.source = Some("s3://b/".to_owned());
         assert_eq!(diff(&manifest(vec![stored.clone()]), &staged).same_by_version, 1);

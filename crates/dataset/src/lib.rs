@@ -20,8 +20,8 @@ mod url_list;
 pub use diff::{Change, Difference, diff};
 pub use key_filter::KeyFilter;
 pub use manifest::{
-    CodecSource, Entry, Inflated, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat, index,
-    index_selected, list, without_pattern,
+    CodecSource, Decompressed, Entry, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat,
+    index, index_selected, list, without_pattern,
 };
 pub use record_index::RecordIndex;
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};

@@ -139,7 +139,7 @@ pub struct Division {
 /// Bytes that come in and go out for one object. Where nobody knows what it inflates to, its codec's usual ratio on
 /// training data: gzip'd volumes of study A 4.6 to 1, JSON and CSV about 5, already dense data 1.
 pub fn cost(entry: &Entry, inflate: bool) -> u64 {
-    let out = match (inflate, entry.codec, entry.inflated_size()) {
+    let out = match (inflate, entry.codec, entry.decompressed_size()) {
         (false, ..) | (true, Codec::None, _) => entry.size,
         (true, _, Some(size)) => size,
         (true, Codec::Gzip | Codec::Zstd, None) => entry.size.saturating_mul(4),

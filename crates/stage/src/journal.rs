@@ -22,6 +22,9 @@ use penstock_dataset::manifest::{Entry, Origin, key_text};
 /// A line beyond this is no line of ours.
 const MAX_LINE: u64 = 1 << 20;
 
+/// The version that this build writes. It reads version 1 too: [`Origin`] reads the names that its fields had then.
+const JOURNAL_VERSION: u32 = 2;
+
 /// The mtime of a line that takes an earlier one back.
 const RETRACTED: i64 = i64::MIN;
 
@@ -182,7 +185,7 @@ impl Journal {
     }
 
     fn append_head(&mut self, turn: Option<u64>) -> Result<()> {
-        self.append_json(&[Head { penstock_journal: 1, from: self.source.clone(), turn }]).map(drop)
+        self.append_json(&[Head { penstock_journal: JOURNAL_VERSION, from: self.source.clone(), turn }]).map(drop)
     }
 
     /// What is known of a file. A line that cannot be read again is one that is not there: its object is moved again.
@@ -294,7 +297,7 @@ fn scan_all(file: &File, mut take: impl FnMut(Found<'_>)) -> std::io::Result<u64
         whole += took as u64;
         if let Ok(head) = serde_json::from_slice::<Head>(&text) {
             from = None;
-            if head.penstock_journal == 1 {
+            if (1..=JOURNAL_VERSION).contains(&head.penstock_journal) {
                 take(Found::Head(&head));
                 from = Some(head.from);
             }

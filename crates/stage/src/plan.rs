@@ -91,15 +91,15 @@ pub struct Item {
     /// What is undone on the way; [`Codec::None`] when bytes stay as stored, as far as names tell.
     pub undo: Codec,
     /// Who said that it is in that codec.
-    pub said_by: Option<CodecSource>,
+    pub codec_source: Option<CodecSource>,
 }
 
 impl Item {
     /// The item with the codec that its first bytes show, where its name did not say it.
     pub(crate) fn with_detected_codec(&self, inflate: bool, encoding: Option<&str>, head: &[u8]) -> Self {
         match detect(self.target.as_bytes(), encoding, head) {
-            Some((undo, said_by)) if inflate && self.undo == Codec::None => {
-                Self { undo, said_by: Some(said_by), ..self.clone() }
+            Some((undo, codec_source)) if inflate && self.undo == Codec::None => {
+                Self { undo, codec_source: Some(codec_source), ..self.clone() }
             }
             _ => self.clone(),
         }
@@ -156,7 +156,7 @@ impl StagePlan {
                     Cow::Owned(name) => Key::new(name),
                 };
                 let undo = if options.inflate { entry.codec } else { Codec::None };
-                Item { object, target, undo, said_by: (undo != Codec::None).then_some(CodecSource::Suffix) }
+                Item { object, target, undo, codec_source: (undo != Codec::None).then_some(CodecSource::Suffix) }
             })
             .collect();
         let requests = |at: usize, is_busy| requests_of(manifest.objects[at].size, is_busy);

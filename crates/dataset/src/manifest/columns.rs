@@ -6,7 +6,8 @@ use penstock_codec::Codec;
 use penstock_store::Version;
 use penstock_types::{Algorithm, Digest, Key};
 
-use crate::manifest::{CodecSource, Entry, Inflated, Origin, RecordFormat};
+use super::serde_key::normal_transform;
+use crate::manifest::{CodecSource, Decompressed, Entry, Origin, RecordFormat};
 
 /// One cell.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,18 +40,18 @@ enum Field {
     Records,
     Digest(Algorithm),
     PartDigests,
-    InflatedSize,
-    InflatedDigest(Algorithm),
+    DecompressedSize,
+    DecompressedDigest(Algorithm),
     OriginKey,
     OriginSize,
     OriginVersion,
     OriginEncoding,
     OriginDigest(Algorithm),
     OriginChecked,
-    OriginUndone,
-    OriginUndoneBy,
-    OriginPacked,
-    OriginAsked,
+    OriginDecoded,
+    OriginCodecSource,
+    OriginEncoded,
+    OriginTransform,
     OriginModified,
 }
 
@@ -88,9 +89,9 @@ pub(super) fn columns() -> Vec<Column> {
         add(algorithm.name(), Kind::Bytes, false, Field::Digest(algorithm));
     }
     add("digests_of_parts", Kind::Text, false, Field::PartDigests);
-    add("inflated_size", Kind::Count, false, Field::InflatedSize);
+    add("decompressed_size", Kind::Count, false, Field::DecompressedSize);
     for algorithm in ALGORITHMS {
-        add(&format!("inflated_{}", algorithm.name()), Kind::Bytes, false, Field::InflatedDigest(algorithm));
+        add(&format!("decompressed_{}", algorithm.name()), Kind::Bytes, false, Field::DecompressedDigest(algorithm));
     }
     add("origin_key", Kind::Bytes, false, Field::OriginKey);
     add("origin_size", Kind::Count, false, Field::OriginSize);
@@ -100,10 +101,10 @@ pub(super) fn columns() -> Vec<Column> {
         add(&format!("origin_{}", algorithm.name()), Kind::Bytes, false, Field::OriginDigest(algorithm));
     }
     add("origin_checked", Kind::Text, false, Field::OriginChecked);
-    add("origin_undone", Kind::Text, false, Field::OriginUndone);
-    add("origin_undone_by", Kind::Text, false, Field::OriginUndoneBy);
-    add("origin_packed", Kind::Text, false, Field::OriginPacked);
-    add("origin_asked", Kind::Text, false, Field::OriginAsked);
+    add("origin_decoded", Kind::Text, false, Field::OriginDecoded);
+    add("origin_codec_source", Kind::Text, false, Field::OriginCodecSource);
+    add("origin_encoded", Kind::Text, false, Field::OriginEncoded);
+    add("origin_transform", Kind::Text, false, Field::OriginTransform);
     add("origin_modified_s", Kind::Real, false, Field::OriginModified);
     all
 }
@@ -131,7 +132,7 @@ fn of_words(text: &str) -> impl Iterator<Item = Option<Digest>> {
     text.split(' ').filter(|word| !word.is_empty()).map(|word| word.parse().ok())
 }
 
-fn said_by_name(said: CodecSource) -> &'static str {
+fn codec_source_name(said: CodecSource) -> &'static str {
     match said {
         CodecSource::Suffix => "suffix",
         CodecSource::Header => "header",
@@ -139,12 +140,29 @@ fn said_by_name(said: CodecSource) -> &'static str {
     }
 }
 
+/// Columns of version 1 that have another name now. `inflated_` begins those that begin with `decompressed_` now.
+const RENAMED: [(&str, &str); 4] = [
+    ("origin_undone", "origin_decoded"),
+    ("origin_undone_by", "origin_codec_source"),
+    ("origin_packed", "origin_encoded"),
+    ("origin_asked", "origin_transform"),
+];
+
 impl Column {
+    /// True for the column's name, and for the name that version 1 gave it.
+    pub fn is_named(&self, name: &str) -> bool {
+        self.name == name
+            || RENAMED.contains(&(name, self.name.as_str()))
+            || name
+                .strip_prefix("inflated_")
+                .is_some_and(|digest| self.name.strip_prefix("decompressed_") == Some(digest))
+    }
+
     /// The entry's cell.
     pub fn get(&self, entry: &Entry) -> Cell {
         let optional = |value: Option<Cell>| value.unwrap_or(Cell::Absent);
         let origin = entry.origin.as_deref();
-        let inflated = entry.inflated.as_deref();
+        let decompressed = entry.decompressed.as_deref();
         match self.field {
             Field::Key => Cell::Bytes(Bytes::copy_from_slice(entry.key.as_bytes())),
             Field::Size => Cell::Count(entry.size),
@@ -158,8 +176,10 @@ impl Column {
             Field::PartDigests => {
                 words(entry.digests.iter().filter(|digest| matches!(digest.algorithm, Algorithm::Parts(..))))
             }
-            Field::InflatedSize => optional(inflated.map(|inflated| Cell::Count(inflated.size))),
-            Field::InflatedDigest(algorithm) => optional(inflated.map(|inflated| digest(&inflated.digests, algorithm))),
+            Field::DecompressedSize => optional(decompressed.map(|content| Cell::Count(content.size))),
+            Field::DecompressedDigest(algorithm) => {
+                optional(decompressed.map(|content| digest(&content.digests, algorithm)))
+            }
             Field::OriginKey => {
                 optional(origin.map(|origin| Cell::Bytes(Bytes::copy_from_slice(origin.key.as_bytes()))))
             }
@@ -170,17 +190,17 @@ impl Column {
             Field::OriginEncoding => optional(origin.and_then(|origin| origin.encoding.as_deref()).map(text)),
             Field::OriginDigest(algorithm) => optional(origin.map(|origin| digest(&origin.digests, algorithm))),
             Field::OriginChecked => optional(origin.map(|origin| words(origin.checked.iter()))),
-            Field::OriginUndone => {
-                optional(origin.filter(|origin| origin.undone != Codec::None).map(|origin| text(origin.undone.name())))
+            Field::OriginDecoded => optional(
+                origin.filter(|origin| origin.decoded != Codec::None).map(|origin| text(origin.decoded.name())),
+            ),
+            Field::OriginCodecSource => {
+                optional(origin.and_then(|origin| origin.codec_source).map(|said| text(codec_source_name(said))))
             }
-            Field::OriginUndoneBy => {
-                optional(origin.and_then(|origin| origin.undone_by).map(|said| text(said_by_name(said))))
+            Field::OriginEncoded => {
+                let encoded = origin.map(|origin| origin.encoded).filter(|encoded| *encoded != Codec::None);
+                optional(encoded.map(|encoded| text(encoded.name())))
             }
-            Field::OriginPacked => {
-                let packed = origin.map(|origin| origin.packed).filter(|packed| *packed != Codec::None);
-                optional(packed.map(|packed| text(packed.name())))
-            }
-            Field::OriginAsked => optional(origin.and_then(|origin| origin.asked.as_deref()).map(text)),
+            Field::OriginTransform => optional(origin.and_then(|origin| origin.transform.as_deref()).map(text)),
             Field::OriginModified => optional(origin.and_then(|origin| origin.modified_s).map(Cell::Real)),
         }
     }
@@ -218,12 +238,12 @@ impl Column {
                     entry.digests.push(digest.ok_or_else(|| bad("is no list of digests"))?);
                 }
             }
-            (Field::InflatedSize, Cell::Count(size)) => {
-                entry.inflated = Some(Box::new(Inflated { size, digests: Vec::new() }));
+            (Field::DecompressedSize, Cell::Count(size)) => {
+                entry.decompressed = Some(Box::new(Decompressed { size, digests: Vec::new() }));
             }
-            (Field::InflatedDigest(algorithm), Cell::Bytes(value)) => {
-                let inflated = entry.inflated.as_mut().ok_or_else(|| bad("belongs to no `inflated_size`"))?;
-                inflated.digests.push(Digest { algorithm, value: value.to_vec() });
+            (Field::DecompressedDigest(algorithm), Cell::Bytes(value)) => {
+                let content = entry.decompressed.as_mut().ok_or_else(|| bad("belongs to no `decompressed_size`"))?;
+                content.digests.push(Digest { algorithm, value: value.to_vec() });
             }
             (Field::OriginKey, Cell::Bytes(key)) => {
                 entry.origin = Some(Box::new(Origin::of(&Entry::new(Key::new(key), 0))));
@@ -245,22 +265,22 @@ impl Column {
                     origin.checked.push(digest.ok_or_else(|| bad("is no list of digests"))?);
                 }
             }
-            (Field::OriginUndone, Cell::Bytes(codec)) => {
+            (Field::OriginDecoded, Cell::Bytes(codec)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                origin.undone = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+                origin.decoded = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
             }
-            (Field::OriginUndoneBy, Cell::Bytes(said)) => {
+            (Field::OriginCodecSource, Cell::Bytes(said)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
                 let known = [CodecSource::Suffix, CodecSource::Header, CodecSource::Content];
-                let named = known.into_iter().find(|known| said_by_name(*known).as_bytes() == &said[..]);
-                origin.undone_by = Some(named.ok_or_else(|| bad("is none of suffix, header and content"))?);
+                let named = known.into_iter().find(|known| codec_source_name(*known).as_bytes() == &said[..]);
+                origin.codec_source = Some(named.ok_or_else(|| bad("is none of suffix, header and content"))?);
             }
-            (Field::OriginPacked, Cell::Bytes(codec)) => {
+            (Field::OriginEncoded, Cell::Bytes(codec)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                origin.packed = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+                origin.encoded = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
             }
-            (Field::OriginAsked, Cell::Bytes(asked)) => {
-                entry.origin.as_mut().ok_or_else(no_origin)?.asked = Some(text(&asked)?);
+            (Field::OriginTransform, Cell::Bytes(transform)) => {
+                entry.origin.as_mut().ok_or_else(no_origin)?.transform = Some(normal_transform(text(&transform)?));
             }
             (Field::OriginModified, Cell::Real(modified)) => {
                 entry.origin.as_mut().ok_or_else(no_origin)?.modified_s = Some(modified);

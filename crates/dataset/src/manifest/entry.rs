@@ -7,7 +7,7 @@ use penstock_types::{Algorithm, Digest, Key};
 use serde::{Deserialize, Serialize};
 
 use super::RecordFormat;
-use super::serde_key::{codec_text, key_text};
+use super::serde_key::{codec_text, key_text, transform_text};
 
 /// One object of a dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,9 +37,9 @@ pub struct Entry {
     /// Records inside, where they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
-    /// What the object inflates to, where an earlier stage found out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub inflated: Option<Box<Inflated>>,
+    /// Its content once decompressed, where an earlier stage recorded it.
+    #[serde(default, alias = "inflated", skip_serializing_if = "Option::is_none")]
+    pub decompressed: Option<Box<Decompressed>>,
     /// In a staged copy: the object that this one was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Box<Origin>>,
@@ -59,7 +59,7 @@ impl Entry {
             codec,
             format,
             records: None,
-            inflated: None,
+            decompressed: None,
             origin: None,
         }
     }
@@ -75,9 +75,9 @@ impl Entry {
         }
     }
 
-    /// What it inflates to, where that is known.
-    pub fn inflated_size(&self) -> Option<u64> {
-        self.inflated.as_ref().map(|inflated| inflated.size)
+    /// Bytes of its content once decompressed, where they are known.
+    pub fn decompressed_size(&self) -> Option<u64> {
+        self.decompressed.as_ref().map(|content| content.size)
     }
 
     /// How its bytes are compressed as a store gives them, by its name or else by its Content-Encoding.
@@ -96,7 +96,7 @@ impl Entry {
 
 /// A compressed object's content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Inflated {
+pub struct Decompressed {
     /// Its bytes.
     pub size: u64,
     /// Their digests.
@@ -118,24 +118,24 @@ pub struct Origin {
     /// Digests of the bytes as stored there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
-    /// Those that were promised, and that the bytes were held against as they arrived. Empty: nobody promised any.
+    /// Promised digests that the bytes were compared with as they arrived. Empty: the source gave none.
     #[serde(default)]
     pub checked: Vec<Digest>,
     /// Content-Encoding there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<String>,
-    /// What was undone on the way.
-    #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
-    pub undone: Codec,
-    /// Who said that it was in that codec.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub undone_by: Option<CodecSource>,
-    /// What it was compressed in on the way, by `--deflate`.
-    #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
-    pub packed: Codec,
-    /// What the stage was asked to do to content: `inflate`, `gzip:6`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asked: Option<String>,
+    /// The codec that the stage decompressed.
+    #[serde(default, alias = "undone", skip_serializing_if = "is_none", with = "codec_text")]
+    pub decoded: Codec,
+    /// Where that codec was found.
+    #[serde(default, alias = "undone_by", skip_serializing_if = "Option::is_none")]
+    pub codec_source: Option<CodecSource>,
+    /// The codec that the stage compressed it with.
+    #[serde(default, alias = "packed", skip_serializing_if = "is_none", with = "codec_text")]
+    pub encoded: Codec,
+    /// The request of the stage: `decompress`, `gzip:6`, `decompress,zstd:3`.
+    #[serde(default, alias = "asked", skip_serializing_if = "Option::is_none", deserialize_with = "transform_text")]
+    pub transform: Option<String>,
     /// Its last change there, where it has no version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
@@ -158,16 +158,16 @@ impl Origin {
             digests: entry.digests.clone(),
             checked: Vec::new(),
             encoding: entry.encoding.clone(),
-            undone: Codec::None,
-            undone_by: None,
-            packed: Codec::None,
-            asked: None,
+            decoded: Codec::None,
+            codec_source: None,
+            encoded: Codec::None,
+            transform: None,
             modified_s: None,
         }
     }
 }
 
-/// What said how an object is compressed.
+/// Where the codec of an object was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodecSource {

@@ -14,8 +14,8 @@ use serde::Deserialize;
 
 use super::{Entry, Manifest, finished, pack_keys, parquet};
 
-/// The version of the document that this build writes and reads.
-pub const MANIFEST_VERSION: u32 = 1;
+/// The version of the document that this build writes. It reads version 1 too.
+pub const MANIFEST_VERSION: u32 = 2;
 
 /// A manifest of a billion objects does not fit a JSON document; one beyond this is refused before it is read.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 30;
@@ -204,11 +204,12 @@ impl Manifest {
         }
         let bad = |error: serde_json::Error| Error::corrupt(place, format!("is no Penstock manifest: {error}"));
         match serde_json::from_slice::<Versioned>(bytes).map_err(bad)?.penstock_manifest {
-            Some(MANIFEST_VERSION) => {}
+            Some(1..=MANIFEST_VERSION) => {}
             Some(version) => return Err(other_version(version, place)),
             None => return Err(Error::corrupt(place, "is no Penstock manifest: it has no `penstock_manifest`")),
         }
         let mut manifest: Self = serde_json::from_slice(bytes).map_err(bad)?;
+        manifest.version = MANIFEST_VERSION;
         pack_keys(&mut manifest.objects);
         finished(manifest, place)
     }
@@ -218,7 +219,7 @@ impl Manifest {
 pub(super) fn other_version(version: u32, place: &str) -> Error {
     Error::Unsupported {
         what: format!("manifest version {version} of {place}"),
-        by: format!("this build, which reads version {MANIFEST_VERSION}"),
+        by: format!("this build, which reads versions 1 to {MANIFEST_VERSION}"),
     }
 }
 

@@ -19,13 +19,13 @@ use penstock_types::{Error, Key, Result, unix_now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-pub use entry::{CodecSource, Entry, Inflated, Origin};
+pub use entry::{CodecSource, Decompressed, Entry, Origin};
 pub use io::{Head, write};
 pub use io::{MANIFEST_VERSION, ManifestFormat};
 pub use listing::is_own;
 pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
 pub use record_format::RecordFormat;
-pub use serde_key::{codec_text, key_text};
+pub use serde_key::{codec_text, key_text, transform_text};
 
 use crate::key_filter::KeyFilter;
 
@@ -72,13 +72,13 @@ impl Manifest {
             .iter()
             .map(|entry| {
                 let origin = entry.origin.as_deref()?;
-                let inflated = Inflated { size: entry.size, digests: entry.digests.clone() };
+                let content = Decompressed { size: entry.size, digests: entry.digests.clone() };
                 Some(Entry {
                     version: origin.version.clone(),
                     digests: origin.digests.clone(),
                     encoding: origin.encoding.clone(),
                     records: entry.records,
-                    inflated: (origin.undone != Codec::None).then(|| Box::new(inflated)),
+                    decompressed: (origin.decoded != Codec::None).then(|| Box::new(content)),
                     ..Entry::new(origin.key.clone(), origin.size)
                 })
             })

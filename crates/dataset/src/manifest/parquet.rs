@@ -125,7 +125,13 @@ pub(super) fn write<E: Borrow<Entry>>(
         // Every one of these is its own: a dictionary would only be built to be given up.
         if !matches!(
             column.name.as_str(),
-            "codec" | "format" | "encoding" | "origin_encoding" | "origin_undone" | "origin_packed" | "origin_asked"
+            "codec"
+                | "format"
+                | "encoding"
+                | "origin_encoding"
+                | "origin_decoded"
+                | "origin_encoded"
+                | "origin_transform"
         ) {
             properties = properties.set_column_dictionary_enabled(ColumnPath::from(column.name.as_str()), false);
         }
@@ -245,10 +251,10 @@ fn parse(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<Man
     let parsed = catch_panic(|| parse_trusting(file, size, place));
     let parsed = parsed.unwrap_or_else(|_| Err("its Parquet cannot be read".to_owned()));
     let (Parsed { url, source, created_s, failed, version }, objects) = parsed.map_err(no_manifest)?;
-    if version != MANIFEST_VERSION {
+    if !(1..=MANIFEST_VERSION).contains(&version) {
         return Err(other_version(version, place));
     }
-    finished(Manifest { version, url, source, created_s, failed, objects }, place)
+    finished(Manifest { version: MANIFEST_VERSION, url, source, created_s, failed, objects }, place)
 }
 
 struct Parsed {
@@ -281,7 +287,7 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
         created_s: fact("created_s").and_then(|text| text.parse().ok()).filter(|s: &f64| s.is_finite()).unwrap_or(0.0),
         failed: fact("failed").and_then(|text| text.parse().ok()).unwrap_or(0),
     };
-    if head.version != MANIFEST_VERSION {
+    if !(1..=MANIFEST_VERSION).contains(&head.version) {
         return Ok((head, Vec::new()));
     }
     let known = columns();
@@ -289,7 +295,7 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
     let descriptor = facts.schema_descr_ptr();
     let mut places = Vec::new();
     for column in &known {
-        match descriptor.columns().iter().position(|other| other.path().string() == column.name) {
+        match descriptor.columns().iter().position(|other| column.is_named(&other.path().string())) {
             Some(at) if descriptor.column(at).max_rep_level() != 0 || descriptor.column(at).max_def_level() > 1 => {
                 return Err(format!("its column `{}` holds lists", column.name));
             }

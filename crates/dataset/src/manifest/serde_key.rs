@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keys and codecs as JSON lines hold them: in manifests, and in the journal of a stage.
+//! Keys, codecs and transforms as JSON lines hold them: in manifests, and in the journals of a stage.
+
+use serde::{Deserialize, Deserializer};
 
 /// A key in JSON: `"key": "text"`, or `"key_hex": "61ff"` where it is not UTF-8.
 pub mod key_text {
@@ -58,4 +60,14 @@ pub mod codec_text {
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Codec, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
+}
+
+/// Reads a transform from JSON.
+pub fn transform_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.map(normal_transform))
+}
+
+/// The transform in the words of this version. Version 1 wrote `inflate`.
+pub(super) fn normal_transform(transform: String) -> String {
+    transform.replace("inflate", "decompress")
 }

@@ -73,7 +73,7 @@ fn manifest_file_of_another_kind_is_refused_in_words() {
     for (text, says) in [
         (&b"{}"[..], "is no Penstock manifest"),
         (b"[1", "is no Penstock manifest"),
-        (b"{\"penstock_manifest\":9}", "version 9"),
+        (b"{\"penstock_manifest\":3}", "version 3"),
         (b"{\"penstock_manifest\":1,\"url\":\"u\",\"created_s\":0,\"objects\":[{\"key\":\"a\",\"size\":-1}]}", "manifest"),
         (
             b"{\"penstock_manifest\":1,\"url\":\"u\",\"created_s\":0,\"objects\":[{\"key\":\"a\",\"size\":1,\"codec\":\"none\",\"format\":\"raw\"},{\"key\":\"a\",\"size\":1,\"codec\":\"none\",\"format\":\"raw\"}]}",
@@ -109,12 +109,12 @@ proptest! {
                 [..at % 4].iter().map(|digest| digest.parse().unwrap()).collect();
             entry.records = (at % 4 == 0).then_some(at as u64);
             entry.origin = (at % 5 == 0).then(|| Box::new(Origin {
-                packed: [Codec::None, Codec::Gzip, Codec::Zstd][at % 3],
-                asked: (at % 2 == 0).then(|| "inflate,zstd:3".to_owned()),
+                encoded: [Codec::None, Codec::Gzip, Codec::Zstd][at % 3],
+                transform: (at % 2 == 0).then(|| "decompress,zstd:3".to_owned()),
                 modified_s: (at % 2 == 1).then_some(1.6e9),
                 ..Origin::of(&Entry::new(Key::new(vec![0xff, 0x2f]), 3))
             }));
-            entry.inflated = (at % 6 == 0).then(|| Box::new(Inflated { size: 9, digests: vec!["crc32c:00c0ffee".parse().unwrap()] }));
+            entry.decompressed = (at % 6 == 0).then(|| Box::new(Decompressed { size: 9, digests: vec!["crc32c:00c0ffee".parse().unwrap()] }));
             entry
         });
         let mut manifest = Manifest::new("memory://m/".into(), objects.collect());
@@ -179,7 +179,7 @@ fn small() -> Manifest {
 
 #[test]
 fn manifest_of_a_copy_becomes_that_of_its_source() {
-    let origin = Origin { undone: Codec::Gzip, ..Origin::of(&Entry::new(Key::from("a.gz"), 5)) };
+    let origin = Origin { decoded: Codec::Gzip, ..Origin::of(&Entry::new(Key::from("a.gz"), 5)) };
     let mut copy = Entry::new(Key::from("a"), 50);
     copy.digests = vec!["crc32c:00c0ffee".parse().unwrap()];
     copy.origin = Some(Box::new(origin));
@@ -187,7 +187,7 @@ fn manifest_of_a_copy_becomes_that_of_its_source() {
         Manifest { source: Some("s3://b/x/".to_owned()), ..Manifest::new("file:///d/".to_owned(), vec![copy.clone()]) };
     let source = staged.of_source().unwrap();
     assert_eq!((source.url.as_str(), source.objects[0].key.to_string()), ("s3://b/x/", "a.gz".to_owned()));
-    assert_eq!((source.objects[0].size, source.objects[0].inflated_size()), (5, Some(50)));
+    assert_eq!((source.objects[0].size, source.objects[0].decompressed_size()), (5, Some(50)));
     assert!(Manifest::new("file:///d/".to_owned(), vec![copy]).of_source().is_none());
 }
 
@@ -217,4 +217,25 @@ fn manifest_of_many_groups_round_trips() {
     let bytes = manifest.to_parquet().unwrap();
     assert!(bytes.len() < 1_000_000, "{}", bytes.len());
     assert_eq!(Manifest::from_bytes(&bytes, "m").unwrap(), manifest);
+}
+
+/// Files that version 1 wrote: see tests/stage/version_1.
+#[test]
+fn manifest_of_version_1_reads_as_version_2() {
+    let json: &[u8] = include_bytes!("../../../../tests/stage/version_1/manifest.json");
+    let manifest = Manifest::from_bytes(json, "m").unwrap();
+    let (first, last) = (&manifest.objects[0], &manifest.objects[2]);
+    let origin =
+        |entry: &Entry| entry.origin.clone().map(|o| (o.decoded, o.codec_source, o.encoded, o.transform)).unwrap();
+    let transform = Some("decompress,zstd:3".to_owned());
+    assert_eq!(origin(first), (Codec::Gzip, Some(CodecSource::Suffix), Codec::Zstd, transform.clone()));
+    assert_eq!(origin(last), (Codec::None, None, Codec::Zstd, transform));
+    assert_eq!((first.decompressed_size(), last.decompressed_size()), (Some(29), None));
+    let parquet = include_bytes!("../../../../tests/stage/version_1/manifest.parquet");
+    assert_eq!(Manifest::from_bytes(parquet, "m").unwrap().objects, manifest.objects);
+
+    let written = String::from_utf8(manifest.to_json().unwrap()).unwrap();
+    assert!(written.starts_with("{\"penstock_manifest\":2,"), "{written}");
+    assert!(!["undone", "packed", "asked", "inflate"].iter().any(|old| written.contains(old)), "{written}");
+    assert_eq!(Manifest::from_bytes(written.as_bytes(), "m").unwrap(), manifest);
 }

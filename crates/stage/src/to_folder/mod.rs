@@ -95,7 +95,7 @@ fn record_staged(
                 modified_s: Some(line.mtime_ns as f64 / 1e9),
                 records: from.records,
                 // An object that was moved as stored is still encoded.
-                encoding: line.origin.encoding.clone().filter(|_| line.origin.undone == Codec::None),
+                encoding: line.origin.encoding.clone().filter(|_| line.origin.decoded == Codec::None),
                 digests: line.digests,
                 origin: Some(Box::new(line.origin)),
                 ..Entry::new(item.target.clone(), line.size)

@@ -251,14 +251,14 @@ impl DownloadContext {
             return Err(Error::bug(format!("{} bytes were written and the file has {}", seal.bytes, state.size)));
         }
         // A manifest may know the content too.
-        if let Some(inflated) = entry.inflated.as_ref().filter(|_| item.undo != Codec::None) {
-            if inflated.size != seal.bytes {
+        if let Some(content) = entry.decompressed.as_ref().filter(|_| item.undo != Codec::None) {
+            if content.size != seal.bytes {
                 return Err(Error::corrupt(
                     self.reader.place(entry),
-                    format!("inflates to {} bytes where {} were promised", seal.bytes, inflated.size),
+                    format!("inflates to {} bytes where {} were promised", seal.bytes, content.size),
                 ));
             }
-            self.compare(entry, &seal.digests(), &inflated.digests)?;
+            self.compare(entry, &seal.digests(), &content.digests)?;
         }
         let node = format!("{}-of-{}", self.options.node, self.options.nodes);
         let log =
@@ -276,10 +276,10 @@ impl DownloadContext {
                 digests: stored.digests,
                 checked: stored.checked,
                 encoding: stored.encoding.or_else(|| entry.encoding.clone()),
-                undone: item.undo,
-                undone_by: item.said_by,
-                packed: self.deflate_of(entry).map_or(Codec::None, |deflate| deflate.codec),
-                asked: self.options.deflate.and_then(|_| crate::to_store::target::transform_id(&self.options)),
+                decoded: item.undo,
+                codec_source: item.codec_source,
+                encoded: self.deflate_of(entry).map_or(Codec::None, |deflate| deflate.codec),
+                transform: self.options.deflate.and_then(|_| crate::to_store::target::transform_id(&self.options)),
                 ..Origin::of(entry)
             },
             modified_s: entry.modified_s,

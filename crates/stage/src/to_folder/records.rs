@@ -151,7 +151,7 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
                     digests: entry.digests,
                     mtime_ns: (entry.modified_s.unwrap_or_default() * 1e9) as i64,
                     modified_s: None,
-                    inflate: entry.origin.as_ref().is_some_and(|origin| origin.undone != Codec::None),
+                    inflate: entry.origin.as_ref().is_some_and(|origin| origin.decoded != Codec::None),
                     origin: entry.origin.map(|origin| *origin),
                     source: manifest.source.clone(),
                     journal: format!("journal-{}.jsonl", share_of(&node)),

@@ -40,11 +40,11 @@ pub(crate) struct Resumed {
 /// True for a file that a stage with or without `--inflate` would leave as it is. Names tell of most; an object whose
 /// name says no codec may have been kept compressed, or inflated, under the same name.
 fn is_as_asked(dest_dir: &DestDir, line: &Line, inflate: bool) -> bool {
-    if line.inflate == inflate || line.origin.undone_by == Some(CodecSource::Suffix) {
+    if line.inflate == inflate || line.origin.codec_source == Some(CodecSource::Suffix) {
         return true;
     }
     if !inflate {
-        return line.origin.undone == Codec::None;
+        return line.origin.decoded == Codec::None;
     }
     let mut head = [0; HEAD_BYTES];
     let read = dest_dir.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
@@ -92,7 +92,8 @@ pub(crate) fn resume(
         let entry = &manifest.objects[item.object];
         let known = journal.line(&item.target).filter(|line| line.is_of(entry));
         let transform_id = options.deflate.and_then(|_| transform_id(options));
-        let is_asked = |line: &&Line| line.origin.asked == transform_id && is_as_asked(dest_dir, line, options.inflate);
+        let is_asked =
+            |line: &&Line| line.origin.transform == transform_id && is_as_asked(dest_dir, line, options.inflate);
         let stands = match known.as_ref().filter(is_asked) {
             None => false,
             Some(line) if dest_dir.state(item.target.as_bytes())? == Some(line.state()) => true,

@@ -93,7 +93,7 @@ impl WorkList {
             let is_journaled = journaled.is_some();
             let line = journaled.or_else(recorded);
             let ours = line.as_ref().filter(is_ours);
-            let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.asked == transform_id(options));
+            let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.transform == transform_id(options));
             if is_done {
                 progress.skip(entry.size);
                 adopted.extend(line.filter(|_| !is_journaled));

@@ -167,7 +167,7 @@ impl<'a> MultipartUpload<'a> {
             version: self.entry.version.clone(),
             modified_ms: self.entry.modified_s.map(|seconds| (seconds * 1e3).round() as i64),
             target: context.target_place(&self.change.item),
-            asked: transform_id(&context.options),
+            transform: transform_id(&context.options),
             part_bytes: self.part_bytes,
         };
         let name = temporary_name(&self.change.item.target, "up");

@@ -73,17 +73,17 @@ pub(crate) fn staged_manifest<'a>(
         let from = &source.objects[item.object];
         line.is_of(from).then(|| {
             let entry = Entry::new(item.target.clone(), line.size);
-            let is_kept = line.origin.undone == Codec::None;
+            let is_kept = line.origin.decoded == Codec::None;
             Entry {
                 version: line.version.clone(),
                 modified_s: Some(line.mtime_ns as f64 / 1e9),
                 digests: line.digests.clone(),
                 records: from.records,
-                encoding: match line.origin.packed {
+                encoding: match line.origin.encoded {
                     Codec::None => line.origin.encoding.clone().filter(|_| is_kept),
                     codec => Some(codec.name().to_owned()),
                 },
-                codec: if line.origin.packed == Codec::None { entry.codec } else { line.origin.packed },
+                codec: if line.origin.encoded == Codec::None { entry.codec } else { line.origin.encoded },
                 format: from.format,
                 origin: Some(Box::new(line.origin.clone())),
                 ..entry
@@ -165,7 +165,7 @@ impl Line {
             size: entry.size,
             mtime_ns: (entry.modified_s.unwrap_or_else(|| unix_now().as_secs_f64()) * 1e9) as i64,
             digests: entry.digests.clone(),
-            inflate: origin.undone != Codec::None,
+            inflate: origin.decoded != Codec::None,
             modified_s: origin.modified_s,
             version: entry.version.clone(),
             origin: *origin,

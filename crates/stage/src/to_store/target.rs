@@ -98,7 +98,12 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
             let other = &manifest.objects[other].key;
             return Err(refuse(&entry.key, format!("`{other}` would become the same object, `{target}`")));
         }
-        items.push(Item { object: at, target, undo, said_by: (undo != Codec::None).then_some(CodecSource::Suffix) });
+        items.push(Item {
+            object: at,
+            target,
+            undo,
+            codec_source: (undo != Codec::None).then_some(CodecSource::Suffix),
+        });
     }
     drop(names);
     let division = Division { inflate: options.inflate, ..options.division.clone() };
@@ -123,14 +128,12 @@ pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
 }
 
 impl StageOptions {
-    /// Asks for what [`transform_id`] named.
-    pub(crate) fn wish_again(&mut self, asked: Option<&str>) -> Result<()> {
-        let odd = || {
-            Error::config("manifest", format!("`{}` is nothing that a stage is asked for", asked.unwrap_or_default()))
-        };
-        for word in asked.into_iter().flat_map(|asked| asked.split(',')) {
-            match word.split_once(':') {
-                None if word == "inflate" => self.inflate = true,
+    /// Sets the options that [`transform_id`] named.
+    pub(crate) fn apply_transform(&mut self, transform: Option<&str>) -> Result<()> {
+        let odd = || Error::config("manifest", format!("`{}` is not a transform", transform.unwrap_or_default()));
+        for step in transform.into_iter().flat_map(|transform| transform.split(',')) {
+            match step.split_once(':') {
+                None if step == "decompress" => self.inflate = true,
                 Some((codec, level)) => {
                     let level = level.parse().map_err(|_| odd())?;
                     self.deflate = Some(crate::compress::Compression::new(codec.parse()?, Some(level))?);
@@ -142,12 +145,12 @@ impl StageOptions {
     }
 }
 
-/// What is done to content on the way, as journal and manifest name it: another transform_id makes other objects.
+/// The transform of content, as journals and manifests record it: another transform makes other objects.
 pub(crate) fn transform_id(options: &StageOptions) -> Option<String> {
     let deflate = options.deflate.map(|deflate| format!("{}:{}", deflate.codec, deflate.level));
     match (options.inflate, deflate) {
-        (true, Some(deflate)) => Some(format!("inflate,{deflate}")),
-        (true, None) => Some("inflate".to_owned()),
+        (true, Some(deflate)) => Some(format!("decompress,{deflate}")),
+        (true, None) => Some("decompress".to_owned()),
         (false, deflate) => deflate,
     }
 }

@@ -16,6 +16,7 @@ use penstock_types::{Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::dest_dir::DestDir;
+use penstock_dataset::manifest::transform_text;
 
 /// A file beyond this is none of ours: 50,000 parts of some 200 bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -28,7 +29,9 @@ pub(crate) struct Head {
     pub version: Option<penstock_store::Version>,
     pub modified_ms: Option<i64>,
     pub target: String,
-    pub asked: Option<String>,
+    /// Penstock 0.1 wrote `asked`.
+    #[serde(alias = "asked", deserialize_with = "transform_text")]
+    pub transform: Option<String>,
     pub part_bytes: u64,
 }
 
@@ -141,7 +144,7 @@ mod tests {
             version: None,
             modified_ms: None,
             target: "gs://c/d".into(),
-            asked: None,
+            transform: None,
             part_bytes: 5,
         }
     }

@@ -47,7 +47,7 @@ pub(crate) async fn repair(
                 why.insert(at, NOT_RECOGNISABLE.to_owned());
             }
             Record { source: Some(source), origin: Some(origin), journal, inflate, .. } => {
-                groups.entry((source, journal, *inflate, origin.asked.as_deref())).or_default().push(at);
+                groups.entry((source, journal, *inflate, origin.transform.as_deref())).or_default().push(at);
             }
             _ => {
                 why.insert(at, "nothing records where it came from".to_owned());
@@ -59,7 +59,7 @@ pub(crate) async fn repair(
         Arc::new(blocking(move || dest_dir.make_folder(FOLDER.as_bytes())).await?)
     };
     let _launch = Launch::repair(dest_dir, &folder).await?;
-    for ((source, journal, inflate, asked), group) in groups {
+    for ((source, journal, inflate, transform), group) in groups {
         let own = Arc::new(Progress::default());
         let mut options = StageOptions {
             inflate,
@@ -68,7 +68,7 @@ pub(crate) async fn repair(
             memory: request.memory,
             ..StageOptions::default()
         };
-        if let Err(error) = options.wish_again(asked) {
+        if let Err(error) = options.apply_transform(transform) {
             why.extend(group.iter().map(|&at| (at, error.to_string())));
             continue;
         }
@@ -135,8 +135,8 @@ impl Fetch<'_> {
         let (mut objects, mut items) = (Vec::new(), Vec::new());
         for record in group.iter().map(|&at| &records[at]) {
             let Some(origin) = &record.origin else { continue };
-            let (undo, said_by) = (origin.undone, origin.undone_by);
-            items.push(Item { object: objects.len(), target: record.target.clone(), undo, said_by });
+            let (undo, codec_source) = (origin.decoded, origin.codec_source);
+            items.push(Item { object: objects.len(), target: record.target.clone(), undo, codec_source });
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: record.modified_s,

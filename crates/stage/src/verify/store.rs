@@ -324,21 +324,21 @@ async fn mend(
                 why.insert(at, NOT_RECOGNISABLE.to_owned());
             }
             (Some(source), Some(origin)) => {
-                groups.entry((source, &records[at].node, origin.asked.as_deref())).or_default().push(at);
+                groups.entry((source, &records[at].node, origin.transform.as_deref())).or_default().push(at);
             }
             _ => {
                 why.insert(at, "nothing records where it came from".to_owned());
             }
         }
     }
-    for ((source, node, asked), group) in groups {
+    for ((source, node, transform), group) in groups {
         let mut options = StageOptions {
             overwrite: true,
             concurrency: request.concurrency,
             memory: request.memory,
             ..StageOptions::default()
         };
-        if let Err(error) = options.wish_again(asked) {
+        if let Err(error) = options.apply_transform(transform) {
             why.extend(group.iter().map(|&at| (at, error.to_string())));
             continue;
         }
@@ -346,13 +346,13 @@ async fn mend(
         for &at in &group {
             let entry = &records[at].entry;
             let Some(origin) = &entry.origin else { continue };
-            let said_by = origin.undone_by;
-            let undo = if said_by == Some(penstock_dataset::manifest::CodecSource::Suffix) {
-                origin.undone
+            let codec_source = origin.codec_source;
+            let undo = if codec_source == Some(penstock_dataset::manifest::CodecSource::Suffix) {
+                origin.decoded
             } else {
                 Codec::None
             };
-            let item = Item { object: objects.len(), target: entry.key.clone(), undo, said_by };
+            let item = Item { object: objects.len(), target: entry.key.clone(), undo, codec_source };
             loads.push(UploadItem { item, standing: None, is_ours: true });
             objects.push(Entry {
                 version: origin.version.clone(),

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder that penstock staged when manifests and journals were of version 1: `--inflate --deflate zstd`. Issue 14."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from stage_kit import facts
+
+STORED = Path(__file__).parent / "version_1"
+STATE = ["manifest.json", "stage/journal-0-of-1.jsonl"]
+
+
+@pytest.fixture
+def copy(run_cli, tmp_path) -> Path:
+    """The staged folder, with the place and the versions of a source that this test made."""
+    source, copy = tmp_path / "set", tmp_path / "copy"
+    shutil.copytree(STORED / "source", source)
+    (source / "b.txt").write_bytes(b"as stored\n" * 3000)
+    shutil.copytree(STORED / "staged", copy)
+    (copy / ".penstock/stage").mkdir(parents=True)
+    listed = run_cli("index", source, "-o", tmp_path / "now.json")
+    assert listed.code == 0, listed.err
+    now = {each["key"]: each["version"] for each in json.loads((tmp_path / "now.json").read_text())["objects"]}
+    then = {each["origin"]["key"]: each["origin"]["version"] for each in _entries(STORED / "manifest.json")}
+    for name in STATE:
+        text = (STORED / Path(name).name).read_text().replace("s3://bucket/set/", f"file://{source}/")
+        for key, version in then.items():
+            text = text.replace(json.dumps(version), json.dumps(now[key]))
+        (copy / ".penstock" / name).write_text(text)
+    for line in map(json.loads, (STORED / "journal-0-of-1.jsonl").read_text().splitlines()):
+        if "mtime_ns" in line:
+            os.utime(copy / line["key"], ns=(line["mtime_ns"], line["mtime_ns"]))
+    return copy
+
+
+def _entries(manifest: Path) -> list[dict]:
+    return json.loads(manifest.read_text())["objects"]
+
+
+def _stage(run_cli, copy):
+    return run_cli("stage", copy.parent / "set", copy, "--inflate", "--deflate", "zstd", "--json")
+
+
+@pytest.mark.parametrize("without", STATE)
+def test_copy_of_version_1_verifies_and_is_repaired(without, run_cli, copy):
+    (copy / ".penstock" / without).unlink()
+    assert run_cli("verify", copy).code == 0
+    whole = (copy / "a0.txt.zst").read_bytes()
+    (copy / "a0.txt.zst").unlink()
+    ran = run_cli("verify", copy, "--repair")
+    assert (ran.code, (copy / "a0.txt.zst").read_bytes()) == (0, whole), ran.err
+
+
+def test_copy_of_version_1_resumes_and_becomes_version_2(run_cli, copy):
+    (copy / "b.txt.zst").unlink()
+    ran = _stage(run_cli, copy)
+    assert (ran.code, facts(ran)["skipped"], facts(ran)["moved"]) == (0, 2, 1), ran.err
+    document = json.loads((copy / ".penstock/manifest.json").read_text())
+    origins = {each["key"]: each["origin"] for each in document["objects"]}
+    assert document["penstock_manifest"] == 2
+    first, last = origins["a0.txt.zst"], origins["b.txt.zst"]
+    assert (first["decoded"], first["codec_source"], first["encoded"]) == ("gzip", "suffix", "zstd")
+    assert (first["transform"], last["transform"]) == ("decompress,zstd:3", "decompress,zstd:3")
+
+
+def test_manifest_of_version_3_is_one_error(run_cli, copy):
+    manifest = copy / ".penstock/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"penstock_manifest":1', '"penstock_manifest":3'))
+    ran = run_cli("stage", copy.parent / "set", copy.parent / "again", "--manifest", manifest)
+    assert (ran.code, ran.err.count("error[")) == (3, 1), ran.err
+    assert "manifest version 3" in ran.err
+    assert "reads versions 1 to 2" in ran.err

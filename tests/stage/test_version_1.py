@@ -68,6 +68,12 @@ def test_copy_of_version_1_resumes_and_becomes_version_2(run_cli, copy):
     assert (first["transform"], last["transform"]) == ("decompress,zstd:3", "decompress,zstd:3")
 
 
+def test_copy_of_version_1_is_a_manifest_of_its_source(run_cli, copy):
+    flags = ("--inflate", "--manifest", copy / ".penstock/manifest.json", "--json")
+    ran = run_cli("stage", copy.parent / "set", copy.parent / "again", *flags)
+    assert (ran.code, facts(ran)["moved"]) == (0, 3), ran.err
+
+
 def test_manifest_of_version_3_is_one_error(run_cli, copy):
     manifest = copy / ".penstock/manifest.json"
     manifest.write_text(manifest.read_text().replace('"penstock_manifest":1', '"penstock_manifest":3'))

@@ -63,8 +63,8 @@ impl Manifest {
         self.objects.iter().map(|entry| entry.size).sum()
     }
 
-    /// Of a staged copy: the manifest of what it was made from, with what each object inflated to; `None` where the copy
-    /// does not say.
+    /// The manifest of the source of a staged copy, with the content of each object that was decompressed and not compressed
+    /// again; `None` where the copy does not record its source.
     pub fn of_source(&self) -> Option<Self> {
         let source = self.source.clone()?;
         let objects = self
@@ -72,13 +72,14 @@ impl Manifest {
             .iter()
             .map(|entry| {
                 let origin = entry.origin.as_deref()?;
+                let is_plain = origin.decoded != Codec::None && origin.encoded == Codec::None;
                 let content = Decompressed { size: entry.size, digests: entry.digests.clone() };
                 Some(Entry {
                     version: origin.version.clone(),
                     digests: origin.digests.clone(),
                     encoding: origin.encoding.clone(),
                     records: entry.records,
-                    decompressed: (origin.decoded != Codec::None).then(|| Box::new(content)),
+                    decompressed: is_plain.then(|| Box::new(content)),
                     ..Entry::new(origin.key.clone(), origin.size)
                 })
             })

@@ -73,7 +73,7 @@ def main(what: str, count: int) -> None:
             flags = ("--manifest", work / "m.parquet", "--dry-run", "--nodes", 64, "--node", 0, "--json")
             facts = step("plan", "stage", "s3://synthetic/train/", work / "dst", *flags)
             worst = max(facts["shares"]) * 64 / sum(facts["shares"])
-            print(json.dumps({"objects": facts["objects_in_all"], "max_over_mean": round(worst, 5)}))
+            print(json.dumps({"objects": facts["objects_total"], "max_over_mean": round(worst, 5)}))
             return
         fill(work / "src", count)
         if what == "list":

@@ -112,7 +112,7 @@ def test_entry_that_rots_is_fetched_again(remote, tmp_path):
         path.write_bytes(stored[: -1 - number] if number % 3 == 0 else stored)
     loader.set_epoch(0)
     assert epochs(loader, 1) == first
-    assert loader.report()["cache_broken"] == len(COUNTS)
+    assert loader.report()["cache_corrupt"] == len(COUNTS)
 
 
 def test_folder_that_cannot_be_written_is_said_at_the_start(remote, tmp_path):

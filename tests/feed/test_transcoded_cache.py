@@ -92,7 +92,7 @@ def test_copy_that_rots_is_fetched_again(volumes, tmp_path):
         path.write_bytes(copy[: -1 - number] if number % 3 == 0 else copy)
     loader.set_epoch(0)
     assert hashed(loader, 1) == want
-    assert loader.report()["cache_broken"] == OBJECTS
+    assert loader.report()["cache_corrupt"] == OBJECTS
     assert loader.report()["cache_misses"] == OBJECTS
 
 

@@ -86,11 +86,11 @@ def test_stage_from_a_store_without_crcs_checks_its_md5(versitygw, run_cli, tmp_
         # As the gateway keeps it of an object that came without a checksum, in the days before it made one of its own.
         os.setxattr(home / name, "user.etag", _md5(body).encode())
     ran = run_cli("stage", served.url, tmp_path / "dst", "--json", env=served.env)
-    assert (ran.code, facts(ran)["unchecked"], tree(tmp_path / "dst") == bodies) == (0, 0, True), ran.err
+    assert (ran.code, facts(ran)["without_checksum"], tree(tmp_path / "dst") == bodies) == (0, 0, True), ran.err
     checked = {key: entry["origin"]["checked"] for key, entry in _entries(tmp_path / "dst").items()}
     assert checked == {name: [f"md5:{hashlib.md5(body).hexdigest()}"] for name, body in bodies.items()}
     ran = run_cli("stage", served.url, tmp_path / "off", "--json", env=served.env | {"PENSTOCK_S3_MD5": "0"})
-    assert (ran.code, facts(ran)["unchecked"]) == (0, 2)
+    assert (ran.code, facts(ran)["without_checksum"]) == (0, 2)
     assert all(entry["origin"]["checked"] == [] for entry in _entries(tmp_path / "off").values())
     # Bytes that rotted in the store, behind the ETag that it keeps beside them.
     for name, body in bodies.items():

@@ -100,7 +100,7 @@ def test_verify_of_a_file_that_the_disk_cannot_read_names_it(bucket, run_cli, tm
     (dst / "d").rename(tmp_path / "disk")
     with failing(tmp_path, "-rate", "1", "-calls", "read", "-errors", "EIO", at=dst / "d") as (_, counts):
         ran = run_cli("verify", dst, "--json")
-    found = {wrong["file"]: wrong["problem"] for wrong in facts(ran)["wrong"]}
+    found = {wrong["file"]: wrong["problem"] for wrong in facts(ran)["failed"]}
     filled = {name for name, body in bucket.want.items() if body}
     assert (ran.code, found) == (1, dict.fromkeys(filled, "unreadable")), ran.err
     assert "Input/output error" in ran.out

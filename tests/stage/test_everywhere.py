@@ -265,7 +265,7 @@ def test_stage_to_a_store_returns_its_urls(source, emulator, tmp_path, monkeypat
     assert (staged.objects, staged.destination) == (40, f"{served.url}copy/")
     assert staged.manifest == f"{served.url}copy/.penstock/manifest.json"
     found = penstock.stage.verify(str(staged.destination))
-    assert (found["objects"], found["good"]) == (len(want), len(want))
+    assert (found["objects"], found["ok"]) == (len(want), len(want))
     with pytest.raises(Unsupported, match="s3"):
         _ = staged.folder
     with pytest.raises(Unsupported, match="https"):

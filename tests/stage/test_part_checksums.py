@@ -90,14 +90,14 @@ def test_stage_of_a_multipart_upload_is_checked_by_its_parts(peer, run_cli, tmp_
     for name, parts in bodies.items():
         _upload(client, bucket, f"alike/{name}", parts)
     ran = run_cli("stage", f"s3://{bucket}/alike/", tmp_path / "dst", "--json", env=env)
-    assert (ran.code, facts(ran)["unchecked"]) == (0, 0), ran.err
+    assert (ran.code, facts(ran)["without_checksum"]) == (0, 0), ran.err
     assert tree(tmp_path / "dst") == {name: b"".join(parts) for name, parts in bodies.items()}
     checked = _checked(tmp_path / "dst")
     starts = {name: f"crc32@{size}:" for name, size in (("large", 5 * MIB), ("two", 5 * MIB), ("one", 1000))}
     assert all(digests[0].startswith(starts[name]) for name, digests in checked.items()), checked
     assert checked["large"] == [starts["large"] + _crcs(b"".join(bodies["large"]), 5 * MIB)[0].hex()]
     off = run_cli("stage", f"s3://{bucket}/alike/", tmp_path / "off", "--json", env=env | {"PENSTOCK_S3_PARTS": "0"})
-    assert (off.code, facts(off)["unchecked"]) == (0, 2), "of one part, the whole is the part"
+    assert (off.code, facts(off)["without_checksum"]) == (0, 2), "of one part, the whole is the part"
 
 
 def test_stage_of_parts_that_are_not_alike_says_that_it_is_unchecked(peer, run_cli, tmp_path):
@@ -106,7 +106,7 @@ def test_stage_of_parts_that_are_not_alike_says_that_it_is_unchecked(peer, run_c
     for name, lens in bodies.items():
         _upload(client, bucket, f"odd/{name}", [bytes(size) for size in lens])
     ran = run_cli("stage", f"s3://{bucket}/odd/", tmp_path / "dst", "--json", env=env)
-    assert (ran.code, facts(ran)["unchecked"]) == (0, 2), ran.err
+    assert (ran.code, facts(ran)["without_checksum"]) == (0, 2), ran.err
     assert tree(tmp_path / "dst") == {name: bytes(sum(lens)) for name, lens in bodies.items()}
 
 
@@ -117,7 +117,7 @@ def test_bit_that_flips_on_the_way_to_a_multipart_upload_is_fetched_again(kind, 
     with Liar({b"parts": lie}) as liar:
         ran = run_cli("stage", liar.url, tmp_path / "dst", "--json", env=liar.env)
     assert (ran.code, lie.flips, tree(tmp_path / "dst") == {"parts": body}) == (0, 0, True), ran.err
-    assert (facts(ran)["refetched"], facts(ran)["unchecked"]) == (1, 0)
+    assert (facts(ran)["refetched"], facts(ran)["without_checksum"]) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", ["crc32", "md5"])
@@ -129,4 +129,4 @@ def test_multipart_upload_whose_bytes_are_not_its_checksums_is_corrupt(kind, bod
         trusted = run_cli("stage", liar.url, tmp_path / "trusted", "--json", env=trusting)
     assert [failure["code"] for failure in facts(ran)["failed"]] == ["corrupt"], ran.err
     assert (ran.code, tree(tmp_path / "dst")) == (1, {"good": b"good"})
-    assert (trusted.code, facts(trusted)["unchecked"]) == (0, 1)
+    assert (trusted.code, facts(trusted)["without_checksum"]) == (0, 1)

@@ -178,7 +178,7 @@ def test_log_that_cannot_be_written_is_said_at_the_start(bucket, run_cli, tmp_pa
 def test_verify_tells_events_and_keeps_its_last_line(bucket, run_cli, tmp_path):
     assert run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", env=bucket.env).code == 0
     ran = run_cli("verify", tmp_path / "dst", "--progress", "json", "--json", "--log", tmp_path / "log")
-    assert (ran.code, facts(ran)["good"]) == (0, 48)
+    assert (ran.code, facts(ran)["ok"]) == (0, 48)
     assert " end: " in (tmp_path / "log").read_text()
 
 

@@ -71,7 +71,7 @@ def test_manifest_as_parquet_is_taken_wherever_json_is(bucket, run_cli, tmp_path
     # The record of that stage is a manifest of the source too, and knows what objects inflate to.
     record = tmp_path / "dst/.penstock/manifest.json"
     ran = run_cli("stage", bucket.url, tmp_path / "again", "--inflate", "--manifest", record, "--json", env=bucket.env)
-    assert (ran.code, facts(ran)["unchecked"], tree(tmp_path / "again")) == (0, 0, bucket.want), ran.err
+    assert (ran.code, facts(ran)["without_checksum"], tree(tmp_path / "again")) == (0, 0, bucket.want), ran.err
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "not"])
@@ -104,7 +104,7 @@ def test_dry_run_says_money_and_the_date_of_its_price(bucket, run_cli, tmp_path)
     found = facts(run_cli("stage", bucket.url, "x", *flags, "--json", env=bucket.env))
     money = found["money"]
     assert money["tier"] == "s3-standard"
-    assert money["requests_usd"] == pytest.approx(found["objects_in_all"] * 0.0004 / 1000)
+    assert money["requests_usd"] == pytest.approx(found["objects_total"] * 0.0004 / 1000)
     assert found["eta_s"] == pytest.approx(sum(found["shares"]) / 1000)
     assert len(found["share_requests"]) == len(money["node_requests_usd"]) == 3
     told = run_cli("stage", bucket.url, "x", *flags, "--price-tier", "azure-hot", env=bucket.env).out

@@ -86,7 +86,7 @@ def test_stage_to_a_store_is_whole_recorded_and_again_moves_nothing(kind, reques
     assert (elsewhere.code, facts(elsewhere)["bytes_in"], facts(elsewhere)["skipped"]) == (0, 0, 6), elsewhere.err
     for more in ([], ["--quick"]):
         found = run_cli("verify", url, "--json", *more, env=env)
-        assert (found.code, facts(found)["good"], facts(found)["strangers"]) == (0, 6, []), found.err
+        assert (found.code, facts(found)["ok"], facts(found)["unexpected"]) == (0, 6, []), found.err
     compared = run_cli("diff", outputs, url, "--json", env=env)
     assert (compared.code, facts(compared)["same"]) == (0, 6), compared.out
     back = run_cli("stage", url, tmp_path / "back", "--json", env=env)
@@ -247,9 +247,9 @@ def test_verify_of_a_store_finds_what_is_wrong_and_mends_it(emulator, run_cli, t
     for more in ([], ["--quick"]):
         found = run_cli("verify", served.url, "--json", *more, env=env)
         assert found.code == 1, found.err
-        wrong = {w["file"]: w["problem"] for w in facts(found)["wrong"]}
+        wrong = {w["file"]: w["problem"] for w in facts(found)["failed"]}
         assert wrong == {"noise.bin": "digest", "loss.csv": "missing"}
-        assert facts(found)["strangers"] == ["stranger"]
+        assert facts(found)["unexpected"] == ["stranger"]
     changed = facts(run_cli("diff", was, served.url, "--json", env=env))
     assert (changed["removed"], changed["added"], [c["name"] for c in changed["changed"]]) == (
         ["loss.csv"],
@@ -275,7 +275,7 @@ def test_verify_repair_sends_nothing_that_the_record_does_not_recognise(promised
     (folder / "set/.penstock/manifest.json").write_text(json.dumps(document | {"objects": [entry]}))
     served = emulator(folder=folder)
     ran = run_cli("verify", f"{served.url}set/", "--repair", "--json", env=served.env | state)
-    assert (ran.code, [wrong["file"] for wrong in facts(ran)["wrong"]]) == (1, ["data.bin"]), ran.err
+    assert (ran.code, [wrong["file"] for wrong in facts(ran)["failed"]]) == (1, ["data.bin"]), ran.err
     assert not (folder / "set/data.bin").exists()
 
 
@@ -288,12 +288,12 @@ def test_verify_of_a_store_says_what_its_stage_could_not_bring(emulator, run_cli
     env = served.env | state
     assert run_cli("stage", source, f"{served.url}set/", "--inflate", "--quiet", env=env).code == 1
     ran = run_cli("verify", f"{served.url}set/", "--json", env=env)
-    assert (ran.code, facts(ran)["good"]) == (1, 1), ran.err
+    assert (ran.code, facts(ran)["ok"]) == (1, 1), ran.err
     assert facts(ran)["unfinished"] == [{"source": f"file://{source}/", "share": "0-of-1", "failed": 1}]
     (source / "bad.gz").write_bytes(gzip.compress(b"bad"))
     assert run_cli("stage", source, f"{served.url}set/", "--inflate", "--quiet", env=env).code == 0
     ran = run_cli("verify", f"{served.url}set/", "--json", env=env)
-    assert (ran.code, facts(ran)["good"], facts(ran)["unfinished"]) == (0, 2, []), ran.err
+    assert (ran.code, facts(ran)["ok"], facts(ran)["unfinished"]) == (0, 2, []), ran.err
 
 
 @pytest.mark.parametrize("kind", ["emulator", "versitygw"])
@@ -317,13 +317,13 @@ def test_stages_of_two_sources_to_one_prefix_keep_both_manifests(kind, request, 
         again = facts(run_cli("stage", source, url, "--json", env=env))
         assert (again["moved"], again["failed"]) == (0, [])
     found = facts(run_cli("verify", url, "--json", env=env))
-    assert (found["good"], found["strangers_in_all"]) == (10, 0)
+    assert (found["ok"], found["unexpected_total"]) == (10, 0)
     if kind == "emulator":
         for name in ("a1.bin", "b1.bin"):
             (tmp_path / "runs" / name).write_bytes(b"other bytes")
         ran = run_cli("verify", url, "--repair", "--json", env=env)
         assert (ran.code, facts(ran)["repaired"]) == (0, ["a1.bin", "b1.bin"]), ran.err
-        assert facts(run_cli("verify", url, "--quick", "--json", env=env))["good"] == 10
+        assert facts(run_cli("verify", url, "--quick", "--json", env=env))["ok"] == 10
 
 
 def test_stage_by_two_nodes_gives_shares_and_two_manifests(emulator, run_cli, tmp_path, outputs, state):
@@ -336,7 +336,7 @@ def test_stage_by_two_nodes_gives_shares_and_two_manifests(emulator, run_cli, tm
         moved.append(facts(ran)["moved"])
     assert (sum(moved), min(moved) > 0) == (6, True)
     found = facts(run_cli("verify", served.url, "--json", env=env))
-    assert (found["objects"], found["good"]) == (6, 6)
+    assert (found["objects"], found["ok"]) == (6, 6)
 
 
 def test_stage_of_a_file_that_is_replaced_midway_writes_nothing_of_it(emulator, tmp_path, state):

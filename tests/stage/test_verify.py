@@ -33,14 +33,14 @@ def _flip(path: Path) -> None:
 
 
 def _problems(found: dict[str, Any]) -> dict[str, str]:
-    return {wrong["file"]: wrong["problem"] for wrong in found["wrong"]}
+    return {wrong["file"]: wrong["problem"] for wrong in found["failed"]}
 
 
 def test_verify_of_a_whole_copy_is_yes(staged, bucket, run_cli):
     ran = run_cli("verify", staged, "--json")
     found = facts(ran)
-    assert (ran.code, found["objects"], found["good"]) == (0, 48, 48), ran.err
-    assert (found["wrong"], found["strangers"], found["requests"]) == ([], [], 0)
+    assert (ran.code, found["objects"], found["ok"]) == (0, 48, 48), ran.err
+    assert (found["failed"], found["unexpected"], found["requests"]) == ([], [], 0)
     assert found["bytes"] == sum(map(len, bucket.want.values()))
     assert "48 right, 0 wrong" in run_cli("verify", staged).out
 
@@ -58,7 +58,7 @@ def test_verify_names_each_wrong_file_and_what_is_wrong(staged, bucket, run_cli,
     found = facts(ran)
     want = ["digest", "size", "missing", "not-a-file", "not-a-file"]
     assert (ran.code, _problems(found)) == (1, {f"d/f00{at}.bin": word for at, word in enumerate(want)}), ran.err
-    assert (found["strangers"], found["strangers_in_all"], found["good"]) == (["mine.txt"], 1, 43)
+    assert (found["unexpected"], found["unexpected_total"], found["ok"]) == (["mine.txt"], 1, 43)
     assert "d/f000.bin" in ran.err
     assert "--repair" in ran.err
 
@@ -72,7 +72,7 @@ def test_verify_repair_fetches_exactly_what_is_wrong(staged, bucket, run_cli, tm
     stored = sum(next((bucket.folder / "set/d").glob(f"f00{at}.bin*")).stat().st_size for at in range(4))
     ran = run_cli("verify", staged, "--repair", "--json", env=bucket.env)
     found = facts(ran)
-    assert (ran.code, found["wrong"], tree(staged) == bucket.want) == (0, [], True), ran.err
+    assert (ran.code, found["failed"], tree(staged) == bucket.want) == (0, [], True), ran.err
     assert (found["repaired"], found["bytes_in"]) == ([f"d/f00{at}.bin" for at in range(4)], stored)
     assert not (tmp_path / "elsewhere").exists()
     assert run_cli("verify", staged, "--json").code == 0
@@ -89,7 +89,7 @@ def test_verify_repair_from_a_source_that_is_gone_or_replaced_changes_nothing(st
     ran = run_cli("verify", staged, "--repair", "--json", env=bucket.env)
     found = facts(ran)
     assert (ran.code, _problems(found)) == (1, {"d/f000.bin": "digest", "d/f003.bin": "digest"}), ran.err
-    reasons = [wrong["not_repaired"] for wrong in found["wrong"]]
+    reasons = [wrong["repair_error"] for wrong in found["failed"]]
     assert "does not exist" in reasons[0]
     assert "replaced" in reasons[1]
     assert found["repaired"] == ["d/f006.bin"]
@@ -100,7 +100,7 @@ def test_verify_repair_with_an_unreachable_source_says_so_and_ends_with_1(staged
     _flip(staged / "d/f000.bin")
     env = bucket.env | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     ran = run_cli("verify", staged, "--repair", "--json", "--give-up-after", "2s", env=env)
-    assert (ran.code, "cannot be reached" in facts(ran)["wrong"][0]["not_repaired"]) == (1, True), ran.err
+    assert (ran.code, "cannot be reached" in facts(ran)["failed"][0]["repair_error"]) == (1, True), ran.err
 
 
 def test_verify_of_a_folder_without_versions_repairs_by_digest(run_cli, bucket, tmp_path):
@@ -132,11 +132,11 @@ def test_verify_of_two_nodes_shares_in_one_folder_covers_both(bucket, run_cli, t
     for node in range(2):
         ran = run_cli("stage", bucket.url, dst, "--node", node, "--nodes", 2, "--quiet", env=bucket.env)
         assert ran.code == 0, ran.err
-    assert facts(run_cli("verify", dst, "--json"))["good"] == 48
+    assert facts(run_cli("verify", dst, "--json"))["ok"] == 48
     for path in (dst / "d").iterdir():
         _flip(path)
     found = facts(run_cli("verify", dst, "--repair", "--json", env=bucket.env))
-    assert (len(found["repaired"]), found["wrong"]) == (48, [])
+    assert (len(found["repaired"]), found["failed"]) == (48, [])
     again = facts(run_cli("stage", bucket.url, dst, "--node", 1, "--nodes", 2, "--json", env=bucket.env))
     assert (again["bytes_in"], again["moved"]) == (0, 0)
 
@@ -191,7 +191,7 @@ def test_verify_of_a_hostile_manifest_reads_nothing_outside(run_cli, tmp_path):
     document = {"penstock_manifest": 1, "url": "file:///x/", "created_s": 1.0, "objects": objects}
     (own / "manifest.json").write_text(json.dumps(document))
     found = facts(run_cli("verify", tmp_path / "dst", "--json"))
-    assert (found["good"], set(_problems(found).values())) == (0, {"missing", "not-a-file"})
+    assert (found["ok"], set(_problems(found).values())) == (0, {"missing", "not-a-file"})
 
 
 def test_verify_of_what_is_selected_reads_repairs_and_reports_nothing_else(bucket, run_cli, tmp_path):
@@ -202,8 +202,8 @@ def test_verify_of_what_is_selected_reads_repairs_and_reports_nothing_else(bucke
     (dst / "stranger").write_bytes(b"x")
     ran = run_cli("verify", dst, "--select", "d/f00[13].bin", "--json")
     told = facts(ran)
-    assert (ran.code, told["objects"], [wrong["file"] for wrong in told["wrong"]]) == (1, 2, ["d/f001.bin"]), ran.err
-    assert told["strangers_in_all"] == 0
+    assert (ran.code, told["objects"], [wrong["file"] for wrong in told["failed"]]) == (1, 2, ["d/f001.bin"]), ran.err
+    assert told["unexpected_total"] == 0
     assert run_cli("verify", dst, "--exclude", "f00[12].bin", "--json").code == 0
     ran = run_cli("verify", dst, "--select", "f001.*", "--repair", "--json", env=bucket.env)
     assert (ran.code, facts(ran)["repaired"]) == (0, ["d/f001.bin"]), ran.err
@@ -225,12 +225,12 @@ def test_verify_of_a_killed_stage_reports_that_objects_are_missing(slow_bucket, 
     killed = run_cli("verify", dst, "--json")
     for ran in (running, killed):
         found = facts(ran)
-        assert (ran.code, found["wrong"]) == (1, []), ran.err
+        assert (ran.code, found["failed"]) == (1, []), ran.err
         assert found["unfinished"] == [{"source": slow_bucket.url, "share": "0-of-1", "failed": None}]
     assert f"the last stage from {slow_bucket.url} has not ended" in killed.err
     assert run_cli(*arguments, env=slow_bucket.env).code == 0
     ran = run_cli("verify", dst, "--json")
-    assert (ran.code, facts(ran)["good"], facts(ran)["unfinished"]) == (0, 96, []), ran.err
+    assert (ran.code, facts(ran)["ok"], facts(ran)["unfinished"]) == (0, 96, []), ran.err
 
 
 def test_verify_of_a_stage_that_could_not_bring_an_object_says_so(bucket, run_cli, tmp_path):
@@ -240,7 +240,7 @@ def test_verify_of_a_stage_that_could_not_bring_an_object_says_so(bucket, run_cl
     dst = tmp_path / "dst"
     assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 1
     ran = run_cli("verify", dst, "--json")
-    assert (ran.code, facts(ran)["good"]) == (1, 47), ran.err
+    assert (ran.code, facts(ran)["ok"]) == (1, 47), ran.err
     assert facts(ran)["unfinished"] == [{"source": bucket.url, "share": "0-of-1", "failed": 1}]
     packed.write_bytes(whole)
     assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 0
@@ -257,7 +257,7 @@ def test_verify_after_a_launch_of_another_size_forgets_the_killed_one(slow_bucke
     assert [share["share"] for share in facts(run_cli("verify", dst, "--json"))["unfinished"]] == ["1-of-2"]
     assert run_cli("stage", slow_bucket.url, dst, "--inflate", "--quiet", env=slow_bucket.env).code == 0
     ran = run_cli("verify", dst, "--json")
-    assert (ran.code, facts(ran)["good"]) == (0, 96), ran.err
+    assert (ran.code, facts(ran)["ok"]) == (0, 96), ran.err
 
 
 @pytest.mark.parametrize("promised", [[], ["xxh3:" + "0" * 32], ["crc32c:00000000"]])

@@ -421,7 +421,7 @@ def test_archive_copies_result_and_checkpoint(tmp_path):
     assert told["archive"] == f"{store.as_uri()}/{told['id']}/"
     files = sorted(p.relative_to(home).as_posix() for p in home.rglob("*") if p.is_file())
     assert [name for name in files if ".penstock" not in name] == ["checkpoint/last.pt", "result.json"]
-    assert all(stage.verify(str(folder))["wrong"] == [] for folder in (home, home / "checkpoint"))
+    assert all(stage.verify(str(folder))["failed"] == [] for folder in (home, home / "checkpoint"))
     assert (home / "checkpoint" / "last.pt").read_bytes() == (kept / "last.pt").read_bytes()
     assert json.loads((home / "result.json").read_text())["losses"] == told["losses"]
 

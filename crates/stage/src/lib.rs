@@ -40,4 +40,4 @@ pub use request::{StageRequest, Summary};
 pub use run::StageJob;
 pub use to_folder::records::{Unfinished, recorded_manifest};
 pub use verify::store::recorded_remotely;
-pub use verify::{Verified, VerifyJob, VerifyRequest, Wrong};
+pub use verify::{FailedFile, Verified, VerifyJob, VerifyRequest};

@@ -32,7 +32,7 @@ pub struct Progress {
     pub(super) bytes_out: AtomicU64,
     pub(super) resumed_bytes: AtomicU64,
     pub(super) refetched: AtomicU64,
-    pub(super) unchecked: AtomicU64,
+    pub(super) without_checksum: AtomicU64,
     pub(super) wrong: AtomicU64,
     failures: Mutex<Vec<(Failure, Error)>>,
 }
@@ -59,7 +59,7 @@ pub struct Snapshot {
     /// Objects asked for again because their bytes arrived damaged.
     pub refetched: u64,
     /// Objects for which nobody promised a digest.
-    pub unchecked: u64,
+    pub without_checksum: u64,
     /// Objects that failed, or that a verification found wrong.
     pub failed: u64,
 }
@@ -74,7 +74,7 @@ impl Progress {
         Self::add(&self.done, 1);
         Self::add(&self.done_bytes, line.origin.size);
         Self::add(&self.bytes_out, line.size);
-        Self::add(&self.unchecked, u64::from(line.origin.checked.is_empty()));
+        Self::add(&self.without_checksum, u64::from(line.origin.checked.is_empty()));
     }
 
     /// An object of `size` stored bytes was there already.
@@ -108,7 +108,7 @@ impl Progress {
             bytes_out: get(&self.bytes_out),
             resumed_bytes: get(&self.resumed_bytes),
             refetched: get(&self.refetched),
-            unchecked: get(&self.unchecked),
+            without_checksum: get(&self.without_checksum),
             failed: get(&self.wrong) + lock(&self.failures).len() as u64,
         }
     }

@@ -83,8 +83,8 @@ pub struct Summary {
     pub manifest: String,
     /// Nothing was moved, only planned.
     pub dry_run: bool,
-    /// Compressed objects were inflated.
-    pub inflate: bool,
+    /// Compressed objects were decompressed.
+    pub decompress: bool,
     /// This node.
     pub node: u32,
     /// All nodes.
@@ -94,7 +94,7 @@ pub struct Summary {
     /// Their stored bytes.
     pub bytes: u64,
     /// Objects of all nodes.
-    pub objects_in_all: u64,
+    pub objects_total: u64,
     /// Objects that stood there already.
     pub skipped: u64,
     /// Objects moved by this run.
@@ -107,9 +107,9 @@ pub struct Summary {
     pub resumed_bytes: u64,
     /// Objects asked for again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Objects moved for which nobody promised a digest: the manifest holds ours, of the bytes as they arrived.
+    /// Objects moved for which the store has no digest: the manifest holds ours, of the bytes as they arrived.
     #[serde(default)]
-    pub unchecked: u64,
+    pub without_checksum: u64,
     /// Requests sent; planned ones in a dry run.
     pub requests: u64,
     /// Requests sent again.
@@ -128,9 +128,9 @@ pub struct Summary {
     /// Requests that reading every node's share takes.
     #[serde(default)]
     pub share_requests: Vec<u64>,
-    /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
+    /// Bytes received and written for every node's share, estimated where the decompressed size is not known.
     #[serde(default)]
-    pub share_costs: Vec<u64>,
+    pub share_io_bytes: Vec<u64>,
     /// How the reads were spread, where there are mirrors; the source comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<MirrorReport>,

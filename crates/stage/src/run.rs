@@ -81,11 +81,11 @@ async fn run(
         Ok((source, manifest, plan))
     });
     let mut summary = Summary {
-        schema_version: 1,
+        schema_version: 2,
         source: request.source.to_string(),
         destination: place,
         dry_run: request.dry_run,
-        inflate: request.options.inflate,
+        decompress: request.options.inflate,
         node: request.options.node,
         nodes: request.options.nodes,
         ..Summary::default()
@@ -99,11 +99,11 @@ async fn run(
             }
             summary.objects = plan.items.len() as u64;
             summary.bytes = plan.bytes;
-            summary.objects_in_all = manifest.objects.len() as u64;
+            summary.objects_total = manifest.objects.len() as u64;
             summary.shares = plan.loads.clone();
             summary.share_objects = plan.counts.clone();
             summary.share_requests = plan.all_requests.clone();
-            summary.share_costs = plan.costs.clone();
+            summary.share_io_bytes = plan.costs.clone();
             if request.dry_run {
                 summary.requests = plan.requests;
                 summary.seconds = clock.elapsed().as_secs_f64();
@@ -155,7 +155,7 @@ async fn run(
         summary.bytes_out = snapshot.bytes_out;
         summary.resumed_bytes = snapshot.resumed_bytes;
         summary.refetched = snapshot.refetched;
-        summary.unchecked = snapshot.unchecked;
+        summary.without_checksum = snapshot.without_checksum;
         summary.mirrors = mirrors.map(|mirrors: Mirrors| mirrors.report()).unwrap_or_default();
         summary.requests = metrics.get(Metric::Requests);
         summary.retries = metrics.get(Metric::Retries);

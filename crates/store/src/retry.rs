@@ -299,7 +299,7 @@ impl Store for Retry {
         };
         let size = got.meta.size;
         let asked = ranges.iter().map(|range| range.end(size).saturating_sub(range.start)).sum();
-        self.shared.metrics.add(Metric::BytesAsked, asked);
+        self.shared.metrics.add(Metric::BytesRequested, asked);
         let place = crate::place(self.root(), &object.key);
         let digest = match ranges {
             [range] if range.is_whole() => checksum::cheapest(&got.meta.digests).cloned(),

@@ -209,7 +209,7 @@ async fn test_truncated_body_is_resumed_from_its_byte_in_the_same_version() {
     assert!(!seen[0].contains("range: "), "{}", seen[0]);
     assert!(seen[1].contains("range: bytes=4-9\r\n") && seen[1].contains("if-match: \"v1\"\r\n"), "{}", seen[1]);
     assert!(seen[2].contains("range: bytes=6-9\r\n"), "{}", seen[2]);
-    let counts = [Metric::BytesAsked, Metric::BytesIn, Metric::Retries].map(|metric| metrics.get(metric));
+    let counts = [Metric::BytesRequested, Metric::BytesIn, Metric::Retries].map(|metric| metrics.get(metric));
     assert_eq!(counts, [10, 10, 2], "nothing is read twice");
 }
 

@@ -52,7 +52,7 @@ metrics! {
     /// Objects deleted.
     Deletes = ("deletes", Count),
     /// Bytes that the caller asked for.
-    BytesAsked = ("bytes_asked", Bytes),
+    BytesRequested = ("bytes_requested", Bytes),
     /// Body bytes that crossed the wire inwards, retries included.
     BytesIn = ("bytes_in", Bytes),
     /// Bytes sent.
@@ -86,7 +86,7 @@ metrics! {
     /// Objects that the node's cache has written anew in planes.
     CacheTranscodes = ("cache_transcodes", Count),
     /// Entries of the node's cache that were not what was written there, and were fetched again.
-    CacheBroken = ("cache_broken", Count),
+    CacheCorrupt = ("cache_corrupt", Count),
     /// Reads and writes of the node's cache that its disk refused.
     CacheFailures = ("cache_failures", Count),
     /// Reads in a pool of this node's own files.

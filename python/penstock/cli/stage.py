@@ -289,7 +289,7 @@ def _readable(summary: dict[str, Any]) -> str:
 
     share = f"node {summary['node']} of {summary['nodes']}: " if summary["nodes"] > 1 else ""
     if not summary["objects"]:
-        return f"{share}nothing to do: {summary['objects_in_all']:,} objects for {summary['nodes']:,} nodes"
+        return f"{share}nothing to do: {summary['objects_total']:,} objects for {summary['nodes']:,} nodes"
     whole = f"{summary['objects']:,} objects, {format_bytes(summary['bytes'])}"
     rate = format_rate(summary["bytes_in"] / max(summary["seconds"], 1e-9))
     lines = [
@@ -297,8 +297,10 @@ def _readable(summary: dict[str, Any]) -> str:
         f"  {summary['moved']:,} moved, {summary['skipped']:,} there already, {len(summary['failed']):,} failed",
         f"  {format_bytes(summary['bytes_in'])} read, {format_bytes(summary['bytes_out'])} written in {format_seconds(summary['seconds'])} ({rate})",
     ]
-    if summary["unchecked"] and not summary["source"].startswith("file:"):
-        lines.append(f"  {summary['unchecked']:,} came without a checksum of their store; the manifest holds ours")
+    if summary["without_checksum"] and not summary["source"].startswith("file:"):
+        lines.append(
+            f"  {summary['without_checksum']:,} came without a checksum of their store; the manifest holds ours"
+        )
     for mirror in summary.get("mirrors", []):
         lines.append(f"  {mirror['url']}: {format_bytes(mirror['bytes'])} in {mirror['reads']:,} reads")
         if "left_out" in mirror:

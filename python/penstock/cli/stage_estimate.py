@@ -37,7 +37,7 @@ def readable(summary: dict[str, Any]) -> str:
         stored = summary["shares"]
         if sum(stored):
             worst = max(stored) * nodes / sum(stored)
-            lines.append(f"  all  {summary['objects_in_all']:,} objects, {format_bytes(sum(stored))}")
+            lines.append(f"  all  {summary['objects_total']:,} objects, {format_bytes(sum(stored))}")
             lines.append(f"  fullest node {worst:.3f} x the mean in stored bytes")
     if summary["eta_s"] is not None:
         lines.append(f"  at least {format_seconds(summary['eta_s'])} for all nodes at the rates given")

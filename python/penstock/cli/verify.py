@@ -104,25 +104,27 @@ def command(
             click.echo(f"{what}; what was repaired is recorded, the rest is as it was", err=True)
             log_file.say("end", what)
             return code
-        for wrong in found["wrong"]:
-            log_file.say("wrong", f"[{wrong['problem']}] {wrong['file']}: {wrong['found']}")
+        for wrong in found["failed"]:
+            log_file.say("failed", f"[{wrong['problem']}] {wrong['file']}: {wrong['detail']}")
         for share in found["unfinished"]:
             log_file.say("unfinished", _unfinished(share))
         log_file.say("end", _readable(found))
-    for wrong in found["wrong"][:_TOLD]:
-        click.echo(f"{click.style(wrong['problem'], fg='red', bold=True)}: {wrong['file']}: {wrong['found']}", err=True)
-        if "not_repaired" in wrong:
-            click.echo(f"  not repaired: {wrong['not_repaired']}", err=True)
-    if (left := len(found["wrong"]) - _TOLD) > 0:
+    for wrong in found["failed"][:_TOLD]:
+        click.echo(
+            f"{click.style(wrong['problem'], fg='red', bold=True)}: {wrong['file']}: {wrong['detail']}", err=True
+        )
+        if "repair_error" in wrong:
+            click.echo(f"  not repaired: {wrong['repair_error']}", err=True)
+    if (left := len(found["failed"]) - _TOLD) > 0:
         click.echo(f"... and {left:,} more (--json lists all)", err=True)
-    if found["wrong"] and not repair:
+    if found["failed"] and not repair:
         click.echo("  hint: penstock verify DST --repair fetches exactly these again", err=True)
     for share in found["unfinished"]:
         click.echo(f"{click.style('unfinished', fg='red', bold=True)}: {_unfinished(share)}", err=True)
     if found["unfinished"]:
         click.echo("  hint: run the same penstock stage again; it moves only what is missing", err=True)
     click.echo(json.dumps(found) if as_json else _readable(found))
-    return 1 if found["wrong"] or found["unfinished"] else 0
+    return 1 if found["failed"] or found["unfinished"] else 0
 
 
 def _unfinished(share: dict[str, Any]) -> str:
@@ -139,9 +141,9 @@ def _readable(found: dict[str, Any]) -> str:
     rate = format_rate(found["bytes"] / max(found["seconds"], 1e-9))
     lines = [
         f"{found['destination']}: {found['objects']:,} objects, {format_bytes(found['bytes'])} read in {format_seconds(found['seconds'])} ({rate})",
-        f"  {found['good']:,} right, {len(found['wrong']):,} wrong, {len(found['repaired']):,} repaired",
+        f"  {found['ok']:,} right, {len(found['failed']):,} wrong, {len(found['repaired']):,} repaired",
     ]
-    if found["strangers_in_all"]:
-        names = ", ".join(found["strangers"][:3]) + (", ..." if found["strangers_in_all"] > 3 else "")
-        lines.append(f"  {found['strangers_in_all']:,} files are none of the stage's: {names}")
+    if found["unexpected_total"]:
+        names = ", ".join(found["unexpected"][:3]) + (", ..." if found["unexpected_total"] > 3 else "")
+        lines.append(f"  {found['unexpected_total']:,} files are none of the stage's: {names}")
     return "\n".join(lines)

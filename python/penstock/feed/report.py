@@ -256,7 +256,7 @@ def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
             "cache_bypasses": int(counters.get("cache_bypasses", 0)),
             "cache_evictions": int(counters.get("cache_evictions", 0)),
             "cache_transcodes": int(counters.get("cache_transcodes", 0)),
-            "cache_broken": int(counters.get("cache_broken", 0)),
+            "cache_corrupt": int(counters.get("cache_corrupt", 0)),
             "cache_failures": int(counters.get("cache_failures", 0)),
             "cache_bytes": int(counters.get("cache_bytes", 0)),
             **{name: int(counters.get(name, 0)) for name in _POOL},

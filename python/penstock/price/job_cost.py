@@ -58,7 +58,7 @@ def job_money(job: Job, nodes: int, found: dict[str, Any] | None, *, copies: int
         "usd_per_node_hour": per_hour,
         "node": None if price is None else {"item": price.item, "region": price.region},
         "hours": section.hours if section else None,
-        "stage_objects": staged["objects_in_all"] if staged else None,
+        "stage_objects": staged["objects_total"] if staged else None,
         "stage_requests": sum(staged["share_requests"]) if staged else None,
         "stage_bytes": sum(staged["shares"]) if staged else None,
         "requests_usd": requests,

@@ -60,7 +60,7 @@ def start_verify(
 
 
 def verify(destination: str, **options: Any) -> dict[str, Any]:
-    """Read a staged folder again; `wrong` lists the files that are not what their stage made. Options: `start_verify`'s.
+    """Read a staged folder again; `failed` lists the files that differ from what the stage wrote. Options: `start_verify`'s.
 
     Raises:
         NotFound: Nothing was staged there.

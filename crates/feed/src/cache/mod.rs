@@ -199,7 +199,7 @@ impl NodeCache {
         });
         let Some(found) = found.await?.and_then(|found| self.doubt(found)) else { return Ok(None) };
         if found.is_none() {
-            self.metrics.count(Metric::CacheBroken);
+            self.metrics.count(Metric::CacheCorrupt);
         }
         Ok(found)
     }

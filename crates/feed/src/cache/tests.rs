@@ -216,7 +216,7 @@ async fn cache_entry_that_is_damaged_is_fetched_again() {
             }
         }
         assert_eq!(whole(&cache, &object).await, bytes);
-        assert_eq!((rig.gets(), metrics.get(Metric::CacheBroken)), (damage + 2, damage + 1));
+        assert_eq!((rig.gets(), metrics.get(Metric::CacheCorrupt)), (damage + 2, damage + 1));
     }
 }
 
@@ -328,7 +328,7 @@ async fn cache_copy_in_planes_that_is_damaged_is_taken_away() {
     written[5000] ^= 1;
     std::fs::write(&path, written).unwrap();
     assert_eq!(cache.in_planes(&object).await.unwrap(), None);
-    assert_eq!((metrics.get(Metric::CacheBroken), path.exists()), (1, false));
+    assert_eq!((metrics.get(Metric::CacheCorrupt), path.exists()), (1, false));
 }
 
 #[tokio::test]

@@ -33,8 +33,8 @@ use penstock_dataset::manifest::is_own;
 
 /// One read; a worker holds one such buffer and nothing else.
 const IO_BUFFER_BYTES: usize = 1 << 20;
-/// Strangers that are named; all of them are counted.
-const STRANGERS_NAMED: usize = 1_000;
+/// Unexpected files that are listed; all of them are counted.
+const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
 /// What to verify, parsed once at the edge.
 #[derive(Debug, Clone)]
@@ -63,16 +63,16 @@ pub struct VerifyRequest {
 
 /// One file that is not what its stage made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Wrong {
+pub struct FailedFile {
     /// Its path below the folder, control characters escaped.
     pub file: String,
     /// `missing`, `size`, `digest`, `not-a-file` or `unreadable`.
     pub problem: String,
     /// What was found, in a sentence.
-    pub found: String,
+    pub detail: String,
     /// Why it could not be repaired, where that was tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub not_repaired: Option<String>,
+    pub repair_error: Option<String>,
 }
 
 /// How a verification went.
@@ -86,16 +86,16 @@ pub struct Verified {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Files that are what their stage made.
-    pub good: u64,
+    /// Files that are what their stage wrote.
+    pub ok: u64,
     /// Files that are not.
-    pub wrong: Vec<Wrong>,
+    pub failed: Vec<FailedFile>,
     /// Files that were fetched again and are right now.
     pub repaired: Vec<String>,
-    /// Files that no stage recorded; the first thousand.
-    pub strangers: Vec<String>,
-    /// All of those.
-    pub strangers_in_all: u64,
+    /// Files that no stage recorded; the first 1,000.
+    pub unexpected: Vec<String>,
+    /// Number of files that no stage recorded.
+    pub unexpected_total: u64,
     /// Shares that the last stage into the folder did not bring whole: what stands may be right, and objects are missing.
     #[serde(default)]
     pub unfinished: Vec<Unfinished>,
@@ -149,9 +149,9 @@ async fn run(
     let everything: Vec<usize> = (0..records.len()).collect();
     let mut wrong =
         check_all(&dest_dir, &records, everything, request.cores, deadline, &progress, cancelled.clone()).await?;
-    let (strangers, strangers_in_all) = {
+    let (unexpected, unexpected_total) = {
         let (dest_dir, records, select) = (dest_dir.clone(), records.clone(), request.select.clone());
-        blocking(move || strangers(&dest_dir, &records, &select)).await?
+        blocking(move || unexpected(&dest_dir, &records, &select)).await?
     };
     let mut repaired = Vec::new();
     if request.repair && !wrong.is_empty() {
@@ -165,20 +165,20 @@ async fn run(
         wrong = check_all(&dest_dir, &records, bad.clone(), request.cores, deadline, &again, cancelled).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
         for (at, wrong) in &mut wrong {
-            wrong.not_repaired = why.get(at).cloned();
+            wrong.repair_error = why.get(at).cloned();
         }
         repaired = bad.iter().filter(|at| !still.contains(at)).map(|&at| records[at].target.to_string()).collect();
     }
     Ok(Verified {
-        schema_version: 1,
+        schema_version: 2,
         destination: request.destination.display().to_string(),
         objects: records.len() as u64,
         bytes,
-        good: (records.len() - wrong.len()) as u64,
-        wrong: wrong.into_iter().map(|(_, wrong)| wrong).collect(),
+        ok: (records.len() - wrong.len()) as u64,
+        failed: wrong.into_iter().map(|(_, wrong)| wrong).collect(),
         repaired,
-        strangers,
-        strangers_in_all,
+        unexpected,
+        unexpected_total,
         unfinished,
         bytes_in: progress.snapshot().bytes_in,
         requests: metrics.get(Metric::Requests),
@@ -195,7 +195,7 @@ async fn check_all(
     deadline: Deadline,
     progress: &Arc<Progress>,
     mut cancelled: watch::Receiver<bool>,
-) -> Result<Vec<(usize, Wrong)>> {
+) -> Result<Vec<(usize, FailedFile)>> {
     let (which, next) = (Arc::new(which), Arc::new(AtomicUsize::new(0)));
     let (stop, found) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
     let workers: Vec<_> = (0..cores.max(1))
@@ -208,11 +208,11 @@ async fn check_all(
                     deadline.check("penstock verify")?;
                     let record = &records[at];
                     if let Some((problem, says)) = check(&dest_dir, record, &mut buffer, &stop, &progress)? {
-                        let wrong = Wrong {
+                        let wrong = FailedFile {
                             file: record.target.to_string(),
                             problem: problem.to_owned(),
-                            found: says,
-                            not_repaired: None,
+                            detail: says,
+                            repair_error: None,
                         };
                         Progress::add(&progress.wrong, 1);
                         lock(&found).push((at, wrong));
@@ -314,7 +314,7 @@ pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, targ
 
 /// Names below the folder that are meant and that no record has: the first ones, and how many. Links are not followed. A
 /// folder that cannot be read has no names.
-fn strangers(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
+fn unexpected(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
     let root = dest_dir.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -330,7 +330,7 @@ fn strangers(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Resu
                 folders.push(path);
             } else if select.takes(&key) && records.binary_search_by(|record| record.target.cmp(&key)).is_err() {
                 count += 1;
-                if named.len() < STRANGERS_NAMED {
+                if named.len() < MAX_UNEXPECTED_LISTED {
                     named.push(key.to_string());
                 }
             }

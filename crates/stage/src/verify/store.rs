@@ -25,12 +25,12 @@ use crate::to_store::records::{documents, manifest_names};
 use crate::to_store::target::Target;
 use crate::to_store::{ResendRequest, again};
 use crate::verify::repair::NOT_RECOGNISABLE;
-use crate::verify::{Verified, VerifyRequest, Wrong, only};
+use crate::verify::{FailedFile, Verified, VerifyRequest, only};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::{Entry, Manifest, is_own};
 
-/// Strangers that are named; all of them are counted.
-const STRANGERS_NAMED: usize = 1_000;
+/// Unexpected files that are listed; all of them are counted.
+const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
 /// The manifest of a store's staged copy, all nodes' shares in one; `None` where no stage has left one.
 pub async fn recorded_remotely(
@@ -122,7 +122,7 @@ async fn verify(
     });
     let all: Vec<usize> = (0..records.len()).collect();
     let mut wrong = sight.all(&records, &all, request.concurrency).await?;
-    let (strangers, strangers_in_all) = strangers(&to, &records, &request.select, deadline).await?;
+    let (unexpected, unexpected_total) = unexpected(&to, &records, &request.select, deadline).await?;
     let mut repaired = Vec::new();
     if request.repair && !wrong.is_empty() {
         let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
@@ -132,20 +132,20 @@ async fn verify(
         wrong = fresh.all(&records, &bad, request.concurrency).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
         for (at, wrong) in &mut wrong {
-            wrong.not_repaired = why.get(at).cloned();
+            wrong.repair_error = why.get(at).cloned();
         }
         repaired = bad.iter().filter(|at| !still.contains(at)).map(|&at| records[at].entry.key.to_string()).collect();
     }
     Ok(Verified {
-        schema_version: 1,
+        schema_version: 2,
         destination: to.url.clone(),
         objects: records.len() as u64,
         bytes,
-        good: (records.len() - wrong.len()) as u64,
-        wrong: wrong.into_iter().map(|(_, wrong)| wrong).collect(),
+        ok: (records.len() - wrong.len()) as u64,
+        failed: wrong.into_iter().map(|(_, wrong)| wrong).collect(),
         repaired,
-        strangers,
-        strangers_in_all,
+        unexpected,
+        unexpected_total,
         unfinished,
         bytes_in: progress.snapshot().bytes_in,
         requests: metrics.get(Metric::Requests),
@@ -167,7 +167,12 @@ type Problem = Option<(&'static str, String)>;
 
 impl Verifier {
     /// Looks at the objects; what is wrong comes in the records' order.
-    async fn all(self: &Arc<Self>, records: &[Record], which: &[usize], most: usize) -> Result<Vec<(usize, Wrong)>> {
+    async fn all(
+        self: &Arc<Self>,
+        records: &[Record],
+        which: &[usize],
+        most: usize,
+    ) -> Result<Vec<(usize, FailedFile)>> {
         let looks = stream::iter(which.to_vec()).map(|at| {
             let (sight, entry) = (self.clone(), records[at].entry.clone());
             async move {
@@ -176,11 +181,11 @@ impl Verifier {
                 Progress::add(&sight.progress.wrong, u64::from(found.is_some()));
                 Ok::<_, Error>(found.map(|(problem, found)| {
                     let file = entry.key.to_string();
-                    (at, Wrong { file, problem: problem.to_owned(), found, not_repaired: None })
+                    (at, FailedFile { file, problem: problem.to_owned(), detail: found, repair_error: None })
                 }))
             }
         });
-        let mut wrong: Vec<(usize, Wrong)> =
+        let mut wrong: Vec<(usize, FailedFile)> =
             looks.buffer_unordered(most.max(1)).try_filter_map(|found| async { Ok(found) }).try_collect().await?;
         wrong.sort_by_key(|(at, _)| *at);
         Ok(wrong)
@@ -282,7 +287,7 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
 }
 
 /// Objects below the destination that are meant and that no manifest names: the first ones, and how many.
-async fn strangers(
+async fn unexpected(
     to: &Target,
     records: &[Record],
     select: &KeyFilter,
@@ -295,7 +300,7 @@ async fn strangers(
         if !is_own(&key) && select.takes(&key) && records.binary_search_by(|record| record.entry.key.cmp(&key)).is_err()
         {
             count += 1;
-            if named.len() < STRANGERS_NAMED {
+            if named.len() < MAX_UNEXPECTED_LISTED {
                 named.push(key.to_string());
             }
         }

@@ -133,7 +133,7 @@ fn upload_is_whole_recorded_and_moves_nothing_twice() {
     assert_eq!((elsewhere.moved, elsewhere.skipped, elsewhere.bytes_in), (0, 4, 0));
     for quick in [false, true] {
         let found = bench.verify(quick, false);
-        assert_eq!((found.good, found.wrong.len(), found.strangers_in_all), (4, 0, 0));
+        assert_eq!((found.ok, found.failed.len(), found.unexpected_total), (4, 0, 0));
     }
     assert_eq!(bench.keys().len(), 5, "{:?}", bench.keys());
 }
@@ -158,7 +158,7 @@ fn upload_deflated_keeps_names_and_leaves_alone_what_is_compressed() {
         }
     }
     assert_eq!(bench.stage(deflating(Codec::Gzip)).unwrap().bytes_in, 0);
-    assert_eq!(bench.verify(false, false).good, 4);
+    assert_eq!(bench.verify(false, false).ok, 4);
     // Another transform_id makes other objects of ours, without --overwrite.
     let other = bench.stage(deflating(Codec::Zstd)).unwrap();
     assert_eq!((other.moved, other.failed.len()), (4, 0), "{:?}", other.failed);
@@ -207,13 +207,13 @@ fn verify_of_a_store_names_what_is_wrong_and_mends_it() {
     bench.put(&bench.to, "run/z", b"a stranger");
     for quick in [true, false] {
         let found = bench.verify(quick, false);
-        let wrong: Vec<_> = found.wrong.iter().map(|wrong| (wrong.file.as_str(), wrong.problem.as_str())).collect();
-        assert_eq!((wrong, found.good), (vec![("b", "digest"), ("c", "missing")], 1));
-        assert_eq!(found.strangers, ["z"]);
+        let wrong: Vec<_> = found.failed.iter().map(|wrong| (wrong.file.as_str(), wrong.problem.as_str())).collect();
+        assert_eq!((wrong, found.ok), (vec![("b", "digest"), ("c", "missing")], 1));
+        assert_eq!(found.unexpected, ["z"]);
     }
     let mended = bench.verify(false, true);
-    assert_eq!((mended.repaired.len(), mended.wrong.len()), (2, 0), "{:?}", mended.wrong);
-    assert_eq!(bench.verify(true, false).good, 3);
+    assert_eq!((mended.repaired.len(), mended.failed.len()), (2, 0), "{:?}", mended.failed);
+    assert_eq!(bench.verify(true, false).ok, 3);
     assert_eq!(bench.stage(deflating(Codec::Gzip)).unwrap().moved, 0, "the manifest knows the new versions");
 }
 
@@ -224,7 +224,7 @@ fn upload_by_nodes_is_disjoint_and_complete() {
     let bench = Bench::new("upload-nodes", &objects);
     let moved: u64 =
         (0..3).map(|node| bench.stage(StageOptions { node, nodes: 3, ..StageOptions::default() }).unwrap().moved).sum();
-    assert_eq!((moved, bench.verify(false, false).good), (9, 9));
+    assert_eq!((moved, bench.verify(false, false).ok), (9, 9));
     assert_eq!(bench.keys().iter().filter(|key| key.contains(".penstock/manifest-")).count(), 3);
 }
 

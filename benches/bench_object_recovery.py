@@ -108,7 +108,7 @@ def refusals(folder: Path, seconds: float) -> list[tuple]:
             folder, book(folder, burst + limit), bench, ObjectPoint(object_size_bytes=64, concurrency=256)
         )
         found.append(("requests let in, a second", told, *2 * [rows[0].last.entries_per_s], rows))
-        seen = sum(rows[0].statuses.get(status, 0) for status in ("503", "429"))
+        seen = sum(rows[0].errors_by_class.get(status, 0) for status in ("503", "429"))
         # Refusals a second of the measured stretch; the store's count has those of the listing at the end too.
         at = rows[0].last.time_s
         found.append((f"refusals (503) a second at {told:g}/s", counted["throttles"] / at, *2 * [seen / at], rows))

@@ -106,7 +106,7 @@ class _Rounds:
         if down.returncode != 0:
             row["wrong"] = down.stderr[-300:]
         audit = self.call(_PROGRAM, "pool", "audit", "--json", *self.where)
-        left = json.loads(audit.stdout)["left"] if audit.stdout else {"?": [audit.stderr[-300:]]}
+        left = json.loads(audit.stdout)["leftovers"] if audit.stdout else {"?": [audit.stderr[-300:]]}
         row["left"] = [f"{node} {word}" for node, words in left.items() for word in words]
         row["round_s"] = round(time.monotonic() - began, 2)
         return row

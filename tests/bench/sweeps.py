@@ -186,7 +186,7 @@ def refusing(seed, threads, *, noise=0.05, counted=True, held_out=False):
             one = row("READ", c, size, per_s, path_type="object", entry_latency=latency)
             if counted:
                 lost = round(one.last.entries * refused / (1 - refused))
-                one = msgspec.structs.replace(one, statuses={"503": lost, "5xx": 0}, retries=lost)
+                one = msgspec.structs.replace(one, errors_by_class={"503": lost, "5xx": 0}, retries=lost)
             sweep.rows.append(one)
             sweep.truths[c, size] = Truth(order[0], terms[order[0]] / terms[order[1]], retrograde=False)
     return sweep

@@ -172,8 +172,8 @@ def test_disk_with_limits_is_felt_and_its_trace_says_which(
         # A disk exceeds its limit only in its first instant.
         assert rate <= limit * 1.3
         is_reached = rate >= limit * 0.95
-        assert trace["hit"] in ({hit} if is_reached else {hit, "device", "none"}), trace["at_limit"]
-        if trace["hit"] == hit:
+        assert trace["binding_limit"] in ({hit} if is_reached else {hit, "device", "none"}), trace["at_limit"]
+        if trace["binding_limit"] == hit:
             break
 
 

@@ -58,7 +58,7 @@ def test_turns_go_forth_and_back():
 def test_contest_of_equals_gives_rows_ratios_and_the_same_samples(tmp_path, twin):
     found = feed.run(request(write(tmp_path / "d"), twin, caches=feed.CACHES))
     assert found.is_same
-    assert (found.absent, found.failed) == ({}, {})
+    assert (found.not_run, found.failed) == ({}, {})
     assert [(row.label, row.cache.state) for row in found.rows] == [
         (name, state) for state in feed.CACHES for name in (feed.OURS, twin)
     ]
@@ -90,8 +90,8 @@ def test_our_own_copies_in_planes_are_a_contestant_that_converts(tmp_path):
 
 def test_peers_that_cannot_read_it_or_are_not_there_are_told_and_left_out(tmp_path):
     found = feed.run(request(write(tmp_path / "d"), "webdataset", "grain", peers=tmp_path))
-    assert found.absent["webdataset"] == "reads format tar, and this is tfrecord"
-    assert found.absent["grain"].startswith("not installed")
+    assert found.not_run["webdataset"] == "reads format tar, and this is tfrecord"
+    assert found.not_run["grain"].startswith("not installed")
     assert found.is_same
     assert [row.label for row in found.rows] == [feed.OURS]
 
@@ -186,8 +186,8 @@ def test_cli_bench_feed_prints_one_json_line_and_keeps_its_rows(run_cli, tmp_pat
     done = run_cli("bench", "feed", folder, *flags, "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
-    assert (told["schema_version"], told["is_same"], told["money"]) == (1, True, None)
-    assert told["absent"] == {"webdataset": "reads format tar, and this is tfrecord"}
+    assert (told["schema_version"], told["is_same"], told["money"]) == (2, True, None)
+    assert told["not_run"] == {"webdataset": "reads format tar, and this is tfrecord"}
     (saved,) = told["saved"]
     row = json.loads(Path(saved).read_text())
     assert (row["kind"], row["label"], row["samples"]) == ("feed", "penstock", 7)
@@ -210,7 +210,7 @@ def test_cli_bench_feed_says_what_epochs_cost_before_the_first(run_cli, emulator
 def test_tfdata_gives_the_same_samples_as_we(tmp_path):
     found = feed.run(request(write(tmp_path / "d"), "tfdata"))
     assert found.failed == {}
-    assert found.absent == {}
+    assert found.not_run == {}
     assert found.is_same
 
 

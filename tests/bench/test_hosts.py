@@ -314,8 +314,10 @@ def _row(last_s: float, first_s: float, count: int, values_ns: list[int], **more
 
 
 def test_merge_counts_from_the_first_start_and_percentiles_of_all_values() -> None:
-    one = _row(4.0, 2.0, 100, [10, 20, 30, 40], cache=CacheState("cold", "dropped"), statuses={"503": 2})
-    two = _row(4.0, 3.0, 100, [50, 60, 70, 127], cache=CacheState("warm", "kept"), statuses={"503": 1, "reset": 1})
+    one = _row(4.0, 2.0, 100, [10, 20, 30, 40], cache=CacheState("cold", "dropped"), errors_by_class={"503": 2})
+    two = _row(
+        4.0, 3.0, 100, [50, 60, 70, 127], cache=CacheState("warm", "kept"), errors_by_class={"503": 1, "reset": 1}
+    )
     both = merge([one, two], [0.5, 1.5])
     assert (both.hosts, both.last.time_s, both.last.ios, both.last.bytes) == (2, 5.0, 200, 200_000)
     assert both.last.bytes_per_s == 40_000
@@ -326,7 +328,7 @@ def test_merge_counts_from_the_first_start_and_percentiles_of_all_values() -> No
     assert (both.io_latency.count, both.io_latency.min_us, both.io_latency.max_us) == (8, 0.01, 0.127)
     assert both.io_latency.percentiles_us["50"] == pytest.approx(0.04)
     assert both.io_latency.mean_us == pytest.approx(407 / 8000)
-    assert both.statuses == {"503": 3, "reset": 1}
+    assert both.errors_by_class == {"503": 3, "reset": 1}
     assert (both.cache.state, "host 0: cold, dropped" in both.cache.how) == ("warm", True)
     assert sum(s.bytes_per_s * 1.0 for s in both.series) == pytest.approx(200_000, rel=0.15)
     assert both.raw["start_skew_s"] == "1.000000"

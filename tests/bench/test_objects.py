@@ -184,12 +184,12 @@ def test_object_refusals_are_those_that_the_store_counted(
         counted = store.stats()
     row = _document(ran)["rows"][0]
     assert row["last"]["entries"] == 120
-    assert row["statuses"]["503"] > 0
+    assert row["errors_by_class"]["503"] > 0
     # Every HEAD is the row's; the listing at the end may be refused too, some times over, and is not.
-    assert row["statuses"]["503"] == counted["heads"] - 120
-    assert row["retries"] == row["statuses"]["503"]
+    assert row["errors_by_class"]["503"] == counted["heads"] - 120
+    assert row["retries"] == row["errors_by_class"]["503"]
     assert row["throttled_s"] > 0
-    assert sum(sample["throttles"] for sample in row["series"]) <= row["statuses"]["503"]
+    assert sum(sample["throttles"] for sample in row["series"]) <= row["errors_by_class"]["503"]
 
 
 def test_object_interrupted_bench_takes_its_objects_with_it(folder: Path) -> None:

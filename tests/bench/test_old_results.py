@@ -250,6 +250,15 @@ def test_rows_survive_the_disk(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.jsonl", "spec.toml"]
 
 
+def test_rows_of_version_1_keep_their_errors_and_losses(tmp_path):
+    """Rows before issue 14 named them `statuses` and `loss_s`."""
+    row = {"schema_version": 1, "operation": "READ", "last": {"time_s": 1.0, "bytes": 1}}
+    row |= {"statuses": {"503": 2}, "loss_s": {"transfer": 0.5}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    (read,) = read_results(tmp_path).rows
+    assert (read.errors_by_class, read.lost_s_by_cause) == ({"503": 2}, {"transfer": 0.5})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("{}", "line 1 is no row"), ('{"schema_version": 99}', "schema version 99"), ("not json", "line 1 is no row")],

@@ -210,7 +210,9 @@ def test_classify_refusing_store_is_throttled_where_refusals_were_counted():
         one = row("READ", c, 128 * KIB, per_s, path_type="object", entry_latency=latency)
         answered = round(one.last.entries)
         rows.append(
-            msgspec.structs.replace(one, statuses={"503": round(answered * refused / (1 - refused))} if refused else {})
+            msgspec.structs.replace(
+                one, errors_by_class={"503": round(answered * refused / (1 - refused))} if refused else {}
+            )
         )
     assert [c.regime for c in classify(rows).cells] == ["concurrency", "concurrency", "throttle", "throttle"]
 
@@ -220,7 +222,7 @@ def test_classify_time_lost_to_refusals_outranks_a_machine_that_others_keep_busy
     for c in (1, 8, 64):
         per_s, latency, refused = backing_off(2_000, 0.02, c)
         one = row("READ", c, 128 * KIB, per_s, path_type="object", entry_latency=latency)
-        lost = {"statuses": {"503": 600}, "throttled_s": 0.3 * one.last.time_s * c} if refused else {}
+        lost = {"errors_by_class": {"503": 600}, "throttled_s": 0.3 * one.last.time_s * c} if refused else {}
         rows.append(msgspec.structs.replace(one, last=msgspec.structs.replace(one.last, cpu=0.99), **lost))
     assert [c.regime for c in classify(rows).cells] == ["client", "client", "throttle"]
     alone = classify(rows[-1:]).cells
@@ -266,7 +268,7 @@ def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
 
 @pytest.mark.parametrize(
     ("more", "regime"),
-    [({}, "throttle"), ({"source": "penstock 0.1.0"}, "metadata"), ({"statuses": {"5xx": 1}}, "metadata")],
+    [({}, "throttle"), ({"source": "penstock 0.1.0"}, "metadata"), ({"errors_by_class": {"5xx": 1}}, "metadata")],
 )
 def test_classify_request_limit_of_an_object_store_refuses_unless_refusals_were_counted(more, regime):
     rows = [

@@ -172,7 +172,7 @@ def test_cli_doctor_says_what_each_engine_lacks_by_node(run_cli):
         flags = ["--set", f"hosts={hosts.name}", "--disk", "/nothing/mounted"]
         told = run_cli("doctor", *flags, "--copies", "5", "--json")
         assert told.code == 0, told.err  # `mount` finds the root file system
-        lacks = json.loads(told.out)["lacks"]
+        lacks = json.loads(told.out)["missing"]
         assert lacks["local"] == []
         assert lacks["hdfs"][-1] == "5 copies want as many nodes, and there are 2"
         people = run_cli("doctor", *flags)

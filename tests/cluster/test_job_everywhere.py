@@ -102,7 +102,7 @@ def test_job_by_ssh(hosts):
     job = _write(hosts, "byssh", "ssh", cluster='nodes = "h1,h2,h3,h4"')
     ran = _penstock(hosts, "run", job, "--json", "--runs", hosts.folder / "runs")
     _check(hosts, "byssh")
-    assert json.loads(ran.stdout)["lost"] == []
+    assert json.loads(ran.stdout)["lost_nodes"] == []
 
 
 @pytest.mark.needs_pool
@@ -124,7 +124,7 @@ def test_job_by_ssh_goes_on_without_a_host_that_hangs(hosts):
         running.wait()
     assert running.returncode == 0, err
     told = json.loads(out)
-    assert told["lost"] == ["h3"]
+    assert told["lost_nodes"] == ["h3"]
     assert "h3" in (detail := next(row["detail"] for row in told["steps"] if row["name"] == "ranks"))
     assert "2 starts" in detail
     # Nobody ends on the lost host what cannot be told to end: its own doors do, when their connection is gone.
@@ -135,7 +135,7 @@ def test_job_by_sbatch(hosts):
     want = f'[submit]\nnodes = {HOSTS}\nlimit = "10min"\nargs = ["--comment=one of ours"]\nsetup = ["export MARK=set"]'
     job = _write(hosts, "bysbatch", "slurm", container=want, extra="test $MARK = set")
     ran = _penstock(hosts, "run", job, "--submit", "--wait", "--json", "--runs", hosts.folder / "runs")
-    number = json.loads(ran.stdout)["number"]
+    number = json.loads(ran.stdout)["job_id"]
     assert f"JobId={number} " in (shown := hosts.run(1, "scontrol", "show", "job", number).stdout)
     assert "Comment=one of ours" in shown
     assert "TimeLimit=00:10:00" in shown

@@ -99,7 +99,7 @@ to = "{tmp_path}/kept"
         told = json.loads(out)
         # Where nobody ran the lost rank again, not all data was read.
         assert job.returncode == (1 if lost_node == "continue" else 0), err
-        assert told["lost"] == ["h3"]
+        assert told["lost_nodes"] == ["h3"]
         states = {row["name"]: row["state"] for row in told["steps"]}
         assert states == dict.fromkeys(["pool up", "stage", "ranks", "archive", "pool down"], "done")
         # What the ranks that are left have read is whole, also what the lost host had written.

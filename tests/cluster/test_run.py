@@ -229,10 +229,10 @@ def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli
     shown = run_cli("run", file, "--dry-run", cwd=tmp_path)
     assert re.search(want, shown.out), shown.out
     assert re.search("10 epochs: streamed 1.0. s, from a pool .*: stream is faster; no number of epochs", shown.out)
-    pays = json.loads(run_cli("run", file, "--dry-run", "--json", cwd=tmp_path).out)["pool_pays"]
+    pays = json.loads(run_cli("run", file, "--dry-run", "--json", cwd=tmp_path).out)["breakeven"]
     stored = sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
-    assert {name: pays[name] for name in ("nodes", "stored_bytes", "epochs", "from_nodes", "from_epochs", "sooner")} == {
-        "nodes": 2, "stored_bytes": stored, "epochs": 10, "from_nodes": 4, "from_epochs": None, "sooner": "stream",
+    assert {name: pays[name] for name in ("nodes", "stored_bytes", "epochs", "from_nodes", "from_epochs", "faster")} == {
+        "nodes": 2, "stored_bytes": stored, "epochs": 10, "from_nodes": 4, "from_epochs": None, "faster": "stream",
     }  # fmt: skip
     hungry = job(**{"[archive]": demand.replace("0.3MB/s", "3MB/s").replace("epochs = 10", "epochs = 100")})
     ran = run_cli("run", hungry, cwd=tmp_path, timeout_s=110)

@@ -216,8 +216,8 @@ def test_submit_dry_prints_the_script_and_the_line_and_hands_nothing_over(export
     assert told.out == f"# runs/Train-1/job.slurm\n{script}# submit\nsbatch --parsable --wait runs/Train-1/job.slurm\n"
     plain = run_cli("run", "job.toml", "--submit", "--wait", "--dry-run", "--json", cwd=tmp_path, env=path)
     assert json.loads(plain.out) == {
-        "schema_version": 1, "name": "Train-1", "script": "runs/Train-1/job.slurm", "text": script,
-        "line": ["sbatch", "--parsable", "--wait", "runs/Train-1/job.slurm"],
+        "schema_version": 2, "name": "Train-1", "script": "runs/Train-1/job.slurm", "text": script,
+        "command": ["sbatch", "--parsable", "--wait", "runs/Train-1/job.slurm"],
     }  # fmt: skip
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "handed-over").exists()

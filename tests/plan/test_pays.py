@@ -29,17 +29,17 @@ def test_the_studys_job_needs_no_pool_and_would_from_about_25_nodes_on():
     found = break_even(_STUDY)
     assert found.node_bytes_per_s == pytest.approx(0.25e9)
     assert found.from_nodes == 26
-    assert (found.sooner, found.from_epochs) == ("stream", None)
+    assert (found.faster, found.from_epochs) == ("stream", None)
     assert found.stream_epoch_s == 900
     # The account's share of the time that a stage takes: 900 GB at 2.8 GB/s, four cards of 5.6 Gbit/s.
     assert found.before_s == pytest.approx(321, rel=0.01)
 
 
-@pytest.mark.parametrize(("nodes", "sooner"), [(25, "stream"), (27, "pool"), (40, "pool")])
-def test_as_the_nodes_grow_the_account_is_spent(nodes, sooner):
+@pytest.mark.parametrize(("nodes", "faster"), [(25, "stream"), (27, "pool"), (40, "pool")])
+def test_as_the_nodes_grow_the_account_is_spent(nodes, faster):
     # The same appetite a node on more of them: an epoch takes 4/nodes of the time.
     found = break_even(msgspec.structs.replace(_STUDY, nodes=nodes, epoch_s=900 * 4 / nodes))
-    assert (found.from_nodes, found.sooner) == (26, sooner)
+    assert (found.from_nodes, found.faster) == (26, faster)
     # At 27 an epoch from a pool gains 10.7 s, and the stage takes 144 s: 14 epochs repay it.
     assert found.from_epochs == {25: None, 27: 14, 40: 3}[nodes]
 
@@ -47,13 +47,13 @@ def test_as_the_nodes_grow_the_account_is_spent(nodes, sooner):
 @given(_EATEN)
 def test_from_these_epochs_on_the_pool_is_sooner_and_before_them_it_is_not(eaten):
     found = break_even(eaten)
-    assert (found.sooner == "pool") == (found.pool_s < found.stream_s)
+    assert (found.faster == "pool") == (found.pool_s < found.stream_s)
     if found.from_epochs is None:
         assert found.pool_epoch_s >= found.stream_epoch_s * (1 - 1e-6)
         return
     late, early = found.from_epochs + 1, found.from_epochs - 1
-    assert break_even(msgspec.structs.replace(eaten, epochs=late)).sooner == "pool"
-    assert early < 1 or break_even(msgspec.structs.replace(eaten, epochs=early)).sooner == "stream"
+    assert break_even(msgspec.structs.replace(eaten, epochs=late)).faster == "pool"
+    assert early < 1 or break_even(msgspec.structs.replace(eaten, epochs=early)).faster == "stream"
 
 
 @given(_EATEN)

@@ -32,7 +32,7 @@ def rich(one: Row, number: int) -> Row:
             for t in range(9)
         ),
         limits={"bytes_per_s": 1.2e9, "ios_per_s": 1000.0},
-        loss_s={"transfer": 5.0, "back-off": 1.0 + number},
+        lost_s_by_cause={"transfer": 5.0, "back-off": 1.0 + number},
         cache=CacheState("cold", "dropped before the phase"),
         prices_as_of=("2024-07",),
     )
@@ -173,19 +173,20 @@ def test_report_gives_the_rows_as_elbencho_s_csv(run_cli, results, tmp_path):
     assert (tmp_path / "sweep.csv").read_text() == render(results.rows)
 
 
-def test_report_of_a_disk_trace_draws_it_against_its_limits(run_cli, tmp_path):
+@pytest.mark.parametrize(("version", "field"), [(1, "hit"), (2, "binding_limit")])
+def test_report_of_a_disk_trace_draws_it_against_its_limits(version, field, run_cli, tmp_path):
     sample = {"seconds": 0.25, "write_bytes_per_s": 0.0, "write_ios_per_s": 0.0, "utilisation": 0.9, "queue": 7.5}
     trace = {
         "device": "loop3",
         "limits": {"ios_per_s": 500.0, "bytes_per_s": 5e8, "source": "AWS st1, 2018"},
         "samples": [{**sample, "at_s": i / 4, "read_bytes_per_s": 5e7, "read_ios_per_s": 495.0} for i in range(1, 20)],
-        "hit": "IOPS",
+        field: "IOPS",
         "seconds": 5.0,
         "read_bytes": 250_000_000,
         "write_bytes": 0,
         "ios": 2475,
     }
-    (tmp_path / "trace.json").write_text(json.dumps({"schema_version": 1, "traces": [trace]}))
+    (tmp_path / "trace.json").write_text(json.dumps({"schema_version": version, "traces": [trace]}))
     done = run_cli("report", str(tmp_path / "trace.json"), "--pictures", str(tmp_path), "--picture-format", "svg")
     assert done.code == 0
     assert "loop3 is bound by its operations a second" in done.err

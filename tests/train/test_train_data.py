@@ -94,7 +94,7 @@ def test_cli_train_prints_one_json_result_and_keeps_it(data, tmp_path):
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     told = json.loads(line)
-    assert told["schema_version"] == 1
+    assert told["schema_version"] == 2
     assert told["spec"]["settings"] == {"voxels": 32, "filters": 2, "dropout": 0.25}
     assert len(told["losses"]) == 3
     assert json.loads((tmp_path / told["id"] / "result.json").read_text()) == told

@@ -146,7 +146,7 @@ def contest(url: str, against: str, flags: tuple[str, ...], env: dict[str, str] 
     classes = {name: round(value, 3) for name, value in report.items() if name.endswith("_s") and value}
     load = [one["load"] for row in told["rows"] for one in row["workload"]["passes"]]
     print(
-        f"same samples: {told['is_same']}; load {min(load):.1f} to {max(load):.1f}; {told['absent']} {told['failed']}"
+        f"same samples: {told['is_same']}; load {min(load):.1f} to {max(load):.1f}; {told['not_run']} {told['failed']}"
     )
     print(f"ours: {classes}", flush=True)
 

@@ -24,7 +24,6 @@ import msgspec
 
 from penstock.bench.machine_card import MachineCard
 from penstock.bench.machine_card import read as read_machine_card
-from penstock.bench.results import SCHEMA_VERSION
 from penstock.bench.sequential import always_valid, bootstrap, evidence
 from penstock.deferred_signals import deferred_signals
 from penstock.errors import ConfigError, Deadline, Denied, NotFound, SystemFault
@@ -71,7 +70,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         stopped: Why no further block was run.
     """
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     verdict: str
     metric: str
     ratio: float

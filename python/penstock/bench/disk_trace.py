@@ -63,16 +63,16 @@ class DiskTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         at_limit: Of the time in which the device was used, the share at each limit ("bytes", "ios").
-        hit: "throughput", "IOPS", "device" (saturated below every stated limit) or "none".
+        binding_limit: "throughput", "IOPS", "device" (saturated below every stated limit) or "none".
         exit_code: The command's.
     """
 
-    schema_version: int = 1
+    schema_version: int = 2
     device: str
     limits: DiskLimits
     samples: tuple[DiskSample, ...]
     at_limit: dict[str, float]
-    hit: str
+    binding_limit: str
     seconds: float
     read_bytes: int
     write_bytes: int
@@ -107,7 +107,7 @@ class DiskTrace(msgspec.Struct, frozen=True, kw_only=True):
             limits={name: value for name, value in limits.items() if value is not None},
             label=self.device,
             source=self.limits.source,
-            raw={"hit": self.hit, "program": self.program},
+            raw={"binding_limit": self.binding_limit, "program": self.program},
         )
 
 
@@ -220,14 +220,14 @@ def _trace(
 ) -> DiskTrace:
     counters: list[Any] = [one[device] for one in kept if device in one]
     samples = tuple(_sample(a, b, began_s) for a, b in itertools.pairwise(counters) if b.at_s > a.at_s)
-    shares, hit = judge(samples, limits)
+    shares, binding_limit = judge(samples, limits)
     first, last = counters[0], counters[-1]
     return DiskTrace(
         device=device,
         limits=limits,
         samples=samples,
         at_limit=shares,
-        hit=hit,
+        binding_limit=binding_limit,
         seconds=last.at_s - began_s,
         read_bytes=last.read_bytes - first.read_bytes,
         write_bytes=last.write_bytes - first.write_bytes,

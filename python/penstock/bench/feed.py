@@ -82,14 +82,14 @@ class Contest:
     Attributes:
         rows: One a contestant and cache state, ours first.
         ratios: Of each peer to us, above 1 where we are ahead.
-        absent: Peers that were not run, and why.
+        not_run: Peers that were not run, and why.
         failed: Those that were, and broke.
         is_same: Whether all that give samples gave the same ones.
     """
 
     rows: list[results.RunRecord] = field(default_factory=list)
     ratios: list[dict[str, Any]] = field(default_factory=list)
-    absent: dict[str, str] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     begun: dict[str, dict[str, Any]] = field(default_factory=dict)
     hashed: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -210,8 +210,8 @@ def _enter(
         why = unsuited(PEERS[name], task)
         python, missing = (None, "") if why else _interpreter(PEERS[name], request.peers)
         if python is None:
-            contest.absent[name] = why or missing
-            talk(f"{name}: {contest.absent[name]}")
+            contest.not_run[name] = why or missing
+            talk(f"{name}: {contest.not_run[name]}")
         else:
             peers[name] = (python, PEERS[name].driver, PEERS[name].options)
     variables = dict(env.read()) | {"PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
@@ -345,7 +345,7 @@ def _row(
         retries=int(said.get("retries", 0)),
         throttles=int(said.get("throttles", 0)),
         workload={
-            "contestant": name,
+            "participant": name,
             "versions": {OURS: machine.version} if name == OURS else begun["versions"],
             "wall_iqr_s": wall_iqr,
             "cpu_iqr_s": cpu_iqr,

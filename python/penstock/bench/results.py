@@ -41,7 +41,7 @@ __all__ = [
     "whole_file",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class CacheState(msgspec.Struct, frozen=True):

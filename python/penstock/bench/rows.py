@@ -136,12 +136,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         io_latency: Of one block.
         first_byte_latency: Of an object's first byte.
         service_latency: Of an open loop, since the request was sent; the others count from when it was meant to be.
-        statuses: Answers that were no success, by class: "429", "503", "5xx", "reset", "timeout".
+        errors_by_class: Failed requests, by class: "429", "503", "5xx", "reset", "timeout".
         throttled_s: Worker-seconds lost to backing off.
         bytes_refetched: Moved again after an attempt that came to nothing.
         open_loop_per_s: Arrivals offered; None is a closed loop.
         limits: What the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the series.
-        loss_s: Worker-seconds by what they went to.
+        lost_s_by_cause: Worker-seconds lost, by cause.
         cpu_s: Processor seconds of the measuring program itself, on all hosts.
         cores: Processors that each host may keep busy (its affinity and its control group's quota); where several hosts are one
             machine, those of the machine by the number of hosts.
@@ -169,14 +169,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     io_latency: Latency | None = None
     first_byte_latency: Latency | None = None
     service_latency: Latency | None = None
-    statuses: dict[str, int] = {}
+    errors_by_class: dict[str, int] = {}
     retries: int = 0
     throttled_s: float = 0.0
     bytes_refetched: int = 0
     open_loop_per_s: float | None = None
     series: tuple[Sample, ...] = ()
     limits: dict[str, float] = {}
-    loss_s: dict[str, float] = {}
+    lost_s_by_cause: dict[str, float] = {}
     cache: CacheState = CacheState()
     cpu_s: float | None = None
     cores: float | None = None
@@ -272,6 +272,15 @@ def write_results(
     return folder / "rows.jsonl"
 
 
+# Fields that version 1 named otherwise.
+_VERSION_1 = {"statuses": "errors_by_class", "loss_s": "lost_s_by_cause"}
+
+
+def _row(line: bytes) -> Row:
+    fields = msgspec.json.decode(line, type=dict[str, Any])
+    return msgspec.convert({_VERSION_1.get(name, name): value for name, value in fields.items()}, Row)
+
+
 def read_results(folder: Path) -> Results:
     """Read a folder that `write_results` wrote.
 
@@ -300,7 +309,7 @@ def read_results(folder: Path) -> Results:
             continue
         try:
             refuse_newer(line, f"{file}, line {number}")
-            row = msgspec.json.decode(line, type=Row)
+            row = _row(line)
             # Of several hosts nobody knows how many machines they were.
             if row.hosts == 1 and row.cores is None and row.cpu_s is not None and origin is not None:
                 row = msgspec.structs.replace(row, cores=origin.machine.cores)

@@ -41,11 +41,12 @@ class _Sample(msgspec.Struct):
     queue: float
 
 
-class _Trace(msgspec.Struct):
+class _Trace(msgspec.Struct, kw_only=True):
     device: str
     limits: _Limits
     samples: list[_Sample]
-    hit: str
+    binding_limit: str = ""
+    hit: str = ""  # its name in version 1
     seconds: float
     read_bytes: int
     write_bytes: int
@@ -77,6 +78,7 @@ def parse_trace(text: str, place: str) -> list[Row]:
 
 
 def _row(trace: _Trace) -> Row:
+    limit = trace.binding_limit or trace.hit
     told = {"bytes_per_s": trace.limits.bytes_per_s, "ios_per_s": trace.limits.ios_per_s}
     return Row(
         operation="TRACE",
@@ -95,7 +97,7 @@ def _row(trace: _Trace) -> Row:
         ),
         limits={name: value for name, value in told.items() if value is not None},
         source="penstock disk-trace",
-        raw={"limit": _HITS.get(trace.hit, trace.hit), "stated by": trace.limits.source},
+        raw={"limit": _HITS.get(limit, limit), "stated by": trace.limits.source},
     )
 
 
@@ -130,7 +132,7 @@ def parse_run(text: str, place: str) -> list[Row]:
                 bytes=record.bytes,
                 bytes_per_s=record.bytes / record.train_s if record.train_s > 0 else None,
             ),
-            loss_s={
+            lost_s_by_cause={
                 name.removesuffix("_s").replace("_", " "): float(value)
                 for name, value in known.items()
                 if name not in _SUMS and isinstance(value, int | float) and value > 0

@@ -56,7 +56,7 @@ def command(
             for name in engine_plugins.names()
         }
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "nodes": facts, "lacks": lacks}))
+        click.echo(json.dumps({"schema_version": 2, "nodes": facts, "missing": lacks}))
     else:
         for node, found in facts.items():
             java, fuse = found["java"] or "no Java", "FUSE" if found["fuse"] else "no FUSE"

@@ -112,7 +112,7 @@ def command(
     if job.paths:
         found, is_whole = compare_paths.run(job, execution_of, resume=resume)
         if as_json:
-            result = {"schema_version": 1, "name": job.name, "paths": compare_paths.to_json(found), "pool_pays": pays}
+            result = {"schema_version": 2, "name": job.name, "paths": compare_paths.to_json(found), "breakeven": pays}
             click.echo(json.dumps(result))
         else:
             _table(found)
@@ -122,11 +122,11 @@ def command(
     if as_json:
         rows = [{"name": row.name, "state": row.state, "seconds": row.seconds, "detail": row.detail} for row in steps]
         result = {
-            "schema_version": 1,
+            "schema_version": 2,
             "name": job.name,
             "steps": rows,
-            "lost": sorted(execution.lost),
-            "pool_pays": pays,
+            "lost_nodes": sorted(execution.lost),
+            "breakeven": pays,
         }
         click.echo(json.dumps(result))
     return 1 if execution.is_partial else 0

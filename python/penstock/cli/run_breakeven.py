@@ -19,8 +19,8 @@ def breakeven_lines(result: dict[str, Any] | None) -> list[str]:
         return [
             "pool: break-even unknown; set source_rate in [demand] to the bandwidth of the source, all nodes together"
         ]
-    delivers = f"{format_rate(rate)} ({result['rate_of']})"
-    if "sooner" not in result:
+    delivers = f"{format_rate(rate)} ({result['rate_source']})"
+    if "faster" not in result:
         return [
             (
                 f"pool: the source delivers {delivers}, {format_rate(rate / nodes)} to each of {nodes} nodes; a pool pays off"
@@ -37,6 +37,6 @@ def breakeven_lines(result: dict[str, Any] | None) -> list[str]:
         ),
         (
             f"pool: {epochs:,} epochs: streamed {format_seconds(result['stream_s'])}, from a pool {format_seconds(result['pool_s'])}"
-            f" ({format_seconds(result['before_s'])} of it before the first): {result['sooner']} is faster; {by_epochs}"
+            f" ({format_seconds(result['before_s'])} of it before the first): {result['faster']} is faster; {by_epochs}"
         ),
     ]

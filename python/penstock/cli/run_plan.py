@@ -40,7 +40,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
     pays = job_breakeven(job, nodes, found or (list_source(job, nodes) if needs_listing(job) else None))
     if as_json:
         plain = [{key: value for key, value in row.items() if key != "said"} for row in rows]
-        click.echo(json.dumps({"schema_version": 1, "name": job.name, "jobs": plain, "pool_pays": pays}))
+        click.echo(json.dumps({"schema_version": 2, "name": job.name, "jobs": plain, "breakeven": pays}))
         return 0
     for row in rows:
         _print_plan(row, f"{row['name']}: " if job.paths else "")

@@ -35,14 +35,14 @@ def submit_or_export(
     if dry_run:
         script, text, line = plan(request, waits=waits)
         if as_json:
-            planned = {"schema_version": 1, "name": job.name, "script": str(script), "text": text, "line": line}
+            planned = {"schema_version": 2, "name": job.name, "script": str(script), "text": text, "command": line}
             click.echo(json.dumps(planned))
             return 0
         click.echo(f"# {script}\n{text}# submit\n{shlex.join(line)}")
         return 0
 
     def on_submitted(job_id: str) -> None:
-        click.echo(json.dumps({"schema_version": 1, "name": job.name, "number": job_id}) if as_json else job_id)
+        click.echo(json.dumps({"schema_version": 2, "name": job.name, "job_id": job_id}) if as_json else job_id)
 
     return submit(request, env.read(), waits=waits, on_submitted=on_submitted)
 

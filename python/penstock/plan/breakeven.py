@@ -57,7 +57,7 @@ class BreakEven(msgspec.Struct, frozen=True):
         before_s: The time before the first epoch from a pool: its start and the stage.
         stream_s, pool_s: The whole job.
         from_epochs: The fewest epochs after which the pool finishes first; None if it never does.
-        sooner: `stream` or `pool`: the one that finishes this job first.
+        faster: `stream` or `pool`: the one that finishes this job first.
     """
 
     node_bytes_per_s: float
@@ -68,7 +68,7 @@ class BreakEven(msgspec.Struct, frozen=True):
     stream_s: float
     pool_s: float
     from_epochs: int | None
-    sooner: Literal["stream", "pool"]
+    faster: Literal["stream", "pool"]
 
 
 def break_even(demand: JobDemand) -> BreakEven:
@@ -95,5 +95,5 @@ def break_even(demand: JobDemand) -> BreakEven:
         stream_s=stream_s,
         pool_s=pool_s,
         from_epochs=math.floor(before / gain) + 1 if gain > 1e-9 * stream else None,
-        sooner="pool" if pool_s < stream_s else "stream",
+        faster="pool" if pool_s < stream_s else "stream",
     )

@@ -31,8 +31,8 @@ def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> 
     source, demand = source_of(job), job.demand
     if source is None:
         return None
-    rate, whose = _source_rate(job)
-    result: dict[str, Any] = {"nodes": nodes, "source": source, "source_bytes_per_s": rate, "rate_of": whose}
+    rate, rate_source = _source_rate(job)
+    result: dict[str, Any] = {"nodes": nodes, "source": source, "source_bytes_per_s": rate, "rate_source": rate_source}
     if demand is None or rate is None:
         return result
     assert found is not None

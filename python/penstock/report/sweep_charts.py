@@ -268,14 +268,14 @@ def losses(rows: Sequence[Row]) -> Spec | None:
     """Worker-seconds of each phase by what they went to."""
     import altair as alt
 
-    shown = _numbered([r for r in rows if sum(r.loss_s.values()) > 0][:_MAX_BARS])
+    shown = _numbered([r for r in rows if sum(r.lost_s_by_cause.values()) > 0][:_MAX_BARS])
     if not shown:
         return None
-    kinds = list(dict.fromkeys(kind for _, row in shown for kind in row.loss_s))
+    kinds = list(dict.fromkeys(kind for _, row in shown for kind in row.lost_s_by_cause))
     values = [
-        {"name": name, "kind": kind, "share": s / sum(row.loss_s.values()), "s": s, "order": kinds.index(kind)}
+        {"name": name, "kind": kind, "share": s / sum(row.lost_s_by_cause.values()), "s": s, "order": kinds.index(kind)}
         for name, row in shown
-        for kind, s in row.loss_s.items()
+        for kind, s in row.lost_s_by_cause.items()
     ]
     chart = (
         alt.Chart(alt.Data(values=values))

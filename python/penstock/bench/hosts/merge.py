@@ -56,7 +56,7 @@ def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
         io_latency=_latency(row.io_latency for row in rows),
         first_byte_latency=_latency(row.first_byte_latency for row in rows),
         service_latency=_latency(row.service_latency for row in rows),
-        statuses=_added(row.statuses for row in rows),
+        errors_by_class=_added(row.errors_by_class for row in rows),
         retries=sum(row.retries for row in rows),
         throttled_s=sum(row.throttled_s for row in rows),
         bytes_refetched=sum(row.bytes_refetched for row in rows),

@@ -144,9 +144,9 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
     asked = sum(r.last.ios or r.last.entries or 0 for r in rows)
     # Our own bench of objects counts every answer: no word of refusals is word of none.
     counted = any(
-        r.statuses or r.retries or (r.path_type == "object" and r.source.startswith("penstock")) for r in rows
+        r.errors_by_class or r.retries or (r.path_type == "object" and r.source.startswith("penstock")) for r in rows
     )
-    refusals = sum(r.statuses.get(name, 0) for r in rows for name in ("429", "503"))
+    refusals = sum(r.errors_by_class.get(name, 0) for r in rows for name in ("429", "503"))
     worker_s = sum(r.last.time_s * r.workers for r in rows)
     if unit == "block":
         size = float(row.block_size_bytes or 0)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.bench.results import SCHEMA_VERSION
 from penstock.bench.verdict.advice import Advice, advise
 from penstock.bench.verdict.cells import gather
 from penstock.bench.verdict.context import look
@@ -88,7 +87,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Every cell of every sweep. `left_out` says how many rows were INVALID or none to judge."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = 1
     cells: tuple[Judged, ...]
     left_out: int = 0
 

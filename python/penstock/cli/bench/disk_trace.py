@@ -64,7 +64,7 @@ def command(places: tuple[str, ...], argv: tuple[str, ...], **given: Any) -> int
         spec = {"bench": "disk-trace", "tier": given["tier"], "scale": given["scale"], "every_s": given["every"]}
         write_results(given["output"], [one.row() for one in traces], spec=spec, provenance=provenance())
     if given["as_json"]:
-        click.echo(msgspec.json.encode({"schema_version": 1, "traces": traces}))
+        click.echo(msgspec.json.encode({"schema_version": 2, "traces": traces}))
     else:
         for one in traces:
             for line in _drawn(one):
@@ -123,7 +123,7 @@ def _drawn(trace: DiskTrace) -> list[str]:
     for what, share in trace.at_limit.items():
         name = {"bytes": "throughput", "ios": "IOPS"}[what]
         lines.append(f"  at its limit of {name} for {_percent(share)} of the time in use")
-    lines.append(f"  limited by: {_WORDS[trace.hit]}")
+    lines.append(f"  limited by: {_WORDS[trace.binding_limit]}")
     return lines
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ def _plain(contest: Contest, money: dict[str, Any] | None, saved: list[str]) -> 
         "schema_version": SCHEMA_VERSION,
         "ratios": contest.ratios,
         "is_same": contest.is_same,
-        "absent": contest.absent,
+        "not_run": contest.not_run,
         "failed": contest.failed,
         "money": money,
         "rows": [msgspec.to_builtins(row) for row in contest.rows],
@@ -182,7 +182,7 @@ def _readable(contest: Contest) -> str:
             f" {row.wall_s:>8.3f} {row.first_batch_s:>8.3f}  {row.cache.state}"
             + (f"  (converted in {row.workload['begin_s']:.1f} s)" if row.workload["converted_bytes"] else "")
         )
-    lines += [f"{name}: not run: {why}" for name, why in contest.absent.items()]
+    lines += [f"{name}: not run: {why}" for name, why in contest.not_run.items()]
     lines += [f"{name}: failed: {why}" for name, why in contest.failed.items()]
     if ours.loader:
         lines.append(f"ours, last pass, limited by {ours.loader['limiting']}: {ours.loader['reason']}")

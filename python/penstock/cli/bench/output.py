@@ -61,7 +61,7 @@ def deliver(
     if given["csv_file"] is not None:
         _append(given["csv_file"], rows)
     if given["as_json"]:
-        click.echo(msgspec.json.encode({"schema_version": 1, "rows": rows, "cells": verdict.cells, "machine": machine}))
+        click.echo(msgspec.json.encode({"schema_version": 2, "rows": rows, "cells": verdict.cells, "machine": machine}))
         return
     table.verdict(verdict)
 

@@ -41,7 +41,7 @@ def command(
         ended = lifecycle.audit(cluster, record, deadline_s=deadline)
     left = {node: found["left"] for node, found in ended.receipts.items()}
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "name": name, "left": left, "unreached": ended.unreached}))
+        click.echo(json.dumps({"schema_version": 2, "name": name, "leftovers": left, "unreachable": ended.unreached}))
     else:
         for node, texts in left.items():
             for text in texts:

@@ -40,7 +40,7 @@ def command(
     record = request(name, engine, disk, launcher, nodes, settings)
     if record is None:
         click.echo(
-            json.dumps({"schema_version": 1, "name": name, "nodes": {}, "unreached": [], "refused": {}})
+            json.dumps({"schema_version": 2, "name": name, "nodes": {}, "unreachable": [], "refused": {}})
             if as_json
             else f"pool {name}: none is known here"
         )
@@ -50,8 +50,8 @@ def command(
     if ended.unreached and not ended.refused and forget_lost:
         lifecycle.forget(name)
     if as_json:
-        found = {"nodes": ended.receipts, "unreached": ended.unreached, "refused": ended.refused}
-        click.echo(json.dumps({"schema_version": 1, "name": name, **found}))
+        found = {"nodes": ended.receipts, "unreachable": ended.unreached, "refused": ended.refused}
+        click.echo(json.dumps({"schema_version": 2, "name": name, **found}))
     else:
         for node, receipt in ended.receipts.items():
             counts = (

@@ -147,7 +147,7 @@ def measured(case: Case, folder: Path) -> dict[str, Any]:
             os.environ.update(served.env)
             dataset = penstock.open(served.url, format=layout).cache(False)
             dataset = dataset.fields(x=penstock.tensor("uint8", (case.size,)))
-            loader = penstock.Loader(dataset, batch_size=1, rank=0, world=1, next_epoch=False, **case.loader)
+            loader = penstock.Loader(dataset, batch_size=1, rank=0, world=1, prefetch_next_epoch=False, **case.loader)
             before = served.stats()
             for _ in loader:
                 pass

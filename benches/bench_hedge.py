@@ -32,7 +32,9 @@ def epoch(url: str, hedge: str) -> tuple[float, list[int], dict[str, object]]:
     dataset = (
         penstock.open(url, records_per_object=1).fields(y=penstock.tensor("float32", (1,))).shuffle(1).cache(False)
     )
-    loader = penstock.Loader(dataset, batch_size=BATCH, max_in_flight=IN_FLIGHT, rank=0, world=1, next_epoch=False)
+    loader = penstock.Loader(
+        dataset, batch_size=BATCH, max_in_flight=IN_FLIGHT, rank=0, world=1, prefetch_next_epoch=False
+    )
     began = time.perf_counter()
     order = [int(y) for batch in loader for y in batch["y"][:, 0]]
     return time.perf_counter() - began, order, dict(loader.report())

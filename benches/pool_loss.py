@@ -238,7 +238,9 @@ def rank(data: str, folder: str, phase: str, first: str, end: str, batch: str, s
     out = Path(folder)
     size = int((out.parent / "size").read_text())
     form = fixed(id=penstock.tensor("int64", ()), body=penstock.tensor("uint8", (size - 8,)))
-    loader = Loader(penstock.open(data, format=form).shuffle(seed=7), global_batch=int(batch), next_epoch=False)
+    loader = Loader(
+        penstock.open(data, format=form).shuffle(seed=7), global_batch=int(batch), prefetch_next_epoch=False
+    )
     (out / "states").mkdir(exist_ok=True)
     _, _, last = phase.partition("-")
     if last:

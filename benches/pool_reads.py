@@ -139,7 +139,7 @@ def rank(repeats: str, *ways: str) -> int:
     for way, _, url in (word.partition("=") for word in ways):
         if way == "own":
             os.environ[VARIABLE] = told
-        loaders[way] = Loader(penstock.open(url, format=form).cache(False), batch_size=16, next_epoch=False)
+        loaders[way] = Loader(penstock.open(url, format=form).cache(False), batch_size=16, prefetch_next_epoch=False)
         os.environ.pop(VARIABLE, None)
     took: dict[str, list[float]] = {way: [] for way in loaders}
     for turn in range(int(repeats) + 1):

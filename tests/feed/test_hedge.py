@@ -35,7 +35,7 @@ def tailed(made, tmp_path, monkeypatch):
         here = dataset(folder, records_per_object=1).take(samples).shuffle(3)
         want = batches(penstock.Loader(here, batch_size=8, rank=0, world=1))
         there = dataset(server.url, records_per_object=1).take(samples).shuffle(3)
-        loader = penstock.Loader(there, batch_size=8, max_in_flight=8, rank=0, world=1, next_epoch=False)
+        loader = penstock.Loader(there, batch_size=8, max_in_flight=8, rank=0, world=1, prefetch_next_epoch=False)
         return loader, server, want
 
     yield start

@@ -112,14 +112,14 @@ def test_what_is_known_to_be_lost_is_asked_of_nobody(pool, monkeypatch):
     report = loader.report()
     # Its objects stand there still, and could be read: as where a host is gone that the engine has not missed yet.
     assert (report["pool_engine_bytes"], report["pool_bucket_bytes"]) == (0, report["pool_own_bytes"])
-    assert sorted(_read(dataset.shuffle(3, reach="local"))[0]) == list(range(_OBJECTS * _EACH))
+    assert sorted(_read(dataset.shuffle(3, scope="node"))[0]) == list(range(_OBJECTS * _EACH))
 
 
 def test_local_reach_gives_each_node_its_own_part_and_all_nodes_everything(pool, monkeypatch):
     parts = {}
     for node in "ab":
         monkeypatch.setenv(NODE, node)
-        local = penstock.open(pool / "pool/data", format=_FORM).shuffle(3, reach="local")
+        local = penstock.open(pool / "pool/data", format=_FORM).shuffle(3, scope="node")
         parts[node], loader = _read(local)
         assert loader.report()["pool_engine_bytes"] == 0
     assert sorted(parts["a"] + parts["b"]) == list(range(_OBJECTS * _EACH))
@@ -133,7 +133,7 @@ def test_local_reach_shares_a_nodes_part_among_its_own_ranks(pool, monkeypatch):
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        ids, loader = _read(penstock.open(pool / "pool/data", format=_FORM).shuffle(3, reach="local"))
+        ids, loader = _read(penstock.open(pool / "pool/data", format=_FORM).shuffle(3, scope="node"))
         assert (loader.rank, loader.world) == (rank, 2)
         seen += ids
     assert sorted(seen) == [one for one in range(_OBJECTS * _EACH) if one // _EACH % 2 == 0]
@@ -143,9 +143,9 @@ def test_dataset_outside_the_pool_is_read_as_ever(pool):
     dataset = penstock.open(pool / "bucket", format=_FORM)
     assert dataset.locality is None
     with pytest.raises(ConfigError, match="in no pool that this process was told of"):
-        dataset.shuffle(1, reach="local")
-    with pytest.raises(ConfigError, match="neither global nor local"):
-        dataset.shuffle(1, reach="near")  # type: ignore[arg-type]
+        dataset.shuffle(1, scope="node")
+    with pytest.raises(ConfigError, match="neither global nor node"):
+        dataset.shuffle(1, scope="near")  # type: ignore[arg-type]
 
 
 def test_what_a_rank_is_told_survives_and_else_is_refused(pool, monkeypatch):

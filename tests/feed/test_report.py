@@ -122,7 +122,7 @@ def test_report_counts_the_requests_and_refusals_that_the_store_counted(made, tm
         for name, value in served.env.items():
             monkeypatch.setenv(name, value)
         there = dataset(served.url, records_per_object=1).cache(False)
-        loader = penstock.Loader(there, batch_size=4, rank=0, world=1, next_epoch=False)
+        loader = penstock.Loader(there, batch_size=4, rank=0, world=1, prefetch_next_epoch=False)
         before = served.stats()
         for _ in loader:
             pass

@@ -39,7 +39,7 @@ if rank == options.pop("absent", None):
     sys.exit(0)
 try:
     staged = penstock.stage(source, folder.replace("NODE", str(node)), progress=shown.append, **options)
-    told = dict(by=staged.by, node=staged.node, nodes=staged.nodes, objects=staged.objects, folder=str(staged.folder),
+    told = dict(by=staged.coordinator, node=staged.node, nodes=staged.nodes, objects=staged.objects, folder=str(staged.folder),
                 manifest=staged.manifest.exists(), bytes=staged.bytes_written, seconds=staged.seconds, shown=len(shown))
 except penstock.errors.PenstockError as error:
     told = dict(error=type(error).__name__, text=str(error), hint=error.hint)
@@ -92,7 +92,7 @@ def source(tmp_path_factory):
 @pytest.mark.needs_torch
 def test_stage_under_torchrun_is_done_once_and_told_to_all(job, source, tmp_path):
     folder, want = source
-    told = job("torch", 3, folder, inflate=True, late=1)
+    told = job("torch", 3, folder, decompress=True, late=1)
     assert tree(tmp_path / "dst") == want
     assert {one["by"] for one in told} == {"torch"}
     for one in told:
@@ -111,7 +111,7 @@ def test_stage_under_torchrun_fails_alike_on_all_ranks(job, tmp_path):
 
 @pytest.mark.needs_torch
 def test_stage_under_torchrun_gives_up_on_a_rank_that_never_comes(job, source):
-    told = job("torch", 3, source[0], absent=2, arrive_s=3)
+    told = job("torch", 3, source[0], absent=2, join_timeout_s=3)
     assert [one["error"] for one in told[:2]] == ["RankFailed"] * 2
     assert "rank 2" in told[0]["text"]
 
@@ -136,7 +136,7 @@ def _ranks(tmp_path, source, world: int, folder: str, env, **options):
 @pytest.mark.needs_torch
 def test_stage_of_two_nodes_in_one_group_shares_and_waits_for_both(source, tmp_path):
     folder, want = source
-    ranks = _ranks(tmp_path, folder, 4, str(tmp_path / "dstNODE"), {}, inflate=True)
+    ranks = _ranks(tmp_path, folder, 4, str(tmp_path / "dstNODE"), {}, decompress=True)
     assert [one.wait(90) for one in ranks] == [0] * 4
     told = [_told(tmp_path, rank) for rank in range(4)]
     assert not [one for one in told if "error" in one], told
@@ -149,7 +149,7 @@ def test_stage_of_two_nodes_in_one_group_shares_and_waits_for_both(source, tmp_p
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("victim", [0, 2])
 def test_stage_in_a_group_ends_on_all_when_a_leader_is_killed(victim, slow_bucket, tmp_path):
-    ranks = _ranks(tmp_path, slow_bucket.url, 4, str(tmp_path / "dstNODE"), slow_bucket.env, silence_s=4)
+    ranks = _ranks(tmp_path, slow_bucket.url, 4, str(tmp_path / "dstNODE"), slow_bucket.env, heartbeat_timeout_s=4)
     place = tmp_path / f"dst{victim // 2}"
     await_true(lambda: ranks[victim].poll() is not None or len(tree(place)) > 1, 90)
     ranks[victim].kill()
@@ -163,7 +163,7 @@ def test_stage_in_a_group_ends_on_all_when_a_leader_is_killed(victim, slow_bucke
 
 def test_stage_under_mpi_is_done_once_and_told_to_all(job, source, tmp_path):
     folder, want = source
-    told = job("mpi", 4, folder, inflate=True, late=2)
+    told = job("mpi", 4, folder, decompress=True, late=2)
     assert tree(tmp_path / "dst") == want
     assert [one["by"] for one in told] == ["mpi4py"] * 4
     assert [one["objects"] for one in told] == [40] * 4
@@ -204,7 +204,7 @@ def _told(tmp_path, rank: int):
 
 def test_stage_in_plain_processes_goes_by_the_files(source, tmp_path):
     folder, want = source
-    ranks = [_start(tmp_path, folder, rank, 3, inflate=True) for rank in (2, 0, 1)]
+    ranks = [_start(tmp_path, folder, rank, 3, decompress=True) for rank in (2, 0, 1)]
     assert [one.wait(60) for one in ranks] == [0, 0, 0]
     assert tree(tmp_path / "dst") == want
     told = [_told(tmp_path, rank) for rank in range(3)]
@@ -223,7 +223,7 @@ def test_stage_in_plain_processes_fails_alike_on_all_ranks(tmp_path):
 def test_stage_whose_leader_is_killed_ends_on_the_others(slow_bucket, tmp_path):
     leader = _start(tmp_path, slow_bucket.url, 0, 2, env=slow_bucket.env)
     await_true(lambda: leader.poll() is not None or len(tree(tmp_path / "dst")) > 2)
-    waiter = _start(tmp_path, slow_bucket.url, 1, 2, env=slow_bucket.env, silence_s=5)
+    waiter = _start(tmp_path, slow_bucket.url, 1, 2, env=slow_bucket.env, heartbeat_timeout_s=5)
     time.sleep(2)  # it must have seen its leader alive
     assert (leader.poll(), waiter.poll()) == (None, None)
     leader.send_signal(signal.SIGKILL)
@@ -247,8 +247,8 @@ def test_stage_whose_leader_is_interrupted_ends_on_the_others(slow_bucket, tmp_p
 def test_stage_alone_returns_what_was_done_and_raises_what_was_not(source, tmp_path):
     folder, want = source
     shown = []
-    staged = penstock.stage(folder.as_posix(), tmp_path / "dst", inflate=True, progress=shown.append)
-    assert (staged.by, staged.objects, staged.folder) == ("alone", 40, tmp_path / "dst")
+    staged = penstock.stage(folder.as_posix(), tmp_path / "dst", decompress=True, progress=shown.append)
+    assert (staged.coordinator, staged.objects, staged.folder) == ("alone", 40, tmp_path / "dst")
     assert staged.manifest.is_file()
     assert tree(staged.folder) == want
     with pytest.raises(NotFound, match="nothing-here"):
@@ -261,7 +261,7 @@ def test_stage_to_a_store_returns_its_urls(source, emulator, tmp_path, monkeypat
     served = emulator()
     for name, value in {**served.env, "XDG_STATE_HOME": str(tmp_path / "state")}.items():
         monkeypatch.setenv(name, value)
-    staged = penstock.stage(folder.as_posix(), f"{served.url}copy", inflate=True)
+    staged = penstock.stage(folder.as_posix(), f"{served.url}copy", decompress=True)
     assert (staged.objects, staged.destination) == (40, f"{served.url}copy/")
     assert staged.manifest == f"{served.url}copy/.penstock/manifest.json"
     found = penstock.stage.verify(str(staged.destination))
@@ -278,9 +278,9 @@ def test_stage_with_objects_that_fail_raises_unless_told(tmp_path):
     (folder / "good").write_bytes(b"x")
     (folder / "bad.gz").write_bytes(b"no gzip at all, but long enough to look at")
     with pytest.raises(penstock.errors.Corrupt) as caught:
-        penstock.stage(str(folder), tmp_path / "dst", inflate=True)
+        penstock.stage(str(folder), tmp_path / "dst", decompress=True)
     assert "1 of 2 objects" in (caught.value.hint or "")
-    staged = penstock.stage(str(folder), tmp_path / "dst", inflate=True, allow_partial=True)
+    staged = penstock.stage(str(folder), tmp_path / "dst", decompress=True, allow_partial=True)
     assert len(staged.summary["failed"]) == 1
 
 

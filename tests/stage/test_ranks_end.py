@@ -153,7 +153,7 @@ def test_stage_whose_store_is_stopped_ends_when_it_is_told_to_end(job, slow_buck
 
 
 def test_stage_under_mpi_gives_up_on_a_rank_that_never_comes(job, source):
-    three = job("mpi", 3, source, absent=2, absent_s=8, arrive_s=3)
+    three = job("mpi", 3, source, absent=2, absent_s=8, join_timeout_s=3)
     late = "RankFailed: rank {} failed: not all of 3 ranks came to penstock.stage within 3 s"
     assert [three.end_of(rank, PEER_S) for rank in range(2)] == [late.format(rank) for rank in range(2)]
 

@@ -29,7 +29,7 @@ def list_source(job: Job, nodes: int, *, deadline_s: float | None = None) -> dic
     # What is there already would need the nodes: this is what a fresh stage costs.
     with tempfile.TemporaryDirectory() as nothing:
         spec = stage.StageSpec(
-            source, f"{nothing}/x", inflate=inflate, rank=Rank(nodes=nodes), dry_run=True, deadline_s=deadline_s
+            source, f"{nothing}/x", decompress=inflate, rank=Rank(nodes=nodes), dry_run=True, deadline_s=deadline_s
         )
         return stage.wait(stage.start(spec))
 

@@ -187,7 +187,7 @@ def command(
     spec = StageSpec(
         source,
         destination,
-        inflate=inflate,
+        decompress=inflate,
         rank=rank,
         concurrency=concurrency,
         memory_bytes=memory,
@@ -208,7 +208,7 @@ def command(
         object_deadline_s=object_deadline,
         stall_after_s=stall_after,
         mirrors=mirrors,
-        deflate=deflate,
+        compress=deflate,
         level=level,
         journal=journal,
     )

@@ -243,7 +243,7 @@ def _stage(url: str, folder: Path) -> tuple[float, int]:
     from penstock import stage
 
     began = time.perf_counter()
-    result = stage.run(url, str(folder), inflate=True)
+    result = stage.run(url, str(folder), decompress=True)
     return time.perf_counter() - began, int(result["bytes_in"])
 
 

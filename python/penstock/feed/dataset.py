@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
+from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
 from penstock.feed import (
     cache_dirs,
@@ -102,7 +103,8 @@ class Dataset(DatasetBase):
                 )
         return replace(self, specs=tuple(specs.items()))
 
-    def shuffle(self, seed: int, window: int | None = None, *, reach: Literal["global", "local"] = "global") -> Dataset:
+    @renamed_parameters({"reach": "scope"})
+    def shuffle(self, seed: int, window: int | None = None, *, scope: Literal["global", "node"] = "global") -> Dataset:
         """The same dataset in the order that `seed` names; each epoch has its own.
 
         Objects are permuted over the whole dataset, then samples within each `window` of objects that follow each other
@@ -111,12 +113,13 @@ class Dataset(DatasetBase):
         Args:
             seed: 0 to 2^64 - 1.
             window: Objects whose samples mix; by default 16, fewer (at least 2) where objects hold over 1,024 records.
-            reach: `local`, in a pool: `local()` shuffled. Every read is then this node's own, and samples never leave
-                their node; `global` mixes all, and reads copies / nodes of them locally.
+            scope: `node`, in a pool: `local()` shuffled. This node reads its own part only, and samples never leave
+                their node; `global` mixes all samples, and reads copies / nodes of them locally.
         """
-        if reach not in ("global", "local"):
-            raise ConfigError(f"reach: `{reach}` is neither global nor local", where="reach")
-        if reach == "local" and not self.is_local:
+        # The old `reach` had the value `local`.
+        if scope not in ("global", "node", "local"):
+            raise ConfigError(f"scope: `{scope}` is neither global nor node", where="scope")
+        if scope != "global" and not self.is_local:
             return self.local().shuffle(seed, window)
         # Plain numbers, so that a state is JSON whatever kind of integer was given.
         seed = operator.index(seed)
@@ -157,13 +160,13 @@ class Dataset(DatasetBase):
         if self.locality is None:
             raise ConfigError(
                 f"{self.url}: it is in no pool that this process was told of, so no part of it is this node's",
-                where="reach",
+                where="scope",
                 hint="penstock run tells its ranks",
             )
         listed = json.loads(self.source.manifest())
         listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]
         if not listed["objects"]:
-            raise ConfigError(f"{self.url}: node {self.locality.node} holds nothing of it", where="reach")
+            raise ConfigError(f"{self.url}: node {self.locality.node} holds nothing of it", where="scope")
         declared, given = self.source.format, self.given_classes
         if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
             # This node may lack some classes; labels stay those of the whole dataset.

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock import _native, env, ranks
+from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, Unsupported
 from penstock.extras import require
 from penstock.feed import columns, fields, states
@@ -79,6 +80,7 @@ def _in_data_worker() -> bool:
 class BaseLoader(Generic[Batch]):
     """What the loaders of all frameworks share; `_adapt` makes their batch of a dict of native tensors."""
 
+    @renamed_parameters({"next_epoch": "prefetch_next_epoch"})
     def __init__(
         self,
         dataset: DatasetBase,
@@ -94,7 +96,7 @@ class BaseLoader(Generic[Batch]):
         threads: int | None = None,
         deadline_s: float = 600.0,
         on_error: str = "raise",
-        next_epoch: bool = True,
+        prefetch_next_epoch: bool = True,
     ) -> None:
         """A loader of one rank.
 
@@ -115,7 +117,7 @@ class BaseLoader(Generic[Batch]):
             on_error: What to do with a sample whose bytes are damaged or hold something else than the fields say: `raise`
                 at its batch, `skip` (its row is left out; with `tail="pad"` it stays, zeros of weight 0; refused with
                 `tail="drop"`) or `substitute` (the object's next record, or the next object's). Counted in the report.
-            next_epoch: While an epoch ends, fetch the first objects of the next, at most a sixteenth of what this one has
+            prefetch_next_epoch: While an epoch ends, fetch the first objects of the next, at most a sixteenth of what this one has
                 read. False for a loader that makes one pass.
         Raises:
             ConfigError: Arguments that cannot be.
@@ -176,7 +178,7 @@ class BaseLoader(Generic[Batch]):
             "deadline_s": deadline_s,
             "on_error": on_error,
         }
-        self._looks_ahead = bool(next_epoch)
+        self._looks_ahead = bool(prefetch_next_epoch)
         self._epoch = 0
         self._cursor = 0
         # Where the next iterator begins: 0, or once what load_state_dict said.

@@ -2,10 +2,10 @@
 """Stage: bring a dataset, or this node's share of it, to a local folder, whole and verified.
 
     import penstock
-    staged = penstock.stage("s3://frames/train/", "/local/train", inflate=True)  # on all ranks of a training script
+    staged = penstock.stage("s3://frames/train/", "/local/train", decompress=True)  # on all ranks of a training script
 
     from penstock import stage
-    summary = stage.run("s3://frames/train/", "/local/train", inflate=True)  # in one process, whoever else there is
+    summary = stage.run("s3://frames/train/", "/local/train", decompress=True)  # in one process, whoever else there is
 
 `index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it; `raise_for_failures` raises what a summary says
 failed. `verify` reads a staged folder

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import env, ranks
+from penstock.deprecation import renamed_attribute, renamed_parameters
 from penstock.errors import ConfigError, Deadline, PenstockError, RankFailed
 from penstock.ranks import Rank
 from penstock.stage import job as jobs
-from penstock.stage.job import StageSpec
+from penstock.stage.job import ALIASES, RENAMED, StageSpec
 from penstock.stage.progress_files import summed
 from penstock.stage.rank_channel import RankChannel, find
 from penstock.stage.wire_errors import dump_error, load_error, raise_for_failures
@@ -34,9 +35,9 @@ __all__ = ["Staged", "everywhere"]
 _LOOK_S = 0.1
 # A leader says that it lives this often; the first rank gives up on one that is silent for the limit.
 _BEAT_S = 1.0
-_SILENCE_S = 60.0
+_HEARTBEAT_TIMEOUT_S = 60.0
 # Ranks come to the call one after the other; a training script's imports may take minutes on a busy file system.
-_ARRIVE_S = 600.0
+_JOIN_TIMEOUT_S = 600.0
 _LAST_WORDS_S = 10.0
 # The same of a rank that fails: whoever sent it a signal waits for its end.
 _FAIL_S = 3.0
@@ -47,6 +48,7 @@ class Staged:
     """How the stage of this rank's node went. Bytes and seconds are in the names; `summary` is the CLI's JSON.
 
     `destination` and `manifest` are paths, or URLs where the destination is a store; `penstock.open` takes both kinds.
+    `coordinator` is how ranks agreed: `torch`, `mpi4py`, `files` or `alone`.
     """
 
     destination: Path | str
@@ -57,8 +59,10 @@ class Staged:
     bytes_read: int
     bytes_written: int
     seconds: float
-    by: str
+    coordinator: str
     summary: dict[str, Any]
+
+    by = renamed_attribute("by", "coordinator")
 
     @property
     def folder(self) -> Path:
@@ -70,13 +74,14 @@ class Staged:
         return Path(jobs.local_path(str(self.destination)))
 
 
+@renamed_parameters({"arrive_s": "join_timeout_s", "silence_s": "heartbeat_timeout_s", **RENAMED}, aliases=ALIASES)
 def everywhere(
     source: str,
     destination: str | Path,
     *,
     progress: Callable[[dict[str, Any]], None] | None = None,
-    arrive_s: float = _ARRIVE_S,
-    silence_s: float = _SILENCE_S,
+    join_timeout_s: float = _JOIN_TIMEOUT_S,
+    heartbeat_timeout_s: float = _HEARTBEAT_TIMEOUT_S,
     allow_partial: bool = False,
     **options: Any,
 ) -> Staged:
@@ -86,10 +91,10 @@ def everywhere(
         source: As for `penstock stage`.
         destination: A folder on each node's own disk, the same on all ranks of a node; or a store's URL.
         progress: Called about once a second on the job's first rank, with one dict of all nodes' counters.
-        arrive_s: How long ranks wait for one another to make this call.
-        silence_s: A leader that gives no sign for this long is held to be dead.
+        join_timeout_s: How long ranks wait for one another to make this call.
+        heartbeat_timeout_s: A leader without a heartbeat for this long counts as dead.
         allow_partial: Return although some objects could not be staged (`summary["failed"]`), instead of raising.
-        options: Those of `StageSpec`: inflate, manifest, deadline_s, ...
+        options: Those of `StageSpec`: decompress, manifest, deadline_s, ...
 
     Raises:
         PenstockError: What the working rank met, of the same class on every rank.
@@ -98,12 +103,16 @@ def everywhere(
     spec = StageSpec(source, str(destination), **options)
     channel = find()
     if channel is not None and channel.world > 1:
-        summary, rank = _together(channel, spec, progress, arrive_s=arrive_s, silence_s=silence_s)
-        by = channel.name
+        summary, rank = _together(
+            channel, spec, progress, join_timeout_s=join_timeout_s, heartbeat_timeout_s=heartbeat_timeout_s
+        )
+        coordinator = channel.name
     else:
         rank = ranks.detect(env.read())
-        by = "files" if rank.world > 1 else "alone"
-        summary = _by_files(replace(spec, rank=rank), progress, arrive_s=arrive_s, silence_s=silence_s)
+        coordinator = "files" if rank.world > 1 else "alone"
+        summary = _by_files(
+            replace(spec, rank=rank), progress, join_timeout_s=join_timeout_s, heartbeat_timeout_s=heartbeat_timeout_s
+        )
     if not allow_partial:
         try:
             raise_for_failures(summary)
@@ -124,7 +133,7 @@ def everywhere(
         summary["bytes_in"],
         summary["bytes_out"],
         summary["seconds"],
-        by,
+        coordinator,
         summary,
     )
 
@@ -133,7 +142,11 @@ def everywhere(
 
 
 def _by_files(
-    spec: StageSpec, progress: Callable[[dict[str, Any]], None] | None, *, arrive_s: float, silence_s: float
+    spec: StageSpec,
+    progress: Callable[[dict[str, Any]], None] | None,
+    *,
+    join_timeout_s: float,
+    heartbeat_timeout_s: float,
 ) -> dict[str, Any]:
     import json
 
@@ -144,7 +157,7 @@ def _by_files(
             else _throttled(lambda now: progress(summed({spec.rank.node: now}, spec.rank.nodes)))
         )
         return jobs.wait(jobs.start(spec), look=look)
-    told = json.loads(spec.request().leader_ends(start_s=arrive_s, silence_s=max(silence_s, 2.0)))
+    told = json.loads(spec.request().leader_ends(start_s=join_timeout_s, silence_s=max(heartbeat_timeout_s, 2.0)))
     if "failed" in told:
         raise _cause(load_error(told["failed"]), spec.rank.rank - spec.rank.local_rank)
     summary: dict[str, Any] = told["summary"]
@@ -190,17 +203,17 @@ def _together(
     spec: StageSpec,
     progress: Callable[[dict[str, Any]], None] | None,
     *,
-    arrive_s: float,
-    silence_s: float,
+    join_timeout_s: float,
+    heartbeat_timeout_s: float,
 ) -> tuple[dict[str, Any], Rank]:
     limit_s = _FAIL_S
     try:
-        assignments = _agree(channel, arrive_s)
+        assignments = _agree(channel, join_timeout_s)
         node, nodes, local_rank = assignments[channel.rank]
         # The launch is named by nobody here: other ranks hear of the end through the channel and read no record.
         rank = Rank(node, nodes, local_rank, channel.rank, channel.world, None, channel.name)
         leaders = {seat[0]: at for at, seat in enumerate(assignments) if seat[2] == 0}
-        watch = _Monitor(channel, leaders, silence_s, spec.deadline_s, progress)
+        watch = _Monitor(channel, leaders, heartbeat_timeout_s, spec.deadline_s, progress)
         if local_rank == 0:
             _lead(channel, replace(spec, rank=Rank(node, nodes)), watch)
         ended = watch.end()
@@ -225,9 +238,9 @@ def _cause(error: BaseException, rank: int) -> BaseException:
     return RankFailed(f"rank {rank} failed: it left penstock.stage by {text}", rank=rank)
 
 
-def _agree(channel: RankChannel, arrive_s: float) -> list[list[int]]:
-    until = time.monotonic() + arrive_s
-    channel.meet(arrive_s)
+def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
+    until = time.monotonic() + join_timeout_s
+    channel.meet(join_timeout_s)
     channel.send_to_root("who", _who())
     if channel.rank == 0:
         who: list[Any] = [None] * channel.world
@@ -237,7 +250,7 @@ def _agree(channel: RankChannel, arrive_s: float) -> list[list[int]]:
             if None in who:
                 if time.monotonic() > until:
                     raise RankFailed(
-                        f"rank {missing[0]} failed: it did not come to penstock.stage within {arrive_s:.0f} s"
+                        f"rank {missing[0]} failed: it did not come to penstock.stage within {join_timeout_s:.0f} s"
                         f" ({len(missing):,} of {channel.world:,} ranks did not)",
                         rank=missing[0],
                         hint="all ranks have to call penstock.stage, and as often",
@@ -251,7 +264,7 @@ def _agree(channel: RankChannel, arrive_s: float) -> list[list[int]]:
         if "failed" in (end := channel.recv_broadcast("end") or {}):
             raise load_error(end["failed"])
         if time.monotonic() > until + _LAST_WORDS_S:
-            raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {arrive_s:.0f} s", rank=0)
+            raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {join_timeout_s:.0f} s", rank=0)
         time.sleep(_LOOK_S)
     found: list[list[int]] = assignments
     return found
@@ -295,11 +308,11 @@ class _Monitor:
         self,
         channel: RankChannel,
         leaders: dict[int, int],
-        silence_s: float,
+        heartbeat_timeout_s: float,
         deadline_s: float | None,
         progress: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        self._channel, self._leaders, self._silence_s = channel, leaders, silence_s
+        self._channel, self._leaders, self._heartbeat_timeout_s = channel, leaders, heartbeat_timeout_s
         began = time.monotonic()
         self._until = None if deadline_s is None else began + deadline_s + _LAST_WORDS_S
         self._limit_s = deadline_s
@@ -348,9 +361,9 @@ class _Monitor:
             sign = now and now["beat"]
             if sign != self._signs[node][0]:
                 self._signs[node] = (sign, moment)
-            elif moment - self._signs[node][1] > self._silence_s:
+            elif moment - self._signs[node][1] > self._heartbeat_timeout_s:
                 lost = RankFailed(
-                    f"rank {leader} failed: it stages for node {node} and gave no sign for {self._silence_s:.0f} s",
+                    f"rank {leader} failed: it stages for node {node} and gave no sign for {self._heartbeat_timeout_s:.0f} s",
                     rank=leader,
                 )
                 channel.broadcast("end", {"failed": dump_error(lost)})
@@ -370,8 +383,8 @@ class _Monitor:
                 alive = self._channel.recv_broadcast("alive")
                 if alive != sign:
                     sign, since = alive, moment
-                elif moment - since > self._silence_s:
-                    raise RankFailed(f"rank 0 failed: it gave no sign for {self._silence_s:.0f} s", rank=0)
+                elif moment - since > self._heartbeat_timeout_s:
+                    raise RankFailed(f"rank 0 failed: it gave no sign for {self._heartbeat_timeout_s:.0f} s", rank=0)
             if self._until is not None and moment > self._until:
                 raise Deadline(f"the stage did not finish in {self._limit_s:.1f} s", limit_s=self._limit_s)
             time.sleep(_LOOK_S)

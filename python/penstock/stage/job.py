@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import env
+from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, Interrupted, NotFound, Unsupported
 from penstock.ranks import Rank
 
@@ -26,6 +27,9 @@ __all__ = ["StageSpec", "for_nodes", "index", "is_local", "local_path", "run", "
 _LOOK_S = 0.1
 # An interrupted stage has this long to record what is finished, and to take back the parts that it left in a store.
 _GRACE_S = 6.0
+# Options of a stage under their old names; `inflate` stays.
+RENAMED = {"deflate": "compress"}
+ALIASES = {"inflate": "decompress"}
 _OF_THIS_USER = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
@@ -35,7 +39,7 @@ class StageSpec:
 
     source: str
     destination: str
-    inflate: bool = False
+    decompress: bool = False
     rank: Rank = field(default_factory=Rank)
     concurrency: int = 64
     memory_bytes: int = 1 << 30
@@ -56,7 +60,7 @@ class StageSpec:
     object_deadline_s: float | None = None
     stall_after_s: float | None = None
     mirrors: tuple[str, ...] = ()
-    deflate: str | None = None
+    compress: str | None = None
     level: int | None = None
     journal: str | None = None
 
@@ -69,7 +73,7 @@ class StageSpec:
         """
         from penstock import _native
 
-        if self.level is not None and self.deflate is None:
+        if self.level is not None and self.compress is None:
             raise ConfigError("--level: it says how hard --deflate presses, which is not asked for", where="--level")
         if self.concurrency < 1:
             raise ConfigError(f"--concurrency: {self.concurrency} requests move nothing", where="--concurrency")
@@ -81,7 +85,7 @@ class StageSpec:
             if is_local(self.destination)
             else state_folder(absolute(self.source), self.destination, self.journal),
             variables(),
-            inflate=self.inflate,
+            inflate=self.decompress,
             node=self.rank.node,
             nodes=self.rank.nodes,
             concurrency=self.concurrency,
@@ -107,7 +111,7 @@ class StageSpec:
             stall_after_s=self.stall_after_s,
             mirrors=[(absolute(url), variables()) for url in self.mirrors],
             remote=None if is_local(self.destination) else self.destination,
-            deflate=self.deflate,
+            deflate=self.compress,
             level=self.level,
         )
 
@@ -259,6 +263,7 @@ def run_as(spec: StageSpec) -> dict[str, Any]:
     return summary
 
 
+@renamed_parameters(RENAMED, aliases=ALIASES)
 def run(source: str, destination: str, **options: Any) -> dict[str, Any]:
     """Stage and return the summary; `failed` lists the objects that could not be staged. Options are `StageSpec`'s."""
     return run_as(StageSpec(source, destination, **options))

@@ -180,4 +180,11 @@ mod tests {
         assert_eq!(open(9).1.unwrap().parts.len(), 3);
         assert!(open(10).1.is_none());
     }
+
+    #[test]
+    fn sent_parts_of_the_first_version_belong_to_the_same_transform() {
+        let json = br#"{"source":"s3://a/b","size":9,"version":null,"modified_ms":null,"target":"gs://c/d","asked":"inflate,gzip:6","part_bytes":5}"#;
+        let transform = Some("decompress,gzip:6".to_owned());
+        assert_eq!(serde_json::from_slice::<Head>(json).unwrap(), Head { transform, ..head(9) });
+    }
 }

@@ -53,13 +53,13 @@ def test_utilisation_is_the_mean_over_ranks_of_each_epoch():
 
 def test_verdict_is_refused_where_the_loop_costs_too_much():
     reached = [1.0, 0.75]
-    assert verdict(Harness(100, 0.1, 0.0005, 0.995), reached, 0.87).answer == "pass"
-    assert verdict(Harness(100, 0.1, 0.0005, 0.995), reached, 0.88).answer == "fail"
+    assert verdict(Harness(100, 0.1, 0.0005, 0.995), reached, 0.87).result == "pass"
+    assert verdict(Harness(100, 0.1, 0.0005, 0.995), reached, 0.88).result == "fail"
     refused = verdict(Harness(100, 0.1, 0.002, 0.98), reached, 0.1)
-    assert refused.answer == "refused"
-    assert "2.0 %" in refused.why
+    assert refused.result == "refused"
+    assert "2.0 %" in refused.reason
     ranks = verdict(Harness(100, 0.1, 0.002, 0.98, barrier_s=0.0019), reached, 0.1)
-    assert "1900.0 of them for ranks to meet" in ranks.why
+    assert "1900.0 of them for ranks to meet" in ranks.reason
 
 
 def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):
@@ -77,7 +77,7 @@ def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):
     demand = Emulated().demand(WorkloadSpec(seed=0, global_batch=3, accelerator="dlio", settings=said.settings))
     assert demand.facts["step_s"] == 0.01
     assert demand.samples_per_s == pytest.approx(300)
-    assert demand.facts["au_wanted"] == 0.5
+    assert demand.facts["au_required"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_bench_accelerator_feeds_every_format_and_writes_dlios_summary(tmp_path,
         "--summary", tmp_path / "summary.json", "--no-save", "--json", timeout_s=100,
     )  # fmt: skip
     said = json.loads(ran.out)
-    assert ran.code == (0 if said["verdict"]["answer"] != "fail" else 1), ran.err
+    assert ran.code == (0 if said["verdict"]["result"] != "fail" else 1), ran.err
     assert [row["reader"] for row in said["feeds"]] == ["penstock", "torch"]
     assert all(row["au"] > 0 for row in said["feeds"])
     assert said["checkpoint"]["bytes"] == 100001
@@ -186,7 +186,7 @@ def test_bench_accelerator_dry_run_reads_nothing(tmp_path, run_cli):
         "--json",
     )
     said = json.loads(ran.out)
-    assert said["wanted"]["samples_per_s"] == pytest.approx(2 * 7 / 0.323)
+    assert said["required"]["samples_per_s"] == pytest.approx(2 * 7 / 0.323)
     assert "feeds" not in said
 
 

@@ -251,7 +251,7 @@ def test_classify_bench_at_its_quota_of_an_idle_machine_is_a_client_limit():
             rows.append(msgspec.structs.replace(one, cpu_s=1.9 * one.last.time_s))
     judged = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
     assert judged[64, 16 * MIB].regime == "client"
-    assert "95% of the client's processors" in judged[64, 16 * MIB].evidence["why"]
+    assert "95% of the client's processors" in judged[64, 16 * MIB].evidence["reason"]
 
 
 def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
@@ -262,7 +262,7 @@ def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
             rows.append(row("READ", c, size, per_s, path_type="object", entry_latency=latency))
     told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
     assert told[256, 128 * KIB].regime == "throttle"
-    assert "nobody counted" in told[256, 128 * KIB].evidence["why"]
+    assert "nobody counted" in told[256, 128 * KIB].evidence["reason"]
     assert told[1, 128 * KIB].regime == "concurrency"
 
 

@@ -34,7 +34,7 @@ def test_classify_json_has_a_cell_for_each_point(run_cli, sweep):
     done = run_cli("bench", "classify", str(sweep), "--json")
     assert (done.code, done.err) == (0, "")
     told = json.loads(done.out)
-    assert told["schema_version"] == 1
+    assert told["schema_version"] == 2
     assert {(c["operation"], c["threads"], c["file_size_bytes"]) for c in told["cells"]} == {
         ("READ", r.threads, r.file_size_bytes) for r in ROWS
     }

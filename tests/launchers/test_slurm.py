@@ -62,7 +62,7 @@ def test_cluster_run_inside_an_allocation_keeps_slurms_numbers(slurm_hosts):
         "--", sys.executable, "-c", code,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    said = [row["out"].split() for row in json.loads(ran.stdout)["exits"]]
+    said = [row["stdout"].split() for row in json.loads(ran.stdout)["exits"]]
     assert said == [["slurm", str(rank // 2), str(rank), "8"] for rank in range(8)]
 
 

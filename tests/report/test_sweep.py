@@ -80,13 +80,13 @@ def test_summary_of_nothing_sound_says_so(results):
 def test_summary_doubts_what_is_doubtful(change, said):
     rows = [msgspec.structs.replace(row("READ", c, MIB, 50.0 * c), spec_hash="one") for c in (1, 4)]
     cold = [msgspec.structs.replace(r, cache=CacheState("cold", "x"), direct=False) for r in rows]
-    assert not any(said in doubt for doubt in summarise(Results(rows=tuple(cold))).doubts)
+    assert not any(said in doubt for doubt in summarise(Results(rows=tuple(cold))).warnings)
     changed = (
         [msgspec.structs.replace(cold[0], **change), *cold[1:]]
         if "spec_hash" in change
         else [msgspec.structs.replace(r, **change) for r in cold]
     )
-    assert any(said in doubt for doubt in summarise(Results(rows=tuple(changed))).doubts)
+    assert any(said in doubt for doubt in summarise(Results(rows=tuple(changed))).warnings)
 
 
 def test_page_fetches_nothing(made):

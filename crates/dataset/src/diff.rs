@@ -16,7 +16,7 @@ pub struct Change {
     /// Its logical name, control characters escaped.
     pub name: String,
     /// What differs, with both values.
-    pub why: String,
+    pub reason: String,
 }
 
 /// What differs between two manifests, and what the sameness of the others rests on.
@@ -167,7 +167,7 @@ pub fn diff(a: &Manifest, b: &Manifest) -> Difference {
                 Verdict::Size => &mut found.same_by_size,
                 Verdict::Name => &mut found.same_by_name,
                 Verdict::Differs(why) => {
-                    found.changed.push(Change { name: text(new), why });
+                    found.changed.push(Change { name: text(new), reason: why });
                     continue;
                 }
             };

@@ -41,7 +41,7 @@ pub fn diff(
         let side = |manifest: &Manifest, what: &str| serde_json::json!({"url": manifest.url, "read_as": what, "objects": manifest.objects.len()});
         let bug = |error: serde_json::Error| Error::bug(error.to_string());
         let mut facts = serde_json::json!({
-            "schema_version": 1,
+            "schema_version": 2,
             "a": side(&old, old_is),
             "b": side(&new, new_is),
             "is_same": found.is_same(),

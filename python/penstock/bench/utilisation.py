@@ -52,11 +52,11 @@ def utilisation(times: Sequence[Mapping[str, Any]]) -> list[float]:
     return [_mean([epoch_utilisation(time) for time in ranks]) for ranks in _by_epoch(times)]
 
 
-def summary(record: RunRecord, *, au_wanted: float, record_bytes: float) -> dict[str, Any]:
+def summary(record: RunRecord, *, au_required: float, record_bytes: float) -> dict[str, Any]:
     """What DLIO's `summary.json` says of such a run, under its keys.
 
     Args:
-        au_wanted: Utilisation that passes, 0 to 1.
+        au_required: Utilisation that passes, 0 to 1.
         record_bytes: Of a sample, nominal: DLIO multiplies by it and counts nothing. Its "MB" is 2^20 bytes.
     """
     busy = [100 * value for value in utilisation(record.epoch_times)]
@@ -67,7 +67,7 @@ def summary(record: RunRecord, *, au_wanted: float, record_bytes: float) -> dict
     metric = {
         "train_au_percentage": busy,
         "train_au_mean_percentage": _mean(busy),
-        "train_au_meet_expectation": "success" if _mean(busy) >= 100 * au_wanted else "fail",
+        "train_au_meet_expectation": "success" if _mean(busy) >= 100 * au_required else "fail",
         "train_au_stdev_percentage": _deviation(busy),
         "train_throughput_samples_per_second": rates,
         "train_throughput_mean_samples_per_second": _mean(rates),

@@ -98,7 +98,7 @@ def cosmoflow(
             progress=advance,
         )
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "out": out, **asdict(summary)}))
+        click.echo(json.dumps({"schema_version": 2, "output": out, **asdict(summary)}))
     else:
         ratio = summary.bytes_inflated / summary.bytes_stored
         click.echo(
@@ -159,7 +159,7 @@ def emulated(
             progress=advance,
         )
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "out": out, **asdict(summary)}))
+        click.echo(json.dumps({"schema_version": 2, "output": out, **asdict(summary)}))
     else:
         click.echo(
             f"{out}: {summary.records:,} records in {summary.files:,} files, {format_bytes(summary.bytes_stored)}"

@@ -53,7 +53,7 @@ def _readable(found: dict[str, Any]) -> str:
     ]
     for sign, kind in (("-", "removed"), ("+", "added"), ("~", "changed")):
         entries = found[kind]
-        shown = [f"{e['name']}  ({e['why']})" if kind == "changed" else e for e in entries[:_SHOWN]]
+        shown = [f"{e['name']}  ({e['reason']})" if kind == "changed" else e for e in entries[:_SHOWN]]
         lines += [click.style(f"{sign} {text}", fg={"-": "red", "+": "green", "~": "yellow"}[sign]) for text in shown]
         if len(entries) > _SHOWN:
             lines.append(f"{sign} ... and {len(entries) - _SHOWN:,} more {kind} (--json lists all)")

@@ -57,9 +57,9 @@ def emulate_disk(
     try:
         with LoopDisk(folder, size_bytes=size_bytes, ios=ios, moved=moved, io_bytes=disk.io_bytes) as made:
             facts = {
-                "schema_version": 1,
+                "schema_version": 2,
                 "device": made.device,
-                "number": made.number,
+                "device_number": made.number,
                 "mount": str(folder.resolve()),
                 "tier": disk.label,
                 "scale": scale,

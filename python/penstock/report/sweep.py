@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CellGroup", "SweepReport", "name_of", "rate_label", "summarise"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _WAITS = {
     "concurrency": "have too few requests under way",
     "metadata": "wait for opening files",
@@ -48,7 +48,7 @@ class CellGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report as data. `doubts` are reasons to read it with care; `invalid` counts rows by why they are no measurement."""
+    """A report as data. `warnings` are reasons to read it with care; `invalid` counts rows by why they are no measurement."""
 
     schema_version: int = SCHEMA_VERSION
     headline: str
@@ -63,7 +63,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[CellGroup, ...]
     verdict: Verdict
     invalid: dict[str, int]
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def rate_label(cell: Judged) -> str:
@@ -170,34 +170,34 @@ def summarise(results: Results) -> SweepReport:
     headline, lead = _headline(groups, [r for r in rows if r.operation in WATCHED and not r.invalid])
     sound = [r for r in rows if not r.invalid]
     hashes = tuple(sorted({r.spec_hash for r in rows if r.spec_hash}))
-    doubts = []
+    warnings = []
     if len(hashes) > 1:
-        doubts.append(
+        warnings.append(
             f"rows of {len(hashes)} specifications stand here together: rates of different ones do not compare"
         )
     if sound and all(r.cache.state == "unknown" for r in sound):
-        doubts.append("nobody recorded whether caches were warm: reads may be of memory, not of storage")
+        warnings.append("nobody recorded whether caches were warm: reads may be of memory, not of storage")
     if any(r.operation == "WRITE" and not r.direct for r in sound):
-        doubts.append("buffered writes may be of memory: only what was synced inside the clock is durable")
+        warnings.append("buffered writes may be of memory: only what was synced inside the clock is durable")
     short = sum(0 < r.last.time_s < 1 for r in sound)
     if short:
-        doubts.append(
+        warnings.append(
             f"{short} of {len(sound)} phases took less than a second: rounding and start-up weigh on their rates"
         )
     tails = sum(bool(r.first and r.first.time_s > 0 and r.last.time_s > 1.5 * r.first.time_s) for r in sound)
     if tails:
-        doubts.append(
+        warnings.append(
             f"in {tails} phases the last worker took 1.5 times as long as the first: those are judged at the first's end"
         )
     crowded = sum("crowded" in c.evidence for c in verdict.cells)
     if crowded:
-        doubts.append(
+        warnings.append(
             f"at {crowded} of {len(verdict.cells)} points other programs kept the measuring machine busy: rates there are too low, "
             "and no point is called the client's end for it"
         )
     noise = max((c.evidence.get("noise") or 0.0 for c in verdict.cells), default=0.0)
     if noise > 0.15:
-        doubts.append(f"the model misses cells by {noise:.0%}: limits near each other are not told apart there")
+        warnings.append(f"the model misses cells by {noise:.0%}: limits near each other are not told apart there")
     origin = results.provenance
     return SweepReport(
         headline=headline,
@@ -212,5 +212,5 @@ def summarise(results: Results) -> SweepReport:
         groups=groups,
         verdict=verdict,
         invalid=dict(Counter(reason for r in rows for reason in r.invalid)),
-        doubts=tuple(doubts),
+        warnings=tuple(warnings),
     )

@@ -146,7 +146,7 @@ def sweep_page(report: SweepReport, rows: Sequence[Row]) -> str:
         )
         if report.verdict.cells
         else "",
-        f'<h2>Read this before you quote it</h2><ul class="notes">{"".join(f"<li>{escape(n)}</li>" for n in (*report.doubts, _GAINS))}</ul>',
+        f'<h2>Read this before you quote it</h2><ul class="notes">{"".join(f"<li>{escape(n)}</li>" for n in (*report.warnings, _GAINS))}</ul>',
         f'<h2>Where it comes from</h2><dl class="machine">{"".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())}</dl>',
         "<footer>Made by <code>penstock report</code> from the rows alone; the verdict was computed again. This file is whole: it loads nothing from anywhere.</footer>",
     ]

@@ -59,8 +59,8 @@ class Harness:
 class UtilisationVerdict:
     """`pass` or `fail` against the utilisation that is wanted, or `refused`, each with its reason."""
 
-    answer: Literal["pass", "fail", "refused"]
-    why: str
+    result: Literal["pass", "fail", "refused"]
+    reason: str
 
 
 def run_reader(spec: TrainSpec, reader: str, *, report: Report | None = None) -> RunRecord:
@@ -103,5 +103,5 @@ def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> Utilis
             f"({100 * harness.share:.1f} %, at most {100 * MOST_OVERHEAD:g} %): this host cannot judge a storage for it",
         )
     mean = sum(reached) / len(reached)
-    answer: Literal["pass", "fail"] = "pass" if mean >= wanted else "fail"
-    return UtilisationVerdict(answer, f"{100 * mean:.2f} % busy, {100 * wanted:g} % is asked for")
+    result: Literal["pass", "fail"] = "pass" if mean >= wanted else "fail"
+    return UtilisationVerdict(result, f"{100 * mean:.2f} % busy, {100 * wanted:g} % is asked for")

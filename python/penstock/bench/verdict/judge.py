@@ -87,7 +87,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Every cell of every sweep. `left_out` says how many rows were INVALID or none to judge."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     cells: tuple[Judged, ...]
     left_out: int = 0
 
@@ -275,7 +275,7 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     total = sum(shares.values())
     cells = seen.sweep.cells
     evidence: dict[str, Any] = {
-        "why": why,
+        "reason": why,
         "elasticity_threads": _rounded(_elasticity(cell, cells, "workers")),
         "elasticity_size": _rounded(_elasticity(cell, cells, "size")) if seen.sweep.moves_bytes else None,
         "share_of_peak": _rounded(cell.bytes_per_s / seen.peak_bytes_per_s) if seen.peak_bytes_per_s else None,

@@ -100,17 +100,17 @@ def command(
     document["feeds"] = [_row(reader, record) for reader, record in records.items()]
     ours = records["penstock"]
     if summary:
-        told = in_dlios_words(ours, au_wanted=document["au_wanted"], record_bytes=demand.sample_bytes)
+        told = in_dlios_words(ours, au_required=document["au_required"], record_bytes=demand.sample_bytes)
         summary.write_text(json.dumps(told, indent=4) + "\n", encoding="utf-8")
     if checkpoint:
         size = checkpoint_size or (file.checkpoint_bytes if file else None) or 1 << 30
         times = measure(Path(checkpoint), total_bytes=size, ranks=spec.ranks)
         rates = {"write_bytes_per_s": times.write_bytes_per_s, "restore_bytes_per_s": times.restore_bytes_per_s}
         document["checkpoint"] = {**asdict(times), **rates}
-    judged = verdict(harness, utilisation(ours.epoch_times), document["au_wanted"])
+    judged = verdict(harness, utilisation(ours.epoch_times), document["au_required"])
     document["verdict"] = asdict(judged)
     _print(document, as_json)
-    if judged.answer == "fail":
+    if judged.result == "fail":
         click.get_current_context().exit(1)
 
 
@@ -162,15 +162,15 @@ def _asked(spec: TrainSpec, demand: Demand) -> dict[str, Any]:
     """What accelerators that never wait would take."""
     rate = (demand.samples_per_s or 0.0) * spec.ranks
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "model": demand.facts["model"],
         "data": spec.data,
         "accelerator": spec.accelerator,
         "ranks": spec.ranks,
         "batch": spec.global_batch // spec.ranks,
         "step_s": demand.facts["step_s"],
-        "au_wanted": demand.facts["au_wanted"],
-        "wanted": {"samples_per_s": rate, "bytes_per_s": rate * demand.sample_bytes},
+        "au_required": demand.facts["au_required"],
+        "required": {"samples_per_s": rate, "bytes_per_s": rate * demand.sample_bytes},
     }
 
 
@@ -198,7 +198,7 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
         return
     from penstock.units import format_bytes
 
-    wanted = document["wanted"]
+    wanted = document["required"]
     click.echo(
         f"{document['model']} on {document['ranks']} x {document['accelerator']}: a step of {document['batch']} every "
         f"{1000 * document['step_s']:.3f} ms, {wanted['samples_per_s']:,.1f} samples/s, {format_bytes(int(wanted['bytes_per_s']))}/s decoded"
@@ -223,4 +223,4 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
             f"checkpoint of {format_bytes(kept['bytes'])}: written in {max(kept['write_s']):.2f} s, restored in {max(kept['restore_s']):.2f} s, by the slowest rank"
         )
     if "verdict" in document:
-        click.echo(f"{document['verdict']['answer']}: {document['verdict']['why']}")
+        click.echo(f"{document['verdict']['result']}: {document['verdict']['reason']}")

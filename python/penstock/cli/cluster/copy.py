@@ -50,5 +50,5 @@ def command(
         else:
             exits = cluster.copy_to_all(Path(source), destination, on=chosen, deadline_s=deadline)
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "exits": [as_row(each) for each in exits]}))
+        click.echo(json.dumps({"schema_version": 2, "exits": [as_row(each) for each in exits]}))
     return print_failures(exits)

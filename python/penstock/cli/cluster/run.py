@@ -61,7 +61,7 @@ def command(
             on_line=None if as_json else _print_line,
         )  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"schema_version": 1, "exits": [as_row(each) for each in exits]}))
+        click.echo(json.dumps({"schema_version": 2, "exits": [as_row(each) for each in exits]}))
     return print_failures(exits)
 
 
@@ -79,8 +79,8 @@ def as_row(ended: Exit) -> dict[str, object]:
         "rank": ended.rank,
         "code": ended.code,
         "seconds": ended.seconds,
-        "out": ended.out.decode(errors="replace"),
-        "err": ended.err.decode(errors="replace"),
+        "stdout": ended.out.decode(errors="replace"),
+        "stderr": ended.err.decode(errors="replace"),
         "error": None if ended.fault is None else str(ended.fault),
     }
 

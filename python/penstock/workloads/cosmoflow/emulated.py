@@ -59,7 +59,7 @@ class EmulatedCosmoFlow(EmulatedAccelerator):
                 "model": "cosmoflow",
                 "sample_step_s": self._sample_s,
                 "step_s": self._sample_s,
-                "au_wanted": UTILISATION,
+                "au_required": UTILISATION,
                 "step_voxels": 128,
                 "voxels": v,
             },

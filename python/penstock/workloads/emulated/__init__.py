@@ -52,7 +52,7 @@ class Emulated(EmulatedAccelerator):
                 "sample_step_s": self._length_s / model.batch,
                 "step_s": self._length_s,
                 "step_batch": model.batch,
-                "au_wanted": model.au,
+                "au_required": model.au,
                 # Said by whoever wrote the settings: the feed need not read all files to count, which would warm their caches.
                 "records_per_object": spec.settings.get("records_per_file"),
             },

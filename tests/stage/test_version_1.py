@@ -81,3 +81,40 @@ def test_manifest_of_version_3_is_one_error(run_cli, copy):
     assert (ran.code, ran.err.count("error[")) == (3, 1), ran.err
     assert "manifest version 3" in ran.err
     assert "reads versions 1 to 2" in ran.err
+
+
+def _downgrade(file: Path) -> None:
+    """The file as version 1 wrote it."""
+    text = file.read_text()
+    names = {
+        '"decoded"': '"undone"',
+        '"codec_source"': '"undone_by"',
+        '"encoded"': '"packed"',
+        '"transform"': '"asked"',
+    }
+    names |= {'"decompress,': '"inflate,', '"penstock_manifest":2': '"penstock_manifest":1'}
+    names |= {'"penstock_journal":2': '"penstock_journal":1'}
+    for new, old in names.items():
+        text = text.replace(new, old)
+    assert '"undone":"gzip"' in text
+    file.write_text(text)
+
+
+def test_copy_of_version_1_in_a_store_resumes_and_is_repaired(emulator, run_cli, tmp_path):
+    (tmp_path / "bucket").mkdir()
+    served = emulator(folder=tmp_path / "bucket")
+    url, env = f"{served.url}run/", served.env | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    shutil.copytree(STORED / "source", tmp_path / "set")
+    flags = ("--inflate", "--deflate", "zstd", "--json")
+    assert run_cli("stage", tmp_path / "set", url, *flags, env=env).code == 0
+    (journal,) = (tmp_path / "state").rglob("journal-0-of-1.jsonl")
+    for more in ([], ["--journal", tmp_path / "other"]):
+        _downgrade(tmp_path / "bucket/run/.penstock/manifest.json")
+        if not more:
+            _downgrade(journal)
+        ran = run_cli("stage", tmp_path / "set", url, *flags, *more, env=env)
+        assert (ran.code, facts(ran)["skipped"], facts(ran)["bytes_in"]) == (0, 2, 0), ran.err
+    _downgrade(tmp_path / "bucket/run/.penstock/manifest.json")
+    (tmp_path / "bucket/run/a0.txt").write_bytes(b"other")
+    ran = run_cli("verify", url, "--repair", "--json", env=env)
+    assert (ran.code, facts(ran)["repaired"]) == (0, ["a0.txt"]), ran.err

@@ -334,7 +334,7 @@ class StageRequest:
         destination: str | PathLike[str],
         env: dict[str, str],
         *,
-        inflate: bool = False,
+        decompress: bool = False,
         node: int = 0,
         nodes: int = 1,
         concurrency: int = 64,
@@ -360,7 +360,7 @@ class StageRequest:
         stall_after_s: float | None = None,
         mirrors: list[tuple[str, dict[str, str]]] = ...,
         remote: str | None = None,
-        deflate: str | None = None,
+        compress: str | None = None,
         level: int | None = None,
     ) -> StageRequest: ...
     def start(self) -> StageJob: ...

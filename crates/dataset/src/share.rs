@@ -133,13 +133,13 @@ pub struct Division {
     /// What each node can take; empty: all the same.
     pub weights: Weights,
     /// Compressed objects are inflated on the way.
-    pub inflate: bool,
+    pub decompress: bool,
 }
 
 /// Bytes that come in and go out for one object. Where nobody knows what it inflates to, its codec's usual ratio on
 /// training data: gzip'd volumes of study A 4.6 to 1, JSON and CSV about 5, already dense data 1.
-pub fn cost(entry: &Entry, inflate: bool) -> u64 {
-    let out = match (inflate, entry.codec, entry.decompressed_size()) {
+pub fn cost(entry: &Entry, decompress: bool) -> u64 {
+    let out = match (decompress, entry.codec, entry.decompressed_size()) {
         (false, ..) | (true, Codec::None, _) => entry.size,
         (true, _, Some(size)) => size,
         (true, Codec::Gzip | Codec::Zstd, None) => entry.size.saturating_mul(4),
@@ -187,10 +187,10 @@ impl SharePlan {
             order = deal.by_name(&order, rule)?;
         }
         order.sort_by_key(|&at| Reverse(objects[at as usize].size)); // stable: ties stay in the order of keys
-        if has_kinds(objects, division.inflate) {
+        if has_kinds(objects, division.decompress) {
             let mut dealt = deal.clone();
             let mut apart = vec![Vec::new(); MAX_KINDS];
-            order.iter().for_each(|&at| apart[kind_of(&objects[at as usize], division.inflate)].push(at));
+            order.iter().for_each(|&at| apart[kind_of(&objects[at as usize], division.decompress)].push(at));
             // The kind with the smallest objects comes last: they fill what the large ones left uneven.
             apart.sort_by_key(|kind| Reverse(kind.first().map(|&at| objects[at as usize].size)));
             apart.iter().for_each(|kind| dealt.out(kind));
@@ -201,7 +201,7 @@ impl SharePlan {
             deal.out(&order);
         }
         let mut plan = Self { owner: deal.owner, loads: deal.loads, costs: Vec::new() };
-        plan.costs = plan.sums(|at| cost(&objects[at], division.inflate));
+        plan.costs = plan.sums(|at| cost(&objects[at], division.decompress));
         Ok(plan)
     }
 
@@ -235,17 +235,17 @@ impl SharePlan {
 const MAX_KINDS: usize = 257;
 
 /// Objects that cost about the same a stored byte are of one kind: the ratio in quarters, up to 64.
-fn kind_of(entry: &Entry, inflate: bool) -> usize {
+fn kind_of(entry: &Entry, decompress: bool) -> usize {
     match entry.size {
         0 => 0,
-        size => (cost(entry, inflate) as f64 / size as f64 * 4.0).round().min(MAX_KINDS as f64 - 1.0) as usize,
+        size => (cost(entry, decompress) as f64 / size as f64 * 4.0).round().min(MAX_KINDS as f64 - 1.0) as usize,
     }
 }
 
-fn has_kinds(objects: &[Entry], inflate: bool) -> bool {
-    let mut kinds = objects.iter().filter(|entry| entry.size > 0).map(|entry| kind_of(entry, inflate));
+fn has_kinds(objects: &[Entry], decompress: bool) -> bool {
+    let mut kinds = objects.iter().filter(|entry| entry.size > 0).map(|entry| kind_of(entry, decompress));
     let first = kinds.next();
-    inflate && kinds.any(|kind| Some(kind) != first)
+    decompress && kinds.any(|kind| Some(kind) != first)
 }
 
 /// A plan as it is being made.

@@ -59,11 +59,11 @@ pub struct PyStageRequest(StageRequest);
 impl PyStageRequest {
     #[new]
     #[pyo3(signature = (
-        source, destination, env, *, inflate=false, node=0, nodes=1, concurrency=64, memory_bytes=1073741824,
+        source, destination, env, *, decompress=false, node=0, nodes=1, concurrency=64, memory_bytes=1073741824,
         max_inflated_bytes=None, allow_case_collisions=false, overwrite=false, manifest=None, dry_run=false, deadline_s=None,
         give_up_after_s=None, launch_id=None, is_awaited=false, leader_rank=0, cores=1, select=Vec::new(), exclude=Vec::new(),
         share_by=None, weights=None, max_requests_per_s=None, max_bytes_per_s=None, object_deadline_s=None, stall_after_s=None,
-        mirrors=Vec::new(), remote=None, deflate=None, level=None
+        mirrors=Vec::new(), remote=None, compress=None, level=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
@@ -71,7 +71,7 @@ impl PyStageRequest {
         source: &str,
         destination: PathBuf,
         env: HashMap<String, String>,
-        inflate: bool,
+        decompress: bool,
         node: u32,
         nodes: u32,
         concurrency: usize,
@@ -97,7 +97,7 @@ impl PyStageRequest {
         stall_after_s: Option<f64>,
         mirrors: Vec<(String, HashMap<String, String>)>,
         remote: Option<String>,
-        deflate: Option<String>,
+        compress: Option<String>,
         level: Option<i32>,
     ) -> PyResult<Self> {
         let request = || {
@@ -121,13 +121,13 @@ impl PyStageRequest {
                 manifest,
                 select: KeyFilter::new(&select, &exclude)?,
                 options: StageOptions {
-                    inflate,
+                    decompress,
                     node,
                     nodes,
                     division: Division {
                         by: share_by.as_deref().map_or(Ok(ShareBy::default()), str::parse)?,
                         weights: weights.as_deref().map_or(Ok(Weights::default()), str::parse)?,
-                        inflate,
+                        decompress,
                     },
                     concurrency,
                     memory: memory_bytes,
@@ -135,7 +135,10 @@ impl PyStageRequest {
                     max_inflated: max_inflated_bytes,
                     allow_case_collisions,
                     overwrite,
-                    deflate: deflate.as_deref().map(|codec| Compression::new(codec.parse()?, level)).transpose()?,
+                    compression: compress
+                        .as_deref()
+                        .map(|codec| Compression::new(codec.parse()?, level))
+                        .transpose()?,
                 },
                 dry_run,
                 deadline: duration("--deadline", deadline_s)?,

@@ -182,7 +182,7 @@ mod tests {
             digests: Vec::new(),
             origin: Origin::of(&Entry::new(Key::from("a/b.bin"), 5)),
             modified_s: None,
-            inflate: false,
+            decompress: false,
             version: None,
         };
         let (send, inbox) = tokio::sync::mpsc::channel(1);

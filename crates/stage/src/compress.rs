@@ -111,9 +111,9 @@ impl Drop for AsyncCompressor {
 }
 
 impl AsyncCompressor {
-    pub fn new(deflate: Compression, cores: Arc<Semaphore>, threads: usize) -> Result<Self> {
+    pub fn new(compression: Compression, cores: Arc<Semaphore>, threads: usize) -> Result<Self> {
         Ok(Self {
-            packer: deflate.packer()?,
+            packer: compression.packer()?,
             cores,
             // One for each core, and one that is ready when the next core is free.
             at_once: threads + 1,
@@ -183,7 +183,7 @@ impl AsyncCompressor {
 /// The same for whoever is on a blocking thread already: content in pieces, compressed in one piece where it is small
 /// and in blocks where it is large, on cores that stand idle.
 pub(crate) struct Compressor<'a> {
-    deflate: Compression,
+    compression: Compression,
     means: CpuBudget<'a>,
     held: Vec<u8>,
     /// Of what is large: bytes of `held` that are only the next block's window, and the end in the making.
@@ -191,8 +191,8 @@ pub(crate) struct Compressor<'a> {
 }
 
 impl<'a> Compressor<'a> {
-    pub fn new(deflate: Compression, means: CpuBudget<'a>) -> Self {
-        Self { deflate, means, held: Vec::new(), large: None }
+    pub fn new(compression: Compression, means: CpuBudget<'a>) -> Self {
+        Self { compression, means, held: Vec::new(), large: None }
     }
 
     pub fn take(&mut self, content: &[u8], out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
@@ -208,7 +208,7 @@ impl<'a> Compressor<'a> {
     /// The end of the content.
     pub fn finish(mut self, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match self.large {
-            None => out(&self.deflate.whole(&self.held)?),
+            None => out(&self.compression.whole(&self.held)?),
             Some(_) => self.pack(true, out),
         }
     }
@@ -218,7 +218,7 @@ impl<'a> Compressor<'a> {
         let (packer, mut at, mut tail) = match self.large.take() {
             Some(large) => large,
             None => {
-                let packer = self.deflate.packer()?;
+                let packer = self.compression.packer()?;
                 out(&packer.head())?;
                 (packer, 0, Tail::default())
             }
@@ -300,8 +300,8 @@ mod tests {
         for codec in [Codec::Gzip, Codec::Zstd] {
             let mut seen: Vec<Vec<u8>> = Vec::new();
             for (threads, piece) in [(1, 100_000), (4, 19_300_000), (2, 1 << 20)] {
-                let deflate = Compression::new(codec, Some(3)).unwrap();
-                let mut press = AsyncCompressor::new(deflate, Arc::new(Semaphore::new(threads)), threads).unwrap();
+                let compression = Compression::new(codec, Some(3)).unwrap();
+                let mut press = AsyncCompressor::new(compression, Arc::new(Semaphore::new(threads)), threads).unwrap();
                 let mut out = Vec::new();
                 for piece in content.chunks(piece) {
                     out.extend(press.push(Bytes::copy_from_slice(piece)).await.unwrap());

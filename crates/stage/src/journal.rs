@@ -45,9 +45,9 @@ pub(crate) struct Line {
     /// The source's mtime: all there is to compare where a store has no versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
-    /// The stage was asked to inflate what is compressed.
-    #[serde(default)]
-    pub inflate: bool,
+    /// The stage decompressed compressed objects.
+    #[serde(default, alias = "inflate")]
+    pub decompress: bool,
     /// The version that a store gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
@@ -326,7 +326,7 @@ mod tests {
             digests: vec!["crc32c:00000001".parse().unwrap()],
             origin: Origin::of(&Entry::new(Key::from(format!("{name}.gz").as_str()), 2)),
             modified_s: Some(7.5),
-            inflate: false,
+            decompress: false,
             version: None,
         }
     }

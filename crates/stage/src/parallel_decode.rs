@@ -96,7 +96,7 @@ impl<'a> ParallelDecoder<'a> {
             return None;
         }
         let mut apart = ParallelDecoder::new(codec, limit, place, means);
-        let done = apart.inflate(stored, &stretches, sink).and_then(|at| match at == stored.len() {
+        let done = apart.decompress(stored, &stretches, sink).and_then(|at| match at == stored.len() {
             true => Ok(()),
             false => {
                 let mut stream = apart.go_on();
@@ -116,7 +116,7 @@ impl<'a> ParallelDecoder<'a> {
             return Ok(());
         }
         let framed: usize = stretches.iter().map(|stretch| stretch.stored).sum();
-        let at = self.inflate(&held, &stretches, sink)?;
+        let at = self.decompress(&held, &stretches, sink)?;
         if at < framed || stretches.is_empty() || (is_end && at < held.len()) {
             let mut stream = self.go_on();
             stream.push(&held[at..], sink)?;
@@ -134,7 +134,7 @@ impl<'a> ParallelDecoder<'a> {
     }
 
     /// Inflates `stretches`, which begin with `stored`, as far as they hold: the stored bytes they came to.
-    fn inflate(
+    fn decompress(
         &mut self,
         stored: &[u8],
         stretches: &[FrameRun],

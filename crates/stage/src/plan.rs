@@ -32,7 +32,7 @@ const PATH_MAX: usize = 4000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageOptions {
     /// Inflate compressed objects on the way and drop the codec's suffix.
-    pub inflate: bool,
+    pub decompress: bool,
     /// This node.
     pub node: u32,
     /// All nodes.
@@ -52,21 +52,21 @@ pub struct StageOptions {
     /// Replace files that no stage of this source has put there.
     pub overwrite: bool,
     /// Compress what is not compressed.
-    pub deflate: Option<Compression>,
+    pub compression: Option<Compression>,
 }
 
 impl StageOptions {
     /// What an object is compressed in where its name must say so: nothing that its name or listing says is compressed.
-    pub(crate) fn deflate_of(&self, entry: &Entry) -> Option<Compression> {
-        let is_undone = self.inflate && entry.codec != Codec::None;
-        self.deflate.filter(|_| is_undone || !crate::compress::is_packed(entry))
+    pub(crate) fn compression_of(&self, entry: &Entry) -> Option<Compression> {
+        let is_undone = self.decompress && entry.codec != Codec::None;
+        self.compression.filter(|_| is_undone || !crate::compress::is_packed(entry))
     }
 }
 
 impl Default for StageOptions {
     fn default() -> Self {
         Self {
-            inflate: false,
+            decompress: false,
             node: 0,
             nodes: 1,
             division: Division::default(),
@@ -76,7 +76,7 @@ impl Default for StageOptions {
             max_inflated: None,
             allow_case_collisions: false,
             overwrite: false,
-            deflate: None,
+            compression: None,
         }
     }
 }
@@ -96,9 +96,9 @@ pub struct Item {
 
 impl Item {
     /// The item with the codec that its first bytes show, where its name did not say it.
-    pub(crate) fn with_detected_codec(&self, inflate: bool, encoding: Option<&str>, head: &[u8]) -> Self {
+    pub(crate) fn with_detected_codec(&self, decompress: bool, encoding: Option<&str>, head: &[u8]) -> Self {
         match detect(self.target.as_bytes(), encoding, head) {
-            Some((undo, codec_source)) if inflate && self.undo == Codec::None => {
+            Some((undo, codec_source)) if decompress && self.undo == Codec::None => {
                 Self { undo, codec_source: Some(codec_source), ..self.clone() }
             }
             _ => self.clone(),
@@ -144,7 +144,7 @@ impl StagePlan {
             }
         }
         check_collisions(manifest, options, place)?;
-        let division = Division { inflate: options.inflate, ..options.division.clone() };
+        let division = Division { decompress: options.decompress, ..options.division.clone() };
         let shares = SharePlan::divide(manifest, options.nodes, &division)?;
         let items: Vec<Item> = shares
             .share(options.node)
@@ -155,7 +155,7 @@ impl StagePlan {
                     Cow::Borrowed(name) => entry.key.head(name.len()),
                     Cow::Owned(name) => Key::new(name),
                 };
-                let undo = if options.inflate { entry.codec } else { Codec::None };
+                let undo = if options.decompress { entry.codec } else { Codec::None };
                 Item { object, target, undo, codec_source: (undo != Codec::None).then_some(CodecSource::Suffix) }
             })
             .collect();
@@ -187,12 +187,12 @@ impl StagePlan {
 fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     let kept = match entry.codec {
         Codec::None => entry.key.as_bytes(),
-        _ if options.inflate => strip_suffix(entry.key.as_bytes()),
+        _ if options.decompress => strip_suffix(entry.key.as_bytes()),
         _ => entry.key.as_bytes(),
     };
-    match options.deflate_of(entry) {
+    match options.compression_of(entry) {
         None => Cow::Borrowed(kept),
-        Some(deflate) => Cow::Owned([kept, deflate.codec.suffix().as_bytes()].concat()),
+        Some(compression) => Cow::Owned([kept, compression.codec.suffix().as_bytes()].concat()),
     }
 }
 
@@ -345,7 +345,7 @@ mod tests {
     }
 
     fn inflating() -> StageOptions {
-        StageOptions { inflate: true, ..StageOptions::default() }
+        StageOptions { decompress: true, ..StageOptions::default() }
     }
 
     #[test]

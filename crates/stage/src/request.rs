@@ -51,12 +51,12 @@ pub struct StageRequest {
 
 impl StageRequest {
     pub(crate) fn identity(&self) -> Identity {
-        let StageOptions { inflate, node, nodes, division, allow_case_collisions, max_inflated, .. } = &self.options;
+        let StageOptions { decompress, node, nodes, division, allow_case_collisions, max_inflated, .. } = &self.options;
         let to = self.remote.as_ref().map(|url| format!(" to={url}")).unwrap_or_default();
         let transform_id = transform_id(&self.options).unwrap_or_default();
         Identity {
             request: format!(
-                "{}{to} transform_id={transform_id} inflate={inflate} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",
+                "{}{to} transform_id={transform_id} decompress={decompress} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",
                 self.source,
                 self.manifest,
                 self.select.text(),

@@ -85,7 +85,7 @@ async fn run(
         source: request.source.to_string(),
         destination: place,
         dry_run: request.dry_run,
-        decompress: request.options.inflate,
+        decompress: request.options.decompress,
         node: request.options.node,
         nodes: request.options.nodes,
         ..Summary::default()

@@ -85,7 +85,7 @@ class StageSpec:
             if is_local(self.destination)
             else state_folder(absolute(self.source), self.destination, self.journal),
             variables(),
-            inflate=self.decompress,
+            decompress=self.decompress,
             node=self.rank.node,
             nodes=self.rank.nodes,
             concurrency=self.concurrency,
@@ -111,7 +111,7 @@ class StageSpec:
             stall_after_s=self.stall_after_s,
             mirrors=[(absolute(url), variables()) for url in self.mirrors],
             remote=None if is_local(self.destination) else self.destination,
-            deflate=self.compress,
+            compress=self.compress,
             level=self.level,
         )
 

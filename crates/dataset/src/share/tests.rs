@@ -96,7 +96,7 @@ fn mixed(sizes: &[u64]) -> Manifest {
 
 #[test]
 fn shares_of_mixed_codecs_are_even_in_stored_bytes_and_in_what_is_written() {
-    let division = Division { inflate: true, ..Division::default() };
+    let division = Division { decompress: true, ..Division::default() };
     for seed in 1..=10 {
         // One object that inflates to more than a node's part would leave nothing to balance.
         let sizes: Vec<u64> = lognormal(1024, seed).into_iter().map(|size| size.min(8_000_000)).collect();
@@ -164,12 +164,12 @@ proptest! {
     fn prop_divisions_are_disjoint_complete_and_alike_on_every_node(
         sizes in prop::collection::vec(0u64..1 << 40, 0..120),
         weights in prop::collection::vec(1u32..50, 1..12),
-        inflate: bool,
+        decompress: bool,
         by_name: bool,
     ) {
         let weights_text = weights.iter().map(|weight| weight.to_string()).collect::<Vec<_>>().join(",");
         let by = if by_name { "name:k{}*".parse().unwrap() } else { ShareBy::Bytes };
-        let division = Division { by, weights: weights_text.parse().unwrap(), inflate };
+        let division = Division { by, weights: weights_text.parse().unwrap(), decompress };
         let nodes = weights.len() as u32;
         let manifest = mixed(&sizes);
         let plan = SharePlan::divide(&manifest, nodes, &division).unwrap();

@@ -105,21 +105,21 @@ impl DownloadContext {
     ) -> Result<Finished> {
         let core = self.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         let (shop, entry) = (self.clone(), entry.clone());
-        let item = item.with_detected_codec(self.options.inflate, meta.encoding.as_deref(), &stored);
+        let item = item.with_detected_codec(self.options.decompress, meta.encoding.as_deref(), &stored);
         blocking(move || {
             let mut sums = StoredDigests::new(&entry.digests);
             sums.update(&stored);
             let seen = shop.seen(&entry, &sums, &meta)?;
             let temporary = temporary_name(&item.target, "tmp");
-            let deflate = shop.deflate_of(&entry);
+            let compression = shop.compression_of(&entry);
             // Syncing needs neither memory nor a core.
             let held = (stored, core, room);
             let (file, seal) = shop.write_file(&item, &entry, &temporary, held, |(stored, ..), file| {
                 let mut sink = Sink::new(&shop, &item, file);
-                if item.undo == Codec::None && deflate.is_none() {
+                if item.undo == Codec::None && compression.is_none() {
                     return sink.take_sealed(stored, sums.seal);
                 }
-                sink = sink.pressing(deflate);
+                sink = sink.pressing(compression);
                 shop.inflate_stored(&item, &entry, stored, &mut sink)?;
                 sink.finish()
             })?;
@@ -183,8 +183,8 @@ impl DownloadContext {
     }
 
     /// What the file of an object is compressed in, as its name says.
-    pub fn deflate_of(&self, entry: &Entry) -> Option<Compression> {
-        self.options.deflate_of(entry)
+    pub fn compression_of(&self, entry: &Entry) -> Option<Compression> {
+        self.options.compression_of(entry)
     }
 
     /// What one object may take beside its own core.
@@ -278,12 +278,12 @@ impl DownloadContext {
                 encoding: stored.encoding.or_else(|| entry.encoding.clone()),
                 decoded: item.undo,
                 codec_source: item.codec_source,
-                encoded: self.deflate_of(entry).map_or(Codec::None, |deflate| deflate.codec),
-                transform: self.options.deflate.and_then(|_| crate::to_store::target::transform_id(&self.options)),
+                encoded: self.compression_of(entry).map_or(Codec::None, |compression| compression.codec),
+                transform: self.options.compression.and_then(|_| crate::to_store::target::transform_id(&self.options)),
                 ..Origin::of(entry)
             },
             modified_s: entry.modified_s,
-            inflate: self.options.inflate,
+            decompress: self.options.decompress,
             version: None,
         })
     }

@@ -30,7 +30,7 @@ pub(crate) struct Record {
     /// The source's mtime, where it has no versions.
     pub modified_s: Option<f64>,
     /// The stage was asked to inflate.
-    pub inflate: bool,
+    pub decompress: bool,
     /// The journal that knows it.
     pub journal: String,
 }
@@ -151,7 +151,7 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
                     digests: entry.digests,
                     mtime_ns: (entry.modified_s.unwrap_or_default() * 1e9) as i64,
                     modified_s: None,
-                    inflate: entry.origin.as_ref().is_some_and(|origin| origin.decoded != Codec::None),
+                    decompress: entry.origin.as_ref().is_some_and(|origin| origin.decoded != Codec::None),
                     origin: entry.origin.map(|origin| *origin),
                     source: manifest.source.clone(),
                     journal: format!("journal-{}.jsonl", share_of(&node)),
@@ -264,9 +264,10 @@ fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastSt
             if line.is_retracted() {
                 records.remove(&line.target);
             } else if holds {
-                let Line { target, size, mtime_ns, digests, origin, modified_s, inflate, version: _ } = line;
+                let Line { target, size, mtime_ns, digests, origin, modified_s, decompress, version: _ } = line;
                 let (source, journal, origin) = (Some(source.to_owned()), name.clone(), Some(origin));
-                let record = Record { target, size, digests, mtime_ns, origin, source, modified_s, inflate, journal };
+                let record =
+                    Record { target, size, digests, mtime_ns, origin, source, modified_s, decompress, journal };
                 records.insert(record.target.clone(), record);
             }
         })

@@ -176,7 +176,7 @@ impl Known {
 /// no checksum, and may all be here already.
 async fn known_of(shop: &DownloadContext, item: &Item, entry: &Entry) -> Result<Known> {
     let has_digest = cheapest(&entry.digests).is_some() || !shop.reader.source.store.capabilities().checksums;
-    let is_settled = !shop.options.inflate || item.undo != Codec::None || entry.encoding.is_some();
+    let is_settled = !shop.options.decompress || item.undo != Codec::None || entry.encoding.is_some();
     match has_digest && is_settled {
         true => Ok(Known { digests: entry.digests.clone(), encoding: entry.encoding.clone() }),
         false => Ok(Known::of(entry, shop.reader.head(entry).await?)),
@@ -291,11 +291,11 @@ impl ResumableDownload<'_> {
     }
 
     fn settle(&mut self, encoding: Option<&str>, head: &[u8]) {
-        self.item = self.item.with_detected_codec(self.shop.options.inflate, encoding, head);
+        self.item = self.item.with_detected_codec(self.shop.options.decompress, encoding, head);
     }
 
     fn is_copy(&self) -> bool {
-        self.item.undo == Codec::None && self.shop.deflate_of(self.entry).is_none()
+        self.item.undo == Codec::None && self.shop.compression_of(self.entry).is_none()
     }
 
     fn io(&self, error: std::io::Error) -> Error {
@@ -345,7 +345,7 @@ impl ResumableDownload<'_> {
         let temporary = temporary_name(&item.target, "tmp");
         let mut seen = None;
         let result = shop.write_file(item, entry, &temporary, core, |_, file| {
-            let mut sink = Sink::new(shop, item, file).pressing(shop.deflate_of(entry));
+            let mut sink = Sink::new(shop, item, file).pressing(shop.compression_of(entry));
             if item.undo == Codec::None {
                 self.read(|piece| {
                     stored.update(piece);

@@ -39,11 +39,11 @@ pub(crate) struct Resumed {
 
 /// True for a file that a stage with or without `--inflate` would leave as it is. Names tell of most; an object whose
 /// name says no codec may have been kept compressed, or inflated, under the same name.
-fn is_as_asked(dest_dir: &DestDir, line: &Line, inflate: bool) -> bool {
-    if line.inflate == inflate || line.origin.codec_source == Some(CodecSource::Suffix) {
+fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
+    if line.decompress == decompress || line.origin.codec_source == Some(CodecSource::Suffix) {
         return true;
     }
-    if !inflate {
+    if !decompress {
         return line.origin.decoded == Codec::None;
     }
     let mut head = [0; HEAD_BYTES];
@@ -91,9 +91,9 @@ pub(crate) fn resume(
     for item in plan.items {
         let entry = &manifest.objects[item.object];
         let known = journal.line(&item.target).filter(|line| line.is_of(entry));
-        let transform_id = options.deflate.and_then(|_| transform_id(options));
+        let transform_id = options.compression.and_then(|_| transform_id(options));
         let is_asked =
-            |line: &&Line| line.origin.transform == transform_id && is_as_asked(dest_dir, line, options.inflate);
+            |line: &&Line| line.origin.transform == transform_id && is_as_asked(dest_dir, line, options.decompress);
         let stands = match known.as_ref().filter(is_asked) {
             None => false,
             Some(line) if dest_dir.state(item.target.as_bytes())? == Some(line.state()) => true,

@@ -22,7 +22,7 @@ const RESERVED_LEAST: usize = 1 << 20;
 pub(crate) struct Sink<'a> {
     out: Out<'a>,
     press: Option<Compressor<'a>>,
-    deflate: Option<Compression>,
+    compression: Option<Compression>,
 }
 
 /// The file, and what it holds so far.
@@ -62,13 +62,13 @@ impl Out<'_> {
 
 impl<'a> Sink<'a> {
     pub fn new(shop: &'a DownloadContext, item: &'a Item, file: &'a File) -> Self {
-        Self { out: Out { shop, item, file, seal: ContentDigest::default() }, press: None, deflate: None }
+        Self { out: Out { shop, item, file, seal: ContentDigest::default() }, press: None, compression: None }
     }
 
     /// Content is compressed on its way into the file.
-    pub fn pressing(mut self, deflate: Option<Compression>) -> Self {
-        self.deflate = deflate;
-        self.press = deflate.map(|deflate| Compressor::new(deflate, self.out.shop.means()));
+    pub fn pressing(mut self, compression: Option<Compression>) -> Self {
+        self.compression = compression;
+        self.press = compression.map(|compression| Compressor::new(compression, self.out.shop.means()));
         self
     }
 
@@ -96,7 +96,7 @@ impl<'a> Sink<'a> {
 
     /// As if nothing had passed.
     pub fn restart(&mut self) -> Result<()> {
-        self.press = self.deflate.map(|deflate| Compressor::new(deflate, self.out.shop.means()));
+        self.press = self.compression.map(|compression| Compressor::new(compression, self.out.shop.means()));
         self.out.seal = ContentDigest::default();
         let cleared = owned::set_len(self.out.file, 0, Proof::Covered);
         cleared.and_then(|()| self.out.file.rewind()).map_err(|error| self.out.error(&error, 0))

@@ -118,7 +118,7 @@ impl WorkList {
             return Ok(());
         }
         let mut strangers = self.missing.iter().filter(|load| {
-            let is_copy = load.item.undo == Codec::None && options.deflate.is_none() && !options.inflate;
+            let is_copy = load.item.undo == Codec::None && options.compression.is_none() && !options.decompress;
             let size = manifest.objects[load.item.object].size;
             !load.is_ours && load.standing.as_ref().is_some_and(|there| is_copy && there.size != size)
         });

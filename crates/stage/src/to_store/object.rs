@@ -143,13 +143,13 @@ impl UploadContext {
                 encoding: change.said.or_else(|| entry.encoding.clone()),
                 decoded: change.item.undo,
                 codec_source: change.item.codec_source,
-                encoded: change.pack.map_or(Codec::None, |deflate| deflate.codec),
+                encoded: change.pack.map_or(Codec::None, |compression| compression.codec),
                 transform: transform_id(&self.options),
                 modified_s: entry.modified_s,
                 ..Origin::of(entry)
             },
             modified_s: entry.modified_s,
-            inflate: self.options.inflate,
+            decompress: self.options.decompress,
             version: meta.version,
         };
         SentObject { line, leftover }
@@ -158,20 +158,22 @@ impl UploadContext {
     /// What is done with content that begins with `head`, of an object that its store says is in `encoding`.
     pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Transform {
         let said = encoding.or_else(|| entry.encoding.clone());
-        let item = item.with_detected_codec(self.options.inflate, said.as_deref(), head);
+        let item = item.with_detected_codec(self.options.decompress, said.as_deref(), head);
         let pack = match keeps_names(self.to.store.root().scheme) {
-            false => self.options.deflate_of(entry), // its name says so already
-            true => self.options.deflate.filter(|deflate| match item.undo {
+            false => self.options.compression_of(entry), // its name says so already
+            true => self.options.compression.filter(|compression| match item.undo {
                 // A store without ranges shows no first bytes ahead.
                 Codec::None => {
                     let is_unseen = head.is_empty() && entry.size > 0;
-                    said.is_none() && !is_packed(entry) && (is_unseen || is_worth(deflate.codec, head))
+                    said.is_none() && !is_packed(entry) && (is_unseen || is_worth(compression.codec, head))
                 }
                 _ => true,
             }),
         };
         let encoding = match (pack, item.undo) {
-            (Some(deflate), _) if keeps_names(self.to.store.root().scheme) => Some(deflate.codec.name().to_owned()),
+            (Some(compression), _) if keeps_names(self.to.store.root().scheme) => {
+                Some(compression.codec.name().to_owned())
+            }
             (Some(_), _) => None,
             (None, Codec::None) => said.clone(),
             (None, _) => None,
@@ -299,11 +301,11 @@ impl UploadContext {
             }
             content = inflated.into();
         }
-        if let Some(deflate) = change.pack {
+        if let Some(compression) = change.pack {
             if content.len() > WHOLE {
                 return Ok(None);
             }
-            content = deflate.whole(&content)?.into();
+            content = compression.whole(&content)?.into();
         }
         Ok(Some((content, change, have[..2].to_vec(), checked)))
     }

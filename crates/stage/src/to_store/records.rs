@@ -165,7 +165,7 @@ impl Line {
             size: entry.size,
             mtime_ns: (entry.modified_s.unwrap_or_else(|| unix_now().as_secs_f64()) * 1e9) as i64,
             digests: entry.digests.clone(),
-            inflate: origin.decoded != Codec::None,
+            decompress: origin.decoded != Codec::None,
             modified_s: origin.modified_s,
             version: entry.version.clone(),
             origin: *origin,

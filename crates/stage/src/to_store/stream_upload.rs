@@ -168,7 +168,9 @@ impl MultipartUpload<'_> {
             (self.change.item.undo, self.context.inflated_limit(self.change.item.undo, self.entry.size));
         let mut inflater = (undo != Codec::None).then(|| StreamDecoder::new(undo, limit, &place));
         let mut press = match self.change.pack {
-            Some(deflate) => Some(AsyncCompressor::new(deflate, self.context.cores.clone(), self.context.threads)?),
+            Some(compression) => {
+                Some(AsyncCompressor::new(compression, self.context.cores.clone(), self.context.threads)?)
+            }
             None => None,
         };
         let mut read = 0u64;

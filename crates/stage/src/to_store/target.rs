@@ -75,13 +75,13 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     let mut names: HashMap<Key, usize> = HashMap::with_capacity(manifest.objects.len());
     let mut items = Vec::with_capacity(manifest.objects.len());
     for (at, entry) in manifest.objects.iter().enumerate() {
-        let undo = if options.inflate { entry.codec } else { Codec::None };
+        let undo = if options.decompress { entry.codec } else { Codec::None };
         let mut target = entry.key.clone();
         if undo != Codec::None && Codec::of_name(entry.key.as_bytes()) == undo {
             target = Key::new(strip_suffix(entry.key.as_bytes()).to_vec());
         }
-        if let Some(deflate) = options.deflate_of(entry).filter(|_| !keeps_names(url.scheme)) {
-            target = target.join(deflate.codec.suffix().as_bytes());
+        if let Some(compression) = options.compression_of(entry).filter(|_| !keeps_names(url.scheme)) {
+            target = target.join(compression.codec.suffix().as_bytes());
         }
         match target.as_bytes() {
             b"" => return Err(refuse(&entry.key, "it is empty".to_owned())),
@@ -106,7 +106,7 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
         });
     }
     drop(names);
-    let division = Division { inflate: options.inflate, ..options.division.clone() };
+    let division = Division { decompress: options.decompress, ..options.division.clone() };
     let shares = SharePlan::divide(manifest, options.nodes, &division)?;
     let items: Vec<Item> = shares.share(options.node).into_iter().map(|at| items[at].clone()).collect();
     // What is small is read and written whole; of the rest, reads ask for the version and the first bytes, writes begin and end.
@@ -133,10 +133,10 @@ impl StageOptions {
         let odd = || Error::config("manifest", format!("`{}` is not a transform", transform.unwrap_or_default()));
         for step in transform.into_iter().flat_map(|transform| transform.split(',')) {
             match step.split_once(':') {
-                None if step == "decompress" => self.inflate = true,
+                None if step == "decompress" => self.decompress = true,
                 Some((codec, level)) => {
                     let level = level.parse().map_err(|_| odd())?;
-                    self.deflate = Some(crate::compress::Compression::new(codec.parse()?, Some(level))?);
+                    self.compression = Some(crate::compress::Compression::new(codec.parse()?, Some(level))?);
                 }
                 None => return Err(odd()),
             }
@@ -147,10 +147,10 @@ impl StageOptions {
 
 /// The transform of content, as journals and manifests record it: another transform makes other objects.
 pub(crate) fn transform_id(options: &StageOptions) -> Option<String> {
-    let deflate = options.deflate.map(|deflate| format!("{}:{}", deflate.codec, deflate.level));
-    match (options.inflate, deflate) {
-        (true, Some(deflate)) => Some(format!("decompress,{deflate}")),
+    let compression = options.compression.map(|compression| format!("{}:{}", compression.codec, compression.level));
+    match (options.decompress, compression) {
+        (true, Some(compression)) => Some(format!("decompress,{compression}")),
         (true, None) => Some("decompress".to_owned()),
-        (false, deflate) => deflate,
+        (false, compression) => compression,
     }
 }

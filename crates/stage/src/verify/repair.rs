@@ -46,8 +46,8 @@ pub(crate) async fn repair(
             Record { origin: Some(origin), .. } if !origin.is_recognisable() => {
                 why.insert(at, NOT_RECOGNISABLE.to_owned());
             }
-            Record { source: Some(source), origin: Some(origin), journal, inflate, .. } => {
-                groups.entry((source, journal, *inflate, origin.transform.as_deref())).or_default().push(at);
+            Record { source: Some(source), origin: Some(origin), journal, decompress, .. } => {
+                groups.entry((source, journal, *decompress, origin.transform.as_deref())).or_default().push(at);
             }
             _ => {
                 why.insert(at, "nothing records where it came from".to_owned());
@@ -59,10 +59,10 @@ pub(crate) async fn repair(
         Arc::new(blocking(move || dest_dir.make_folder(FOLDER.as_bytes())).await?)
     };
     let _launch = Launch::repair(dest_dir, &folder).await?;
-    for ((source, journal, inflate, transform), group) in groups {
+    for ((source, journal, decompress, transform), group) in groups {
         let own = Arc::new(Progress::default());
         let mut options = StageOptions {
-            inflate,
+            decompress,
             overwrite: true, // the user asked to replace what is wrong
             concurrency: request.concurrency,
             memory: request.memory,

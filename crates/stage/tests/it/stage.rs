@@ -88,7 +88,7 @@ impl Bench {
 }
 
 fn inflating() -> StageOptions {
-    StageOptions { inflate: true, ..StageOptions::default() }
+    StageOptions { decompress: true, ..StageOptions::default() }
 }
 
 fn noise(len: usize) -> Vec<u8> {

@@ -112,7 +112,7 @@ impl Bench {
 }
 
 fn deflating(codec: Codec) -> StageOptions {
-    StageOptions { deflate: Some(Compression::new(codec, None).unwrap()), ..StageOptions::default() }
+    StageOptions { compression: Some(Compression::new(codec, None).unwrap()), ..StageOptions::default() }
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn upload_inflated_drops_the_suffix() {
     let content = text(30_000_000);
     let packed = penstock_codec::compress(Codec::Zstd, &content, 1).unwrap();
     let bench = Bench::new("upload-inflate", &[("a.zst", packed), ("plain", text(10))]);
-    let done = bench.stage(StageOptions { inflate: true, ..StageOptions::default() }).unwrap();
+    let done = bench.stage(StageOptions { decompress: true, ..StageOptions::default() }).unwrap();
     assert_eq!((done.moved, done.failed.len()), (2, 0), "{:?}", done.failed);
     assert!(bench.got("run/a").1 == content);
     assert_eq!(bench.got("run/plain").1, text(10));

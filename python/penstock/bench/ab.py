@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two commands, run in turn until it is clear which is better, that neither is, or that no more runs are allowed.
+"""A/B comparison of two commands: runs them in turn until a difference, its absence, or the run limit is reached.
 
-Owns starting them and the order: blocks of A B B A or B A A B, drawn by the seed, so that what drifts evenly (a warming
-machine, a filling cache, burst credits) falls out of each block's ratio. Refuses to judge by eye: `sequential` decides.
+Starts the commands in blocks of A B B A or B A A B, drawn by the seed, so that even drift (a warming machine, a filling
+cache, burst credits) cancels in each block's ratio. `sequential` decides when the evidence is enough.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ __all__ = ["Comparison", "Metric", "Side", "compare", "runner"]
 
 RUNS_A_BLOCK = 4
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-# A benchmark prints pages; what is longer is its data.
+# The output of a benchmark is a few pages; anything longer is its data.
 _LIMIT_OUTPUT_BYTES = 64_000_000
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """What is compared: `wall` or `cpu` seconds of a run, or the number that it prints (`printed`).
+    """The compared quantity: `wall` or `cpu` seconds of a run, or a number from its output (`printed`).
 
     Attributes:
-        pattern: Where the number stands; its first group if it has one, and the last match of the output.
+        pattern: Regular expression that finds the number: its first group if it has one; the last match in the output
+            counts.
     """
 
     name: str = "wall"
@@ -52,7 +53,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One command and what its runs took, in the order of the runs."""
+    """One command and the metric of each of its runs, in order."""
 
     argv: tuple[str, ...]
     median: float
@@ -60,14 +61,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What came out. Ratios are of B over A.
+    """Result of a comparison. Ratios are B over A.
 
     Attributes:
         verdict: `different`, `same` (within the margin) or `none shown`.
-        interval: Holds the true ratio whenever it is looked at; the verdict rests on it.
-        bootstrap: For comparison with tools that fix the number of runs; narrower, and no ground to stop on.
-        evidence: Times that the blocks are likelier under some difference than under none.
-        stopped: Why no further block was run.
+        interval: Confidence interval of the ratio, valid at every look; the verdict uses this one.
+        bootstrap: Narrower interval, comparable with tools that fix the number of runs; not valid as a reason to stop.
+        evidence: How many times likelier the blocks are under some difference than under none.
+        stopped: Reason why no further block was run.
     """
 
     schema_version: int = 1
@@ -106,20 +107,21 @@ def _printed(text: str, pattern: str | None, name: str) -> float:
 
 
 def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequence[str], str], float]:
-    """A function that runs a command once and gives its metric.
+    """Make a function that runs a command once and returns its metric.
 
-    It raises NotFound or Denied for a command that cannot be started, SystemFault for one that fails, Deadline for one that
-    does not end within `limit_s`, ConfigError for one that prints no number.
+    The function raises NotFound or Denied if the command cannot be started, SystemFault if it fails, Deadline if it
+    does not end within `limit_s`, and ConfigError if its output contains no number.
     """
 
     def run(argv: Sequence[str], name: str) -> float:
-        # A file, not a pipe: nobody has to read while it runs, and the reading is outside of the clock.
+        # A file, not a pipe: a pipe must be drained while the command runs, and that would count in its time.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = time.perf_counter()
             child = None
             try:
                 with deferred_signals():
-                    # A session of its own, so that a command which must be stopped is stopped with all that it started.
+                    # A session of its own, so that a stopped command is stopped together with all processes that it
+                    # started.
                     child = subprocess.Popen(
                         list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
                     )
@@ -181,17 +183,17 @@ def compare(
     seed: int = 0,
     progress: Callable[[int, float], None] = lambda _runs, _ratio: None,
 ) -> Comparison:
-    """Run blocks until a difference is shown, none larger than the margin is left, or `max_runs` are spent.
+    """Run blocks until a difference is shown, a difference above the margin is excluded, or `max_runs` are used.
 
     Args:
-        run: Runs a command once and gives its metric; the second argument is `A` or `B`.
-        alpha: Chance of a false alarm, however often it is looked at.
-        margin: Differences smaller than this share are called the same.
-        warm_up: Runs of each before the first block; not counted, not recorded.
-        progress: Told the runs so far and the ratio after each block.
+        run: Runs a command once and returns its metric; the second argument is `A` or `B`.
+        alpha: Probability of a false alarm, at any number of looks.
+        margin: Relative difference below which the commands count as the same.
+        warm_up: Runs of each command before the first block; not recorded.
+        progress: Called after each block with the runs so far and the ratio.
 
     Raises:
-        ConfigError: Fewer runs allowed than one can learn from, or a level that is none.
+        ConfigError: `max_runs` is too small for any conclusion, or a level is out of range.
     """
     if not 0 < alpha < 1 or not 0 <= margin < 1:
         raise ConfigError(f"alpha ({alpha:g}) must lie between 0 and 1, and margin ({margin:g}) from 0 to below 1")
@@ -243,5 +245,5 @@ def compare(
 
 
 def _ratio(logarithm: float) -> float | None:
-    """None where nothing is known yet."""
+    """The ratio of a difference of logarithms; None while it is unknown."""
     return math.exp(logarithm) if math.isfinite(logarithm) else None

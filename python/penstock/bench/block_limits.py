@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a block device by the kernel's control groups, so that every program feels them: cgroup v1 (blkio.throttle) or
-v2 (io.max).
+"""Limits of a block device through the kernel's cgroups, which apply to every program: v1 (blkio.throttle) or v2
+(io.max).
 
-Owns the files of those limits and nothing else. Under v1 the root group can be limited, and each group below it has the
-same limits for itself; under v2 only the groups below the root can.
+Owns only the files of those limits. Under v1 the root group can be limited, and each group below it gets the same
+limits for itself; under v2 only groups below the root can be limited.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS = {
 
 
 class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Units a second; None is no limit."""
+    """Limits per second; None means unlimited."""
 
     read_bytes_per_s: float | None = None
     write_bytes_per_s: float | None = None
@@ -42,7 +42,7 @@ class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def shared(cls, *, ios_per_s: float | None, bytes_per_s: float | None) -> BlockLimits:
-        """The same for either direction."""
+        """Limits with the same values for reads and for writes."""
         return cls(
             read_bytes_per_s=bytes_per_s,
             write_bytes_per_s=bytes_per_s,
@@ -52,7 +52,7 @@ class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _groups() -> Iterator[tuple[Path, bool]]:
-    """Each control group that can hold a limit, and whether it is of v1."""
+    """Each control group that can hold a limit, and whether it belongs to cgroup v1."""
     if (_V1 / "blkio.throttle.read_bps_device").exists():
         for folder, _, files in os.walk(_V1):
             if "blkio.throttle.read_bps_device" in files:
@@ -64,11 +64,11 @@ def _groups() -> Iterator[tuple[Path, bool]]:
 
 
 def set_limits(device: str, limits: BlockLimits) -> None:
-    """Hold a device (`7:0`) to limits, in every control group that there is now. No limit at all sets it free.
+    """Set limits on a device (`7:0`) in every control group that exists now. Without any limit, remove them.
 
     Raises:
-        Denied: Only root may.
-        Unsupported: The kernel has no control groups for block devices here.
+        Denied: The process is not root.
+        Unsupported: The kernel has no control groups for block devices.
     """
     groups = list(_groups())
     if not groups:
@@ -86,13 +86,13 @@ def set_limits(device: str, limits: BlockLimits) -> None:
                 line = " ".join(f"{short}={int(value) if value else 'max'}" for short, value in values.items())
                 (group / "io.max").write_text(f"{device} {line}\n")
         except FileNotFoundError:
-            continue  # a group that ended meanwhile
+            continue  # a group that has ended in the meantime
         except PermissionError as error:
             raise Denied(f"{group} may not be written to: {error.strerror}", hint="be root", where=str(group)) from None
 
 
 def read_limits(device: str) -> BlockLimits:
-    """The tightest limits that any control group has for a device; those that nobody set are None."""
+    """Tightest limits that any control group sets for a device; None where no group sets one."""
     found: dict[str, float] = {}
 
     def note(name: str, text: str) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's caches: dropped before a phase where this process may, and what is true where it may not.
+"""Page cache: dropped before a phase if this process may, and the resulting cache state.
 
-Owns the word that a row says of its caches. A server's caches, behind a mount, are out of reach from here, and said to be.
+Owns the cache state that a row records. The caches of a server behind a mount cannot be dropped from here, and the
+state says so.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from penstock.bench.results import CacheState
 __all__ = ["drop", "file_system_of"]
 
 _DROP = Path("/proc/sys/vm/drop_caches")
-# What these hold is memory and nothing else: there is no colder place to read it from.
+# These file systems keep their data only in memory: a cold read is not possible.
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _REMOTE = {"nfs", "nfs4", "lustre", "beegfs", "cifs", "smb3", "ceph", "9p", "glusterfs", "gpfs"}
 
 
 def file_system_of(path: Path) -> str:
-    """The type of the file system that holds a path, as the kernel names it; empty where it does not tell."""
+    """Type of the file system that contains a path, by the kernel's name; empty if the kernel does not report it."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -31,22 +32,22 @@ def file_system_of(path: Path) -> str:
         mount, _, kind = line.partition(" - ")
         point = mount.split()[4].encode().decode("unicode_escape")
         inside = place == point or place.startswith(point.rstrip("/") + "/")
-        # The later of two mounts on one point hides the earlier.
+        # Of two mounts on the same point, the later one hides the earlier.
         if inside and len(point) >= best:
             best, found = len(point), kind.split()[0]
     return found
 
 
 def drop(path: Path, *, wanted: bool, direct: bool, was_written: bool) -> CacheState:
-    """Write back and drop what this host caches, and say what state that leaves `path` in.
+    """Write back and drop this host's caches; return the cache state of `path` afterwards.
 
     Args:
-        path: What is about to be measured.
-        wanted: Whether to drop at all.
-        direct: The phase passes the page cache by.
-        was_written: This run wrote or read the same data just now.
+        path: File, folder or device that is measured next.
+        wanted: Whether to drop the caches.
+        direct: The phase bypasses the page cache.
+        was_written: This run has just written or read the same data.
     """
-    # A device's node lies in memory; what it is a node of does not.
+    # A device node lies in devtmpfs; the device itself does not.
     kind = "" if path.is_block_device() else file_system_of(path)
     if kind in _IN_MEMORY:
         return CacheState(state="warm", how=f"{kind} is memory")

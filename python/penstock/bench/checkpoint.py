@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the ranks of a node take to write a checkpoint and to read it back: the slowest counts, since all wait for it.
+"""Checkpoint benchmark: time in which the ranks of a node write and restore a checkpoint. The slowest rank counts.
 
-Owns the files it writes and removes them. The clock runs from the moment all ranks are ready to the end of `fsync`; a
-restore begins with the pages of the files dropped from this host's cache.
+Owns the files that it writes and removes them. The clock runs from the moment that all ranks are ready until `fsync`
+returns. A restore starts after the files' pages are dropped from this host's cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READY_S = 120.0
 
 @dataclass(frozen=True)
 class CheckpointTimes:
-    """Seconds of each rank, in their order, and the bytes of all."""
+    """Seconds of each rank, in rank order, and the bytes of all ranks."""
 
     bytes: int
     write_s: tuple[float, ...]
@@ -42,27 +42,27 @@ class CheckpointTimes:
 
     @property
     def write_bytes_per_s(self) -> float:
-        """By the slowest rank."""
+        """Write rate in bytes per second, by the slowest rank."""
         return self.bytes / max(self.write_s)
 
     @property
     def restore_bytes_per_s(self) -> float:
-        """By the slowest rank."""
+        """Restore rate in bytes per second, by the slowest rank."""
         return self.bytes / max(self.restore_s)
 
 
 def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
-    """Writes and restores one checkpoint, a file a rank.
+    """Write and restore one checkpoint, one file per rank.
 
     Args:
-        folder: On the storage that is measured; made if missing. The files are removed again.
-        total_bytes: Of all ranks together, of which each takes an equal share.
+        folder: Folder on the measured storage; created if missing. The files are removed afterwards.
+        total_bytes: Size of the checkpoint; each rank writes an equal share.
 
     Raises:
-        ConfigError: Fewer bytes than ranks.
+        ConfigError: `total_bytes` is smaller than the number of ranks.
         Denied, NoSpace, SystemFault: The folder cannot be written.
-        Corrupt: What was read is not what was written.
-        RankFailed: A process ended without a word.
+        Corrupt: The content read differs from the content written.
+        RankFailed: A process ended without a result.
     """
     if total_bytes < ranks or ranks < 1:
         raise ConfigError(f"a checkpoint of {total_bytes} bytes has no byte for each of {ranks} ranks")
@@ -72,7 +72,7 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
         raise as_fault(error, str(folder)) from None
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
-    token = secrets.token_hex(8)  # what proves, when they are removed, that this run made them
+    token = secrets.token_hex(8)  # proves at removal that this run made the files
     files = [folder / f".penstock-checkpoint-{token}-{rank}" for rank in range(ranks)]
     pipes, processes = [], []
     try:
@@ -103,7 +103,7 @@ def _told(pipes: list[Connection]) -> list[tuple[float, float]]:
         except EOFError:
             said.append(RankFailed(f"rank {rank} of the checkpoint ended without a word", rank=rank))
     errors = [one for one in said if isinstance(one, Exception)]
-    # Whoever waited for the one that failed has a broken barrier to tell of, which explains nothing.
+    # Ranks that waited for the failed one report a broken barrier, which explains nothing: sort them last.
     for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
         raise as_fault(error, str(error.filename or "the checkpoint")) if isinstance(error, OSError) else error
     return said
@@ -129,7 +129,7 @@ def _rank(pipe: Connection, barrier: Barrier, file: Path, size: int, rank: int) 
 
 
 def _write(file: Path, noise: bytearray, size: int) -> int:
-    """CRC-32 of what was written. Each block carries its number: no two are alike to a store that looks for twins."""
+    """CRC-32 of the content written. Each block contains its number, so that storage cannot deduplicate blocks."""
     crc, done = 0, 0
     with file.open("xb", buffering=0) as out:
         while done < size:

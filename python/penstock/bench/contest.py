@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contestants side by side: each a process of its own that stays alive, their passes interleaved in ABBA order.
+"""Processes that are measured against each other: each stays alive, and their passes are interleaved in ABBA order.
 
-Owns processes, turns and limits. What a pass is, and what its figures mean, is the caller's business.
+Owns processes, turns and time limits. The caller defines a pass and the meaning of its figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SAID_BYTES = 4000
 
 
 def turns(names: Sequence[str], repeats: int) -> list[str]:
-    """Who makes a pass when: forth, back, forth..., so that what drifts on a machine falls on all alike.
+    """Order of passes: forward, backward, forward..., so that drift of the machine affects all contestants equally.
 
     Example:
         >>> turns(["a", "b"], 2)
@@ -38,7 +38,7 @@ def turns(names: Sequence[str], repeats: int) -> list[str]:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """Median and interquartile range; of a single value, itself and 0."""
+    """Median and interquartile range; a single value gives itself and 0."""
     if len(values) < 2:
         return values[0], 0.0
     low, middle, high = statistics.quantiles(values, n=4)
@@ -46,7 +46,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 class Contestant:
-    """One process that answers orders, a JSON line each."""
+    """One process that answers orders, one JSON line per order."""
 
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str], *, limit_s: float) -> None:
         self.name = name
@@ -58,14 +58,14 @@ class Contestant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
-            process_group=0,  # not a session: what the caller gave its own in priority holds for contestants too
+            process_group=0,  # no session of its own: the caller's CPU priority must apply to contestants, too
         )
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Its answer to an order.
+        """Send an order and return the answer.
 
         Raises:
-            RankFailed: It ended, said that it could not, or took longer than its limit; with its last words.
+            RankFailed: The process ended, reported a failure, or exceeded its limit. The error quotes its last output.
         """
         process = self._process
         assert process.stdin is not None
@@ -106,7 +106,7 @@ class Contestant:
         return lines[-1] if lines else f"exit {self._process.returncode}"
 
     def end(self) -> None:
-        """Ends it and all that it started. Twice is no error."""
+        """End the process and all its children. Safe to call twice."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(OSError):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run asks of a disk, second by second, against what the disk may do: which limit was hit, and for how long.
+"""Disk trace: samples what a command asks of a disk, compares it with the disk's limits, and reports which limit was
+hit.
 
-Owns sampling and judging. Starts the command that it is given and nothing else; prints nothing.
+Starts the command that it is given and nothing else; prints nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskLimits", "DiskSample", "DiskTrace", "judge", "trace"]
 
-# A sample counts as at its limit from this share of it on: shaping lets a little less through than it is set to.
+# Share of a limit from which a sample counts as at the limit: throttling passes slightly less than its setting.
 _AT_LIMIT = 0.93
-# A limit is what the run is bound by when it is hit for this share of the time in which the disk was used at all.
+# A limit counts as hit if samples are at it for this share of the time in which the disk was used.
 _BOUND = 0.3
 _USED = 0.05
 _NAMES = {"bytes": "throughput", "ios": "IOPS"}
 
 
 class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Units a second, and where they are stated. `is_shared`: reads and writes together, else either alone."""
+    """Limits per second and their source. `is_shared`: reads and writes share each limit; otherwise each has its own."""
 
     ios_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -42,7 +43,7 @@ class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval. `utilisation` is the share of it with anything in flight, `queue` the mean number that was."""
+    """One interval. `utilisation` is the share of time with requests in flight, `queue` their mean number."""
 
     at_s: float
     seconds: float
@@ -59,12 +60,12 @@ class DiskSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A device under one run.
+    """Trace of one device during one run.
 
     Attributes:
-        at_limit: Of the time in which the device was used, the share at each limit ("bytes", "ios").
+        at_limit: Share of the device's used time at each limit ("bytes", "ios").
         binding_limit: "throughput", "IOPS", "device" (saturated below every stated limit) or "none".
-        exit_code: The command's.
+        exit_code: Exit code of the command.
     """
 
     schema_version: int = 2
@@ -81,7 +82,7 @@ class DiskTrace(msgspec.Struct, frozen=True, kw_only=True):
     program: str
 
     def row(self) -> Row:
-        """As reports draw it. The command's words stay out of it: they may hold a secret."""
+        """The trace as a row for reports. The command line is left out: it may contain a secret."""
         total = self.read_bytes + self.write_bytes
         limits = {"bytes_per_s": self.limits.bytes_per_s, "ios_per_s": self.limits.ios_per_s}
         return Row(
@@ -126,16 +127,16 @@ def _sample(before: Counters, now: Counters, began_s: float) -> DiskSample:
 
 
 def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, float], str]:
-    """Shares of the used time at each limit, and which one binds."""
+    """Share of the used time at each limit, and the limit that was hit."""
     known = {
         what: limit for what, limit in (("bytes", limits.bytes_per_s), ("ios", limits.ios_per_s)) if limit is not None
     }
 
     def has(sample: DiskSample, share: float) -> list[str]:
-        """The limits of which the sample has this share or more."""
+        """The limits of which the sample reaches this share."""
         return [what for what, limit in known.items() if sample.used(what, shared=limits.is_shared) >= share * limit]
 
-    # A fast device under a low limit is hardly busy: what it moves is use, too.
+    # A fast device under a low limit is hardly busy, so bytes moved count as use, too.
     used = [sample for sample in samples if sample.utilisation >= _USED or has(sample, _USED)]
     total = sum(sample.seconds for sample in used)
     shares: dict[str, float] = {}
@@ -146,12 +147,12 @@ def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, 
     if worst is not None and shares[worst] >= _BOUND:
         return shares, _NAMES[worst]
     saturated = sum(sample.seconds for sample in used if sample.utilisation >= _AT_LIMIT)
-    # A throttled request waits before the device sees it, so utilisation alone says nothing of limits.
+    # A throttled request waits before the device sees it, so utilisation alone does not show limits.
     return shares, "device" if total > 0 and saturated / total >= _BOUND else "none"
 
 
 def limits_in_force(device: str) -> DiskLimits:
-    """Those that control groups hold the device to; the tighter of the two directions."""
+    """Limits that control groups set on the device: the tighter of the two directions."""
     number = read_counters()[device].number
     found = read_limits(number)
     moved = [rate for rate in (found.read_bytes_per_s, found.write_bytes_per_s) if rate]
@@ -169,16 +170,16 @@ def limits_in_force(device: str) -> DiskLimits:
 def trace(
     command: Sequence[str], devices: Sequence[str], *, limits: DiskLimits | None = None, every_s: float = 0.25
 ) -> list[DiskTrace]:
-    """Run a command to its end and watch the devices meanwhile.
+    """Run a command to its end and sample the devices meanwhile.
 
     Args:
-        command: Its words; no shell is between.
+        command: Program and arguments; run without a shell.
         devices: Names as in /proc/diskstats.
-        limits: What each may do; by default what control groups hold it to.
+        limits: Limits of each device; by default those of its control groups.
     Raises:
-        NotFound: No such program or device.
-        ConfigError: Nothing to run.
-        SystemFault: It cannot be started.
+        NotFound: The program or a device does not exist.
+        ConfigError: The command is empty.
+        SystemFault: The command cannot be started.
     """
     if not command:
         raise ConfigError("no command: give one after `--`", where="CMD")

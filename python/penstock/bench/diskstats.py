@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's counters of block devices (/proc/diskstats, as Documentation/admin-guide/iostats.rst has them)."""
+"""Kernel counters of block devices (/proc/diskstats, documented in Documentation/admin-guide/iostats.rst)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.errors import ConfigError, NotFound, SystemFault
 
 __all__ = ["Counters", "device_of", "read_counters"]
 
-_SECTOR = 512  # of these counters, whatever the device's own is
+_SECTOR = 512  # sector size of these counters, whatever the device's own is
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one device since it appeared. `busy_s` is time with anything in flight, `waited_s` that times how many were."""
+    """Counters of one device since it appeared. `busy_s` is time with requests in flight, `waited_s` their summed wait."""
 
     number: str
     at_s: float
@@ -38,10 +38,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_counters(file: Path = Path("/proc/diskstats")) -> dict[str, Counters]:
-    """Every device by its name.
+    """Counters of every device, by name.
 
     Raises:
-        SystemFault: The kernel does not tell.
+        SystemFault: The kernel does not provide them.
     """
     try:
         lines = file.read_text().splitlines()
@@ -68,11 +68,11 @@ def read_counters(file: Path = Path("/proc/diskstats")) -> dict[str, Counters]:
 
 
 def device_of(text: str) -> str:
-    """The device's name of `/dev/nvme0n1`, `nvme0n1`, or any path on it.
+    """Name of the device given as `/dev/nvme0n1`, as `nvme0n1`, or as any path on it.
 
     Raises:
-        NotFound: No such path or device.
-        ConfigError: A file system without one device of its own.
+        NotFound: The path or device does not exist.
+        ConfigError: The path's file system is not on a single device.
     """
     known = read_counters()
     if text in known:

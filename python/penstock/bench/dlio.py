@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the workload files of DLIO (argonne-lcf/dlio_benchmark, and MLPerf Storage, which is built on it).
+"""Reader of DLIO workload files (argonne-lcf/dlio_benchmark, and MLPerf Storage, which builds on it).
 
-Owns which of their settings mean something to a run of ours. What has no meaning here is told, never passed over in
-silence; what would change the figures and cannot be had is refused.
+Owns which of their settings apply to a Penstock run. A setting that does not apply is reported. A setting that would
+change the figures and is not supported is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_NO_MEANING = {
     },
     "train": {"seed_change_epoch"},
 }  # fmt: skip
-"""How DLIO reads is its own; ours is what is measured."""
+"""Settings of how DLIO reads: Penstock's own reader is measured instead."""
 
 _REFUSED = {
     ("reader", "preprocess_time"): "a preprocessing time",
@@ -41,14 +41,14 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class DlioWorkload:
-    """What a file says, in our words.
+    """Content of a workload file, as Penstock settings.
 
     Attributes:
-        settings: Of the workload `emulated`, step times under the name "dlio".
-        epochs, steps, seed: Of the run; `steps` is an epoch's limit, None where the data are.
-        data: Folder of the training files, as written; None where the file names none.
-        checkpoint_bytes: Of one checkpoint; None where none is taken.
-        passed_over: Settings that are there and mean nothing here, as `section.name`.
+        settings: Settings of the workload `emulated`; its step times are under the name "dlio".
+        epochs, steps, seed: Settings of the run; `steps` limits an epoch, None means until the data end.
+        data: Folder of the training files, as written in the file; None if it names none.
+        checkpoint_bytes: Size of one checkpoint; None if none is written.
+        passed_over: Settings in the file that do not apply here, as `section.name`.
     """
 
     settings: dict[str, Any]
@@ -61,10 +61,11 @@ class DlioWorkload:
 
 
 def read(path: Path) -> DlioWorkload:
-    """One workload file.
+    """Read one workload file.
 
     Raises:
-        ConfigError: It is no YAML of that kind, or asks for what would change the figures and is not to be had here.
+        ConfigError: The file is not a DLIO workload in YAML, or has a setting that changes the figures and is not
+            supported.
     """
     require("reading DLIO's files", "dlio")
     import yaml
@@ -129,14 +130,14 @@ def read(path: Path) -> DlioWorkload:
 
 
 def model_settings(model: str) -> dict[str, Any]:
-    """Settings of the workload `emulated` for a name of its catalogue, or for a workload file (*.yaml)."""
+    """Settings of the workload `emulated` for a model of its catalogue or for a workload file (*.yaml)."""
     from pathlib import Path
 
     return read(Path(model)).settings if is_file(model) else {"model": model}
 
 
 def is_file(model: str) -> bool:
-    """Whether a model is named by a workload file."""
+    """Whether a model is given as a workload file."""
     return model.endswith((".yaml", ".yml"))
 
 

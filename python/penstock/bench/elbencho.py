@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""elbencho's CSV of results, in and out: its exact columns, its names of operations, its units.
+"""elbencho's results CSV, read and written with its exact columns, operation names and units.
 
-Owns the translation to and from `Row`. Refuses to judge. A column that a version of elbencho does not write is taken as
-empty; one that we do not know is passed over. MiB is 2**20 bytes. elbencho cuts every figure off at the whole number, so a rate is
-taken from what was done and how long it took, as far as the printed one allows; and so does `render`.
+Owns the translation to and from `Row`; judges nothing. A column that the elbencho version does not write is taken as
+empty, and unknown columns are ignored. MiB is 2**20 bytes. elbencho truncates every figure to a whole number. The
+reader therefore computes a rate from the count and the time, within what the truncated rate allows; `render` truncates
+in the same way.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ COLUMNS = [
     *(_MIX + c for name in ("Ent lat us", "IO lat us") for c in _latency(name)),
     *["version", "command"],
 ]
-# Columns that our rows have no field for are kept as they stand, so that a file survives the way in and out.
+# Columns without a field in our rows are kept unchanged, so that a file survives reading and writing.
 _KEPT = ("paths", "random aligned", "shared paths", "truncate", "version", "command")
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text begins as elbencho's CSV does."""
+    """Whether a text begins like elbencho's CSV."""
     head = text.lstrip("\ufeff").partition("\n")[0]
     return "operation" in head.split(",") and "threads" in head.split(",")
 
@@ -75,17 +76,17 @@ def _whole(row: Mapping[str, str], column: str, place: str, default: int | None 
 
 
 def _size(row: Mapping[str, str], column: str, place: str) -> int | None:
-    """Bytes; written by hand, a size may be as elbencho takes it: `256k`, `1M`, powers of two."""
+    """Size in bytes; in a hand-written file also in elbencho's notation: `256k`, `1M`, powers of two."""
     found = re.fullmatch(r"(\d{1,18})([kmgt])(?:i?b)?", row.get(column, "").strip().lower())
     return int(found[1]) << 10 * ("kmgt".index(found[2]) + 1) if found else _whole(row, column, place)
 
 
-# The most that cutting off takes, a hair less.
+# The most that truncation takes off: slightly less than 1.
 _CUT_OFF = 0.999
 
 
 def _finer(count: float | None, rate: float | None, time_s: float) -> float | None:
-    """A rate from count and time, within what the printed one allows: it was cut off, so the true one is less than one above."""
+    """Rate from count and time, if the truncated rate allows it: the true rate is less than one above that."""
     if not count or time_s <= 0:
         return rate
     from_count = count / time_s
@@ -102,7 +103,7 @@ def _end(row: Mapping[str, str], which: str, prefix: str, place: str) -> End | N
     moved = None if mib is None else mib * _MIB
     if time_ms is None and entries_rate is None and mib_rate is None and iops is None:
         return None
-    # Tables that were copied from a paper have rates and no time.
+    # Tables copied from a paper have rates but no time.
     time_s = (time_ms or 0.0) / 1000
     return End(
         time_s=time_s,
@@ -120,17 +121,17 @@ def _of_latency(row: Mapping[str, str], name: str, place: str) -> Latency | None
     return Latency(min_us=found[0], mean_us=found[1], max_us=found[2]) if any(v is not None for v in found) else None
 
 
-# elbencho says `bucket` of many objects and `object` of one; HDFS is files in folders.
+# elbencho writes `bucket` for many objects and `object` for one; HDFS is files in folders.
 _PATH_TYPES = {"bucket": "object", "object": "object", "s3": "object", "hdfs": "dir"}
 
 
 def parse(text: str, place: str) -> list[Row]:
-    """Rows of a file; several files that were put behind each other, header and all, are one.
+    """Rows of a file. Several files joined into one, with their headers, are accepted.
 
     Args:
-        place: The file's name, for messages.
+        place: The file's name, for error messages.
     Raises:
-        Corrupt: No such CSV, or a figure that is none.
+        Corrupt: The text is not elbencho's CSV, or a figure is invalid.
     """
     if not looks_like(text):
         raise Corrupt(
@@ -142,7 +143,7 @@ def parse(text: str, place: str) -> list[Row]:
 
 
 def _lines(text: str, place: str) -> Iterator[tuple[int, dict[str, str]]]:
-    # The command column holds quotes that are no CSV quotes: fields are split at commas, as elbencho joins them.
+    # The command column may hold unescaped quotes: fields are split at commas, the way elbencho joins them.
     csv.field_size_limit(_LIMIT_FIELD)
     reader = csv.reader(io.StringIO(text.lstrip("\ufeff"), newline=""), quoting=csv.QUOTE_NONE)
     head: list[str] = []
@@ -197,7 +198,8 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
     )
     mixed = _end(fields, "[last]", _MIX, place)
     if mixed is not None and (mixed.entries_per_s or mixed.ios_per_s or mixed.bytes_per_s):
-        # The readers of a mix stand on elbencho's same line: a row of their own, which `render` puts back.
+        # The readers of a mix are on the same line as its writers: they become a row of their own, which `render` joins
+        # again.
         yield Row(
             operation="RWMIX",
             first=_end(fields, "[first]", _MIX, place),
@@ -208,7 +210,7 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
         )
 
 
-# Of a figure that was whole before it was a float, such as 0.29 of a processor.
+# Tolerance for a whole number that was computed as a float: 0.29 * 100 is slightly less than 29.
 _HAIR = 1e-6
 
 
@@ -241,7 +243,7 @@ def _measured(row: Row, prefix: str = "") -> dict[str, str]:
 
 
 def _read_share(writes: End, reads: End) -> int | None:
-    """Percent of a mix that was read, which elbencho has in the operation's name."""
+    """Percentage of reads in a mix; elbencho puts it into the operation's name."""
     for written, read in (
         (writes.ios_per_s, reads.ios_per_s),
         (writes.bytes_per_s, reads.bytes_per_s),
@@ -253,7 +255,7 @@ def _read_share(writes: End, reads: End) -> int | None:
 
 
 def render(rows: Iterable[Row]) -> str:
-    """elbencho's CSV of rows: what it has no column for (throttles, percentiles, series) stays in `rows.jsonl`."""
+    """Write rows as elbencho's CSV. Data without a column (throttles, percentiles, series) stays in `rows.jsonl` only."""
     lines: list[dict[str, str]] = []
     writes = End(time_s=0.0)
     for row in rows:
@@ -287,6 +289,6 @@ def render(rows: Iterable[Row]) -> str:
             lines[-1].setdefault("random aligned", "1")
         lines[-1].setdefault("paths", "1")
         lines[-1].setdefault("version", row.source)
-    # elbencho escapes nothing: a comma inside a field becomes a space, as in its own command column.
+    # elbencho escapes nothing: a comma inside a field becomes a space, as in its command column.
     body = [",".join(line.get(c, "").replace(",", " ").replace("\n", " ") for c in COLUMNS) for line in lines]
     return "\n".join([",".join(COLUMNS), *body]) + "\n"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our loader beside others on one dataset: the same objects, fields, batch and cores; bytes compared, passes interleaved.
+"""Loader comparison: Penstock's loader and others read one dataset with the same fields, batch size and cores.
 
-Owns what all contestants are told and what their passes come to, as rows of the result schema. Each contestant is a
-process with a driver of `penstock.bench.peers`; the first pass of each is hashed and warms it, and counts for nothing else.
+Owns the task that all contestants get and the rows made from their passes. Each contestant is a process with a driver
+of `penstock.bench.peers`. The first pass of each warms it up and is hashed, to compare the bytes; it is not timed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ __all__ = ["CACHES", "OURS", "Contest", "Request", "run"]
 OURS = "penstock"
 
 CACHES = ("warm", "cold")
-"""States of the page cache that a pass can begin in."""
+"""States of the page cache in which a pass can begin."""
 
 _CODECS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
 
 _BRIGHTNESS = 0.03
-"""Decoders and resizers differ by rounding, random crops by their draws; a mean that is further off saw other pictures."""
+"""Decoders and resizers differ by rounding, random crops by their draws. Means that differ by more come from other
+pictures.
+"""
 
 _HOW = {
     "warm": "an uncounted pass over all of it came before",
@@ -52,15 +54,15 @@ _HOW = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be measured.
+    """Settings of a comparison.
 
     Attributes:
-        dataset: Opened, with its fields.
+        dataset: The opened dataset, with its fields.
         against: Names of `PEERS`.
-        peers: Folder of their environments; None looks in this interpreter's own.
-        arrays: `numpy` or `torch`: what our batches are made of.
-        cores: That each contestant may use.
-        repeats: Counted passes of each contestant and cache state.
+        peers: Folder of their environments; None uses this interpreter's own.
+        arrays: Type of our batches: `numpy` or `torch`.
+        cores: Cores that each contestant may use.
+        repeats: Timed passes per contestant and cache state.
     """
 
     dataset: Dataset
@@ -77,14 +79,14 @@ class Request:
 
 @dataclass
 class Contest:
-    """What came of it.
+    """Result of a comparison.
 
     Attributes:
-        rows: One a contestant and cache state, ours first.
-        ratios: Of each peer to us, above 1 where we are ahead.
+        rows: One per contestant and cache state, ours first.
+        ratios: Speed of Penstock over each peer's: above 1 where Penstock is faster.
         not_run: Peers that were not run, and why.
-        failed: Those that were, and broke.
-        is_same: Whether all that give samples gave the same ones.
+        failed: Peers that failed, and why.
+        is_same: Whether all contestants that deliver samples delivered the same ones.
     """
 
     rows: list[results.RunRecord] = field(default_factory=list)
@@ -97,7 +99,7 @@ class Contest:
 
 
 def task_of(request: Request) -> dict[str, Any]:
-    """What every contestant is told, as plain data."""
+    """The task that every contestant gets, as plain data."""
     dataset = request.dataset
     source, place = dataset.source, urlsplit(dataset.url)
     keys = [source.key(number) for number in range(source.objects)]
@@ -131,7 +133,9 @@ def task_of(request: Request) -> dict[str, Any]:
 
 
 def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Fields as drivers read them: the core's own words, flattened, and of a TFRecord how the feature is stored."""
+    """Fields in the form that drivers read: the core's description, flattened, and for TFRecord how the feature is
+    stored.
+    """
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
     found = {}
     for name, spec in dataset.batch_fields().items():
@@ -143,7 +147,7 @@ def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
-    """Why a peer cannot read the task's dataset, or None."""
+    """Reason why a peer cannot read the task's dataset, or None."""
     for what, value, known in (
         ("format", task["format"], peer.formats),
         ("codec", task["codec"], peer.codecs),
@@ -160,7 +164,7 @@ def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
 
 
 def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
-    """The Python that has a peer, or why there is none."""
+    """The Python interpreter that has a peer installed, or the reason why there is none."""
     python = folder / peer.environment / "bin/python" if folder and peer.environment else Path(sys.executable)
     if not python.exists():
         return None, f"not installed: no {python}"
@@ -170,11 +174,11 @@ def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
 
 
 def run(request: Request, *, talk: Callable[[str], None] = lambda _: None) -> Contest:
-    """Measures. A peer that cannot be run is told; only our own failure ends it.
+    """Run the comparison. A peer that cannot run is reported; only a failure of Penstock's own loader raises.
 
     Raises:
-        ConfigError: An unknown peer.
-        PenstockError: Our own loader failed.
+        ConfigError: A peer's name is unknown.
+        PenstockError: Penstock's own loader failed.
     """
     unknown = [name for name in request.against if name not in PEERS]
     if unknown:
@@ -203,7 +207,7 @@ def _enter(
     running: dict[str, Contestant],
     talk: Callable[[str], None],
 ) -> None:
-    """Starts all contestants, one after the other, each up to the end of its hashed pass."""
+    """Start all contestants, one after the other, each until its hashed pass has ended."""
     ours = {OURS: (sys.executable, "ours", dict[str, Any]())}
     peers = {}
     for name in dict.fromkeys(request.against):
@@ -246,7 +250,7 @@ def _leave(
 def _measure(
     request: Request, contest: Contest, running: dict[str, Contestant], talk: Callable[[str], None]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Counted passes, by cache state and contestant."""
+    """Timed passes, by cache state and contestant."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for cache in request.caches:
         passes: dict[str, list[dict[str, Any]]] = {name: [] for name in running}
@@ -264,7 +268,7 @@ def _measure(
 
 
 def _is_same(contest: Contest) -> bool:
-    """Whether every contestant that gives samples gave ours."""
+    """Whether every contestant that delivers samples delivered the same ones as ours."""
     mine = contest.hashed[OURS]
     for name, theirs in contest.hashed.items():
         if name != OURS and PEERS[name].is_roofline:
@@ -300,7 +304,7 @@ def _rows(
 
 
 def _ratio(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Medians over medians: above 1 where the peer takes longer."""
+    """Ratio of medians: above 1 where the peer takes longer."""
     found = {}
     for what in ("cpu_s", "wall_s"):
         top, bottom = (quartiles([one[what] for one in passes])[0] for passes in (theirs, mine))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fio's JSON of results, in: one row for each direction of each group of like jobs. Refuses to judge."""
+"""Reader of fio's JSON results: one row per direction of each group of equal jobs. Judges nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)i?b?", re.IGNORECASE)
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text holds what fio --output-format=json writes; warnings may stand before it."""
+    """Whether a text contains the output of fio --output-format=json; warnings may precede it."""
     return '"fio version"' in text[:20_000]
 
 
 def _size(text: object) -> int | None:
-    """fio's `4k`, `1m`, `4096`, `4k-64k` (its first) or `4k,8k` (of reads)."""
+    """Size in fio's notation: `4k`, `1m`, `4096`, `4k-64k` (the first counts) or `4k,8k` (the first is that of reads)."""
     found = _SIZE.match(str(text or "").strip())
     if not found:
         return None
@@ -48,7 +48,7 @@ def parse(text: str, place: str) -> list[Row]:
     """Rows of a file.
 
     Raises:
-        Corrupt: No JSON, none of fio's, or a figure that is none.
+        Corrupt: The text is not JSON, not fio's, or a figure is invalid.
     """
     try:
         document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
@@ -60,7 +60,7 @@ def parse(text: str, place: str) -> list[Row]:
         raise Corrupt(f"{place} is no JSON of fio: it lists no jobs", where=place)
     common = _table(document.get("global options"))
     version = str(document.get("fio version", "fio"))
-    # Jobs that differ in nothing ran side by side: --numjobs without --group_reporting lists each.
+    # Jobs with equal settings ran in parallel: --numjobs without --group_reporting lists each.
     groups: dict[str, list[dict[str, Any]]] = {}
     for job in map(_table, jobs):
         if job.get("jobname") == "All clients":
@@ -91,7 +91,7 @@ def _rows(group: list[dict[str, Any]], common: dict[str, Any], place: str, versi
         time_s = max((_figure(p, "runtime", place) or 0.0) for p in parts) / 1000
         moved = sum(_figure(p, "io_bytes", place) or 0.0 for p in parts)
         done = sum(_figure(p, "total_ios", place) or 0.0 for p in parts)
-        # Older versions give KiB/s alone.
+        # Older versions write KiB/s only.
         rate = sum(_figure(p, "bw_bytes", place) or 1024 * (_figure(p, "bw", place) or 0.0) for p in parts)
         rows.append(
             Row(
@@ -123,7 +123,9 @@ def _rows(group: list[dict[str, Any]], common: dict[str, Any], place: str, versi
 
 
 def _latency(parts: list[dict[str, Any]], place: str) -> Latency | None:
-    """Of all jobs: the mean weighted by their I/Os; percentiles of one job alone, for those of several cannot be merged."""
+    """Latency of all jobs: the mean weighted by I/Os. Percentiles only for a single job, because those of several
+    cannot be merged.
+    """
     tables = [t for p in parts if (t := _table(p.get("lat_ns")) or _table(p.get("clat_ns")))]
     ios = [_figure(p, "total_ios", place) or 0.0 for p in parts]
     means = [_figure(t, "mean", place) for t in tables]

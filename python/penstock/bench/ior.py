@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What IOR and mdtest print, in: IOR's table of results (each iteration a row), its JSON and CSV, and mdtest's summary of rates.
+"""Reader of IOR and mdtest output: IOR's results table (one row per iteration), JSON and CSV, and mdtest's rate
+summary.
 
-Refuses to judge. Both print a page for people, whose columns differ between versions: they are found by their heads.
+Judges nothing. Both programs print tables for people, whose columns differ between versions: columns are found by their
+headings.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ __all__ = [
 _MIB = 1 << 20
 _HEAD = re.compile(r"^\s*access\s+bw\(MiB/s\)")
 _CSV_HEAD = re.compile(r"^access,bw\(MiB/s\),.*$", re.MULTILINE)
-# The JSON's names of the columns of the table.
+# Names in the JSON of the table's columns.
 _COLUMNS = {
     "access": "access",
     "bwMiB": "bw(MiB/s)",
@@ -45,7 +47,7 @@ _COLUMNS = {
     "xferKiB": "xfer(KiB)",
     "totalTime": "total(s)",
 }
-# IOR -b and mdtest -w take these; both count in powers of two.
+# Suffixes that IOR -b and mdtest -w accept; both count in powers of two.
 _SHORT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MDTEST = {
     "Directory creation": "MKDIRS",
@@ -56,28 +58,28 @@ _MDTEST = {
     "File read": "READ",
     "File removal": "RMFILES",
 }
-# Max, min, mean and deviation of the iterations; where ranks were asked for, too, their max, min and mean stand before them.
+# Max, min, mean and deviation over the iterations. With per-rank figures, their max, min and mean come first.
 _RATE = re.compile(r"^\s*(\w+ \w+)\s*:?(?:\s+[\d.]+){2,5}\s+([\d.]+)\s+[\d.]+\s*$")
 _LAUNCHED = re.compile(r"^\s*(mdtest\S*) was launched with (\d+) total task\(s\) on (\d+) node", re.MULTILINE)
 
 
 def looks_like_ior(text: str) -> bool:
-    """Whether a text holds IOR's table of results."""
+    """Whether a text contains IOR's results table."""
     return "MPI Coordinated Test of Parallel I/O" in text or any(_HEAD.match(line) for line in text.splitlines()[:400])
 
 
 def looks_like_ior_json(text: str) -> bool:
-    """Whether a text holds what IOR writes with -O summaryFormat=JSON; warnings may stand before it."""
+    """Whether a text contains the output of IOR with -O summaryFormat=JSON; warnings may precede it."""
     return '"Command line"' in text and '"tests"' in text and '"Began"' in text
 
 
 def looks_like_ior_csv(text: str) -> bool:
-    """Whether a text holds what IOR writes with -O summaryFormat=CSV; warnings may stand before it."""
+    """Whether a text contains the output of IOR with -O summaryFormat=CSV; warnings may precede it."""
     return _CSV_HEAD.search(text) is not None
 
 
 def looks_like_mdtest(text: str) -> bool:
-    """Whether a text holds what mdtest prints."""
+    """Whether a text contains mdtest's output."""
     return _LAUNCHED.search(text) is not None
 
 
@@ -103,10 +105,10 @@ def _number(text: str, place: str) -> float | None:
 
 
 def parse_ior(text: str, place: str) -> list[Row]:
-    """Rows of IOR's output; several runs behind each other are one file.
+    """Rows of IOR's output; one file may contain several runs.
 
     Raises:
-        Corrupt: A table that is none.
+        Corrupt: The table is invalid.
     """
     return list(_runs(text, place))
 
@@ -171,7 +173,8 @@ def _tables(found: Any, place: str) -> list[dict[str, Any]]:
 
 
 def parse_ior_csv(text: str, place: str) -> list[Row]:
-    """Rows of IOR's CSV, which holds neither the command nor the number of nodes, segments and files: one host is assumed.
+    """Rows of IOR's CSV. It contains neither the command nor the number of nodes, segments and files: one host is
+    assumed.
 
     Raises:
         Corrupt: A value is not a number.
@@ -202,7 +205,7 @@ def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began:
     one = int(block * 1024 * segments) if block else None
     rate = _number(cells.get("bw(MiB/s)", "-"), place)
     time_s = _number(cells.get("total(s)", "-"), place)
-    if time_s == 0 and rate and one:  # shorter than the four digits after the point
+    if time_s == 0 and rate and one:  # shorter than the four digits after the point show
         time_s = one * tasks / (rate * _MIB)
     if rate is None or not time_s:
         raise Corrupt(f"{place}: a result without rate or time", where=place)
@@ -234,7 +237,7 @@ def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began:
 
 
 def _flag(command: list[str], name: str) -> int:
-    """The size after a flag of mdtest; 0 where it is not given."""
+    """The size after a flag of mdtest; 0 without the flag."""
     if name not in command[:-1]:
         return 0
     found = re.fullmatch(r"(\d+)([kmgt]?)", command[command.index(name) + 1], re.IGNORECASE)
@@ -242,10 +245,10 @@ def _flag(command: list[str], name: str) -> int:
 
 
 def parse_mdtest(text: str, place: str) -> list[Row]:
-    """Rows of mdtest's summary: the mean over its iterations; an operation that was not run (0.000) gives none.
+    """Rows of mdtest's summary: the mean over its iterations. An operation that was not run (0.000) has no row.
 
     Raises:
-        Corrupt: No summary.
+        Corrupt: The text has no summary.
     """
     runs = list(_LAUNCHED.finditer(text))
     if not runs or "SUMMARY rate" not in text:
@@ -265,7 +268,7 @@ def _mdtest_run(run: re.Match[str], text: str, place: str) -> Iterator[Row]:
         command = line.split()
     files = re.search(r"^\s*\d+ tasks, (\d+) files", text, re.MULTILINE)
     each = max(1, int(files[1][:15]) // tasks) if files else None
-    # A table of times may follow that of rates, under the same names.
+    # A table of times under the same names may follow the table of rates.
     for shown in text.partition("SUMMARY rate")[2].partition("SUMMARY ")[0].splitlines():
         found = _RATE.match(shown)
         if not found or found[1] not in _MDTEST:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk with a tier's limits, as a real block device: a loop device over a sparse file, held by control groups, with a
-file system on it. Every program feels the same disk. Root only.
+"""Test disk with the limits of a cloud disk: a loop device over a sparse file, throttled by cgroups, with a file
+system.
 
-Owns the image, the loop device, the mount and the credits of bursts; all of it is gone at the end.
+Every program sees the same disk. Root only. Owns the image, the loop device, the mount and the burst credits; removes
+all of them at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TICK_S = 1.0
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """More than the base while credits last: `credits` at most, of which `held` are there at the start."""
+    """Burst above the base rate while credits last: `credits` is the maximum, `held` the initial number."""
 
     per_s: float
     credits: float
@@ -37,14 +38,14 @@ class Burst(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A limit that reads and writes share: units a second for ever, and more in bursts."""
+    """A limit shared by reads and writes: base rate in units per second, and an optional burst."""
 
     base_per_s: float
     burst: Burst | None = None
 
 
 class _Bucket:
-    """Credits of one limit: earned at the base rate, spent by what was done."""
+    """Burst credits of one limit: earned at the base rate, spent by the work done."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -58,25 +59,25 @@ class _Bucket:
     @property
     def limit_per_s(self) -> float:
         burst = self._rate.burst
-        # A second of the burst must be covered, or the bucket would be overdrawn before the next look.
+        # The credits must cover a second of the burst; otherwise the bucket would be overdrawn before the next check.
         if burst and self.held >= (burst.per_s - self._rate.base_per_s) * _TICK_S:
             return max(burst.per_s, self._rate.base_per_s)
         return self._rate.base_per_s
 
 
 class LoopDisk:
-    """The disk, while the `with` block lasts; a file system on it is mounted at `mount`.
+    """The disk, for the duration of the `with` block; its file system is mounted at `mount`.
 
     Args:
         mount: An empty folder.
-        size_bytes: Of the device; the image is sparse.
-        ios, moved: I/Os and bytes a second; None is no limit.
-        io_bytes: Larger I/Os are split to this and count so often.
-        images: Where the image lies; a temporary folder by default.
+        size_bytes: Size of the device; the image is sparse.
+        ios, moved: I/Os and bytes per second; None means unlimited.
+        io_bytes: Largest I/O that counts once; a larger one is split into this size and counts once per part.
+        images: Folder of the image file; a temporary folder by default.
     Raises:
         Denied: Not root.
         PreconditionFailed: The folder is not empty.
-        SystemFault: losetup, mkfs or mount refused.
+        SystemFault: losetup, mkfs or mount failed.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class LoopDisk:
         self._stack.callback(queue.write_text, before)
         _said("mount", self.device, str(self._mount))
         self._stack.callback(unmount_device, str(self._mount), self.number)
-        # Its own making was not held to the limits.
+        # Limits are set only after mkfs and mount; this removes them at the end.
         self._stack.callback(set_limits, self.number, BlockLimits())
         self._apply(self._buckets)
         watch = threading.Thread(target=self._keep, name="penstock-disk", daemon=True)
@@ -143,12 +144,12 @@ class LoopDisk:
         set_limits(self.number, BlockLimits.shared(ios_per_s=ios, bytes_per_s=moved))
 
     def limit(self, *, ios: Rate | None, moved: Rate | None) -> None:
-        """Other limits from now on; None is none."""
+        """Replace the limits; None removes a limit."""
         self._buckets = [_Bucket(rate) if rate else None for rate in (ios, moved)]
         self._apply(self._buckets)
 
     def _keep(self) -> None:
-        """Groups that begin later get the limits too, and credits are earned and spent."""
+        """Apply the limits to groups that begin later, and earn and spend credits."""
         name = Path(self.device).name
         before = read_counters()[name]
         while not self._stop.wait(_TICK_S):

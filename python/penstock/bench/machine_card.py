@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that a result came from, read from the kernel. Imports no framework: a GPU is what its driver lists."""
+"""Machine card: CPU, memory and GPUs of the machine that measured, read from the kernel. Imports no framework."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["MachineCard", "read"]
 
 
 class MachineCard(msgspec.Struct, frozen=True):
-    """What a row's figures depend on. Holds no host name: results are shared.
+    """Facts about the machine that a row's figures depend on. Contains no host name, because results are shared.
 
     Attributes:
         cpu: Model name.
-        cores: That this process may use, not those that the machine has.
-        memory_bytes: Of the machine, or of the control group where that is less.
-        gpus: Model of each, as the driver lists them.
+        cores: Cores that this process may use, not all of the machine.
+        memory_bytes: Memory of the machine, or of the control group where that is less.
+        gpus: Model of each GPU, as the driver lists them.
     """
 
     cpu: str

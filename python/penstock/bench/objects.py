@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores: what they answer, how fast, and what they refuse.
+"""Object store benchmark: throughput, latency and refused requests of PUT, GET, LIST, HEAD and DELETE.
 
-Owns the folder of objects that a bench makes: a fresh name below the URL, gone at the end however that comes. Refuses to
-write or delete anything else, and reads what others made only where that is asked for.
+Owns the folder of objects that a benchmark creates: a fresh name below the URL, removed at the end, also after an
+error. Writes and deletes nothing else. Reads objects of others only on request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "below", "clear", "parse_mix", "run"]
 
 OPERATIONS = ("put", "get", "range", "list", "head", "delete")
-# In elbencho's words, so that its CSV and ours say the same of the same thing.
+# elbencho's names of operations, so that its CSV and our rows use the same ones.
 _WORDS = {"put": "WRITE", "get": "READ", "range": "READ", "list": "LISTOBJ", "head": "HEADOBJ", "delete": "RMOBJECTS"}
 _BODIES = {"put", "get", "range"}
 _WRITES = {"put", "delete"}
@@ -38,14 +38,14 @@ _MOST_EXISTING = 1_000_000
 
 
 class ObjectPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One size and one concurrency."""
+    """One object size and one concurrency."""
 
     object_size_bytes: int
     concurrency: int
 
 
 class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but the points. `mix` replaces the single operations between the first PUT and the last DELETE."""
+    """All settings except the points. `mix` replaces the single operations between the first PUT and the last DELETE."""
 
     operations: tuple[str, ...] = ("put", "get", "head", "list", "delete")
     mix: dict[str, float] | None = None
@@ -70,7 +70,9 @@ class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
     def native(
         self, url: str, point: ObjectPoint, mix: dict[str, float], existing: list[str], *, once: bool
     ) -> dict[str, Any]:
-        """One stretch of requests as the core takes it. Each object once has its own end, so limits are not for it."""
+        """One phase of requests, in the core's form. A phase that takes each object once ends by itself: limits do not
+        apply to it.
+        """
         return {
             "url": url,
             "existing": existing,
@@ -101,15 +103,15 @@ class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
         return self.until_stable or self.time_limit_s is not None or self.request_limit is not None
 
     def plain(self, points: tuple[ObjectPoint, ...]) -> dict[str, Any]:
-        """As it stands in results: what was measured, without where."""
+        """The settings as stored in results, without the URL."""
         return {"bench": "object", **msgspec.to_builtins(self), "points": columns(points)}
 
 
 def parse_mix(text: str) -> dict[str, float]:
-    """`get=70,put=20,delete=10` as weights.
+    """Parse `get=70,put=20,delete=10` into weights.
 
     Raises:
-        ConfigError: No such operation, or a weight that is none.
+        ConfigError: An operation is unknown, or a weight is invalid.
     """
     found: dict[str, float] = {}
     for part in text.split(","):
@@ -133,15 +135,15 @@ def run(
     *,
     folder: str | None = None,
 ) -> list[Row]:
-    """Measure every point, one after the other; rows in elbencho's words for operations.
+    """Measure every point, one after the other. The rows use elbencho's names of operations.
 
     Args:
-        folder: Name of the folder below the URL that objects are made in, which must not be there yet; else one is made up.
+        folder: Name of the folder below the URL for the objects; it must not exist yet. By default a fresh name.
     Raises:
-        ConfigError: What cannot be, before anything is sent.
-        Unsupported: The store neither lists nor takes objects, and this needs it.
-        Throttled, Unreachable, ServerError: Requests were given up.
-        Interrupted: Ctrl-C. As after any error, the objects that this run made are gone.
+        ConfigError: A setting is invalid; raised before the first request.
+        Unsupported: The store cannot list or store objects, which this benchmark needs.
+        Throttled, Unreachable, ServerError: Requests failed after all retries.
+        Interrupted: Ctrl-C. As after any error, the objects of this run are removed.
     """
     hooks = hooks or Hooks()
     _refuse_impossible(bench, points)
@@ -165,7 +167,7 @@ def run(
 
 
 def below(url: str, folder: str) -> str:
-    """The URL of a folder below another."""
+    """URL of a folder below another URL."""
     return f"{url.rstrip('/')}/{folder}/"
 
 
@@ -190,17 +192,17 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
 
 
 def clear(folder: str) -> None:
-    """Deletes the objects below a folder that a bench made, and the folder.
+    """Delete a folder that a benchmark made, with its objects.
 
     Raises:
         PreconditionFailed: A link has taken the folder's name.
-        PenstockError: The store refused.
+        PenstockError: A request failed.
     """
     root = Path(stage.local_path(folder)) if stage.is_local(folder) else None
     if root is not None and root.is_symlink():
         raise PreconditionFailed(f"{root} is a link, which the bench did not make", hint="remove it")
     _native.clear_objects(folder, dict(env.read()))
-    # Folders that stood for prefixes; only ours, and only empty ones.
+    # Folders that represent prefixes; only ours, and only empty ones.
     for inner in (*root.glob("*/"), root) if root is not None else ():
         remove_empty_folder(inner)
 
@@ -221,10 +223,10 @@ def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[s
         yield from phase(bench.mix, once=False)
         return
     if not bench.existing and "put" not in bench.operations:
-        report(bench, {"put": 1.0}, Hooks(), once=True)  # what the others read; nobody asked how fast it was made
+        report(bench, {"put": 1.0}, Hooks(), once=True)  # creates objects for the other phases; its rate is not used
     for name in OPERATIONS:
         if name in bench.operations:
-            # A LIST has no objects of its own to be through with; writes end when all are written.
+            # LIST has no objects of its own, so it never ends by itself; writes end when all objects are written.
             once = name in _WRITES or (name != "list" and not bench.has_limit)
             endless = name == "list" and not bench.has_limit
             limited = msgspec.structs.replace(bench, request_limit=point.concurrency * 4) if endless else bench

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows from whatever a folder of old results holds: ours, elbencho's, fio's, IOR's, mdtest's. Found by content, not by name."""
+"""Reader of results of any supported tool: ours, elbencho's, fio's, IOR's or mdtest's. The format is detected from the
+content.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["read_any"]
 
-# The text of a sweep is thousands of lines; what is larger is a log or a data set given by mistake.
+# The output of a sweep is thousands of lines; a larger file is a log, or data given by mistake.
 _LIMIT_BYTES = 256_000_000
-# What a format shows of itself; a folder of results may hold the data too, which nobody wants read.
+# Enough to detect a format; a folder of results may also contain the data, which must not be read whole.
 _HEAD_BYTES = 1 << 16
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], ...] = (
     (elbencho.looks_like, elbencho.parse),
@@ -35,7 +37,7 @@ _KNOWN = "elbencho's CSV, fio's JSON, what IOR prints and its JSON and CSV, what
 
 
 def _rows(file: Path) -> list[Row] | None:
-    """Rows of a file; None where its beginning is of no format that we know."""
+    """Rows of a file; None if its beginning matches no known format."""
     with file.open("rb") as opened:
         head = opened.read(_HEAD_BYTES)
         parse = next((parse for knows, parse in _READERS if knows(head.decode("utf-8", errors="replace"))), None)
@@ -48,13 +50,11 @@ def _rows(file: Path) -> list[Row] | None:
 
 
 def read_any(path: Path) -> Results:
-    """Read a file of another tool, a folder of such files, or a folder of ours.
-
-    In a folder, files that are no results are passed over.
+    """Read a file of another tool, a folder of such files, or a folder of ours. Other files in a folder are ignored.
 
     Raises:
-        NotFound: Nothing there, or nothing that we know.
-        Corrupt: It begins as a known format and is none.
+        NotFound: The path is missing, or contains no known format.
+        Corrupt: A file begins like a known format and is invalid.
     """
     if path.is_dir():
         if (path / "rows.jsonl").exists():

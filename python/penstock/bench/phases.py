@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A phase of the core from its start to its row, for every bench that has phases.
+"""Runs a phase of the core from its start to its row, for every benchmark that consists of phases.
 
-Owns the loop over points and phases, and what all reports say alike. Knows neither files nor objects.
+Owns the loop over points and phases, and the parts that all reports share. Knows neither files nor objects.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["Hooks", "Phase", "collect", "end_of", "facts_of", "raw_of", "report_of", "series_of"]
 
 _LOOK_S = 0.1
-# Longest that a read or write under way is waited for.
+# Maximum wait for reads and writes under way.
 _END_S = 10.0
 _Point = TypeVar("_Point")
 
 
 class Phase(Protocol):
-    """What the core gives for a phase that it has begun."""
+    """Interface of a phase that the core has begun."""
 
     def progress(self) -> tuple[int, int, int]: ...
     def wait(self, timeout_s: float) -> str | None: ...
@@ -41,14 +41,14 @@ def _at_once(_what: str) -> float | None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Who watches a bench, and who says when a phase begins.
+    """Callbacks of a benchmark: for its rows, its progress and the start of each phase.
 
     Attributes:
-        told: Called with each row as soon as there is one.
-        look: Called ten times a second with the phase, its workers, and three counts of what is done so far (files or
-            requests, reads or writes, bytes). What it raises ends the phase.
-        start: Called when a phase is ready to begin, with its name; the moment to begin at, in seconds since the Unix
-            epoch by this host's clock, or None for at once.
+        told: Called with each finished row.
+        look: Called ten times per second with the phase, its workers, and three counts of finished work (files or
+            requests, reads or writes, bytes). An exception ends the phase.
+        start: Called with the name of a phase that is ready to begin. Returns the start in seconds since the Unix epoch
+            by this host's clock, or None to begin at once.
     """
 
     told: Callable[[Row], None] = lambda _row: None
@@ -57,7 +57,7 @@ class Hooks:
 
 
 def collect(points: Iterable[_Point], rows_of: Callable[[_Point], Iterator[Row]], hooks: Hooks) -> list[Row]:
-    """The rows of every point, one after the other, each told as soon as it is there."""
+    """The rows of all points, one point after the other; each row is passed to `hooks.told` when it is finished."""
     rows: list[Row] = []
     for point in points:
         for row in rows_of(point):
@@ -67,10 +67,10 @@ def collect(points: Iterable[_Point], rows_of: Callable[[_Point], Iterator[Row]]
 
 
 def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks) -> dict[str, Any]:
-    """Begins a phase in its time and waits for its report; whatever interrupts that ends the phase.
+    """Begin a phase at its agreed start and wait for its report; an exception ends the phase.
 
     Returns:
-        The core's report, with `start_late_s` where a moment was agreed on: a host that is late begins at once.
+        The core's report. If a start was agreed, `start_late_s` is the delay: a host that is late begins at once.
     """
     agreed = hooks.start(name)
     while agreed is not None and (left := agreed - time.time()) > 0:
@@ -91,7 +91,7 @@ def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks)
 
 
 def _ended(phase: Phase) -> None:
-    """Waits until a cancelled phase does nothing any more: whoever cleans up after it must not race with it."""
+    """Wait until a cancelled phase has stopped, so that the caller can clean up after it without a race."""
     until = time.monotonic() + _END_S
     with suppress(PenstockError):
         while phase.wait(_LOOK_S) is None and time.monotonic() < until:
@@ -101,7 +101,7 @@ def _ended(phase: Phase) -> None:
 def end_of(
     seconds: float, cpu_percent: float | None, *, entries: int | None, ios: int | None, moved: int | None
 ) -> End:
-    """One of a phase's two ends; None is what the phase does not count."""
+    """One of a phase's two ends; a count is None where the phase does not have it."""
 
     def rate(count: int | None) -> float | None:
         return count / seconds if count is not None and seconds > 0 else None
@@ -119,14 +119,14 @@ def end_of(
 
 
 def series_of(samples: list[dict[str, Any]], *, entries: str, ios: str | None = None) -> tuple[Sample, ...]:
-    """Sums since the start as rates of each interval. `entries` and `ios` are the core's names of what is counted."""
+    """Cumulative samples as rates of each interval. `entries` and `ios` are the core's names of the counters."""
     made, before = [], {"t_s": 0.0, "bytes": 0, "throttles": 0, entries: 0, **({ios: 0} if ios else {})}
     for sample in samples:
         seconds = sample["t_s"] - before["t_s"]
         made.append(
             Sample(
                 at_s=sample["t_s"],
-                # Bytes of an attempt that came to nothing are taken back.
+                # Bytes of a failed attempt are subtracted again.
                 bytes_per_s=max(0, sample["bytes"] - before["bytes"]) / seconds,
                 entries_per_s=(sample[entries] - before[entries]) / seconds,
                 ios_per_s=(sample[ios] - before[ios]) / seconds if ios else None,
@@ -139,7 +139,7 @@ def series_of(samples: list[dict[str, Any]], *, entries: str, ios: str | None = 
 
 
 def facts_of(report: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a row that every report fills alike."""
+    """Fields of a row that are filled from every report in the same way."""
     return {
         "open_loop_per_s": report["offered_per_s"],
         "cpu_s": report["cpu"]["user_s"] + report["cpu"]["system_s"],
@@ -150,7 +150,7 @@ def facts_of(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def raw_of(report: dict[str, Any]) -> dict[str, str]:
-    """What every report says that has no field in a row."""
+    """Report fields without a field of their own in a row."""
     raw: dict[str, str] = {}
     if report["ended_by"]:
         raw["ended_by"] = report["ended_by"]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result schema, its writer and its reader. `price`, `plan` and `report` know a run by this alone.
+"""The result schema of a run, with its writer and reader. `price`, `plan` and `report` use only this schema.
 
-One run is one folder, `runs/<id>/`, and its figures are `result.json` there. Fields are only ever added; a reader ignores
-those it does not know and refuses a `schema_version` above its own. docs/reference/results.md describes each field.
+One run is one folder, `runs/<id>/`, with its figures in `result.json`. Fields are only ever added. A reader ignores
+fields that it does not know and refuses a `schema_version` above its own. docs/reference/results.md describes each
+field.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ SCHEMA_VERSION = 2
 
 
 class CacheState(msgspec.Struct, frozen=True):
-    """What was warm when the run began, and how that is known."""
+    """State of the caches when the run began, and how it is known."""
 
     state: str = "unknown"
     how: str = "not controlled"
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """What was run, and on what.
+    """Source and build of the program that ran.
 
     Attributes:
-        commit: Of the source tree; None for an installed package.
+        commit: Commit of the source tree; None for an installed package.
         dirty: Whether tracked files differed from the commit.
-        build_profile: Of the native module, `release` or `debug`.
+        build_profile: Profile of the native module, `release` or `debug`.
     """
 
     version: str
@@ -68,7 +69,7 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured execution. Times in seconds, sizes in bytes; docs/reference/results.md says what each is."""
+    """One measured run. Times in seconds, sizes in bytes; docs/reference/results.md describes each field."""
 
     schema_version: int = SCHEMA_VERSION
     id: str
@@ -85,7 +86,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 1
     invalid: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    # What was reached
+    # Quality reached
     losses: tuple[float, ...] = ()
     mae: float | None = None
     mae_constant: float | None = None
@@ -94,7 +95,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     samples: int = 0
     complete: bool = True
-    # How fast, and what was waited for
+    # Speed and waiting time
     samples_per_s: float = 0.0
     steady_samples_per_s: float | None = None
     wait_s: float = 0.0
@@ -109,13 +110,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     stage_s: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    # What it cost the store
+    # Load on the store
     bytes: int = 0
     bytes_delivered: int = 0
     requests: int = 0
     retries: int = 0
     throttles: int = 0
-    # As the parts reported it themselves
+    # Reports of the components
     workload: dict[str, Any] = {}
     loader: dict[str, Any] = {}
     epoch_times: tuple[dict[str, Any], ...] = ()
@@ -123,13 +124,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_hash(spec: dict[str, Any]) -> str:
-    """16 hexadecimal digits over the canonical JSON of a spec: rows compare only where these are equal."""
+    """Hash of a spec: 16 hexadecimal digits over its canonical JSON. Rows are comparable only if their hashes are
+    equal.
+    """
     canonical = msgspec.json.encode(spec, order="deterministic")
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 
 def new_id(kind: str, created_s: float) -> str:
-    """A name for a run's folder: sorts by time, and two runs of one second differ."""
+    """Name for a run's folder: it sorts by time, and is unique even for two runs in the same second."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(created_s))}-{kind}-{secrets.token_hex(3)}"
 
 
@@ -145,8 +148,8 @@ def _git(*argv: str) -> str | None:
 
 
 def provenance() -> Provenance:
-    """Where this process's code comes from. The commit is set only if git tracks this very file: a virtual environment
-    inside another repository does not have that repository's commit.
+    """Origin of this process's code. The commit is set only if git tracks this very file: an environment inside another
+    repository does not have that repository's commit.
     """
     from penstock import _native
 
@@ -162,7 +165,7 @@ def provenance() -> Provenance:
 
 
 def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
-    """Raises ConfigError for a debug build, whose figures say nothing of the program's speed."""
+    """Raise ConfigError for a debug build, because its figures do not show the program's speed."""
     if build_profile != "release" and not allow_debug:
         raise ConfigError(
             f"a {build_profile} build may not save results: its rates are not the program's",
@@ -171,7 +174,7 @@ def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
 
 
 def finite(value: Any, path: str) -> None:
-    """JSON has no NaN: a figure that is none must be absent, or the run invalid, but never silently null."""
+    """Raise Corrupt for NaN and infinity: JSON has neither. Such a figure must be absent, or the run invalid, never null."""
     if isinstance(value, float) and not math.isfinite(value):
         raise Corrupt(f"result field {path} is {value}: not a figure")
     if isinstance(value, dict):
@@ -183,14 +186,14 @@ def finite(value: Any, path: str) -> None:
 
 
 def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
-    """Write `runs/<id>/result.json`, whole or not at all.
+    """Write `runs/<id>/result.json` atomically.
 
     Returns:
-        The file.
+        Path of the file.
 
     Raises:
-        ConfigError: A debug build, unless allowed; the row is then marked INVALID.
-        Corrupt: A figure that is not finite.
+        ConfigError: The build is a debug build. With `allow_debug` the row is saved and marked INVALID.
+        Corrupt: A figure is not finite.
         Denied, NoSpace, SystemFault: The folder cannot be written.
     """
     refuse_debug(record.provenance.build_profile, allow_debug=allow_debug)
@@ -209,10 +212,11 @@ def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name once it is whole and on the disk; its folder is made.
+    """Open a file that appears under its name only when it is complete and synced to disk. Creates its folder.
 
     Raises:
-        Denied, NoSpace, SystemFault: The system refused. What was written is removed, and a former file of the name stays.
+        Denied, NoSpace, SystemFault: The system refused. The partial file is removed, and an earlier file of the name
+            stays.
     """
     temporary, written = path.with_name(f".penstock-{path.name}.{os.urandom(4).hex()}"), 0
     try:
@@ -235,7 +239,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def as_fault(error: OSError, place: str, *, written: str | None = None) -> PenstockError:
-    """The operating system's refusal as the error that a caller can act on; `written` is how far a write came."""
+    """Convert an OSError into the error that a caller can handle; `written` is how far a write came."""
     if isinstance(error, PermissionError):
         return Denied(f"{place} cannot be written: {error.strerror}", where=place)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -252,8 +256,8 @@ def load(path: Path) -> RunRecord:
     """Read one result: the file, or the run's folder.
 
     Raises:
-        NotFound: No such file.
-        Corrupt: Not a result, or one of a newer schema.
+        NotFound: The file does not exist.
+        Corrupt: The file is not a result, or has a newer schema.
     """
     file = path / "result.json" if path.is_dir() else path
     try:
@@ -274,7 +278,7 @@ class _Versioned(msgspec.Struct):
 
 
 def refuse_newer(raw: bytes, place: str) -> None:
-    """Raises Corrupt for a document of a schema above ours, msgspec's own error for one that tells none."""
+    """Raise Corrupt for a document of a newer schema, and msgspec's own error for one without a schema version."""
     version = msgspec.json.decode(raw, type=_Versioned).schema_version
     if version > SCHEMA_VERSION:
         raise Corrupt(
@@ -285,10 +289,10 @@ def refuse_newer(raw: bytes, place: str) -> None:
 
 
 def load_all(runs: Path) -> list[RunRecord]:
-    """Every run under a folder, oldest first; runs without a result (killed ones) are passed over.
+    """Read every run under a folder, oldest first. Runs without a result (killed ones) are skipped.
 
     Raises:
-        NotFound: No such folder.
+        NotFound: The folder does not exist.
     """
     if not runs.is_dir():
         raise NotFound(f"no folder of runs at {runs}", where=str(runs))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One row is one measured phase: an operation at one size and one concurrency. Every bench writes these, and reports read them.
+"""Benchmark rows: each is one measured phase, an operation at one size and one concurrency. Every benchmark writes
+rows.
 
-A folder of results holds `rows.jsonl` (one row a line), `machine.json` (provenance) and `spec.toml` (what was asked for).
-Whatever is judged (regimes, advice, ratios) is computed from the rows again each time; nothing judged is stored in them.
-Fields are only ever added; a reader ignores those that it does not know. docs/reference/results.md describes each.
+A folder of results holds `rows.jsonl` (one row per line), `machine.json` (provenance) and `spec.toml` (the request).
+Judgements (regimes, advice, ratios) are computed from the rows each time and never stored in them. Fields are only ever
+added; a reader ignores fields that it does not know. docs/reference/results.md describes each.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
 
 __all__ = ["End", "Latency", "Results", "Row", "Sample", "moves_bytes", "read_results", "write_results"]
 
-# Operations in elbencho's words, so that its CSV and our rows say the same of the same thing: a mix has its share of reads or its
-# readers in the name, `+s` and `+r` are a stat and a read beside each file, NET is its network.
+# Operations by elbencho's names, so that its CSV and our rows agree. The name of a mix contains its share of reads or
+# its readers; `+s` and `+r` are a stat and a read beside each file; NET is elbencho's network test.
 _DATA_OPERATION = re.compile(r"(?:READ|WRITE|RWMIX\d*|MIX-T\d+|NET)(?:\+[sr])*")
-# What is seen from beside: a disk under a run, a training run itself.
+# Rows observed from outside: a disk under a run, or a training run itself.
 WATCHED = frozenset({"TRACE", "TRAIN"})
-# What is no phase of one size, or is done between such; timed, and never judged.
+# Operations that are not a phase of one size, or run between phases; timed, and never judged.
 HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE"}) | WATCHED
-# By name, with the core's words for them.
+# Percentiles by name, with the core's names for them.
 _PERCENTILES = {"50": "p50_us", "90": "p90_us", "95": "p95_us", "99": "p99_us", "99.9": "p99_9_us"}
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done when a phase had run for `time_s`: at its first worker's end, or at its last one's.
+    """Work done when a phase had run for `time_s`: at its first worker's end, or at its last one's.
 
     Attributes:
-        entries: Files, objects or folders done; None where none of them was finished or counted.
+        entries: Files, objects or folders done; None where none was finished or counted.
         ios: Blocks read or written.
-        cpu: Share of the time of the processors that the measuring program may run on (its affinity) that was busy, 0 to 1.
+        cpu: Busy share, 0 to 1, of the processors that the measuring program may run on (its affinity).
     """
 
     time_s: float
@@ -62,12 +63,12 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one kind of operation, in microseconds. `percentiles` is by name: "50", "99.9".
+    """Latency of one kind of operation, in microseconds. `percentiles` is by name: "50", "99.9".
 
     Attributes:
-        count: Operations that it is of.
-        buckets: Those of the core's histogram (bucket, count), by which the latencies of several hosts become one:
-            bucket i < 128 is i ns; above, bucket i begins at (128 + i % 128) << (i // 128 - 1) ns.
+        count: Operations measured.
+        buckets: (bucket, count) of the core's histogram, from which the latencies of several hosts are merged: bucket i
+            < 128 is i ns; above, bucket i begins at (128 + i % 128) << (i // 128 - 1) ns.
     """
 
     count: int | None = None
@@ -79,7 +80,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, told: dict[str, Any] | None) -> Latency | None:
-        """From the core's JSON; None where nothing was recorded."""
+        """Latency from the core's JSON; None if nothing was recorded."""
         if not told or not told["count"]:
             return None
         percentiles = {name: told[key] for name, key in _PERCENTILES.items()}
@@ -93,7 +94,9 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def told(self) -> dict[str, Any]:
-        """As the core's JSON, to be merged with others: of percentiles only the buckets count, which `of` gave."""
+        """Latency as the core's JSON, for merging; percentiles are left out, because a merge needs only the buckets of
+        `of`.
+        """
         count, mean = self.count or 0, self.mean_us or 0.0
         return {
             "count": count,
@@ -107,12 +110,12 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval of a phase, for the time series: what was done in the seconds that end at `at_s`.
+    """One interval of a phase's time series: the rates in the seconds that end at `at_s`.
 
     Attributes:
         busy: Share of the interval in which the device had work.
-        queue: Requests that waited at the device, on average.
-        workers: That had begun by then: the ramp of connections.
+        queue: Mean number of requests that waited at the device.
+        workers: Workers that had begun by then, which shows the ramp of connections.
     """
 
     at_s: float
@@ -126,29 +129,30 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured phase. `threads` are those of one host; `files` is of one thread and folder, as elbencho counts.
+    """One measured phase. `threads` counts those of one host; `files` those of one thread and folder, as elbencho does.
 
     Attributes:
         path_type: `dir`, `file`, `blockdev` or `object`.
-        first: When the first worker was done: all were busy until then.
-        last: When the last one was.
-        entry_latency: Of a whole file or object, opening included.
-        io_latency: Of one block.
-        first_byte_latency: Of an object's first byte.
-        service_latency: Of an open loop, since the request was sent; the others count from when it was meant to be.
+        first: Work at the end of the first worker: until then all workers were busy.
+        last: Work at the end of the last worker.
+        entry_latency: Latency of a whole file or object, including open.
+        io_latency: Latency of one block.
+        first_byte_latency: Time until an object's first byte.
+        service_latency: In an open loop, latency since the request was sent; the others count from its scheduled time.
         errors_by_class: Failed requests, by class: "429", "503", "5xx", "reset", "timeout".
-        throttled_s: Worker-seconds lost to backing off.
-        bytes_refetched: Moved again after an attempt that came to nothing.
-        open_loop_per_s: Arrivals offered; None is a closed loop.
-        limits: What the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the series.
+        throttled_s: Worker-seconds spent backing off.
+        bytes_refetched: Bytes transferred again after a failed attempt.
+        open_loop_per_s: Arrival rate of an open loop; None for a closed loop.
+        limits: Limits that the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the
+            series.
         lost_s_by_cause: Worker-seconds lost, by cause.
         cpu_s: Processor seconds of the measuring program itself, on all hosts.
-        cores: Processors that each host may keep busy (its affinity and its control group's quota); where several hosts are one
-            machine, those of the machine by the number of hosts.
+        cores: Processors that each host may keep busy (its affinity and its control group's quota). If several hosts
+            share a machine, the machine's processors divided by the number of hosts.
         prices_as_of: Dates of the prices behind `usd`.
-        invalid: Why its figures are none; empty for a sound row.
-        source: Tool and version that measured it.
-        raw: Fields of an imported file that have no place here.
+        invalid: Reason why the figures are not valid; empty for a valid row.
+        source: Tool and version that measured the row.
+        raw: Fields of an imported file without a field here.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -192,19 +196,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_cpu(self) -> float | None:
-        """Share of the hosts' processors that the measuring program itself kept busy, 0 to 1; None where nobody recorded it."""
+        """Share of the hosts' processors that the measuring program kept busy, 0 to 1; None where it was not recorded."""
         if self.cpu_s is None or not self.cores or self.last.time_s <= 0:
             return None
         return min(1.0, self.cpu_s / (self.last.time_s * self.cores * max(1, self.hosts)))
 
     @property
     def workers(self) -> int:
-        """Requests that can be under way at once, on all hosts."""
+        """Requests that can be in flight at once, on all hosts."""
         return max(1, self.hosts) * max(1, self.threads) * max(1, self.io_depth)
 
 
 class Results(msgspec.Struct, frozen=True):
-    """A folder of rows, read. `provenance` is None for rows that another tool measured."""
+    """The content of a folder of rows. `provenance` is None for rows of another tool."""
 
     rows: tuple[Row, ...]
     spec: dict[str, Any] = {}
@@ -212,12 +216,12 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def moves_bytes(operation: str) -> bool:
-    """Whether an operation reads or writes what is in files or objects."""
+    """Whether an operation reads or writes the content of files or objects."""
     return _DATA_OPERATION.fullmatch(operation) is not None
 
 
 def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
-    """Points of a sweep as a table of lists, which a specification can hold; what no point has is left out."""
+    """Points of a sweep as a table of lists, as a specification stores them; a field that no point has is left out."""
     found = {name: [getattr(point, name) for point in points] for name in points[0].__struct_fields__} if points else {}
     return {
         name: [value or 0 for value in values] for name, values in found.items() if any(v is not None for v in values)
@@ -225,8 +229,8 @@ def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
 
 
 def _toml(table: dict[str, Any], name: str = "") -> str:
-    """A specification as TOML: scalars, lists of scalars and tables of these, which is all that a specification is."""
-    # JSON's strings, numbers and booleans are TOML's; None has no form there and is left out.
+    """A specification as TOML: scalars, lists of scalars and tables of these. A specification contains nothing else."""
+    # JSON's strings, numbers and booleans are valid TOML; None has no form in TOML and is left out.
     lines = [f"[{name}]"] if name else []
     lines += [
         f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}"
@@ -244,12 +248,12 @@ def _toml(table: dict[str, Any], name: str = "") -> str:
 def write_results(
     folder: Path, rows: Sequence[Row], *, spec: dict[str, Any], provenance: Provenance | None = None
 ) -> Path:
-    """Write `rows.jsonl`, `spec.toml` and, where they were measured here, `machine.json`; each whole or not at all.
+    """Write `rows.jsonl`, `spec.toml` and, for rows measured here, `machine.json`; each atomically.
 
     Rows get the hash of the specification; those of a debug build are marked INVALID.
 
     Raises:
-        Corrupt: A figure that is not finite.
+        Corrupt: A figure is not finite.
         Denied, NoSpace, SystemFault: The folder cannot be written.
     """
     mark = spec_hash(spec)
@@ -285,8 +289,8 @@ def read_results(folder: Path) -> Results:
     """Read a folder that `write_results` wrote.
 
     Raises:
-        NotFound: It holds no `rows.jsonl`.
-        Corrupt: A line that is no row, or one of a newer schema.
+        NotFound: It contains no `rows.jsonl`.
+        Corrupt: A line is not a row, or has a newer schema.
     """
     import tomllib
 
@@ -310,7 +314,7 @@ def read_results(folder: Path) -> Results:
         try:
             refuse_newer(line, f"{file}, line {number}")
             row = _row(line)
-            # Of several hosts nobody knows how many machines they were.
+            # For several hosts the number of machines is unknown.
             if row.hosts == 1 and row.cores is None and row.cpu_s is not None and origin is not None:
                 row = msgspec.structs.replace(row, cores=origin.machine.cores)
             rows.append(row)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is there a difference? A test that may be looked at after every block, and holds its error rate all the same.
+"""Sequential test for a difference: its error rate holds although it is evaluated after every block.
 
-Each block gives one number: the mean logarithm of B's runs less that of A's. Under no difference these are symmetric about 0.
-The evidence is a Bayes factor for "the mean is not 0" with the scale unknown (right Haar prior), averaged over three widths of
-the effect; it is a non-negative martingale under no difference, so that it exceeds 1/alpha at *any* look with probability of at
-most alpha (Ville; exact for Gaussian blocks, on the safe side for heavier tails, see tests). Pure: no clock, no process.
+Each block gives one number: the mean logarithm of B's runs less that of A's. Without a difference these are symmetric
+about 0. The evidence is a Bayes factor for "the mean is not 0" with the scale unknown (right Haar prior), averaged over
+three widths of the effect. Without a difference it is a non-negative martingale, so it exceeds 1/alpha at *any* look
+with a probability of at most alpha (Ville; exact for Gaussian blocks, conservative for heavier tails, see tests). Pure:
+no clock and no process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interval", "always_valid", "bootstrap", "evidence"]
 
-# Variances of the effect, in units of a block's own: small effects are found late, large ones within a few blocks.
+# Variances of the effect, in units of a block's variance: small effects are found late, large ones within a few blocks.
 _WIDTHS = (0.1, 1.0, 16.0)
 _HALVINGS = 80
 
@@ -41,7 +42,7 @@ def _factor(n: int, t_squared: float) -> float:
     total = 0.0
     for width in _WIDTHS:
         wide = 1 + n * width
-        # In logarithms: t may be as large as a machine without noise makes it.
+        # In logarithms, because t may be as large as a machine without noise makes it.
         if math.isinf(t_squared):
             gained = (free + 1) / 2 * math.log(wide)
         else:
@@ -51,7 +52,7 @@ def _factor(n: int, t_squared: float) -> float:
 
 
 def evidence(blocks: Sequence[float], mean: float = 0.0) -> float:
-    """How many times likelier the blocks are under some other mean than under this one; 1 before two blocks are there."""
+    """How many times likelier the blocks are under another mean than under this one; 1 for fewer than two blocks."""
     n = len(blocks)
     if n < 2:
         return 1.0
@@ -63,7 +64,7 @@ def evidence(blocks: Sequence[float], mean: float = 0.0) -> float:
 
 
 def always_valid(blocks: Sequence[float], alpha: float) -> Interval:
-    """The means that the evidence does not speak against: holds the true one at every look at once, with 1 - alpha."""
+    """Confidence interval of the mean that contains the true one at every look at once, with probability 1 - alpha."""
     n = len(blocks)
     if n < 2 or _factor(n, math.inf) < 1 / alpha:
         return Interval(-math.inf, math.inf)
@@ -80,7 +81,7 @@ def always_valid(blocks: Sequence[float], alpha: float) -> Interval:
 
 
 def bootstrap(blocks: Sequence[float], alpha: float, *, seed: int, resamples: int = 2000) -> Interval:
-    """Percentile interval of the mean, for a number of blocks that was fixed beforehand: no ground to stop on."""
+    """Percentile interval of the mean, for a number of blocks fixed beforehand: not valid as a reason to stop."""
     draw = random.Random(seed)
     means = sorted(math.fsum(draw.choices(blocks, k=len(blocks))) / len(blocks) for _ in range(resamples))
     cut = int(alpha / 2 * resamples)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How busy accelerators were, by the formula that storage benchmarks publish, and in the words that DLIO writes.
+"""Accelerator utilisation (AU), by the formula of published storage benchmarks and with DLIO's names.
 
 Pure arithmetic over a run's `epoch_times`. The first step of an epoch is left out: it waits for the loader to start.
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["MOST_OVERHEAD", "epoch_utilisation", "summary", "utilisation"]
 
 MOST_OVERHEAD = 0.01
-"""Of a step: a harness that costs more says more of itself than of the storage, and its verdict is refused."""
+"""Maximum share of a step: above it, the harness itself distorts the measurement, and its verdict is refused."""
 
 _MIB = 1 << 20  # DLIO's "MB"
 
 
 def epoch_utilisation(time: Mapping[str, Any]) -> float:
-    """Of one epoch of one rank, 0 to 1: computing over the wall, both without the first step."""
+    """Utilisation of one epoch on one rank, 0 to 1: compute time over wall time, both without the first step."""
     span = time["wall_s"] - time["first_s"]
     return (time["compute_s"] - time["first_compute_s"]) / span if span > 0 else 0.0
 
@@ -48,16 +48,17 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def utilisation(times: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of each epoch, the mean over ranks, 0 to 1."""
+    """Utilisation of each epoch, 0 to 1: the mean over ranks."""
     return [_mean([epoch_utilisation(time) for time in ranks]) for ranks in _by_epoch(times)]
 
 
 def summary(record: RunRecord, *, au_required: float, record_bytes: float) -> dict[str, Any]:
-    """What DLIO's `summary.json` says of such a run, under its keys.
+    """Content of DLIO's `summary.json` for a run, under DLIO's keys.
 
     Args:
         au_required: Utilisation that passes, 0 to 1.
-        record_bytes: Of a sample, nominal: DLIO multiplies by it and counts nothing. Its "MB" is 2^20 bytes.
+        record_bytes: Nominal bytes of a sample: DLIO computes throughput from it and does not count bytes. Its "MB" is
+            2^20.
     """
     busy = [100 * value for value in utilisation(record.epoch_times)]
     rates = [

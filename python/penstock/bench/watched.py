@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was seen from beside a run, as rows: the series of a disk under it, and where a training run's own time went.
+"""Observations of a run as rows: the time series of a disk under it, and the time split of a training run.
 
-Reads what `penstock bench disk-trace` and `penstock train` wrote. Neither is a phase: nobody counted operations of one size,
-so that their rows are drawn and never judged by the fit. `raw["limit"]` is what each said of itself.
+Reads the output of `penstock bench disk-trace` and `penstock train`. Neither is a phase of counted operations of one
+size, so the rows are drawn and never judged by the fit. `raw["limit"]` is the limit that the source itself reports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.errors import Corrupt
 
 __all__ = ["is_run", "is_trace", "parse_run", "parse_trace"]
 
-# Of a feed's seconds, those that are sums over the classes and none of them.
+# Totals over the time classes, not classes of their own.
 _SUMS = ("wall_s", "wait_s")
 _HITS = {
     "throughput": "bound by its bytes a second",
@@ -58,15 +58,15 @@ class _Document(msgspec.Struct):
 
 
 def is_trace(text: str) -> bool:
-    """Whether a text is a document of traces."""
+    """Whether a text is a trace document."""
     return text.lstrip().startswith("{") and '"traces"' in text[:200]
 
 
 def parse_trace(text: str, place: str) -> list[Row]:
-    """A row a device.
+    """One row per device.
 
     Raises:
-        Corrupt: No such document, or one of a newer schema.
+        Corrupt: The text is not a trace document, or has a newer schema.
     """
     raw = text.encode()
     try:
@@ -109,10 +109,10 @@ def is_run(text: str) -> bool:
 
 
 def parse_run(text: str, place: str) -> list[Row]:
-    """One row: what the run moved, and where the time of the rank that waited longest went.
+    """One row: the bytes that the run moved, and the time split of the rank that waited longest.
 
     Raises:
-        Corrupt: No such record, or one of a newer schema.
+        Corrupt: The text is not a run record, or has a newer schema.
     """
     raw = text.encode()
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One bench on many hosts at once: phases begin together at an agreed moment, and their rows become one.
+"""One benchmark on many hosts at once: phases begin together at an agreed moment, and the hosts' rows are merged.
 
-`fleet` starts an `agent` on every node through a launcher and hears what comes of it. The agents meet on the first node:
-its `leader` compares their clocks, lets phases begin and merges rows; each agent's own end of that is a `member`.
+`fleet` starts an `agent` on every node through a launcher and collects the results. The agents connect to the first
+node. Its `leader` compares their clocks, starts phases and merges rows; `member` is each agent's end of that
+connection.
 """
 
 from penstock.bench.hosts.fleet import Fleet

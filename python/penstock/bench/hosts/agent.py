@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bench's half on one host: `python -m penstock.bench.hosts.agent RANK`, with `Orders` as JSON on stdin.
+"""Agent of a benchmark on one host: `python -m penstock.bench.hosts.agent RANK`, with `Orders` as JSON on stdin.
 
-Started on every node by `fleet`. Rank 0 leads besides, and writes what is to be heard on stdout, a JSON line each.
+`fleet` starts it on every node. Rank 0 also leads, and writes messages for the user's machine on stdout, one JSON line
+each.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# Odd and large, so that no two hosts make the same content or the same orders.
+# Odd and large, so that no two hosts generate the same content or the same access order.
 _APART = 0x9E37_79B9_7F4A_7C15
 
 
 def main() -> int:
-    """Does what stdin orders."""
+    """Carry out the orders on stdin."""
     signal.signal(signal.SIGTERM, _terminated)
     rank = int(sys.argv[1])
     orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
-    # What this host has made is removed as after any error; a second one does not interrupt that.
+    # Data made on this host is removed as after any error; a second signal does not interrupt the removal.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated("terminated")
 
@@ -117,11 +118,11 @@ def _measure(orders: Orders, rank: int, member: Member) -> None:
         member.done()
     finally:
         if is_made:
-            remove_empty_folder(path)  # unless other hosts' folders are there still
+            remove_empty_folder(path)  # unless folders of other hosts are still there
 
 
 def _made(path: Path) -> bool:
-    """Makes a folder; False where another host, or anybody before, has made it."""
+    """Create a folder; False if it existed already."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
@@ -137,7 +138,7 @@ def _place(work: Storage, node: str) -> Path:
 
 
 def _sweep(orders: Orders) -> None:
-    """Of all ranks: on a file system that hosts share, one that lives cleans up after one that does not."""
+    """Remove the folders of all ranks: on a shared file system, a host that survives cleans up for one that does not."""
     work = orders.work
     for rank, node in enumerate(orders.nodes):
         if isinstance(work, Storage):

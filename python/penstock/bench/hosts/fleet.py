@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One bench on all nodes of a cluster, from the machine that its user sits at."""
+"""One benchmark on all nodes of a cluster, controlled from the user's machine."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = ["Fleet"]
 
 _PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _SWEEP_S = 60.0
-# Beyond the first: with more hosts than this, folders' numbers would not sort.
+# With more hosts than this, the numbers in folder names would not sort.
 _MOST_HOSTS = 10_000
 
 
 class Fleet:
-    """A cluster's nodes as hosts of one bench. What it makes on them is gone afterwards, also after an error."""
+    """A cluster's nodes as hosts of one benchmark. All data made on them is removed at the end, also after an error."""
 
     def __init__(self, cluster: Cluster, *, python: str = "", max_skew_s: float = 1.0, deadline_s: float) -> None:
-        """`python` is the interpreter that has Penstock on the nodes; else this one's path.
+        """`python` is the interpreter on the nodes that has Penstock; by default the path of this one.
 
         Raises:
-            ConfigError: Bounds or nodes that cannot be.
+            ConfigError: `max_skew_s` is not positive, or the cluster has too many nodes.
         """
         if max_skew_s <= 0:
             raise ConfigError(f"max-skew: {max_skew_s:g} s: no two clocks are the same", where="--max-skew")
@@ -53,14 +53,14 @@ class Fleet:
         self._max_skew_s = max_skew_s
         self._deadline_s = deadline_s
         self.clock_skew_s = 0.0
-        """The largest difference to the first node's clock; starts are corrected by it."""
+        """Largest clock difference to the first node; starts are corrected by it."""
 
     def run(self, work: Storage | Objects, hooks: Hooks) -> tuple[list[Row], Provenance]:
-        """Measures on all nodes at once; the rows of all as one each, and the first node's provenance.
+        """Measure on all nodes at once; return the merged rows and the first node's provenance.
 
         Raises:
-            PenstockError: The first trouble that a node had, by its name; all others have ended by then, and what was
-                made is gone, or a note says where it may be left.
+            PenstockError: The first failure of a node, with the node's name. All other nodes have ended by then, and
+                all data is removed, or a note lists where some may remain.
         """
         orders = self._orders(work)
         heard = _Heard(hooks)
@@ -102,7 +102,9 @@ class Fleet:
         )
 
     def _sweep(self, orders: Orders, exits: Sequence[Exit]) -> list[str]:
-        """What hosts left that could not clean up after themselves is removed by those that answer; where none did, in words."""
+        """Let the nodes that answer remove data that other hosts left; return a message for each node where nothing
+        could be removed.
+        """
         swept: list[Exit] = []
         with suppress(PenstockError):
             swept = self._launch(orders, verb="sweep")
@@ -113,7 +115,7 @@ class Fleet:
 
 
 class _Heard:
-    """What the leader has said so far."""
+    """Messages received from the leader so far."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -125,7 +127,7 @@ class _Heard:
         self.clock_skew_s = 0.0
 
     def line(self, _node: str, rank: int, stream: str, line: bytes) -> None:
-        """A line of any host; only the leader's own are messages."""
+        """Process an output line of any host; only the leader's lines are messages."""
         if rank != 0 or stream != "out" or not line.startswith(b"{"):
             return
         message: dict[str, Any] = json.loads(line)
@@ -147,7 +149,7 @@ class _Heard:
 
 
 def _trouble(exits: Sequence[Exit]) -> PenstockError:
-    """The error behind exits of which the leader could not tell."""
+    """The error that explains exits which the leader could not report."""
     try:
         raise_for_failures(exits, f"bench on {len(exits)} hosts")
     except PenstockError as error:

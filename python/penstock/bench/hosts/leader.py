@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first host's other half: it compares the clocks of all hosts, lets each phase begin on all, and merges their rows.
+"""Leader of a benchmark on many hosts: compares their clocks, starts each phase on all of them, and merges their rows.
 
-Owns the end of a bench that cannot go on: one host's trouble, or its silence, is told once and calls all others off.
+Owns the end of a benchmark that cannot continue: it reports one host's failure or silence once, and calls off all
+others.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
 __all__ = ["Leader"]
 
 _JOIN_S = 60.0
-# Questions for a host's time; the quickest answer says most.
+# Clock requests per host; the one with the shortest round trip is the most exact.
 _ASKED = 16
-# From the word to begin until the moment itself: the word must be everywhere by then.
+# Delay between the start message and the start itself: the message must reach every host first.
 _LEAD_S = 0.25
 
 
 class Leader:
-    """One bench. `say` is given everything that the user's machine is to hear, as plain values."""
+    """One benchmark. `say` is called with every message for the user's machine, as plain values."""
 
     def __init__(self, orders: Orders, say: Callable[[dict[str, Any]], None]) -> None:
-        """Listens.
+        """Start to listen.
 
         Raises:
-            SystemFault: Another program has the port.
+            SystemFault: Another program uses the port.
         """
         self._orders = orders
         self._say = say
@@ -59,7 +60,7 @@ class Leader:
         self._thread.start()
 
     def close(self) -> None:
-        """Waits until all has been said."""
+        """Wait until all messages are sent."""
         self._thread.join(_JOIN_S)
         self._listener.close()
 
@@ -68,7 +69,7 @@ class Leader:
             self._join()
             self._phases()
             self._say({"done": True})
-        except Exception as error:  # told: nobody looks at this thread's end
+        except Exception as error:  # reported below: an exception would be lost at this thread's end
             self._say(fault(error))
             for wire in self._members.values():
                 with suppress(OSError):
@@ -96,7 +97,7 @@ class Leader:
             self._welcome(Wire(connection))
         for rank, wire in self._members.items():
             wire.limit(None)
-            with suppress(OSError):  # its silence is heard in its turn
+            with suppress(OSError):  # a silent host is detected at its turn
                 wire.send({"joined": True})
             threading.Thread(target=self._hear, args=(rank, wire), name=f"penstock-leader-{rank}", daemon=True).start()
         self._say({"joined": wanted, "clock_skew_s": max(abs(offset) for offset in self._offsets.values())})
@@ -110,7 +111,7 @@ class Leader:
         rank = hello.get("rank")
         is_ours = hmac.compare_digest(str(hello.get("token", "")), self._orders.token)
         if not is_ours or not isinstance(rank, int) or not 0 <= rank < len(self._orders.nodes):
-            wire.close()  # a stranger is no reason to end
+            wire.close()  # an unknown connection must not end the benchmark
             return
         if rank in self._members:
             raise ConfigError(f"{self._name(rank)} has joined twice")
@@ -130,7 +131,7 @@ class Leader:
         self._offsets[rank] = offset
 
     def _clock(self, rank: int, wire: Wire) -> tuple[float, float]:
-        """A host's clock against ours, and how far off that may be, in seconds."""
+        """Offset of a host's clock from ours, and its uncertainty, in seconds."""
         best, found = float("inf"), 0.0
         for _ in range(_ASKED):
             asked = time.time()
@@ -203,11 +204,11 @@ class Leader:
     def _begin(self) -> None:
         moment = time.time() + _LEAD_S
         for rank, wire in self._members.items():
-            with suppress(OSError):  # its silence is heard in its turn
+            with suppress(OSError):  # a silent host is detected at its turn
                 wire.send({"start": moment + self._offsets[rank]})
 
     def _flush(self) -> None:
-        """Rows of the phases that are over, each merged over all hosts, in the order of the first host that has them."""
+        """Send the rows of finished phases, each merged over all hosts, in the order of the first host that has them."""
         for of in sorted(self._rows):
             found: dict[tuple[str, str], list[Row]] = {}
             for each in self._rows[of]:

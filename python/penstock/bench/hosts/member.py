@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host's end of a bench on many: it joins the leader, begins phases when told to, and hands over its rows."""
+"""One host's end of a benchmark on many: joins the leader, begins phases at its signal, and sends its rows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _TELL_S = 0.5
 
 
 class Member:
-    """Its methods are the hooks of a bench (`penstock.bench.phases.Hooks`)."""
+    """Client of the leader; its methods are the hooks of a benchmark (`penstock.bench.phases.Hooks`)."""
 
     def __init__(self, orders: Orders, rank: int) -> None:
-        """Joins.
+        """Join the leader.
 
         Raises:
             Unreachable: The leader does not answer.
@@ -54,7 +54,7 @@ class Member:
         threading.Thread(target=self._hear, name="penstock-member", daemon=True).start()
 
     def _clock(self) -> None:
-        """Answers the leader's questions for the time until it is through."""
+        """Answer the leader's clock requests until it is done."""
         while True:
             try:
                 message = self._wire.receive()
@@ -89,12 +89,12 @@ class Member:
                     return
 
     def check(self) -> None:
-        """Raises RankFailed where the leader has called the bench off."""
+        """Raise RankFailed if the leader has called the benchmark off."""
         if self._aborted is not None:
             raise RankFailed(self._aborted)
 
     def start(self, phase: str) -> float:
-        """Waits until all hosts are ready; the agreed moment, by this host's clock."""
+        """Wait until all hosts are ready; return the agreed start, by this host's clock."""
         self.check()
         self._phase += 1
         self._wire.send({"ready": self._phase, "phase": phase})
@@ -104,7 +104,7 @@ class Member:
         return moment
 
     def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
-        """Tells how far this host is, now and then."""
+        """Report this host's progress from time to time."""
         self.check()
         now = time.monotonic()
         if now - self._told_at >= _TELL_S:
@@ -112,38 +112,38 @@ class Member:
             self._wire.send({"look": [phase, workers, list(done)]})
 
     def told(self, row: Row) -> None:
-        """Hands a row over."""
+        """Send a row to the leader."""
         self.check()
         if self._machine:
             row = msgspec.structs.replace(row, raw={**row.raw, "boot_id": self._machine, "affinity": _affinity()})
         self._wire.send({"row": msgspec.to_builtins(row), "of": self._phase})
 
     def done(self) -> None:
-        """Nothing is left to do, and nothing was left behind. Returns when that is so on all hosts."""
+        """Report that this host has finished and cleaned up. Returns when all hosts have."""
         with suppress(OSError):
             self._wire.send({"done": True})
             self._is_over.wait()
 
     def failed(self, error: Exception) -> None:
-        """Tells the leader why this host cannot go on, where it still listens."""
+        """Report to the leader why this host cannot continue, if the leader still listens."""
         if self._aborted is None:
             with suppress(OSError):
                 self._wire.send(fault(error))
 
     def close(self) -> None:
-        """Leaves."""
+        """Close the connection."""
         self._wire.close()
 
 
 def _machine() -> str:
-    """Which machine this host is on, where several may be one; empty where the kernel does not say."""
+    """Identity of this host's machine, since several hosts may share one; empty if the kernel does not report it."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def _affinity() -> str:
-    """Numbers of the processors that this host may run on, with commas."""
+    """Numbers of the processors that this host may use, separated by commas."""
     return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that several hosts measured of one phase, as one row: sums of what was done, on the clock that they share."""
+"""Merges the rows of one phase from several hosts into one row: sums, on the hosts' common clock."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["merge"]
 
-# The least that may be said of several caches comes first.
+# From the weakest cache state to the strongest: the first one that occurs is that of the merged row.
 _CACHES = ("warm", "unknown", "bypassed", "cold")
-# Of a host's own row, what says nothing of all.
+# Fields of a host's row that do not describe all hosts together.
 _OF_ONE_HOST = ("start_late_s", "steady_bytes_per_s", "boot_id", "affinity")
 
 
 def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
-    """One row of several hosts' rows of the same phase.
+    """Merge the rows of several hosts for the same phase.
 
     Args:
-        began_s: When each began, against the moment that all had agreed on and by one clock.
+        began_s: Start of each host relative to the agreed moment, by one clock.
     Returns:
-        A row whose ends count from the first host's start: `first` is the first worker's end on any host, with what all
-        hosts had done by then (as even as each worked until its own first end), `last` the last one's. Latencies are
-        percentiles of all hosts' values together.
+        A row whose ends count from the first host's start. `first` is the end of the first worker on any host, with the
+        work of all hosts until then (each host's rate is taken as constant until its own first end). `last` is the end
+        of the last worker. Latencies are percentiles over the values of all hosts.
     """
     start = min(began_s)
     delays = [began - start for began in began_s]
@@ -76,7 +76,9 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _cores(rows: Sequence[Row]) -> float | None:
-    """Processors for each host: those of the machines that the hosts are on, of which one may be several; None where not all tell."""
+    """Processors per host: the processors of the distinct machines over the number of hosts; None if a host did not
+    report them.
+    """
     machines: dict[str, list[Row]] = {}
     for row in rows:
         if not row.cores or not (machine := row.raw.get("boot_id")):
@@ -106,7 +108,7 @@ def _latency(found: Iterable[Latency | None]) -> Latency | None:
 
 
 def _between(knots: Sequence[tuple[float, float]], moment: float) -> float:
-    """The value of a curve that rises from knot to knot, and stays at its last."""
+    """Interpolated value of a curve that rises from knot to knot and is constant after the last."""
     at = bisect_left(knots, moment, key=lambda knot: knot[0])
     if at == 0:
         return knots[0][1]
@@ -133,7 +135,7 @@ def _end(rows: Sequence[Row], delays: Sequence[float], moment: float) -> End:
 
 
 def _series(rows: Sequence[Row], delays: Sequence[float]) -> tuple[Sample, ...]:
-    """On the grid of the host that worked longest."""
+    """Merged time series, on the grid of the host that worked longest."""
     longest = max(range(len(rows)), key=lambda at: (len(rows[at].series), rows[at].last.time_s))
     grid = [0.0, *(delays[longest] + sample.at_s for sample in rows[longest].series)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every agent is told, on its stdin, and what the first one tells: plain values both ways."""
+"""Orders: the message that every agent gets on its stdin, as plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Objects", "Orders", "Storage", "folder_of"]
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
-    """A bench of a path; `{node}` in it is the node's name."""
+    """Benchmark of a path; `{node}` in the path is replaced by the node's name."""
 
     path: str
     bench: StorageBench
@@ -22,7 +22,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
 
 
 class Objects(msgspec.Struct, frozen=True, kw_only=True, tag="objects"):
-    """A bench of a store."""
+    """Benchmark of an object store."""
 
     url: str
     bench: ObjectBench
@@ -30,15 +30,15 @@ class Objects(msgspec.Struct, frozen=True, kw_only=True, tag="objects"):
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch.
+    """Orders of one launch.
 
     Attributes:
         verb: `run`, or `sweep`: remove what hosts of the same session may have left.
-        session: Names what this bench makes, so that nothing else is ever swept.
-        token: By which hosts of this bench know one another.
-        nodes: Names, by rank.
-        address, port: Where the first of them listens.
-        max_skew_s: Clocks further apart are refused.
+        session: Name in everything that this benchmark creates; a sweep removes nothing else.
+        token: Secret by which the hosts of this benchmark recognise each other.
+        nodes: Node names, by rank.
+        address, port: Where the leader listens, on the first node.
+        max_skew_s: Larger clock differences are refused.
     """
 
     verb: Literal["run", "sweep"]
@@ -52,5 +52,5 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folder_of(orders: Orders, rank: int) -> str:
-    """Name of the folder that a host works in: of its number for files, which are found again by a later run."""
+    """Name of a host's folder. For files it contains only the host's number, so that a later run finds them again."""
     return f"host-{rank:04}" if isinstance(orders.work, Storage) else f"penstock-bench-{orders.session}-{rank:04}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON lines between an agent and the leader, over one connection. Knows no message but that of a fault."""
+"""JSON lines between an agent and the leader, over one connection. Interprets only fault messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.errors import Bug, Corrupt, PenstockError
 
 __all__ = ["Wire", "fault"]
 
-# A row with its histograms and its series is some hundred kilobytes.
+# A row with its histograms and series is a few hundred kilobytes.
 _MOST_BYTES = 64 << 20
-# A host that is gone without a word is missed after so long: idle + interval x probes.
+# A host that disappears silently is detected after this time: idle + interval x probes.
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 
 
 def fault(error: Exception) -> dict[str, Any]:
-    """An error as a message; one that nobody foresaw is ours to mend."""
+    """An error as a message; an unforeseen exception is reported as a bug of Penstock."""
     if not isinstance(error, PenstockError):
         error = Bug(f"{type(error).__name__}: {error}")
     return {"fault": error.code, "text": str(error), "hint": error.hint}
@@ -41,25 +41,25 @@ class Wire:
         self._turn = threading.Lock()
 
     def limit(self, seconds: float | None) -> None:
-        """How long `receive` waits; None is for ever."""
+        """Timeout of `receive` in seconds; None waits without limit."""
         self._connection.settimeout(seconds)
 
     def send(self, message: dict[str, Any]) -> None:
-        """One message.
+        """Send one message.
 
         Raises:
-            OSError: The other end is gone.
+            OSError: The other end has closed.
         """
         line = json.dumps(message).encode() + b"\n"
         with self._turn:
             self._connection.sendall(line)
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None at the connection's end.
+        """Return the next message; None at the end of the connection.
 
         Raises:
-            Corrupt: What came is no message.
-            OSError: The connection broke, or the limit has passed.
+            Corrupt: The line is not a message.
+            OSError: The connection broke, or the timeout has passed.
         """
         line = self._lines.readline(_MOST_BYTES)
         if not line.endswith(b"\n"):
@@ -73,7 +73,7 @@ class Wire:
         return message
 
     def close(self) -> None:
-        """Ends it for both; safe twice."""
+        """End the connection for both sides; safe to call twice."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks, pools and anything else with a path: points of a sweep, phases of a point, a row of each phase."""
+"""Benchmark of disks, pools and other paths: points of a sweep, phases of a point, one row per phase."""
 
 from penstock.bench.storage.run import run
 from penstock.bench.storage.spec import PHASES, Point, StorageBench

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA device by its driver (libcuda) and cuFile (libcufile), through ctypes: memory there, pinned memory here, copies.
+"""CUDA device through its driver (libcuda) and cuFile (libcufile), by ctypes: GPU memory, pinned host memory, copies.
 
-Owns no phase and no file. Each thread that calls has made the device current by `enter`.
+Owns no phase and no file. Each calling thread must make the device current with `enter`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def _library(name: str, what: str, hint: str) -> ctypes.CDLL:
 
 
 class Device:
-    """One GPU, whose primary context is shared with whatever else this process does on it."""
+    """One GPU, whose primary context is shared with everything else that this process does on it."""
 
     def __init__(self, number: int) -> None:
-        """Opens the driver.
+        """Open the driver.
 
         Raises:
-            Unsupported: There is no driver, or no GPU of that number.
+            Unsupported: The driver or the GPU of that number is missing.
         """
         self._cuda = _library("libcuda.so.1", "no CUDA driver is here", _HINT)
         count = ctypes.c_int()
@@ -60,39 +60,39 @@ class Device:
             raise SystemFault(f"--gpu: {name}: {(text.value or b'error %d' % code).decode(errors='replace')}")
 
     def enter(self) -> None:
-        """Makes the device current for the calling thread."""
+        """Make the device current for the calling thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def pinned(self, size: int) -> ctypes.c_void_p:
-        """Memory of this host that the GPU reads by itself; page-aligned, to be given back by `unpin`."""
+        """Host memory that the GPU reads by itself; page-aligned. Release it with `unpin`."""
         found = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(size), 0)
         return found
 
     def unpin(self, memory: ctypes.c_void_p) -> None:
-        """Gives it back."""
+        """Release pinned memory."""
         self._call("cuMemFreeHost", memory)
 
     def memory(self, size: int) -> ctypes.c_uint64:
-        """Memory of the GPU, to be given back by `free`."""
+        """Memory of the GPU. Release it with `free`."""
         found = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(found), ctypes.c_size_t(size))
         return found
 
     def free(self, memory: ctypes.c_uint64) -> None:
-        """Gives it back."""
+        """Release GPU memory."""
         self._call("cuMemFree_v2", memory)
 
     def to_device(self, there: ctypes.c_uint64, here: ctypes.c_void_p, size: int) -> None:
-        """Copies; returns when the bytes are there."""
+        """Copy to the GPU; returns when the bytes have arrived."""
         self._call("cuMemcpyHtoD_v2", there, here, ctypes.c_size_t(size))
 
     def from_device(self, here: ctypes.c_void_p, there: ctypes.c_uint64, size: int) -> None:
-        """Copies; returns when the bytes are here."""
+        """Copy from the GPU; returns when the bytes have arrived."""
         self._call("cuMemcpyDtoH_v2", here, there, ctypes.c_size_t(size))
 
     def close(self) -> None:
-        """Lets the device go; safe twice."""
+        """Release the device; safe to call twice."""
         if not self._is_held:
             return
         self._is_held = False
@@ -112,13 +112,15 @@ class _Handle(ctypes.Structure):
 
 
 class CuFile:
-    """Reads and writes between files and the GPU's memory, without this host's memory where drivers and file system allow."""
+    """Reads and writes between files and the GPU's memory, bypassing host memory where drivers and file system allow
+    it.
+    """
 
     def __init__(self) -> None:
-        """Opens its driver.
+        """Open cuFile's driver.
 
         Raises:
-            Unsupported: There is none.
+            Unsupported: cuFile is missing.
         """
         self._cufile = _library("libcufile.so.0", "no cuFile is here", "measure with --gpu alone: by pinned memory")
         for name in ("cuFileDriverOpen", "cuFileHandleRegister"):
@@ -131,10 +133,10 @@ class CuFile:
             raise Unsupported(f"cuFile's driver does not open (error {status.code})", where="--cufile")
 
     def register(self, fd: int, place: str) -> ctypes.c_void_p:
-        """A handle of an open file, to be given back by `release`.
+        """Register an open file; release the handle with `release`.
 
         Raises:
-            Unsupported: The file system is none that cuFile takes.
+            Unsupported: cuFile does not support the file system.
         """
         handle = ctypes.c_void_p()
         asked = _Handle(1, fd, None)
@@ -143,15 +145,15 @@ class CuFile:
         return handle
 
     def release(self, handle: ctypes.c_void_p) -> None:
-        """Gives it back."""
+        """Release a handle."""
         self._cufile.cuFileHandleDeregister(handle)
 
     def read(self, handle: ctypes.c_void_p, there: ctypes.c_uint64, size: int, offset: int, place: str) -> None:
-        """A block into the GPU's memory."""
+        """Read a block into the GPU's memory."""
         self._whole(self._cufile.cuFileRead(handle, there.value, size, offset, 0), size, offset, place)
 
     def write(self, handle: ctypes.c_void_p, there: ctypes.c_uint64, size: int, offset: int, place: str) -> None:
-        """A block from the GPU's memory."""
+        """Write a block from the GPU's memory."""
         self._whole(self._cufile.cuFileWrite(handle, there.value, size, offset, 0), size, offset, place)
 
     @staticmethod

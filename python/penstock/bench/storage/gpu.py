@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write phases whose bytes end, or begin, in a GPU's memory: by pinned memory and a copy, or by cuFile.
+"""Read and write phases between storage and a GPU's memory: through pinned memory and a copy, or by cuFile.
 
-Fulfils `penstock.bench.phases.Phase` with the core's own words in its report. One block a thread; no open loop and no
-check of content, which `spec` refuses. Other phases touch no byte and are the core's.
+Implements `penstock.bench.phases.Phase`, with the core's field names in its report. One block per thread; `spec`
+refuses an open loop and a check of content. The core runs the other phases, which move no bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINEAR = 128
 
 
 class _Latencies:
-    """A histogram in the core's buckets, so that all merge alike."""
+    """Histogram with the core's buckets, so that all histograms can be merged."""
 
     def __init__(self) -> None:
         self.buckets: dict[int, int] = {}
@@ -56,7 +56,7 @@ class _Latencies:
 
 
 class _Worker(threading.Thread):
-    """One thread's blocks, one after the other."""
+    """One thread, which reads or writes its blocks one after the other."""
 
     def __init__(self, phase: GpuPhase, number: int) -> None:
         super().__init__(name=f"penstock-gpu-{number}", daemon=True)
@@ -78,13 +78,13 @@ class _Worker(threading.Thread):
         except PenstockError as error:
             self.fault = error
         except threading.BrokenBarrierError:
-            pass  # another has told why
+            pass  # another worker has reported the reason
         except OSError as error:
             self.fault = SystemFault(f"{error.filename or phase.spec['path']}: {error.strerror}")
-        except Exception as error:  # told by `wait`, in the thread that asks
+        except Exception as error:  # `wait` raises it, in the thread of its caller
             self.fault = Bug(f"{type(error).__name__}: {error}")
         if self.fault:
-            # One fault ends the phase for all, also for those that wait for its beginning.
+            # One failure ends the phase for all workers, also for those that wait for its start.
             phase.stop.set()
             phase.gate.abort()
         self.ended_at = time.perf_counter()
@@ -104,7 +104,7 @@ class _Worker(threading.Thread):
         device.to_device(self._there, self._here, size)
 
     def _round(self) -> bool:
-        """All files of this thread, or its share of the one that all use; False where a limit ended it."""
+        """All files of this thread, or its share of the common file; False if a limit ended it."""
         for path, offsets, is_new in self._files():
             began = time.perf_counter_ns()
             flags = os.O_RDONLY if self._phase.name == "read" else os.O_WRONLY | (os.O_CREAT if is_new else 0)
@@ -167,7 +167,7 @@ class _Worker(threading.Thread):
             return
         if not is_read:
             device.from_device(self._here, self._there, size)
-            # No two blocks alike: what a disk dedupes would else be written once.
+            # Every block is different, so that a deduplicating disk cannot write it once.
             self._view[:8] = (self.ios << 24 | self._number).to_bytes(8, "little")
         done = 0
         while done < size:
@@ -181,10 +181,10 @@ class _Worker(threading.Thread):
 
 
 def probe(gpu: int, *, uses_cufile: bool) -> None:
-    """Opens what a phase will need, before anything is made.
+    """Check that a phase can run, before any file is created.
 
     Raises:
-        Unsupported: No such GPU, or no cuFile.
+        Unsupported: The GPU or cuFile is missing.
     """
     Device(gpu).close()
     if uses_cufile:
@@ -192,13 +192,13 @@ def probe(gpu: int, *, uses_cufile: bool) -> None:
 
 
 class GpuPhase:
-    """A phase that runs from its making on."""
+    """A phase; it runs from construction on."""
 
     def __init__(self, spec: dict[str, Any], name: str, *, gpu: int, uses_cufile: bool) -> None:
-        """Opens the device, then begins.
+        """Open the device, then begin.
 
         Raises:
-            Unsupported: No such GPU, or no cuFile.
+            Unsupported: The GPU or cuFile is missing.
         """
         self.spec, self.name = spec, name
         self.device = Device(gpu)
@@ -219,17 +219,17 @@ class GpuPhase:
         self._started_s, self.began_at = time.time(), time.perf_counter()
 
     def ended(self, worker: _Worker) -> None:
-        """A worker has nothing left to do."""
+        """Called when a worker has finished its work."""
         with self._turn:
             self._first = self._first or (worker.ended_at, self.progress())
 
     def progress(self) -> tuple[int, int, int]:
-        """Entries, reads or writes, and bytes that are done."""
+        """Counts of finished entries, reads or writes, and bytes."""
         workers = self._workers
         return sum(w.entries for w in workers), sum(w.ios for w in workers), sum(w.moved for w in workers)
 
     def cancel(self) -> None:
-        """Ends it soon."""
+        """Ask the workers to stop."""
         self._is_cancelled = True
         self.stop.set()
         self.gate.abort()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder that a bench works in: ours from beginning to end, or refused.
+"""Work folder of a benchmark: created or empty at the start, else refused.
 
-Owns what is made and deleted there. A folder that holds anything of another's is left as it is, and so is a tree that an
-earlier run left: the marker says whose a folder is, and only what lies beside it under our names is ever deleted.
+Owns everything that is created and deleted there. A folder with entries of others is left as it is, and so is a tree of
+an earlier run. The marker file records the run that owns a folder; only entries beside it with our names are ever
+deleted.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ __all__ = ["HOST", "Ground", "entries_of", "sweep"]
 _MARKER = ".penstock-bench.json"
 _TREE = re.compile(r"tree-[0-9]+x[0-9]+x[0-9]+x[0-9]+")
 HOST = re.compile(r"host-[0-9]{4}")
-"""Folders of the hosts of one bench, side by side where they share a file system."""
-# What a fresh file system holds.
+"""Folders of the hosts of one benchmark, side by side on a shared file system."""
+# Entries of a fresh file system.
 _OF_THE_FILE_SYSTEM = {"lost+found"}
 
 
 class Ground:
-    """One run's hold on a folder. A context manager: a run that fails takes what it made with it; one that ends well has
-    deleted its files in its delete phase, or leaves them to be read.
+    """The work folder of one run, as a context manager. A failed run removes what it made. A successful run has deleted
+    its files in its delete phase, or leaves them to be read later.
     """
 
     def __init__(self, path: Path, session: str = "") -> None:
@@ -61,17 +62,17 @@ class Ground:
                     remove_made(tree, identity)
         if any(_TREE.fullmatch(entry.name) for entry in self.path.iterdir()):
             return
-        with suppress(OSError):  # another run may stand here by now
+        with suppress(OSError):  # another run may use the folder by now
             remove_file(self.path / _MARKER)
             if self._made_folder:
                 remove_empty_folder(self.path)
 
     def tree(self, point: Point, *, is_made: bool) -> Path:
-        """Where a point's files lie. `is_made`: its folders are to be made now.
+        """Folder of a point's files. `is_made`: its folders are created by this run.
 
         Raises:
-            PreconditionFailed: They stand there already.
-            NotFound: They are to be read, and nobody has made them.
+            PreconditionFailed: The folder exists and should be created.
+            NotFound: The files should be read and do not exist.
         """
         tree = self.path / point.folder
         if is_made:
@@ -82,7 +83,7 @@ class Ground:
                     hint="read it with --phases read,stat, or delete it with --phases delete and the same sizes",
                 )
             try:
-                # Before the folder: whoever cleans up after a host that was lost looks here.
+                # Recorded before the folder is made: another host that cleans up for a lost one reads the marker.
                 self._made[tree] = None
                 self._mark()
                 tree.mkdir()
@@ -101,31 +102,31 @@ class Ground:
         return tree
 
     def is_gone(self, tree: Path) -> None:
-        """The delete phase has emptied it."""
+        """Forget a tree that the delete phase has emptied, and remove its folder."""
         remove_empty_folder(tree)
         self._made.pop(tree, None)
 
     def discard(self, tree: Path) -> None:
-        """Removes a tree whose files were not all written; nothing of it can be measured."""
+        """Remove a tree whose files were not all written: it cannot be measured."""
         identity = self._made.pop(tree, None)
         if identity is not None:
             remove_made(tree, identity)
 
     def _mark(self) -> None:
-        """Whose the folder is, and which of its trees are this run's."""
+        """Write the marker: the owner of the folder, and the trees of this run."""
         told = {"schema_version": 1, "made_by": "penstock bench storage", "session": self._session}
         trees = sorted(tree.name for tree in self._made)
         (self.path / _MARKER).write_text(json.dumps({**told, "trees": trees}))
 
 
 def entries_of(path: Path, *, ours: re.Pattern[str] | None = None) -> set[str]:
-    """What a folder holds beside what every file system does.
+    """Names in a folder, except entries of every fresh file system.
 
     Args:
-        ours: Names that may be there; any other is refused.
+        ours: Allowed names; any other is refused.
     Raises:
-        PreconditionFailed: It holds what is not ours.
-        Denied, SystemFault: It cannot be looked at.
+        PreconditionFailed: The folder contains other names.
+        Denied, SystemFault: The folder cannot be listed.
     """
     try:
         names = {entry.name for entry in path.iterdir()} - _OF_THE_FILE_SYSTEM
@@ -147,8 +148,8 @@ def _refuse(path: Path, foreign: set[str]) -> None:
 
 
 def sweep(path: Path, session: str) -> bool:
-    """Removes what a run of that session made in a folder, and the folder where nothing else is left in it; whether it had
-    made anything. Trees of earlier runs stay.
+    """Remove a session's trees in a folder, and the folder if it is then empty. Returns whether the session had made
+    anything. Trees of earlier runs stay.
     """
     try:
         with OwnedFolder(str(path), is_private=False) as folder:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From points to rows: caches dropped before each phase, the core's phase, and its report as a row."""
+"""Runs the points of a storage benchmark: drops caches before each phase, runs it in the core, makes a row of its
+report.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# The core's phases behind each of ours, with elbencho's words for them.
+# The core's phases for each of ours, with elbencho's names.
 _STEPS = {
     "mkdirs": (("mkdirs", "MKDIRS"),),
     "write": (("write", "WRITE"),),
@@ -45,10 +47,10 @@ def run(
     Args:
         session: Names this run in the folder's marker.
     Raises:
-        ConfigError, NoSpace, BudgetExceeded: What cannot be done, before anything is.
-        PreconditionFailed: The folder holds what is not ours.
-        Corrupt: Content that is not what was written.
-        Interrupted: Ctrl-C. As after any error, what this run made is gone.
+        ConfigError, NoSpace, BudgetExceeded: The benchmark cannot run; raised before the first phase.
+        PreconditionFailed: The folder contains files of others.
+        Corrupt: The content read differs from the content written.
+        Interrupted: Ctrl-C. As after any error, the files of this run are removed.
     """
     hooks = hooks or Hooks()
     refuse_impossible(path, bench, points)
@@ -85,7 +87,7 @@ def _point(
             after = phases[phases.index(phase) + 1 :]
             if phase == "write" and after and report["ended_by"] and not _is_written(place, point, kind, bench):
                 if hooks.start is not Hooks.start:
-                    # Other hosts may have written all of theirs, and would wait for this one's next phase.
+                    # Other hosts may have written all their files, and would wait for this one's next phase.
                     raise ConfigError(
                         "the limit ended the write phase before all was written", hint="raise it, or write less"
                     )
@@ -101,8 +103,8 @@ def _point(
 
 
 def _is_written(place: Path, point: Point, kind: str, bench: StorageBench) -> bool:
-    """True where the next phases find what they read: every file of the folder at its size, although a limit ended the phase.
-    A file or a device has its size before; what was not written of it is only wrong where content is compared.
+    """Whether the next phases find their data: every file has its full size, although a limit ended the phase. A single
+    file or a device has its size already; parts not written matter only if content is compared.
     """
     if kind != "dir":
         return bench.salt is None

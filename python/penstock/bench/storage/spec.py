@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock bench storage` was asked for, and what of it cannot be: refused before a file is made."""
+"""Settings of `penstock bench storage`, and the checks that refuse impossible ones before a file is created."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NEEDS_A_TREE = {"mkdirs", "stat", "delete"}
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One concurrency and one size. `files` is of one thread and folder.
+    """One concurrency and one size. `files` counts those of one thread and folder.
 
     Attributes:
-        of_files: What the sweep that this point is from asks for, where it was scaled.
+        of_files: Number of files in the original sweep, if the sweep was scaled down.
     """
 
     threads: int = 1
@@ -48,12 +48,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Name of its tree: the same shape is found again by a later run, and by no other."""
+        """Name of the point's tree: a later run finds the same shape under the same name."""
         return f"tree-{self.threads}x{self.directories}x{self.files}x{self.file_size_bytes}"
 
 
 class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but the points. `salt` is None where content is not held against the pattern."""
+    """All settings except the points. `salt` is None if content is not compared with the pattern."""
 
     engine: Literal["threads", "io_uring"] = "threads"
     pattern: Literal["sequential", "random"] = "sequential"
@@ -76,7 +76,7 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
     cufile: bool = False
 
     def native(self, path: Path, point: Point, phase: str, start_at_s: float | None) -> dict[str, Any]:
-        """One phase as the core takes it, to begin at that moment of this host's clock."""
+        """One phase in the core's form, to begin at the given time of this host's clock."""
         is_data = phase in {"write", "read"}
         return {
             "path": str(path),
@@ -103,15 +103,15 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def plain(self, points: tuple[Point, ...]) -> dict[str, Any]:
-        """As it stands in results: what was measured, without where."""
+        """The settings as stored in results, without the path."""
         return {"bench": "storage", **msgspec.to_builtins(self), "points": columns(points)}
 
 
 def kind_of(path: Path) -> str:
-    """`dir`, `file` or `blockdev`; a path that is not there yet is to be a folder.
+    """`dir`, `file` or `blockdev`; a missing path is to become a folder.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The path is none of these.
     """
     try:
         mode = path.stat().st_mode
@@ -126,11 +126,11 @@ def kind_of(path: Path) -> str:
 
 
 def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]) -> None:
-    """What the core would refuse at the last point is refused before the first.
+    """Refuse before the first point everything that the core would refuse later.
 
     Raises:
-        ConfigError: Phases or points that cannot be.
-        NotFound: A read of what is not there.
+        ConfigError: A phase or a point is impossible.
+        NotFound: Files to read do not exist.
         BudgetExceeded: Blocks in flight would not fit into memory.
         NoSpace: The files would not fit onto the file system.
     """
@@ -167,7 +167,7 @@ def _refuse_on_gpu(path: Path, kind: str, bench: StorageBench, points: tuple[Poi
             raise ConfigError("cufile: it moves bytes to a GPU; say which with --gpu", where="--cufile")
         return
     if kind != "dir" and "write" in bench.phases:
-        # The core looks whether it was meant, and whether somebody uses the device; what goes to a GPU passes it by.
+        # For a device, the core asks for confirmation and checks that it is unused; phases with --gpu bypass the core.
         raise ConfigError(f"gpu: with --gpu files are written into a folder, and {path} is a {kind}", where="--phases")
     for is_asked, flag, why in (
         (bench.engine == "io_uring" or any(p.io_depth > 1 for p in points), "--depth", "a thread holds one block"),
@@ -185,7 +185,7 @@ def _refuse_too_large(path: Path, point: Point) -> None:
         there = there.parent
     free = os.statvfs(there)
     room, need = free.f_bavail * free.f_frsize, point.bytes
-    # What has no size (ramfs) tells none.
+    # A file system without a size (ramfs) reports 0 blocks.
     if free.f_blocks and need > room:
         raise NoSpace(
             f"{path} has {format_bytes(room)} free, and {point.total_files:,} files of"
@@ -193,7 +193,7 @@ def _refuse_too_large(path: Path, point: Point) -> None:
             where=str(path),
             hint="lower --files or --file-size, or --scale a sweep",
         )
-    # A file system that makes inodes as it goes says that it has none.
+    # A file system that allocates inodes dynamically reports 0 of them.
     if free.f_files and point.total_files > free.f_favail:
         raise NoSpace(
             f"{path} has room for {free.f_favail:,} more files, and {point.total_files:,} are asked for",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps that were published, as points; and plain products of sizes and threads."""
+"""Points of published sweeps, and plain products of sizes and threads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["SWEEPS", "grid", "nag_beeond"]
 
 _NAG_THREADS = (1, 8, 32, 128)
 _NAG_SIZES = (256 << 10, 1 << 20, 4 << 20, 64 << 20)
-# Of each host: elbencho's -N was 12800 / threads (AzureML_Best_Practice, beeond/scripts/run_elbencho_multifile.sh).
+# Files per host: elbencho's -N was 12800 / threads (AzureML_Best_Practice, beeond/scripts/run_elbencho_multifile.sh).
 _NAG_FILES = 12_800
 
 
 def nag_beeond(*, scale: float | None, room_bytes: int) -> tuple[Point, ...]:
-    """NAG's sweep of BeeOND: 256 KiB to 64 MiB by 1, 8, 32 and 128 threads, a file one block.
+    """NAG's sweep of BeeOND: 256 KiB to 64 MiB by 1, 8, 32 and 128 threads; each file is one block.
 
     Args:
         scale: Share of the published number of files; None takes as many as fit into `room_bytes`, at most all.
-        room_bytes: For one point.
+        room_bytes: Space for one point.
     """
     points = []
     for size, threads in product(_NAG_SIZES, _NAG_THREADS):
@@ -55,7 +55,9 @@ def grid(
     directories: int,
     files: int,
 ) -> tuple[Point, ...]:
-    """Every combination whose block fits into its file; a file of 0 bytes takes any block (on a device, it means all)."""
+    """Every combination of sizes and threads whose block fits into its file. A file of 0 bytes allows any block (0 is
+    all of a device).
+    """
     return tuple(
         Point(
             threads=count,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which limit each point of a sweep is at, the evidence for it, what to change and what that should bring.
+"""Bottleneck analysis of a sweep: the limit that each point is at, its evidence, a change, and the change's expected
+gain.
 
-Rows in, judgements out; nothing is measured, read or printed here. docs/guides/measure.md says how it is decided.
+Rows in, judgements out; nothing is measured, read or printed here. docs/guides/measure.md explains the method.
 """
 
 from penstock.bench.verdict.judge import REGIMES, Judged, Verdict, classify

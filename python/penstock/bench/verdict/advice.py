@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to change at a point, and what the fitted model says that it should bring: an offer of the next measurement, no promise."""
+"""Advice for a point: a change and the gain that the fitted model predicts. It proposes the next measurement; it is no
+promise.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Advice", "advise"]
 
-# A change that should bring less is not worth a run; a prediction beyond what was measured is worth less the further it goes.
+# A smaller gain is not worth a run. A prediction is worth less the further it lies beyond the measured points.
 _LEAST_GAIN = 1.1
 _FURTHER = 4
 _NEAR_ALL = 0.9
@@ -23,11 +25,11 @@ _LARGEST_FILE = 1 << 32
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and its predicted gain. `next` is the measurement that would show whether it is so.
+    """One change and its predicted gain. `next` is the measurement that would confirm it.
 
     Attributes:
-        gain: Predicted rate over the measured one.
-        extrapolated: The point lies outside of what was measured.
+        gain: Predicted rate over measured rate.
+        extrapolated: The proposed point lies outside the measured range.
     """
 
     text: str
@@ -37,7 +39,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(cell: Cell, sweep: Sweep, model: Model, regime: str) -> Advice | None:
-    """The change that helps most at a cell; None where the model knows of none."""
+    """The change that helps most at a cell; None if the model finds none."""
     if regime in ("client", "throttle"):
         return _elsewhere(cell, regime)
     workers, size = (
@@ -45,7 +47,7 @@ def advise(cell: Cell, sweep: Sweep, model: Model, regime: str) -> Advice | None
         for advice in (_workers(cell, sweep, model), _size(cell, sweep, model))
     )
     if size and regime in ("metadata", "iops"):
-        return size  # where what operations share is the limit, larger ones are the cure, other threads only the dose
+        return size  # shared operations are the limit: larger sizes remove it, other threads only reduce it
     return max((a for a in (workers, size) if a), key=lambda a: a.gain, default=None)
 
 
@@ -77,7 +79,7 @@ def _next(cell: Cell, **changes: int) -> dict[str, int | str]:
 
 
 def _workers(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
-    """The fewest threads that reach nearly all that any number does at this size."""
+    """Advise the fewest threads that reach nearly the best rate at this size."""
     size = sweep.fitted_size(cell)
     seen = sorted({c.workers for c in sweep.cells})
     each = cell.workers // cell.row.threads if cell.row.threads else 1
@@ -101,7 +103,7 @@ def _workers(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
 
 
 def _size(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
-    """The least size that reaches nearly all that any size does with these threads."""
+    """Advise the smallest size that reaches nearly the best rate with these threads."""
     if not sweep.several_sizes:
         return None
     largest = max(c.size_bytes for c in sweep.cells)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows gathered into cells (one operation, concurrency and size) and cells into sweeps that one model can describe.
+"""Groups rows into cells (one operation, concurrency and size), and cells into sweeps that one model can describe.
 
-Owns what is comparable with what. Refuses to judge: it says nothing of limits.
+Decides which rows are comparable. Does not judge limits.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Sweep", "gather"]
 
-# A tail of more than half of the run: the last worker's rate is then a straggler's, not the storage's.
+# Run time over the first worker's time: above this, the last worker is a straggler, and its rate is not the storage's.
 _LONG_TAIL = 1.5
-# One unit of work in thirty years: a rate below is a rounding, not a measurement.
+# About one unit of work in thirty years: a lower rate is a rounding error.
 _LEAST_PER_S = 1e-9
-# Fewer points under a label are repeats or a name for each point, not a sweep of its own.
+# Fewer points under a label are repeats, or one name per point, not a sweep of their own.
 _LEAST_SWEEP = 4
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One point: repeats are merged by their median.
+    """One point of a sweep; repeats are merged by their median.
 
     Attributes:
-        row: One of its rows, for what all have in common.
-        workers: Requests that can be under way at once.
-        size_bytes: What the unit of work moves: a file, or a block where blocks are what is swept. 0 moves nothing.
-        per_s: Units of work a second.
-        spread: Of the repeats, as a share of their median; None for one.
+        row: One of its rows, for the fields that all have in common.
+        workers: Requests that can be in flight at once.
+        size_bytes: Bytes that a unit of work moves: a file, or a block where block size was swept. 0 moves nothing.
+        per_s: Units of work per second.
+        spread: Spread of the repeats, as a share of their median; None for a single one.
         tail: Time to the last worker's end over that to the first's.
-        cpu: Share of the processors of the bench's affinity that were busy, with whatever.
-        own_cpu: Share of the processors that the bench may use (affinity and quota) that it kept busy itself.
-        queueing: Mean over least latency: how long a request waits for others.
-        worst: Largest over mean latency.
-        worst_s: Largest latency.
-        io_share: Share of a file's latency that is reading or writing it; the rest is opening and closing.
-        refused: Share of requests that were refused for rate; None where nobody counted.
+        cpu: Busy share of the processors of the benchmark's affinity, including other processes.
+        own_cpu: Share of its allowed processors (affinity and quota) that the benchmark itself kept busy.
+        queueing: Mean over minimum latency: how long a request waits for others.
+        worst: Maximum over mean latency.
+        worst_s: Maximum latency.
+        io_share: Share of a file's latency spent in reads or writes; the rest is open and close.
+        refused: Share of requests refused by a rate limit; None where these were not counted.
         lost: Share of the workers' time spent backing off.
     """
 
@@ -64,12 +64,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_s(self) -> float:
-        """Of all workers; 0 for an operation that moves none."""
+        """Bytes per second of all workers; 0 for an operation that moves none."""
         return self.per_s * self.size_bytes
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Cells that differ in concurrency and size only. `unit` is what is counted: "file" or "block"."""
+    """Cells that differ in concurrency and size only. `unit` is the counted unit of work: "file" or "block"."""
 
     cells: tuple[Cell, ...]
     unit: str
@@ -77,11 +77,11 @@ class Sweep(msgspec.Struct, frozen=True):
 
     @property
     def several_sizes(self) -> bool:
-        """Whether size was swept; with one size alone, what bytes share and what operations share are the same to a fit."""
+        """Whether size was swept. With a single size, a fit cannot separate limits on bytes from limits on operations."""
         return self.moves_bytes and len({c.size_bytes for c in self.cells}) > 1
 
     def fitted_size(self, cell: Cell) -> float:
-        """A cell's size as the model knows it: 0 where sizes do not differ or move nothing."""
+        """A cell's size as the model uses it: 0 if sizes do not differ or move nothing."""
         return cell.size_bytes if self.several_sizes else 0.0
 
 
@@ -103,7 +103,7 @@ def _files_per_s(row: Row, end: End) -> float:
         return end.entries_per_s
     if end.entries and end.time_s > 0:
         return end.entries / end.time_s
-    # A run that a time limit ended has finished no file; what it moved tells the same.
+    # A run ended by a time limit has finished no file; its bytes give the same rate.
     return _bytes_per_s(end) / row.file_size_bytes if row.file_size_bytes else 0.0
 
 
@@ -142,7 +142,7 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
     mean = _median(x.mean_us if x else None for x in latency)
     most = _median(x.max_us if x else None for x in latency)
     asked = sum(r.last.ios or r.last.entries or 0 for r in rows)
-    # Our own bench of objects counts every answer: no word of refusals is word of none.
+    # Our own object benchmark counts every answer: without refusals in the row, there were none.
     counted = any(
         r.errors_by_class or r.retries or (r.path_type == "object" and r.source.startswith("penstock")) for r in rows
     )
@@ -172,11 +172,11 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
 
 
 def gather(rows: Iterable[Row]) -> list[Sweep]:
-    """The sweeps that rows consist of. Rows marked INVALID, and phases between the measured ones, are left out."""
+    """Group rows into sweeps. Rows marked INVALID, and phases between the measured ones, are left out."""
     sound = [r for r in rows if not r.invalid and r.operation not in HOUSEKEEPING]
     families: dict[tuple[object, ...], list[Row]] = {}
     for row in sound:
-        # Reading files of no bytes is opening them, which no byte's cost belongs to.
+        # Reading empty files only opens them, so its time says nothing about the cost of a byte.
         empty = row.file_size_bytes == 0
         key = (row.operation, row.path_type, row.hosts, row.io_depth, row.direct, row.random, empty)
         families.setdefault(key, []).append(row)
@@ -184,7 +184,9 @@ def gather(rows: Iterable[Row]) -> list[Sweep]:
 
 
 def _by_label(family: list[Row]) -> list[list[Row]]:
-    """A family apart by its labels, where these tell storages apart: the same point under several, and a sweep under each."""
+    """Split a family by its labels, if these name different storages: the same point under several labels, and a sweep
+    under each.
+    """
     labels: dict[str, list[Row]] = {}
     points: dict[tuple[object, ...], set[str]] = {}
     for row in family:
@@ -206,7 +208,8 @@ def _sweeps(family: list[Row]) -> list[Sweep]:
     of_blocks = of_blocks and all(row.block_size_bytes for row in family)
     parts: dict[object, list[Row]] = {}
     for row in family:
-        # What moves no bytes may still take longer for larger files (deleting does): each size is a sweep over threads.
+        # Operations that move no bytes may still take longer for larger files (deletes do): each size is a sweep over
+        # threads.
         apart = (of_blocks and not whole_devices) or not moves
         parts.setdefault(row.file_size_bytes if apart else None, []).append(row)
     unit = "block" if of_blocks else "file"

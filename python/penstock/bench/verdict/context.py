@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a sweep as a whole, and of those beside it: the fit, and whether blocks or hosts explain it better.
+"""Context of a sweep: its fit, and whether block size or the number of hosts explains it better.
 
-Owns comparing sweeps with each other. Refuses to judge a cell.
+Compares sweeps with each other. Does not judge a cell.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Seen", "look"]
 
-# Files of so many blocks wait for their blocks, not for being opened; rates so near are one.
+# Files of this many blocks wait for their blocks, not for open; rates this near count as equal.
 _MANY_BLOCKS = 4
 _SAME_RATE = 0.15
-# Of the gain that more hosts would bring if each were at its own end, so much shows that each was.
+# If more hosts bring at least this share of a proportional gain, each host was at its own limit.
 _IN_PROPORTION = 0.7
 
 
 class Seen(NamedTuple):
-    """What is known of a sweep as a whole."""
+    """Facts about a sweep as a whole."""
 
     sweep: Sweep
     model: Model
     several_workers: bool
     peak_bytes_per_s: float
-    # Of the same operation in other sweeps of the file: the best rate with larger blocks; more hosts.
+    # From other sweeps of the same operation: the best rate with larger blocks, and whether more hosts brought more.
     larger_blocks: float
     hosts_help: bool
     blocks_alone: bool
 
 
 def look(sweep: Sweep, others: Sequence[Sweep]) -> Seen:
-    """Fit a sweep and hold it beside the others of the same rows."""
+    """Fit a sweep and compare it with the other sweeps of the same rows."""
     points = [Point(c.workers, sweep.fitted_size(c), c.workers / c.per_s) for c in sweep.cells]
     model = fit(points)
     return Seen(
@@ -54,7 +54,7 @@ def look(sweep: Sweep, others: Sequence[Sweep]) -> Seen:
 
 
 def _larger_blocks(sweep: Sweep, others: Sequence[Sweep]) -> float:
-    """The best rate of the same operation on the same hosts with larger blocks than any here; 0 where nobody tried."""
+    """Best rate of the same operation on the same hosts with larger blocks than any here; 0 if none was measured."""
     one = sweep.cells[0].row
     largest = max(c.row.block_size_bytes or 0 for c in sweep.cells)
     return max(
@@ -70,10 +70,10 @@ def _larger_blocks(sweep: Sweep, others: Sequence[Sweep]) -> float:
 
 
 def _blocks_alone(sweep: Sweep, model: Model) -> bool:
-    """Whether one limit on blocks explains both what operations and what bytes seem to share.
+    """Whether one limit on blocks explains both the operations limit and the bytes limit of the fit.
 
-    Files of one block and files of many are then done at one rate of blocks; that a metadata server and a bandwidth meet just
-    there would be chance.
+    Files of one block and files of many blocks then reach the same rate of blocks. That a metadata limit and a
+    bandwidth limit cross exactly there would be chance.
     """
     rates: dict[str, list[float]] = {"op": [], "bytes": []}
     for cell in sweep.cells if sweep.unit == "file" else ():
@@ -89,7 +89,7 @@ def _blocks_alone(sweep: Sweep, model: Model) -> bool:
 
 
 def _hosts_help(sweep: Sweep, others: Sequence[Sweep]) -> bool:
-    """Whether the same threads on more hosts brought more, nearly in proportion: then each host was at its own end."""
+    """Whether the same threads on more hosts brought nearly proportionally more: then each host was at its own limit."""
     one = sweep.cells[0].row
     best = max(c.per_s * max(c.size_bytes, 1.0) for c in sweep.cells)
     for other in others:
@@ -97,7 +97,7 @@ def _hosts_help(sweep: Sweep, others: Sequence[Sweep]) -> bool:
         same = other.unit == sweep.unit and all(
             getattr(row, name) == getattr(one, name) for name in ("operation", "io_depth", "direct", "random")
         )
-        # What moves no bytes is a sweep for each size of file.
+        # An operation that moves no bytes has one sweep per file size.
         same = same and (sweep.moves_bytes or row.file_size_bytes == one.file_size_bytes)
         if same and row.hosts > one.hosts:
             there = max(c.per_s * max(c.size_bytes, 1.0) for c in other.cells)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a sweep: what one unit of work takes a worker, as the sum of what it waits for, fitted to all cells at once.
+"""Performance model of a sweep: a worker's time for one unit of work, as a sum of waiting times, fitted to all cells at
+once.
 
     own   = t_op + size / stream                 a worker alone: latency, and one stream's bandwidth
     op    = c / rate * (1 + contention * c)      c workers share what serves operations (a metadata server, a request limit)
     bytes = c * size / bandwidth * (1 + crowd * c)   and what moves bytes
     time  = (own^p + op^p + bytes^p)^(1/p)       p = 1: one after the other; p large: the slowest decides
 
-Both shared parts may get *slower* with more workers, as the universal scalability law has it: that is retrograde scaling.
-Fitted in logarithms, by Levenberg and Marquardt with weights that a wild cell cannot bend (Huber), in plain Python: a sweep
-has a hundred cells, and reports are made on machines without numpy.
+Both shared parts may get *slower* with more workers, as in the universal scalability law: that is retrograde scaling.
+The fit is Levenberg-Marquardt in logarithms with Huber weights, which limit the effect of outliers. It is plain Python:
+a sweep has about a hundred cells, and reports are made on machines without numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Model", "Point", "fit"]
 
 _SHARPNESS = (1.0, 2.0, 6.0)
 _STEPS = 60
-# e-folds that a parameter may be from where the data's extremes put it before the prior weighs as much as one cell.
+# Prior width in e-folds: a parameter this far from the extremes of the data costs as much as one cell's error.
 _LOOSE = 2.5
 _HUBER = 1.5
 _LEAST_NOISE = 0.02
@@ -31,7 +32,7 @@ _FIRST_NOISE = 0.08
 
 
 class Point(NamedTuple):
-    """`c` workers, `size` bytes a unit of work, `time` seconds that a worker takes for one."""
+    """`c` workers, `size` bytes per unit of work, `time` seconds that a worker takes for one unit."""
 
     c: float
     size: float
@@ -39,7 +40,7 @@ class Point(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Seconds of one unit of work by what it waits for."""
+    """Seconds of one unit of work, by resource waited for."""
 
     own: float
     op: float
@@ -47,16 +48,17 @@ class Terms(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A fitted sweep. Zero contention is written as such; `noise` is the typical error of a cell, as a share.
+    """A fitted sweep. Contention that the data do not show is exactly 0; `noise` is the typical relative error of a
+    cell.
 
     Attributes:
-        t_op: Seconds of an operation that nobody else is in the way of.
-        per_byte: Seconds a byte takes in one stream.
-        op: Seconds of what operations share, for each; its inverse is their highest rate.
+        t_op: Seconds of an operation without any other worker.
+        per_byte: Seconds per byte in one stream.
+        op: Seconds per operation in the shared part; its inverse is the maximum rate of operations.
         contention: Growth of `op` with each worker.
-        byte: Seconds of what bytes share, for each; its inverse is the bandwidth.
+        byte: Seconds per byte in the shared part; its inverse is the bandwidth.
         crowd: Growth of `byte` with each worker.
-        sharpness: p.
+        sharpness: Exponent p.
     """
 
     t_op: float
@@ -69,7 +71,7 @@ class Model(NamedTuple):
     noise: float
 
     def terms(self, c: float, size: float) -> Terms:
-        """What a unit of work of `size` waits for, with `c` workers."""
+        """Waiting times of a unit of work of `size` bytes, with `c` workers."""
         return Terms(
             self.t_op + size * self.per_byte,
             c * self.op * (1 + self.contention * c),
@@ -77,11 +79,11 @@ class Model(NamedTuple):
         )
 
     def time(self, c: float, size: float) -> float:
-        """Seconds of one unit of work, for a worker among `c`."""
+        """Seconds of one unit of work, for one of `c` workers."""
         return _norm(self.terms(c, size), self.sharpness)
 
     def per_s(self, c: float, size: float) -> float:
-        """Units of work a second, of all workers."""
+        """Units of work per second, of all workers."""
         return c / self.time(c, size)
 
 
@@ -91,7 +93,7 @@ def _norm(terms: Terms, p: float) -> float:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Gauss with pivots; None for a matrix that is singular."""
+    """Gaussian elimination with pivots; None for a singular matrix."""
     n = len(right)
     rows = [[*line, value] for line, value in zip(matrix, right, strict=True)]
     for i in range(n):
@@ -110,7 +112,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
 
 
 def _gradient(theta: Sequence[float], point: Point, p: float) -> tuple[float, list[float]]:
-    """log time, and its derivative by each parameter's logarithm."""
+    """log time, and its derivatives by the logarithm of each parameter."""
     t_op, per_byte, op, contention, byte, crowd = (math.exp(x) for x in theta)
     own = t_op + point.size * per_byte
     terms = Terms(own, point.c * op * (1 + contention * point.c), point.c * point.size * byte * (1 + crowd * point.c))
@@ -128,7 +130,9 @@ def _gradient(theta: Sequence[float], point: Point, p: float) -> tuple[float, li
 
 
 def _centre(points: Sequence[Point]) -> list[float]:
-    """Where the extremes of the data put each parameter; absent contention is a few hundredths at the most workers."""
+    """Prior centre of each parameter, from the extremes of the data; contention is centred at a few hundredths at most
+    workers.
+    """
     most = max(p.c for p in points)
     sizes = [p.size for p in points if p.size > 0]
     t_op = min(p.time for p in points)
@@ -192,8 +196,8 @@ def _descend(
 
 def _noise(points: Sequence[Point], theta: Sequence[float], p: float, parameters: int) -> float:
     errors = sorted(abs(_gradient(theta, q, p)[0] - math.log(q.time)) for q in points)
-    # 1.48 times the median error is a standard deviation; a fit to few cells leaves few of them to err, though never fewer
-    # than half: the priors hold what the data do not.
+    # 1.48 times the median error is a standard deviation. A fit to few cells leaves few degrees of freedom, though at
+    # least half of the cells: the priors determine what the data do not.
     spare = max(len(points) / 2, len(points) - parameters) / len(points)
     return max(_LEAST_NOISE, min(0.5, 1.4826 * errors[len(errors) // 2] / math.sqrt(spare)))
 
@@ -202,7 +206,7 @@ def fit(points: Sequence[Point]) -> Model:
     """Fit all cells of a sweep.
 
     Args:
-        points: At least one, each of a positive time.
+        points: At least one; every time must be positive.
     """
     centre = _centre(points)
     moves = any(p.size > 0 for p in points)
@@ -211,7 +215,8 @@ def fit(points: Sequence[Point]) -> Model:
     rounds = [(*_descend(points, start, centre, p, _FIRST_NOISE, free), p) for p in _SHARPNESS for start in starts]
     _, theta, p = min(rounds, key=lambda tried: tried[0])
     noise = _noise(points, theta, p, len(free))
-    # Once more with the noise that was found: quiet data may say more than the first guess allowed.
+    # Fit again with the estimated noise: with little noise, the data outweigh the prior more than the first guess
+    # assumed.
     _, theta = _descend(points, theta, centre, p, noise, free)
     noise = _noise(points, theta, p, len(free))
     values = [math.exp(x) for x in theta]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judgement of each cell: the largest term of the fitted model, checked against what was measured beside the rate.
+"""Judges each cell: the limit is the largest term of the fitted model, checked against the other measurements.
 
-A term says which resource a worker waits for longest; that is what the regime names. What the rates alone cannot tell apart
-(a request limit from a metadata server, a busy client from a busy disk) is decided by latencies, processor time and refusals
-where a tool recorded them, and by the convention stated in the guide where it did not; the evidence says which.
+A term is the resource that a worker waits for longest, and the regime names that resource. Rates alone cannot separate
+some limits (a request limit from a metadata server, a busy client from a busy disk). Latencies, processor time and
+refusals decide these where a tool recorded them, otherwise the convention in the guide; the evidence names which was
+used.
 """
 
 from __future__ import annotations
@@ -29,43 +30,44 @@ __all__ = ["REGIMES", "Judged", "Verdict", "classify"]
 
 REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
 
-# A machine this busy has no more to give, whatever the storage could.
+# A machine this busy has no capacity left, whatever the storage could deliver.
 _BUSY = 0.85
-# Of what is busy, so much has to be the measuring itself; else others are in its way, which is nothing about the storage either.
+# Minimum share of the busy CPU that must be the benchmark's own; below it, other processes disturb the measurement.
 _OWN = 0.5
-# More workers that bring less are not what a point waits for.
+# If more workers bring less than this, a point is not limited by its number of workers.
 _WORTH_MORE = 1.2
-# Of the rate that as many more workers than the fewest would bring if nothing were in their way: who reaches so much is not in
-# each other's way. Half-way to 1 from a shared limit that is worth naming, one and a half times as slow.
+# Share of proportional gain above which workers do not hinder each other. It lies half-way between no hindrance (1) and
+# the smallest shared limit worth reporting (1.5 times slower).
 _UNHINDERED = 0.82
-# A rate this far under one of fewer workers is retrograde, if the noise does not explain it.
+# A rate this far below that of fewer workers is retrograde, unless noise explains it.
 _DROP = 0.07
-# So far under it that no noise of a run worth keeping explains it.
+# A drop this large is not explained by the noise of any acceptable run.
 _CERTAIN_DROP = 0.12
 # Share of refused requests, or of the workers' time, that makes throttling the limit rather than an incident.
 _REFUSED = 0.02
 _LOST = 0.10
-# Refused requests back off for a second or more while served ones take as long as ever: the tail leaves the mean behind.
+# Refused requests back off for a second or more, while served ones are as fast as before: the maximum is far above the
+# mean.
 _BACKED_OFF_S = 0.5
 _BACKED_OFF_TIMES = 15.0
-# A file that spends nearly all of its time in reading or writing does not wait for being opened.
+# A file that spends nearly all of its time in reads or writes is not limited by open.
 _ALL_IO = 0.85
-# Where one size alone was measured: a metadata server of 10,000 files/s beside 5 GB/s; half a megabyte is the crossing.
+# With a single size: half a megabyte is where 10,000 files/s of a metadata server meet 5 GB/s.
 _SMALL_FILE_BYTES = 512 * 1024
-# Blocks under which random I/O is counted in operations by every disk that states limits (io1, Premium SSD: 256 KiB).
+# Smaller blocks of random I/O count as operations on every disk with stated limits (io1, Premium SSD: 256 KiB).
 _SMALL_BLOCK_BYTES = 256 * 1024
-# Blocks under which I/O past the page cache is a matter of operations on any disk: no read-ahead puts it together.
+# Smaller blocks past the page cache count as operations on any disk: no read-ahead merges them.
 _TINY_BLOCK_BYTES = 64 * 1024
-# Links of hosts, and what is left of them above Ethernet, TCP and HTTP.
+# Network links of hosts, and the share left after Ethernet, TCP and HTTP headers.
 _LINKS_GBIT = (1, 10, 25, 40, 50, 100, 200, 400)
 _LINK_SHARE = (0.86, 0.985)
-# One count of workers: as many queue at the server, fewer wait for themselves.
+# With a single count of workers: this many queue at the server, fewer are limited by their own latency.
 _MANY_WORKERS = 16
 _QUEUES = 3.0
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell and what limits it. `evidence` holds the figures that led there, `advice` what to measure next."""
+    """One cell and its limit. `evidence` contains the figures behind it, `advice` the next measurement."""
 
     operation: str
     label: str
@@ -85,7 +87,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Every cell of every sweep. `left_out` says how many rows were INVALID or none to judge."""
+    """Every cell of every sweep. `left_out` counts rows that are INVALID or not to be judged."""
 
     schema_version: int = 2
     cells: tuple[Judged, ...]
@@ -132,7 +134,7 @@ def _drop(cell: Cell, seen: Seen) -> float:
     best = max(fewer, key=lambda c: c.per_s)
     measured = 1 - cell.per_s / best.per_s
     fitted = 1 - seen.model.per_s(cell.workers, size) / max(seen.model.per_s(c.workers, size) for c in fewer)
-    # Each errs by itself: a single cell by its noise, the fit by its form.
+    # The two have independent errors: a single cell's noise, and the form of the fit.
     return (measured + max(fitted, 0.0)) / 2 if measured > 0 else 0.0
 
 
@@ -141,17 +143,18 @@ def _retrograde(cell: Cell, seen: Seen) -> bool:
 
 
 def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
-    """The resource that the rates point at: "own", "op" or "bytes"; the terms; and how it is known."""
+    """The resource that limits by the rates: "own", "op" or "bytes"; the terms; and the kind of evidence."""
     model, sweep = seen.model, seen.sweep
     terms = model.terms(cell.workers, sweep.fitted_size(cell))
     shares = {"own": terms.own, "op": terms.op, "bytes": terms.bytes}
     if seen.several_workers and (seen.sweep.several_sizes or not sweep.moves_bytes):
         return _largest(shares, cell, seen), shares, "fit over threads and sizes"
     if all(c.workers == 1 for c in sweep.cells):
-        # Whether one stream is the storage's bandwidth, too, is what a second thread would tell.
+        # Only a second thread would show whether one stream is also the storage's bandwidth.
         return "own", shares, "one request at a time, and no other number was tried"
     if not seen.several_workers:
-        # One count of workers: what grows with size is bytes; what does not is the operation, the worker's or the server's.
+        # One count of workers: time that grows with size is bytes; the rest is the operation, in the worker or the
+        # server.
         per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
         flat = model.t_op + cell.workers * model.op * (1 + model.contention * cell.workers)
         if seen.sweep.several_sizes and cell.size_bytes * per_byte > flat:
@@ -166,7 +169,7 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
             else "one thread count: by its number"
         )
         return ("op" if queued or many else "own"), shares, how
-    # One size: threads tell waiting alone from sharing, and size decides what is shared.
+    # One size: threads separate plain waiting from sharing, and the size decides which resource is shared.
     opening, how = cell.size_bytes < _SMALL_FILE_BYTES, "its size"
     if cell.io_share is not None:
         opening, how = cell.io_share < 0.5, "the share of opening"
@@ -177,7 +180,8 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
 def _largest(shares: dict[str, float], cell: Cell, seen: Seen) -> str:
     """The largest term; but a worker's own only if more workers would bring more.
 
-    Where contention sets in before the server is full, a worker may wait for itself longest and still be helped by nobody.
+    Where contention begins before the server is full, a worker may wait longest for itself, and more workers still do
+    not help.
     """
     if _is_unhindered(cell, seen):
         return "own"
@@ -188,9 +192,9 @@ def _largest(shares: dict[str, float], cell: Cell, seen: Seen) -> str:
 
 
 def _is_unhindered(cell: Cell, seen: Seen) -> bool:
-    """Whether the most workers at this size are faster in proportion to their number.
+    """Whether the largest number of workers at this size brings a nearly proportional gain.
 
-    A fit to two or three counts of workers knows where a limit would lie only from the rates that did not reach it.
+    A fit to two or three counts of workers estimates a limit only from rates that did not reach it.
     """
     beside = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes]
     fewest = min(beside, key=lambda c: c.workers)
@@ -200,7 +204,7 @@ def _is_unhindered(cell: Cell, seen: Seen) -> bool:
 
 
 def _gain_of_more(cell: Cell, seen: Seen) -> float:
-    """What more workers bring at this size, at best: as measured and as fitted, where there are both."""
+    """Gain of more workers at this size, at best: as measured and as fitted, where both exist."""
     size = seen.sweep.fitted_size(cell)
     more = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes and c.workers > cell.workers]
     tried = [*(c.workers for c in more), 2 * cell.workers, 4 * cell.workers]
@@ -210,13 +214,13 @@ def _gain_of_more(cell: Cell, seen: Seen) -> float:
 
 
 def _throttled(cell: Cell, limit: str) -> str | None:
-    """Why a cell is at a limit that refuses rather than queues, or None."""
+    """Evidence that a cell is at a limit that refuses requests rather than queues them, or None."""
     if cell.refused is not None and cell.refused >= _REFUSED:
         return f"{cell.refused:.1%} of the requests were refused for rate"
     if cell.lost >= _LOST:
         return f"{cell.lost:.0%} of the workers' time went to backing off"
     if cell.refused is not None:
-        return None  # somebody counted, and there were few
+        return None  # refusals were counted, and there were few
     if cell.row.path_type != "object":
         return None
     if cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S:
@@ -230,7 +234,7 @@ def _throttled(cell: Cell, limit: str) -> str | None:
 
 
 def _counts_operations(cell: Cell, seen: Seen, limit: str) -> str | None:
-    """Why the shared limit is one of I/O operations, not of opening files or of bytes; or None."""
+    """Evidence that the shared limit is on I/O operations, not on opening files or on bytes; or None."""
     row = cell.row
     if limit != "own" and seen.blocks_alone:
         return "files of one block and of many are done at one rate of blocks"
@@ -258,12 +262,12 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     row = cell.row
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
-    # A quota of processor time leaves idle what the bench may not use: then only its own share shows that it is at the limit.
-    # A phase shorter than the kernel's clock tick has no share of either kind.
+    # Under a CPU quota, processors idle that the benchmark may not use: then only its own share shows that it is at the
+    # limit. A phase shorter than the kernel's clock tick has neither share.
     used = 0.0 if cell.cpu is None else max(cell.cpu, cell.own_cpu or 0.0)
     busy = used >= _BUSY
     crowded = busy and cell.own_cpu is not None and cell.own_cpu < _OWN * used
-    # Time that was counted as lost to refusals is the store's doing, however busy the machine was with other things.
+    # Time lost to refusals is caused by the store, however busy the machine was with other work.
     if (reason := _throttled(cell, limit)) and (limit != "own" or cell.lost >= _LOST):
         regime, why = "throttle", reason
     elif busy and not crowded and (limit != "own" or used >= 0.97):
@@ -324,7 +328,7 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
 
 
 def _near_link(bytes_per_s: float) -> int | None:
-    """The network link that a host's best rate is just under, if any: a hint that it is the link's, no judgement."""
+    """The network link that a host's best rate is just below, if any: a hint, not a judgement."""
     return next((g for g in _LINKS_GBIT if _LINK_SHARE[0] <= bytes_per_s * 8 / (g * 1e9) <= _LINK_SHARE[1]), None)
 
 
@@ -333,7 +337,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _told(model: Model) -> dict[str, float | None]:
-    """The fit in the units that people think in; None for a limit that the sweep gives no sign of."""
+    """Parameters of the fit in common units; None for a limit that the sweep does not show."""
 
     def inverse(value: float) -> float | None:
         return _rounded(1 / value) if value > 1e-25 else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof of the order: hashes of the delivered records, step by step, under any number of ranks and threads.
+"""Audit of the order: hashes of the delivered records, step by step, under any number of ranks and threads.
 
-Two hashes per step: `order` of the records that belong there (logical name and number, from arithmetic alone) and `content`
-of the delivered bytes, row by row. Neither depends on ranks, threads, codecs or paths.
+Each step has two hashes. `order` covers the records that belong there (logical name and number, by arithmetic alone).
+`content` covers the delivered bytes, row by row. Neither depends on ranks, threads, codecs or paths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields
 SCHEMA_VERSION = 1
 
 _LARGEST = 1 << 30
-"""An object to guess fields from is read whole; a larger one is not."""
+"""Largest object that is read whole to guess fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Audit:
 
     @property
     def digest(self) -> str:
-        """Of all steps."""
+        """Hash of all steps."""
         return _hash("".join(order + content for order, content in self.steps).encode())
 
 
@@ -51,10 +51,11 @@ def _hash(data: bytes) -> str:
 
 
 def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
-    """Fields as the first record has them: bytes as uint8, for an audit that asks what stands there and not what it means.
+    """Fields guessed from the first record: bytes as uint8, for an audit that compares stored bytes without their
+    meaning.
 
     Raises:
-        Unsupported: The first object is too large to look into, or a feature is no one value.
+        Unsupported: The first object is too large to read, or a feature is not a single value.
     """
     files, key = _native.Files(dataset.url, dict(env.read())), dataset.source.key(0).encode()
     name, size, _, _ = files.head(key)
@@ -89,7 +90,7 @@ def audit(
     epoch: int = 0,
     max_steps: int | None = None,
 ) -> Audit:
-    """Reads an epoch (or its first steps) as `ranks` ranks would, one after another, and hashes what each step holds.
+    """Read an epoch (or its first steps) as `ranks` ranks would, one after another, and hash each step.
 
     Raises:
         ConfigError: Ranks made different numbers of steps.

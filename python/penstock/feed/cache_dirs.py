@@ -15,7 +15,7 @@ __all__ = ["record_index_dir"]
 def record_index_dir(variables: Mapping[str, str]) -> str | None:
     """The folder of record indexes: `PENSTOCK_CACHE`, or `penstock` below `XDG_CACHE_HOME` or `~/.cache`.
 
-    None where `PENSTOCK_CACHE` is empty: nothing is kept then.
+    None if `PENSTOCK_CACHE` is set and empty: indexes are not kept then.
     """
     value = variables.get("PENSTOCK_CACHE")
     if value is not None:

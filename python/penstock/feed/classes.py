@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class folders of images: their names, and labels by a given list of classes. Reads keys only, no object."""
+"""Class folders of images: their names, and labels for a given list of classes. Reads keys only, no object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SHOWN = 5
 
 
 def has_folder_labels(source: _native.Source) -> bool:
-    """True if labels are the numbers of this listing's class folders."""
+    """True if the labels are the numbers of this listing's class folders."""
     format_facts = json.loads(source.format)
     return format_facts["name"] == "images" and format_facts.get("labels") is None
 
@@ -33,7 +33,7 @@ def names(source: _native.Source) -> tuple[str, ...]:
     """Names of the class folders in the order of their labels.
 
     Raises:
-        ConfigError: The dataset has no class folders, or some files are in none.
+        ConfigError: The dataset has no class folders, or some files are outside of them.
     """
     if not has_folder_labels(source):
         raise ConfigError(
@@ -45,7 +45,7 @@ def names(source: _native.Source) -> tuple[str, ...]:
 
 
 def labels(source: _native.Source, classes: Sequence[str]) -> dict[str, Any]:
-    """The label of each file as a fact of the format: the position of its class folder in `classes`.
+    """Label of each file, for the format's description: the position of its class folder in `classes`.
 
     Raises:
         ConfigError: A class folder is not in `classes`, or some files are in no folder.

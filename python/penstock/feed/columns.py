@@ -22,12 +22,12 @@ class Ragged(NamedTuple):
 
 
 def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:
-    """Columns with `array` as the framework's view of a native tensor; all but raw fields share the batch's memory."""
+    """Columns with native tensors converted by `array`, without a copy; only raw fields become lists of `bytes`."""
     return {name: _column(column, array) for name, column in columns.items()}
 
 
 def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
-    if isinstance(column, list):  # what a function gave
+    if isinstance(column, list):  # the result of a `map` function
         return column
     if not isinstance(column, _native.RaggedTensor):
         return array(column)
@@ -37,8 +37,8 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
 
 
 def byte_rows(column: _native.RaggedTensor) -> list[Any]:
-    """The `bytes` of each row of a raw field; of a list of byte strings, the list of each row."""
-    # Tensors have the buffer protocol, which type checkers know of from Python 3.12 on.
+    """The `bytes` of each row of a raw field; for a list of byte strings, the list of each row."""
+    # Tensors have the buffer protocol, which type checkers recognise only from Python 3.12.
     values = memoryview(cast("Any", column.values))
     offsets = memoryview(cast("Any", column.offsets)).tolist()
     if column.strings is None:
@@ -49,7 +49,7 @@ def byte_rows(column: _native.RaggedTensor) -> list[Any]:
 
 
 def rows(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """What `adapt` gave, sample by sample."""
+    """The batch that `adapt` returned, as one dict per sample."""
 
     def row(column: Any, at: int) -> Any:
         if isinstance(column, Ragged):

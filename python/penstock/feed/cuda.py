@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches copied to a CUDA device: from memory that is registered with it once, on a stream beside the consumer's.
+"""Copies batches to a CUDA device: from registered (pinned) host memory, on a stream beside the consumer's.
 
-Owns when memory may be used again (its copies are done, an event says so), when a batch may be used (the consumer's stream
-waits for them), and how far the consumer may run ahead of the device. With `feed.torch` the only modules that import torch.
+Decides when host memory may be reused (an event reports that its copies are done), when a batch may be used (the
+consumer's stream waits for its copies), and how far the consumer may run ahead of the device. Only this module and
+`feed.torch` import torch.
 """
 
 from __future__ import annotations
@@ -28,45 +29,45 @@ if TYPE_CHECKING:
 __all__ = ["Copied", "Copies", "CopyDevice", "Cuda", "Given"]
 
 _STEPS_AHEAD = 2
-"""Batches whose work may wait on the device when the next is handed over: each holds the device's memory."""
+"""Batches whose work may still wait on the device when the next is delivered; each occupies device memory."""
 
 
 class Event(Protocol):
     """A point in a stream of work."""
 
     def query(self) -> bool:
-        """True once all before it is done."""
+        """True once all work before this point is done."""
 
     def synchronize(self) -> None:
-        """Waits until then."""
+        """Wait until all work before this point is done."""
 
 
 class CopyDevice(Protocol):
-    """Where batches go: a stream for copies, and the consumer's."""
+    """Device that batches are copied to: its stream for copies, and the consumer's stream."""
 
     def pinned(self, column: Any) -> torch.Tensor:
-        """A native tensor or an array as a tensor here that the device can read by itself."""
+        """A native tensor or an array as a tensor in host memory that the device can read directly."""
 
     def copying(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it, `copy` may be called."""
+        """Context within which `copy` may be called."""
 
     def copy(self, here: torch.Tensor) -> torch.Tensor:
-        """Begins a copy; `here` must be kept until it is done."""
+        """Begin a copy. The caller keeps `here` until the copy is done."""
 
     def copies_begun(self) -> Event:
-        """Once all copies begun so far are done."""
+        """Event after all copies begun so far."""
 
     def wait(self) -> None:
-        """Waits for all copies begun so far."""
+        """Wait for all copies begun so far."""
 
     def give(self, tensors: list[torch.Tensor], copied: Event) -> Event:
-        """Has the consumer's stream wait for `copied` and makes the tensors its own; once what it was given to do before
-        is done.
+        """Make the consumer's stream wait for `copied`, and make it the owner of the tensors. Returns an event after
+        the consumer's earlier work.
         """
 
 
 Given = deque[tuple[Event, Event]]
-"""Of the last batches that a consumer was given: their copies done, and all done that it had to do before."""
+"""For each recent batch of a consumer: the event after its copies, and the event after the consumer's earlier work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +81,26 @@ class Copied:
 
 @dataclass(slots=True)
 class _Reading:
-    """Memory that copies read; until when, once all of them have begun."""
+    """Host memory that copies read, and the event after which it is free; None until all copies have begun."""
 
     here: list[torch.Tensor] = field(default_factory=list)
     done: Event | None = None
 
 
 class Copies(Delivery[dict[str, Any]]):
-    """The copies of one pass's batches to a device. What the consumer was given stands from pass to pass."""
+    """Copies of one pass's batches to a device. The record of delivered batches outlives a pass."""
 
     takes_ahead = True
 
     def __init__(self, device: CopyDevice, given: Given) -> None:
         self._device, self._given, self._pid = device, given, os.getpid()
-        # A pass may be ended by one thread while another steps it, or by a signal's handler in the same.
+        # Another thread, or a signal handler in this one, may end the pass during a step: hence a reentrant lock.
         self._turn = threading.RLock()
         self._under_way: deque[_Reading] = deque()
         self._has_ended = False
 
     def adapt(self, tensors: dict[str, Any]) -> tuple[Copied, float]:
-        """Begins the copies of a batch; lists of bytes stay where they are."""
+        """Begin the copies of a batch; lists of bytes stay on the host."""
         began = time.perf_counter()
         there: list[torch.Tensor] = []
         reading = _Reading()
@@ -118,19 +119,19 @@ class Copies(Delivery[dict[str, Any]]):
             try:
                 with self._device.copying():
                     batch = columns.adapt(tensors, copy)
-            finally:  # a device whose memory is full may have begun a part of them
+            finally:  # if the device's memory is full, some copies have begun
                 done = reading.done = self._device.copies_begun()
-                if self._has_ended:  # by such a handler, which could not wait for these
+                if self._has_ended:  # by a signal handler, which could not wait for these
                     self._device.wait()  # type: ignore[unreachable]  # mypy knows no handlers
         return Copied(batch, there, done), time.perf_counter() - began
 
     def _let_go(self) -> None:
-        """Gives memory back whose copies are known to be done."""
+        """Release host memory whose copies are done."""
         while self._under_way and (done := self._under_way[0].done) is not None and done.query():
             self._under_way.popleft()
 
     def hand_over(self, adapted: Copied) -> tuple[dict[str, Any], float, float]:
-        """The batch, for the consumer's stream; it waits where the consumer is ahead of the device by more than two."""
+        """The batch, for the consumer's stream. Waits if the consumer is more than two batches ahead of the device."""
         self._given.append((adapted.done, self._device.give(adapted.tensors, adapted.done)))
         began = copied = time.perf_counter()
         if len(self._given) > _STEPS_AHEAD:
@@ -141,29 +142,29 @@ class Copies(Delivery[dict[str, Any]]):
         return adapted.batch, copied - began, time.perf_counter() - copied
 
     def end(self) -> None:
-        """Waits for the copies that are under way, and lets go of what they read."""
+        """Wait for the copies under way, then release the memory that they read."""
         with self._turn:
             self._has_ended = True
             if self._under_way:
-                # A device that has failed copies no more, and tells whoever uses it next.
+                # A failed device copies no more, and reports the error at its next use.
                 with contextlib.suppress(RuntimeError):
                     self._device.wait()
             self._under_way.clear()
 
     def __del__(self) -> None:
-        # Where Ctrl-C broke off the pass's own end.
+        # Ctrl-C may have interrupted the pass's own end.
         if not self._has_ended and self._pid == os.getpid():
             self.end()
 
 
 class Cuda:
-    """A CUDA device by torch, and its driver for memory of ours."""
+    """A CUDA device through torch, and its driver to register our memory."""
 
     def __init__(self, device: torch.device) -> None:
-        """Opens it.
+        """Open the device.
 
         Raises:
-            Unsupported: torch sees no such device.
+            Unsupported: torch finds no such device.
         """
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
@@ -194,7 +195,7 @@ class Cuda:
         self._driver, self._refusal = None, f" ({error})"
 
     def pinned(self, column: Any) -> torch.Tensor:
-        """As `CopyDevice`. Ragged fields and functions' results go through torch's own pinned memory."""
+        """As in `CopyDevice`. Ragged fields and results of functions go through torch's own pinned memory."""
         here = torch.from_dlpack(column)
         if self._driver is not None and isinstance(column, _native.Tensor):
             try:
@@ -208,36 +209,37 @@ class Cuda:
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """As `CopyDevice`."""
-        # Leaving a stream goes by the default device's, where that is another: it would get a context of this process.
+        """As in `CopyDevice`."""
+        # torch leaves a stream through the current device; if that is another one, it would get a context of this
+        # process.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
     def copy(self, here: torch.Tensor) -> torch.Tensor:
-        """As `CopyDevice`."""
+        """As in `CopyDevice`."""
         return here.to(self._device, non_blocking=True)
 
     def copies_begun(self) -> torch.cuda.Event:
-        """As `CopyDevice`."""
+        """As in `CopyDevice`."""
         return self._mark(self._stream)
 
     def wait(self) -> None:
-        """As `CopyDevice`."""
+        """As in `CopyDevice`."""
         self._stream.synchronize()
 
     def give(self, tensors: list[torch.Tensor], copied: Event) -> torch.cuda.Event:
-        """As `CopyDevice`."""
+        """As in `CopyDevice`."""
         consumer = torch.cuda.current_stream(self._device)
         before = self._mark(consumer)
         consumer.wait_event(copied)
         for tensor in tensors:
-            # Its memory is of the copies' stream, which must not use it again before the consumer has done with it.
+            # The memory belongs to the copy stream, which must not reuse it before the consumer is done with it.
             tensor.record_stream(consumer)
         return before
 
     @staticmethod
     def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-        # A core that waits is one that decodes meanwhile: no spinning.
+        # A blocking wait, not a spinning one: the core can decode meanwhile.
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
         return event

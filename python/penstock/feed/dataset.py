@@ -41,14 +41,14 @@ __all__ = ["Dataset", "Schema", "open"]
 _LOG = logging.getLogger("penstock.feed")
 
 _NEVER_INDEXED = ("parquet", "zarr", "hdf5")
-"""Formats whose own tables are the index."""
+"""Formats that contain their own index."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schema:
-    """What the first records hold, and the fields that follow from it. Printed, a table.
+    """Content of the first records, and the fields derived from it; prints as a table.
 
-    `left_out` has the parts that no field reads, each with the reason.
+    `left_out` lists the parts that no field reads, each with the reason.
     """
 
     specs: tuple[tuple[str, FieldSpec], ...]
@@ -69,7 +69,7 @@ class Schema:
 
 @dataclass(slots=True)
 class _Counts:
-    """Found once and shared by everything derived from one `open`."""
+    """Record counts: found once, and shared by everything derived from one `open`."""
 
     found: _native.Counted | None = None
     schema: Schema | None = None
@@ -77,7 +77,7 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Dataset(DatasetBase):
-    """A listed dataset. Immutable; `fields` and `shuffle` give new ones. Pickles without connections or credentials."""
+    """A listed dataset. Immutable: `fields` and `shuffle` return new ones. Pickles without connections or credentials."""
 
     source: _native.Source
     specs: tuple[tuple[str, FieldSpec], ...] = ()
@@ -94,7 +94,8 @@ class Dataset(DatasetBase):
     def fields(self, **specs: FieldSpec) -> Dataset:
         """The same dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
 
-        Names are those of the records' parts, unless a field says `.of("part")`. Without fields, those of `schema()` hold.
+        Each name is that of a part of the records, unless its field uses `.of("part")`. Without this call, the fields
+        of `schema()` apply.
         """
         for name, spec in specs.items():
             if not isinstance(spec, kinds.FieldSpec):
@@ -105,23 +106,24 @@ class Dataset(DatasetBase):
 
     @renamed_parameters({"reach": "scope"})
     def shuffle(self, seed: int, window: int | None = None, *, scope: Literal["global", "node"] = "global") -> Dataset:
-        """The same dataset in the order that `seed` names; each epoch has its own.
+        """The same dataset in the order given by `seed`; each epoch has its own order.
 
-        Objects are permuted over the whole dataset, then samples within each `window` of objects that follow each other
-        there. No buffer is filled and nothing is drawn: position p of epoch e is a pure function.
+        Objects are permuted over the whole dataset, then samples within each `window` of consecutive objects of that
+        order. The sample at position p of epoch e is a pure function: there is no shuffle buffer and no random state.
 
         Args:
             seed: 0 to 2^64 - 1.
-            window: Objects whose samples mix; by default 16, fewer (at least 2) where objects hold over 1,024 records.
-            scope: `node`, in a pool: `local()` shuffled. This node reads its own part only, and samples never leave
-                their node; `global` mixes all samples, and reads copies / nodes of them locally.
+            window: Number of objects whose samples mix; by default 16, fewer (at least 2) if objects hold over 1,024
+                records.
+            scope: In a pool, `node` shuffles `local()`: this node reads only its own part, and samples never leave
+                their node. `global` mixes all samples, and the share copies / nodes of the reads is local.
         """
         # The old `reach` had the value `local`.
         if scope not in ("global", "node", "local"):
             raise ConfigError(f"scope: `{scope}` is neither global nor node", where="scope")
         if scope != "global" and not self.is_local:
             return self.local().shuffle(seed, window)
-        # Plain numbers, so that a state is JSON whatever kind of integer was given.
+        # Plain integers, so that a state is JSON even if a NumPy integer was given.
         seed = operator.index(seed)
         window = None if window is None else operator.index(window)
         if not 0 <= seed < 2**64:
@@ -136,7 +138,7 @@ class Dataset(DatasetBase):
             return replace(self, seed=seed)
         steps = self.steps
         names = [name for name, _, _ in steps]
-        # What stands behind an order cannot come before another one; a shuffle right after a shuffle replaces it.
+        # Steps that follow one order cannot come before another; a shuffle directly after a shuffle replaces it.
         is_behind = names[-1:] != ["shuffle"] if "shuffle" in names else self.seed is not None and bool(steps)
         if is_behind or "repeat" in names:
             raise ConfigError(
@@ -149,13 +151,13 @@ class Dataset(DatasetBase):
         return replace(self, seed=seed, requested_window=window, steps=steps)
 
     def local(self) -> Dataset:
-        """Of a dataset in a pool, the part that this node holds, as a dataset of its own.
+        """The part of a pool's dataset that this node holds, as a dataset of its own.
 
-        Every object is in one node's part. A loader of it without a rank is one of the node's ranks: state, length and
-        batches are the node's, and nodes may end at different batches.
+        Every object is in exactly one node's part. A loader of it without a rank acts as one of the node's ranks.
+        State, length and batches are the node's, and nodes may end after different numbers of batches.
 
         Raises:
-            ConfigError: The dataset is in no pool that this process was told of, or this node holds nothing of it.
+            ConfigError: This process has no pool context for the dataset, or this node holds none of its objects.
         """
         if self.locality is None:
             raise ConfigError(
@@ -183,22 +185,24 @@ class Dataset(DatasetBase):
         limit_bytes: int | None = None,
         transcode: node_cache.Transcode = "never",
     ) -> Dataset:
-        """The same dataset, its objects kept on the node's own disk as they are stored; `cache(False)`: not kept.
+        """The same dataset with a node cache: objects are kept, as stored, on the node's own disk; `cache(False)`
+        disables it.
 
-        All ranks of a node share one copy, and each object is fetched once. What is needed last gives way when the limit
-        is reached. Without this call, a remote dataset is kept where a scratch folder is found and all of it fits.
+        All ranks of a node share one copy, and each object is fetched once. At the limit, the object that is needed
+        last is evicted first. Without this call, a remote dataset is cached if a scratch folder is found and all of it
+        fits.
 
         Args:
-            folder: Below it a folder of our own is made; by default the scratch folder that is found.
-            limit_bytes: By default 9/10 of what is free.
-            transcode: Keep compressed objects in planes, which later epochs read for less than they inflate: "auto" where
-                the first objects say so, "always", or "never". The first epoch costs more, so that
-                it pays from the twelfth or so on; the samples are the same.
+            folder: Parent of the cache's own folder; by default the scratch folder that is found.
+            limit_bytes: Maximum size; by default 9/10 of the free space.
+            transcode: Whether compressed objects are kept in planes, which later epochs read in less time than they
+                decompress: "auto" (if the first objects favour it), "always" or "never". The first epoch costs more, so
+                this pays off from about the twelfth epoch. The samples are the same.
         """
         return replace(self, requested_cache=node_cache.cache_request(folder, limit_bytes, transcode))
 
     def caches(self) -> list[node_cache.NodeCache | None]:
-        """Where each dataset of it is kept on this node."""
+        """Node cache of each dataset that this one consists of."""
         if self.locality is not None and self.requested_cache == node_cache.AUTO:
             return [None]  # the pool is the node's cache
         if not self.indexed:
@@ -219,12 +223,12 @@ class Dataset(DatasetBase):
 
     @property
     def url(self) -> str:
-        """The folder that was listed."""
+        """URL of the listed folder."""
         return self.source.url
 
     @property
     def format(self) -> str:
-        """The name of the format that the objects are in."""
+        """Name of the objects' format."""
         return str(json.loads(self.source.format)["name"])
 
     @property
@@ -232,7 +236,7 @@ class Dataset(DatasetBase):
         """Names of an image dataset's class folders: label i is `classes[i]`.
 
         Raises:
-            ConfigError: The dataset has no class folders, some images are in none, or labels come from a file.
+            ConfigError: The dataset has no class folders, some images are outside of them, or labels come from a file.
         """
         return class_folders.names(self.source) if self.given_classes is None else self.given_classes
 
@@ -242,10 +246,10 @@ class Dataset(DatasetBase):
         return {name: number for number, name in enumerate(self.classes)}
 
     def schema(self) -> Schema:
-        """What the first records hold, and the fields that hold when none are said. Reads one object, or its start.
+        """Content of the first records, and the default fields derived from it. Reads one object, or its start.
 
-        Up to 100 records are looked at: parts whose lengths differ are `ragged`, and so are numbers that some records lack;
-        bytes that some lack have the default `b""`. Where later records differ, say the fields.
+        Looks at up to 100 records. Parts of varying length become `ragged`, and so do numbers that some records lack.
+        Bytes that some records lack get the default `b""`. If later records differ, set the fields with `fields()`.
         """
         if self._counts.schema is None:
             text, holds, left_out = self.source.schema(dict(env.read()))
@@ -256,7 +260,7 @@ class Dataset(DatasetBase):
         return self._counts.schema
 
     def batch_fields(self) -> dict[str, Any]:
-        """The fields of a batch: those that were said, else those of `schema()`."""
+        """Fields of a batch: those of `fields()`, else those of `schema()`."""
         if self.specs:
             partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
             return dict(self.specs)
@@ -265,7 +269,9 @@ class Dataset(DatasetBase):
         return dict(self.schema().specs)
 
     def counted(self) -> _native.Counted:
-        """Record counts by the ladder (declared, manifest, indexes, sizes, scan), found once. A scan is announced first."""
+        """Record counts from the first source that has them (declared, manifest, indexes, sizes, scan); computed once.
+        A scan is logged before it starts.
+        """
         if not self.indexed:
             raise ConfigError(
                 f"{self.url}: it was opened with indexed=False, and this needs its records counted",
@@ -280,11 +286,13 @@ class Dataset(DatasetBase):
         return self._counts.found
 
     def _scan(self) -> _native.Counted:
-        """Counts by reading every object, announced first: one process of a node does, the others wait for its index."""
+        """Counts by reading every object, logged before it starts. One process per node reads; the others wait for its
+        index.
+        """
         variables = dict(env.read())
         folder = None if self.format in _NEVER_INDEXED else cache_dirs.record_index_dir(variables)
         with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:
-            # The process that held the lock before has made the index.
+            # The process that held the lock before has written the index.
             found = self.source.kept_count(variables, folder) if shared else None
             if found is None:
                 _LOG.warning(
@@ -318,26 +326,26 @@ class Dataset(DatasetBase):
         return found
 
     def _indexed(self) -> _native.Counted | None:
-        """Counts where it is known where records lie, without a scan."""
+        """Counts if record positions are known without a scan."""
         found = self._count(None, scans=False)
         return found if found is not None and (found.is_indexed or self.format in _NEVER_INDEXED) else None
 
     def indexed_rung(self) -> str | None:
-        """How it is known where records lie; None where all of the dataset must be read once to know it."""
+        """Source of the record positions; None if the whole dataset must be read once to find them."""
         found = self._indexed()
         return None if found is None else found.rung
 
     def index(self) -> _native.Counted:
-        """Reads all objects that no index has yet, once, and keeps where their records lie in the cache.
+        """Read every object that has no index yet, once, and keep its record positions in the cache.
 
-        With it, single records of objects that are stored uncompressed are read by range. Other programs' indexes spare
-        the reading.
+        With an index, single records of uncompressed objects are read by range. Indexes of other programs make this
+        unnecessary.
         """
         return self._keep(self._indexed() or self._scan())
 
     @property
     def rung(self) -> str:
-        """How the records were counted."""
+        """Source of the record counts."""
         return self.counted().rung
 
     def _base(self) -> _native.Course:
@@ -355,12 +363,12 @@ class Dataset(DatasetBase):
 
     @property
     def fingerprint(self) -> str:
-        """Names without codec suffix, and record counts: a staged or inflated copy has the same."""
+        """Hash of names without codec suffix and of record counts: the same for a staged or decompressed copy."""
         return self.counted().fingerprint
 
     @property
     def window(self) -> int:
-        """Objects whose samples mix."""
+        """Number of objects whose samples mix."""
         if self.seed is None:
             return 1
         return self.counted().window if self.requested_window is None else self.requested_window
@@ -375,28 +383,27 @@ def open(  # noqa: A001 - the verb is the API
     indexes: str | os.PathLike[str] | None = None,
     indexed: bool = True,
 ) -> Dataset:
-    """Lists a dataset: one listing. If no name says a format, the first bytes of one object are read, too.
+    """Open a dataset: lists it once. If no object's name shows the format, reads the first bytes of one object, too.
 
     Args:
-        url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`); a
-            plain path is a local one, and `~` the home folder. A list of these in one bucket (below one local folder) is
-            one dataset: its objects are ordered by name, and each is read once.
-        manifest: A file of `penstock index`, instead of the listing; reads are then pinned to its versions.
-        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default what the objects' names say, else what the
-            first bytes of one show.
-        records_per_object: Records in every object, where that is known; else the ladder finds out.
-        indexes: A folder of indexes that other programs made (DALI's `.idx`, wids' `index.json`); by default those that lie
-            beside the objects.
-        indexed: False counts nothing, ever: TFRecords and tars are passed over as streams. Each rank has whole objects of
-            its own, records mix within 32 MiB of their object, a loader has no length, ranks may end at different batches,
-            and a state is good for the same rank of as many ranks alone.
+        url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`).
+            A plain path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder)
+            is one dataset: its objects are ordered by name, and each is read once.
+        manifest: A manifest file from `penstock index`, used instead of a listing; reads are pinned to its versions.
+        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default detected from the objects' names, else
+            from the first bytes of one.
+        records_per_object: Number of records in every object, if known; by default it is determined.
+        indexes: A folder of indexes of other programs (DALI's `.idx`, wids' `index.json`); by default those beside the
+            objects.
+        indexed: False never counts records: TFRecords and tars are read as streams. Each rank reads whole objects of
+            its own, records mix within 32 MiB of their object, a loader has no length, and ranks may end after
+            different numbers of batches. A state is valid only for the same rank and the same number of ranks.
     Raises:
-        NotFound: Nothing is there, or an object of a list is not.
-        Unsupported: The objects are of a format that is not read, which the message names.
-        ConfigError: An object lies beside its inflated copy, so that each sample would be read twice.
-        Denied, Unreachable, Throttled: The store refused.
-    Warns:
-        UserWarning: No format is given, and more objects are left aside than are read.
+        NotFound: No object matches, or an object of a list is missing.
+        Unsupported: The objects' format is not supported; the message names it.
+        ConfigError: An object lies beside its decompressed copy, so that each sample would be read twice.
+        Denied, Unreachable, Throttled: The store refused or did not answer. Warns:
+        UserWarning: No format is given, and more objects are ignored than read.
     """
     listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
     text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_lists.joined(listed_urls or [])
@@ -412,7 +419,7 @@ def open(  # noqa: A001 - the verb is the API
         None if indexes is None else _located(indexes, "indexes"),
     )
     if declared is not None and (declared.labels is not None or declared.classes is not None):
-        # Found below the folder that was listed, which is known now; nothing is listed again.
+        # Relative to the listed folder, which is known only now; the dataset is not listed again.
         if declared.classes is not None:
             facts = class_folders.labels(source, declared.classes)
         elif declared.labels is not None:
@@ -449,7 +456,7 @@ def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
     if is_chosen or source.ignored <= source.objects:
         _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)
         return
-    # The folder is probably not what the user takes it for, and a program may hide its log.
+    # The folder is probably not the one that the user meant, and a program may hide its log.
     warnings.warn(
         f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read, as {kind}; "
         f"{source.ignored:,} of other formats are left aside. Give a pattern (`*.suffix`) or format= to choose.",

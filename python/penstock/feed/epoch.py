@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over an epoch: takes batches from the native run, delivers them, and measures where the time goes.
+"""One pass over an epoch: takes batches from the native run, delivers them, and measures the time spent.
 
-Owns the run and its end. The loader decides where an epoch begins; the delivery decides what a batch is.
+Owns the run and its end. The loader decides where an epoch begins; the delivery converts a batch.
 """
 # ruff: noqa: SLF001 - a pass and its loader are one unit of two classes
 
@@ -30,29 +30,31 @@ Batch = TypeVar("Batch")
 
 
 class Delivery(Generic[Batch]):
-    """How the batches of one pass reach their holder: as a framework's, over the feed's own memory."""
+    """Delivery of one pass's batches to the consumer: as a framework's tensors, over the feed's own memory."""
 
     takes_ahead = False
-    """Whether the next batch is adapted, where it is there already, before this one is worked on."""
+    """Whether the next batch, if it is ready, is adapted before the consumer works on this one."""
 
     def __init__(self, adapt: Callable[[dict[str, Any]], tuple[Batch, float]]) -> None:
         self._adapt = adapt
 
     def adapt(self, tensors: dict[str, Any]) -> tuple[Any, float]:
-        """A batch of native tensors on its way, and the seconds that copies to a device took."""
+        """Convert a batch of native tensors; returns it with the seconds of copies to a device."""
         return self._adapt(tensors)
 
     def hand_over(self, adapted: Any) -> tuple[Batch, float, float]:
-        """What `adapt` made as its holder gets it, and the seconds waited for copies and for the holder's own work."""
+        """The consumer's form of a batch from `adapt`, and the seconds waited for copies and for the consumer's earlier
+        work.
+        """
         return adapted, 0.0, 0.0
 
     def end(self) -> None:
-        """The pass is over; in the process that began it, and from any thread."""
+        """Called when the pass is over, from any thread of the process that began it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A batch that has left the run and was not handed over yet."""
+    """A batch that was taken from the run and is not delivered yet."""
 
     adapted: Any
     rows: int
@@ -61,7 +63,7 @@ class _Taken:
 
 
 class Epoch(Generic[Batch]):
-    """One pass over (what is left of) an epoch. Ends its threads and requests when it is done, dropped or superseded."""
+    """One pass over (the rest of) an epoch. Ends its threads and requests when it is done, dropped or superseded."""
 
     def __init__(
         self, loader: BaseLoader[Batch], feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int
@@ -77,7 +79,7 @@ class Epoch(Generic[Batch]):
         self._before = feed.metrics()
         self._delivery = loader._delivery()
         self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)
-        # What the next step will find: a batch, the end or an error.
+        # The next step's result, taken ahead: a batch, the end or an error.
         self._ahead: Future[_Taken | None] | None = None
         self._left_at = time.perf_counter()
         self._measured.wait_s = self._left_at - self._began
@@ -88,7 +90,7 @@ class Epoch(Generic[Batch]):
     def __next__(self) -> Batch:
         if self._pid != os.getpid():
             self._ahead = None
-            return self._step()  # refused there; the lock may be held for ever
+            return self._step()  # after a fork: `_step` raises, and the lock may never be released
         with self._turn:  # threads that share an iterator take turns
             return self._step()
 
@@ -125,7 +127,7 @@ class Epoch(Generic[Batch]):
             self.close()
             loader._exhausted(self, self._epoch)
             raise StopIteration
-        self._raise_if_ended()  # by another thread, and the loader stands elsewhere now
+        self._raise_if_ended()  # by another thread, which has moved the loader to another position
         measured.samples += taken.rows
         measured.bytes_out += taken.bytes_out
         measured.batches += 1
@@ -140,7 +142,7 @@ class Epoch(Generic[Batch]):
         return batch
 
     def _take(self) -> _Taken | None:
-        """The run's next batch, or None after the last."""
+        """Take the run's next batch; None after the last."""
         run = self._run
         if run is None:  # ended by another thread
             raise ConfigError("iterator: it has ended", where="iterator")
@@ -154,7 +156,7 @@ class Epoch(Generic[Batch]):
         return _Taken(adapted, rows, cursor, bytes_out)
 
     def _take_ahead(self) -> None:
-        """Takes the batch after the one that was handed over, if it is there; an error waits for its turn."""
+        """Take the batch after the delivered one if it is ready; an error is raised only at its own step."""
         run, ahead = self._run, Future[_Taken | None]()
         try:
             if run is None or not run.is_ready():
@@ -165,7 +167,7 @@ class Epoch(Generic[Batch]):
         self._ahead = ahead if self._run is not None else None
 
     def measure(self) -> None:
-        """Brings the measured pass up to date; while a thread waits for a batch, it stays as of the last one."""
+        """Update the pass's measurements; while a thread waits for a batch, they are those of the last one."""
         if self._pid == os.getpid() and self._turn.acquire(blocking=False):
             try:
                 self._measure()
@@ -173,7 +175,7 @@ class Epoch(Generic[Batch]):
                 self._turn.release()
 
     def _measure(self) -> None:
-        """Brings the native side's times and counters into the measured pass."""
+        """Copy the native side's times and counters into the pass's measurements."""
         if self._run is not None and self._pid == os.getpid():
             self._measured.timing = self._run.timing()
             self._measured.mended = self._run.mended()
@@ -181,14 +183,14 @@ class Epoch(Generic[Batch]):
             self._measured.counters = {name: after[name] - self._before[name] for name in after}
 
     def end(self, why: str) -> None:
-        """Ends it for a reason that its holder is told at the next step."""
+        """End the pass; the next step raises an error with this reason."""
         if self._run is not None:
             self.measure()
             self._why = why
             self.close()
 
     def close(self) -> None:
-        """Ends threads and requests."""
+        """End threads and requests."""
         if self._run is not None:
             run, self._run, self._ahead = self._run, None, None
             try:
@@ -204,7 +206,7 @@ class Epoch(Generic[Batch]):
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """The error alone: frames hold the pass that it was met in, and those of what it came from do."""
+    """The error without tracebacks: frames of it and of its causes would keep the pass alive."""
     of: BaseException | None = error
     while of is not None:
         of.__traceback__ = None

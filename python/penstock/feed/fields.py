@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of field that a batch can hold, and how a record's parts become them. Plain data; reads nothing."""
+"""Kinds of field that a batch can contain, and how they are made from a record's parts. Plain data; reads nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MOST_PIXELS = 100_000_000
-"""Pixels that an image may have unless more are said: Pillow warns a little below it."""
+"""Default maximum of an image's pixels: slightly above Pillow's warning limit."""
 
 _FORMATS = {
     "bool": "?",
@@ -47,17 +47,17 @@ _FORMATS = {
     "float32": "f",
     "float64": "d",
 }
-"""An element of each dtype, as `struct` has it."""
+"""`struct` format of an element of each dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """What all kinds of field share: the names of the parts that one may be read from."""
+    """Base of all kinds of field: the names of the parts that one may be read from."""
 
     def of(self, names: str) -> Self:
         """The same field, read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
 
-        Without it, a field is read from the part of its own name.
+        Without this call, a field is read from the part with its own name.
         """
         parts = tuple(name for name in names.split(";") if name)
         if not parts:
@@ -65,7 +65,7 @@ class FieldSpec:
         return replace(self, parts=parts)  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
-        """As the core reads it."""
+        """The field as the core reads it."""
         raise NotImplementedError
 
 
@@ -88,7 +88,7 @@ class TensorSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RaggedSpec(FieldSpec):
-    """Any number of items a sample, each of this element type and shape."""
+    """Any number of items per sample, each of this element type and shape."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class RaggedSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawSpec(FieldSpec):
-    """The bytes as they are stored."""
+    """The stored bytes, unchanged."""
 
     parts: tuple[str, ...] = ()
     default: bytes | None = None
@@ -118,7 +118,7 @@ class RawSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawListSpec(FieldSpec):
-    """Any number of byte strings, each as it is stored."""
+    """Any number of byte strings per sample, each unchanged."""
 
     parts: tuple[str, ...] = ()
 
@@ -131,7 +131,7 @@ class RawListSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec(FieldSpec):
-    """A picture, decoded, cropped, resized, flipped and normalised. Made by `penstock.image`."""
+    """An image, decoded, cropped, resized, flipped and normalised. Made by `penstock.image`."""
 
     height: int
     width: int
@@ -159,7 +159,7 @@ class ImageSpec(FieldSpec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a decoded sample."""
+        """Shape of a decoded sample."""
         sides = (self.height, self.width)
         return (3, *sides) if self.layout == "CHW" else (*sides, 3)
 
@@ -173,7 +173,7 @@ class ImageSpec(FieldSpec):
 
 
 def _dtype(dtype: object) -> str:
-    # `numpy.int16` is a class of that name, `torch.int16` prints as itself: neither library is imported here.
+    # `numpy.int16` is a class of that name, `torch.int16` prints as its name: neither library is imported here.
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
@@ -192,7 +192,7 @@ def _or(default: object) -> str:
 
 
 def _packed(dtype: str, value: float) -> bytes:
-    """One element, little-endian."""
+    """Bytes of one element, little-endian."""
     try:
         if dtype != "bool" or value in (0, 1):
             return struct.pack(f"<{_FORMATS[dtype]}", value)
@@ -202,14 +202,14 @@ def _packed(dtype: str, value: float) -> bytes:
 
 
 def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | None = None) -> TensorSpec:
-    """A field: `tensor("int16", (128, 128, 128, 4))`. NumPy's and torch's own dtypes are taken too.
+    """A field of fixed type and shape: `tensor("int16", (128, 128, 128, 4))`. NumPy and torch dtypes are accepted, too.
 
     Args:
-        default: Every element of a sample without a value: a feature that a tf.Example lacks or has empty, as
-            `FixedLenFeature(default_value=)` has it, a member that a tar's sample lacks, or a null.
+        default: Value of every element if the sample has no value: a feature that is missing or empty in a tf.Example
+            (as with `FixedLenFeature(default_value=)`), a member that is missing in a tar, or a null.
     Raises:
-        ConfigError: A side that is no whole number of at least 0, or a default that is not a value of dtype. An unknown
-            dtype is refused by the loader.
+        ConfigError: A dimension is not an integer of at least 0, or the default is not a value of dtype. The loader
+            refuses an unknown dtype.
     """
     spec = TensorSpec(_dtype(dtype), _shape(shape), default=default)
     spec.to_dict()
@@ -217,12 +217,12 @@ def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | No
 
 
 def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
-    """A field of any number of items a sample, each of this type and shape; in batches a `Ragged(values, offsets)`.
+    """A field of any number of items per sample, each of this type and shape; in batches a `Ragged(values, offsets)`.
 
-    A sample without a value has no items: a feature that a tf.Example lacks, a member that a tar's sample lacks, a null.
+    A sample without a value (a missing feature of a tf.Example, a missing member of a tar, a null) has no items.
 
     Raises:
-        ConfigError: A side that is no whole number of at least 1.
+        ConfigError: A dimension is not an integer of at least 1.
     """
     sides = _shape(shape)
     if 0 in sides:
@@ -231,12 +231,12 @@ def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
 
 
 def raw(*, default: bytes | None = None) -> RawSpec:
-    """A field of bytes as they are stored: one `bytes` a sample, in batches a list of them.
+    """A field of stored bytes: one `bytes` per sample, in batches a list of them.
 
     Args:
-        default: Of a sample without a value, as in `tensor`.
+        default: Value if the sample has none, as in `tensor`.
     Raises:
-        ConfigError: A default that is not `bytes`.
+        ConfigError: The default is not `bytes`.
     """
     if not isinstance(default, bytes | None):
         raise ConfigError(f"default: {default!r} is not bytes", where="fields")
@@ -244,7 +244,7 @@ def raw(*, default: bytes | None = None) -> RawSpec:
 
 
 def raw_list() -> RawListSpec:
-    """A field of any number of byte strings: a list of `bytes` a sample, in batches a list of such lists.
+    """A field of any number of byte strings: a list of `bytes` per sample, in batches a list of such lists.
 
     It reads Parquet's lists of strings or binaries, the `bytes_list` of a tf.Example, and a feature list of a
     tf.SequenceExample whose steps hold one byte string each.
@@ -269,24 +269,26 @@ def image(
     most_pixels: int = MOST_PIXELS,
     exact: bool = False,
 ) -> ImageSpec:
-    """A field of pictures (JPEG, PNG), decoded in the feed's threads straight into the batch.
+    """A field of images (JPEG, PNG), decoded in the feed's threads directly into the batch.
 
-    What is random is a pure function of the seed, the epoch and the sample's position: the same on any number of ranks.
+    Random crops and flips are a pure function of the seed, the epoch and the sample's position: the same on any number
+    of ranks.
 
     Args:
-        height, width: Of the sample; `width` is `height` unless said.
+        height, width: Size of the sample in pixels; `width` defaults to `height`.
         crop: `random` (RandomResizedCrop of `area` and `ratio`), `center` (Resize so that the shorter side is `resize`,
-            by default 256/224 of the larger side wanted, then CenterCrop) or `none` (the whole image, resized).
-        flip: How often a sample is mirrored left to right; True is half of the time.
-        dtype: `uint8`, or `float32` of (value / 255 - mean) / std.
+            by default 256/224 of the sample's larger side, then CenterCrop) or `none` (the whole image, resized).
+        flip: Probability that a sample is mirrored left to right; True means 0.5.
+        dtype: `uint8`, or `float32` with (value / 255 - mean) / std.
         layout: `HWC` or `CHW`.
-        mean, std: Of the three channels; for float32.
-        orient: Turn images as their EXIF orientation says (torchvision and Pillow do not unless told).
-        most_pixels: Larger images are refused as `Corrupt`.
+        mean, std: One value for each of the three channels; for float32.
+        orient: Turn images by their EXIF orientation (torchvision and Pillow do not by default).
+        most_pixels: Maximum of an image's pixels; a larger one is `Corrupt`.
         exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU. Otherwise a
             JPEG that is at least twice the sample's size is decoded at 1/2, 1/4 or 1/8 first, which differs more.
     Raises:
-        ConfigError: No size, or no three channels in mean or std. What else cannot be is refused by the loader.
+        ConfigError: A size is missing, or mean or std does not have three values. The loader refuses other invalid
+            values.
     """
     height, width = operator.index(height), operator.index(height if width is None else width)
     if not (0 < height < 2**31 and 0 < width < 2**31):
@@ -322,7 +324,7 @@ def to_json(specs: Iterable[tuple[str, FieldSpec]]) -> str:
 
 
 def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
-    """Fields as the core says them."""
+    """Fields from the core's JSON."""
 
     def spec(spec_dict: dict[str, Any]) -> FieldSpec:
         parts = tuple(spec_dict["of"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats for `penstock.open(url, format=...)`, for what names and contents do not show.
+"""Formats for `penstock.open(url, format=...)`, for facts that names and contents do not show.
 
-Each function returns a `Format`; its name as a string is the same without arguments.
+Each function returns a `Format`. A function's name as a string means the format without arguments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LabelFile:
-    """A file that says the labels of others, and its columns."""
+    """A file that contains the labels of other files, and its columns."""
 
     place: str
     key: str
@@ -54,7 +54,7 @@ class Format:
     classes: tuple[str, ...] | None = None
 
     def to_json(self) -> str:
-        """As the core reads it."""
+        """The format as the core reads it."""
         return json.dumps({"name": self.name, **self.facts})
 
 
@@ -62,10 +62,10 @@ def tfrecord(*, compression: str | None = None) -> Format:
     """TFRecords of tf.Example or tf.SequenceExample; parts are the features.
 
     Args:
-        compression: `gzip`, `zstd` or `lz4`: how objects are compressed whose names do not say it by their suffix, as with
-            `tf.io.TFRecordWriter(path, "GZIP")`.
+        compression: `gzip`, `zstd` or `lz4`: compression of objects whose names have no such suffix, as
+            `tf.io.TFRecordWriter(path, "GZIP")` writes them.
     Raises:
-        ConfigError: Another compression.
+        ConfigError: The compression is not one of these.
     """
     if compression not in (None, "gzip", "zstd", "lz4"):
         raise ConfigError(f"format: `{compression}` is not one of gzip, zstd, lz4", where="format")
@@ -73,14 +73,14 @@ def tfrecord(*, compression: str | None = None) -> Format:
 
 
 def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
-    """Records of one size: these columns, end to end, behind a header.
+    """Records of fixed size: these columns, one after another, after a header.
 
     CIFAR-10's binary version is `fixed(label=tensor("uint8", ()), image=tensor("uint8", (3, 32, 32)))`.
 
     Args:
         header_bytes: Bytes of each object before its first record.
     Raises:
-        ConfigError: No columns, or something else than `penstock.tensor(dtype, shape)`.
+        ConfigError: There is no column, or one is not a `penstock.tensor(dtype, shape)`.
     """
     if not columns:
         raise ConfigError("format: a fixed record has at least one column", where="format")
@@ -97,10 +97,10 @@ def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, hea
     """A flat file of tokens (nanoGPT's and Megatron's `.bin`), read as windows; one part, `tokens`.
 
     Args:
-        length: Tokens in a window. For targets that are the inputs moved by one, say one more than the context, and
-            `stride` the context.
-        dtype: As stored.
-        stride: From one window's start to the next's; by default `length`, so that windows do not overlap.
+        length: Tokens in a window. For targets that are the inputs shifted by one, set it to the context length plus
+            one, and `stride` to the context length.
+        dtype: Stored type of a token.
+        stride: Tokens from one window's start to the next; by default `length`, so that windows do not overlap.
         header_bytes: Bytes before the first token.
     """
     step = length if stride is None else stride
@@ -112,23 +112,23 @@ def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, hea
 
 
 def tar() -> Format:
-    """WebDataset: tar archives whose consecutive members of one key are a record; parts are the members by extension.
+    """WebDataset: tar archives. Consecutive members with one key are a record; its parts are the members, by extension.
 
-    `.cls`, `.index` and their like are numbers as text, `.npy` is an array, all else bytes; `__key__` is the key.
+    `.cls`, `.index` and similar are numbers as text, `.npy` is an array, all others are bytes; `__key__` is the key.
     """
     return Format("tar")
 
 
 def mds() -> Format:
-    """MosaicML's MDS: shards that an `index.json` beside them describes; parts are the columns."""
+    """MosaicML's MDS: shards described by an `index.json` beside them; parts are the columns."""
     return Format("mds")
 
 
 def npy(*, rows: bool = False) -> Format:
-    """NumPy arrays, one an object; one part, `array`.
+    """NumPy arrays, one per object; one part, `array`.
 
     Args:
-        rows: The rows of each array (along its first axis) are the records, not the array itself.
+        rows: Make each row of an array (along its first axis) a record, instead of the whole array.
     """
     return Format("npy", {"rows": bool(rows)})
 
@@ -141,8 +141,8 @@ def npz() -> Format:
 def parquet() -> Format:
     """Parquet: rows are the records, parts are the columns by their paths (`image.bytes`).
 
-    Numbers are tensors, lists ragged (or tensors, where all are as long), strings and binaries raw bytes or pictures. Of a
-    file its columns are decoded that fields name; all of it is fetched.
+    Numbers are tensors. Lists are ragged, or tensors if all have the same length. Strings and binaries are raw bytes or
+    images. Files are fetched whole, and only the columns of fields are decoded.
     """
     return Format("parquet")
 
@@ -154,15 +154,16 @@ def images(
     label: str = "label",
     classes: Sequence[str] | None = None,
 ) -> Format:
-    """Files, one record each: JPEG and PNG images. Parts are `image`, `label` and `__key__`.
+    """Image files (JPEG, PNG), one record each. Parts are `image`, `label` and `__key__`.
 
-    The label is the class folder's number, classes in the order of their names, where every file lies in a folder; or what
-    a file of labels says, read once when the dataset is opened. Every image must be in that file.
+    If every file lies in a class folder, the label is the folder's number, in the order of names. Otherwise labels come
+    from a file, which is read once when the dataset is opened. Every image must be in that file.
 
     Args:
-        labels: A CSV file with a header, or a Parquet file: a path below the dataset's folder, an absolute one, or a URL.
-        key: Its column of the images' paths below the dataset's folder.
-        label: Its column of labels: whole numbers, numbers, or text (which `penstock.raw()` reads).
+        labels: A CSV file with a header, or a Parquet file: a path below the dataset's folder, an absolute path, or a
+            URL.
+        key: Column with the images' paths below the dataset's folder.
+        label: Column with the labels: integers, floats, or text (which `penstock.raw()` reads).
         classes: Names of the class folders in the order of their labels, as `Dataset.classes` returns them: a validation
             folder that lacks some classes then has the labels of the training set.
     Raises:
@@ -184,10 +185,11 @@ def images(
 
 
 def zarr(*arrays: str) -> Format:
-    """Zarr, versions 2 and 3: sample i is index i along the first axis; parts are the arrays by name, a lone one's `array`.
+    """Zarr, versions 2 and 3: sample i is index i along the first axis. Parts are the arrays by name; a single array's
+    part is `array`.
 
     Args:
-        arrays: Which arrays of a group; all, where none is named. They have equally many rows.
+        arrays: Names of arrays in a group; by default all. They must have the same number of rows.
     """
     return Format("zarr", {"arrays": list(arrays)})
 
@@ -195,12 +197,12 @@ def zarr(*arrays: str) -> Format:
 def hdf5(*datasets: str) -> Format:
     """Datasets of HDF5 files, chunked or not: sample i is index i along the first axis; parts are the datasets by name.
 
-    Where chunks lie is read by h5py when the dataset is opened; the samples themselves are not read through it.
+    h5py reads the chunk positions when the dataset is opened; it does not read the samples.
 
     Args:
-        datasets: Their paths in each file (`"/images"`), of equally many rows.
+        datasets: Their paths in each file (`"/images"`). They must have the same number of rows.
     Raises:
-        ConfigError: None is named.
+        ConfigError: No dataset is named.
     """
     if not datasets:
         raise ConfigError('format: say which datasets, penstock.formats.hdf5("/images")', where="format")
@@ -226,7 +228,7 @@ _PLAIN = {
 
 
 def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the argument's name is the API
-    """The format that an argument says; None where names shall tell."""
+    """The `Format` of an argument; None to detect it."""
     if format is None or isinstance(format, Format):
         return format
     made = _PLAIN.get(format)

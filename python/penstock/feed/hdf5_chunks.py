@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-# Chunks of all files; each takes some 100 bytes for as long as the dataset is open.
+# Chunks of all files. Each takes about 100 bytes while the dataset is open.
 _MAX_CHUNKS = 1 << 22
 
-# Tables lie together, mostly: what is read of a file at a time.
+# Bytes per read of a file: chunk tables are mostly contiguous.
 _READ_AHEAD = 256 << 10
 
-# What h5py raises for a damaged file, by the call that meets the damage.
+# Exceptions that h5py raises for a damaged file; they depend on the call that meets the damage.
 _DAMAGE = (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, MemoryError)
 
 
@@ -32,9 +32,9 @@ def read(source: _native.Source, declared: Format) -> Format:
 
     Raises:
         MissingPackage: h5py is not installed.
-        ConfigError: A dataset is not there.
-        Corrupt: A file is not HDF5, or is damaged where h5py looks; the message has h5py's own words.
-        Unsupported: A layout or element type that is not plain numbers in chunks or in one piece.
+        ConfigError: A dataset is missing.
+        Corrupt: A file is not HDF5, or is damaged where h5py reads it; the message quotes h5py's.
+        Unsupported: The layout or element type is not plain numbers in chunks or in one piece.
     """
     require("format hdf5", "hdf5")
     import h5py  # type: ignore[import-untyped]
@@ -69,20 +69,20 @@ def _describe(h5py: Any, content: _Object, names: list[str], place: str) -> list
         except PenstockError as error:
             failed = error
         except _DAMAGE as error:
-            # A store's refusal may come back in h5py's words.
+            # h5py may replace a store's error with its own message.
             failed = content.error or Corrupt(
                 f"{place} does not read as HDF5: {type(error).__name__}: {error}",
                 where=place,
                 hint="fetch the object again, or compare it with its source",
             )
-    # Not raised above: h5py's frames hold handles that HDF5 frees at exit, when Python has ended, and crashes. An uncaught
-    # error keeps its frames, and its context's, until then.
+    # Raised here, not above: h5py's frames hold handles that HDF5 frees at exit, after Python has ended, and that
+    # crashes. An uncaught error keeps its own frames and those of its context until exit.
     failed.__context__ = None
     raise failed.with_traceback(None)
 
 
 class _Object(io.RawIOBase):
-    """An object of the listing, of the version that it pinned, for h5py to seek in."""
+    """An object of the listing, at its pinned version, as a seekable file for h5py."""
 
     def __init__(self, files: _native.Files, entry: dict[str, Any]) -> None:
         self._files, self._entry, self._at = files, entry, 0
@@ -166,7 +166,7 @@ def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
 
 
 def _fill(h5py: Any, plist: Any, found: Any) -> list[int]:
-    """The fill value's bytes, little-endian: zeros if the file leaves it undefined, as files of HDF5 1.4 do."""
+    """The fill value's bytes, little-endian: zeros if the file does not define it, as in files of HDF5 1.4."""
     if plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED:
         return [0] * found.dtype.itemsize
     return list(found.fillvalue.astype(found.dtype.newbyteorder("<")).tobytes())

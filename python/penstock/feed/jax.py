@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches as global JAX arrays, sharded as a `NamedSharding` says. The only module of the feed that imports jax.
+"""Batches as global JAX arrays, sharded by a `NamedSharding`. The only module of the feed that imports jax.
 
-Each process reads the rows that its own devices hold and no others: what a rank is to torch, a process is to JAX.
+Each process reads only the rows of its own devices: a JAX process corresponds to a rank in torch.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ __all__ = ["Loader"]
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Iterates dicts of `jax.Array`, of fields of one shape. Without a sharding they lie on the default device; with one, each is a global array
-    of `global_batch` rows whose first axis is cut as the sharding says, and each process reads its part.
+    """Iterates dicts of `jax.Array`, for fields of fixed shape. Without a sharding, arrays are on the default device.
+    With one, each is a global array of `global_batch` rows, split along the first axis by the sharding, and each
+    process reads its part.
 
-    Unless JAX's x64 mode is on, 64-bit fields become 32-bit ones: float64 is rounded to float32, and a value that is
-    out of range is a `ConfigError`, never cut.
+    Unless JAX's x64 mode is on, 64-bit fields become 32-bit: float64 is rounded to float32, and a value that is out of
+    range is a `ConfigError`, never truncated.
     """
 
     def __init__(self, dataset: DatasetBase, *, sharding: Any = None, **arguments: Any) -> None:
-        """As `penstock.Loader`, and:
+        """Like `penstock.Loader`, with one more argument:
 
         Args:
-            sharding: A `jax.sharding.NamedSharding` that cuts the first axis (`P("data")`). All batches are full: `tail`
-                is `drop`, unless `pad` is given. Processes must hold contiguous and equal parts in the order of their
-                numbers, as `jax.make_mesh` lays them out.
+            sharding: A `jax.sharding.NamedSharding` that splits the first axis (`P("data")`). All batches are full:
+                `tail` is `drop` by default, or `pad`. Processes must hold contiguous and equal parts in the order of
+                their numbers, as `jax.make_mesh` arranges them.
         """
         if sharding is not None:
             arguments.setdefault("tail", "drop")
@@ -54,7 +55,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return int(jax.process_index()), int(jax.process_count())
 
     def _check(self) -> None:
-        """The rows of this process's devices must be the rows that this rank reads."""
+        """Check that the rows of this process's devices are the rows that this rank reads."""
         rows = self._cut(1).devices_indices_map((self.global_batch,))
         mine = [rows[device][0].indices(self.global_batch)[:2] for device in self.sharding.addressable_devices]
         have = min(start for start, _ in mine), max(stop for _, stop in mine)
@@ -71,7 +72,7 @@ class Loader(BaseLoader[dict[str, Any]]):
             )
 
     def _prepare(self) -> None:
-        if self.dataset.map_steps:  # what functions make of the fields is known batch by batch
+        if self.dataset.map_steps:  # the output of functions is known only per batch
             return
         for name, spec in self.dataset.batch_fields().items():
             if not isinstance(spec, (TensorSpec, ImageSpec)):
@@ -98,7 +99,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return jax.make_array_from_callback(shape, self._cut(len(shape)), part)
 
     def _cut(self, sides: int) -> Any:
-        """The sharding for an array of so many sides: those it does not name are whole."""
+        """The sharding for an array with this many dimensions; dimensions that it does not name are not split."""
         spec = tuple(self.sharding.spec)[:sides]
         return jax.sharding.NamedSharding(self.sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
@@ -112,10 +113,10 @@ def _no_array(name: str, kind: str) -> ConfigError:
 
 
 def _in_range(name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The rows, if every value fits the type that JAX makes of theirs.
+    """The rows, if every value fits the type to which JAX converts them.
 
     Raises:
-        ConfigError: A value does not fit; the message has it.
+        ConfigError: A value does not fit; the message contains it.
     """
     kept = np.dtype(jax.dtypes.canonicalize_dtype(rows.dtype))
     if kept == rows.dtype or rows.size == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Label file beside images, read once when the dataset is opened: CSV by its header, or Parquet by its columns."""
+"""Label files beside images, read once when the dataset is opened: CSV by its header, or Parquet by its columns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_MAX_BYTES = 256 << 20  # a hundred bytes each for the labels of ImageNet-21k
+_MAX_BYTES = 256 << 20  # about a hundred bytes each for the labels of ImageNet-21k
 
 
 def read(requested: LabelFile, folder: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """The facts of a format whose labels `requested` says; a path that is not absolute lies below `folder`."""
+    """Facts of a format whose labels `requested` describes; a relative path is below `folder`."""
     place = requested.place if "://" in requested.place or requested.place.startswith("/") else folder + requested.place
     parent, _, name = place.rpartition("/")
     store = _native.Files(parent + "/", env)
@@ -63,7 +63,7 @@ def _csv(content: bytes, requested: LabelFile, place: str) -> tuple[list[str], d
 
 
 def _typed(texts: list[str]) -> dict[str, Any]:
-    """Whole numbers where all are, else numbers, else text."""
+    """Integers if all texts are, else floats, else text."""
     try:
         ints = [int(text) for text in texts]
         if all(-(2**63) <= value < 2**63 for value in ints):
@@ -86,7 +86,7 @@ def _parquet(place: str, requested: LabelFile) -> tuple[list[str], dict[str, Any
     specs = dict(table.schema().specs)
     key, label = (_column(name, list(specs), place) for name in (requested.key, requested.label))
     spec, kind = specs[label], "text"
-    if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged: some are null, which reading them says
+    if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged if some are null; the read reports these
         kind = "float" if spec.dtype.startswith("float") else "int"
     label_spec = fields.raw() if kind == "text" else fields.tensor(f"{kind}64", ())
     files: list[str] = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loader: epochs, cursors, ranks and state over the native feed; batches as NumPy arrays that share its memory.
 
-Decides when an epoch begins, where it resumes and what a state holds. Threads and requests exist only while an iterator does,
-and are built in the process that iterates: a loader may be made before a fork and used after it.
+Decides when an epoch begins, where it resumes and what a state contains. Threads and requests exist only while an
+iterator does, and belong to the process that iterates: a loader may be created before a fork and used after it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Batch = TypeVar("Batch")
 
 
 def _whole(value: int | None) -> int | None:
-    """A plain number of any integer (NumPy's too); raises TypeError for a float or a text."""
+    """Any integer (also NumPy's) as a plain int; raises TypeError for a float or a text."""
     return None if value is None else operator.index(value)
 
 
 def epoch_number(epoch: int) -> int:
-    """A plain number of an epoch.
+    """An epoch number as a plain int.
 
     Raises:
         ConfigError: It is negative, or does not fit 63 bits.
@@ -78,7 +78,7 @@ def _in_data_worker() -> bool:
 
 
 class BaseLoader(Generic[Batch]):
-    """What the loaders of all frameworks share; `_adapt` makes their batch of a dict of native tensors."""
+    """Base of the loaders of all frameworks; `_adapt` converts a dict of native tensors into the framework's batch."""
 
     @renamed_parameters({"next_epoch": "prefetch_next_epoch"})
     def __init__(
@@ -102,26 +102,27 @@ class BaseLoader(Generic[Batch]):
 
         Args:
             dataset: From `penstock.open(url).fields(...)`, shuffled or not.
-            batch_size: Samples in a batch of this rank; the global batch is `world` times as large.
-            global_batch: Samples in a batch over all ranks; slices differ by at most one.
-            rank, world: Of this process; by default from the process group or the launcher's variables.
-            tail: The epoch's last batch; by default `ragged`. `ragged` (every sample once, the last batch is smaller and slices may be empty), `drop` (full batches
-                only) or `pad` (the last batch repeats the epoch's first samples; a field `weight`, float32, is 1 for a
-                sample and 0 for a repeat).
-            memory_bytes: Bound of everything in flight; by default 1 GiB, or twice what must be held at once where that is
-                more. Delivered batches are the consumer's and are not counted.
-            max_in_flight: Requests under way at a time, at most: local files are asked for 32 MiB at a time.
-            read_ahead: Batches under way besides the next; by default enough to keep these requests busy.
-            threads: Decoding threads; by default one a core.
-            deadline_s: By when one object must have come, retries and back-off included.
-            on_error: What to do with a sample whose bytes are damaged or hold something else than the fields say: `raise`
-                at its batch, `skip` (its row is left out; with `tail="pad"` it stays, zeros of weight 0; refused with
-                `tail="drop"`) or `substitute` (the object's next record, or the next object's). Counted in the report.
+            batch_size: Samples in this rank's batch; the global batch is `world` times as large.
+            global_batch: Samples in a batch over all ranks; the ranks' slices differ by at most one.
+            rank, world: Rank of this process and number of ranks; by default from the process group or the launcher's
+                variables.
+            tail: The epoch's last batch: `ragged` (the default: every sample once; the last batch is smaller, and
+                slices may be empty), `drop` (full batches only) or `pad` (the last batch repeats the epoch's first
+                samples; a field `weight`, float32, is 1 for a sample and 0 for a repeat).
+            memory_bytes: Memory limit of all data in flight; by default 1 GiB, or twice the required minimum if that is
+                more. Delivered batches belong to the consumer and are not counted.
+            max_in_flight: Maximum number of concurrent requests. For local files, a request is up to 32 MiB.
+            read_ahead: Batches in preparation besides the next; by default enough to keep these requests busy.
+            threads: Decoding threads; by default one per core.
+            deadline_s: Maximum seconds for one object, including retries and back-off.
+            on_error: Action for a sample whose bytes are damaged or do not match the fields: `raise` at its batch,
+                `skip` (its row is left out; with `tail="pad"` it stays, zeros of weight 0; refused with `tail="drop"`)
+                or `substitute` (the object's next record, or the next object's). Counted in the report.
             prefetch_next_epoch: While an epoch ends, fetch the first objects of the next, at most a sixteenth of what this one has
                 read. False for a loader that makes one pass.
         Raises:
-            ConfigError: Arguments that cannot be.
-            BudgetExceeded: `memory_bytes` cannot hold what must be held at once (at the first iteration).
+            ConfigError: An argument is invalid.
+            BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
         """
         if tail is not None and tail not in _TAILS:
             raise ConfigError(f"tail: `{tail}` is none of {', '.join(_TAILS)}", where="tail")
@@ -141,7 +142,7 @@ class BaseLoader(Generic[Batch]):
             )
         batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
         memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
-        # Which ranks share this node's disk; None where nobody says.
+        # The ranks that share this node's disk; None if unknown.
         self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):
             raise ConfigError("rank: rank and world come together", where="rank")
@@ -149,7 +150,7 @@ class BaseLoader(Generic[Batch]):
             rank, world = self._place()
             found = ranks.detect(env.read())
             if dataset.is_local:
-                # The node's ranks share the node's part; launchers number them node after node.
+                # The node's ranks share the node's part; launchers number ranks node by node.
                 first, end = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
                 rank, world = rank - first, end - first
             if (found.rank, found.world) == (rank, world):
@@ -181,9 +182,10 @@ class BaseLoader(Generic[Batch]):
         self._looks_ahead = bool(prefetch_next_epoch)
         self._epoch = 0
         self._cursor = 0
-        # Where the next iterator begins: 0, or once what load_state_dict said.
+        # Start of the next iterator: 0, or once the cursor from `load_state_dict`.
         self._resume = 0
-        # Whether the caller has chosen the next iterator's epoch, and whether a repeated one was warned about.
+        # Whether the caller has chosen the next iterator's epoch, and whether the warning about a repeated one was
+        # given.
         self._is_chosen = self._has_warned = False
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
         self._worker_pool: WorkerPool | None = None
@@ -196,22 +198,22 @@ class BaseLoader(Generic[Batch]):
         return found.rank, found.world
 
     def _default_tail(self, on_error: str) -> str:  # noqa: ARG002 - for adapters that choose by it
-        """What becomes of the last batch when the caller does not say."""
+        """The default for the epoch's last batch."""
         return "ragged"
 
     def _prepare(self) -> None:
-        """Imports what the first batch would otherwise wait for."""
+        """Import modules before the first batch, which would otherwise wait for them."""
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
         """The framework's batch, and the seconds that copies to a device took."""
         raise NotImplementedError
 
     def _delivery(self) -> Delivery[Batch]:
-        """How a pass's batches reach their holder."""
+        """Delivery of a pass's batches to the consumer."""
         return Delivery(self._adapt)
 
     def _device_name(self) -> str | None:
-        """Where batches are copied to, and how; None where they are the feed's own memory."""
+        """Name of the device that batches are copied to; None if they stay in the feed's own memory."""
         return None
 
     def __repr__(self) -> str:
@@ -219,17 +221,18 @@ class BaseLoader(Generic[Batch]):
         return f"{type(self).__name__}({self.dataset!r}, {sizes}, tail {self.tail}, epoch {self._epoch})"
 
     def __getitem__(self, index: object) -> Any:
-        """No: a loader gives whole batches in its own order."""
+        """Not supported: a loader yields whole batches in its own order."""
         raise Unsupported(
             f"a Loader has no item {index!r}: it makes batches by itself, with threads of its own",
             hint="for a torch DataLoader there is penstock.torch.MapDataset(dataset)",
         )
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, the same on every rank; an iterator that goes on from a state gives fewer.
+        """Number of batches in a whole epoch, the same on every rank; an iterator that resumes from a state yields
+        fewer.
 
         Raises:
-            TypeError: The dataset is unindexed, so nobody knows.
+            TypeError: The dataset is unindexed, so the number is unknown.
         """
         if self._unindexed is not None:
             raise TypeError(f"a loader of {self.dataset!r} has no length: its records are not counted")
@@ -238,7 +241,7 @@ class BaseLoader(Generic[Batch]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or begins next."""
+        """The epoch in progress, or the next one."""
         return self._epoch
 
     def _native_feed(self) -> _native.Feed | _native.UnindexedFeed:
@@ -265,7 +268,7 @@ class BaseLoader(Generic[Batch]):
 
     @cached_property
     def caches(self) -> list[NodeCache | None]:
-        """Where this node keeps the objects of each dataset; None where it does not."""
+        """Node cache of each dataset; None for one without a cache."""
         return self.dataset.caches()
 
     def worker_pool(self) -> WorkerPool | None:
@@ -294,10 +297,11 @@ class BaseLoader(Generic[Batch]):
         self._live = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of this epoch, from its start or, once after `load_state_dict`, from the state on.
+        """Batches of this epoch from its start or, once after `load_state_dict`, from the state on.
 
-        The epoch advances when its last batch was taken. After a `break` or an error, a new iterator starts the same
-        epoch again, with one warning if the caller did not choose that by `set_epoch` or `load_state_dict`. A loader has one iterator at a time: a new one ends the older.
+        The epoch advances when its last batch is taken. After a `break` or an error, a new iterator starts the same
+        epoch again, with one warning if the caller did not request that by `set_epoch` or `load_state_dict`. A loader
+        has one iterator at a time: a new one ends the older.
         """
         if _in_data_worker():
             raise Unsupported(
@@ -307,7 +311,8 @@ class BaseLoader(Generic[Batch]):
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
         if start == 0 and self._is_spent(self._cursor):
-            # Whoever knows len() (Lightning does) takes the last batch and asks for no more: that epoch is over too.
+            # A caller that uses len() (Lightning does) takes the last batch and asks for no more: that epoch is over,
+            # too.
             self._epoch, self._cursor = self._epoch + 1, 0
         elif not self._is_chosen:
             self._warn_of_repeat()
@@ -319,7 +324,7 @@ class BaseLoader(Generic[Batch]):
         return made
 
     def _warn_of_repeat(self) -> None:
-        """Warns once if an epoch that was broken off begins again; a look at one batch does not count."""
+        """Warn once if an interrupted epoch begins again; an iterator that delivered only one batch does not count."""
         before = self._measured
         if (before.epoch, before.complete) != (self._epoch, False) or before.batches < 2 or self._has_warned:
             return
@@ -335,17 +340,17 @@ class BaseLoader(Generic[Batch]):
             )
 
     def _is_spent(self, cursor: int) -> bool:
-        """True when a pass that stands there has delivered every batch of the epoch."""
+        """True if a pass at this cursor has delivered every batch of the epoch."""
         if self._unindexed is not None:
             return self._unindexed.is_spent(cursor)
         left = self.dataset.samples - cursor
         return cursor > 0 and left < (self.global_batch if self.tail == "drop" else 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes `epoch` the next to be iterated, from its start; a state loaded for the same epoch stands.
+        """Make `epoch` the next to be iterated, from its start; a state loaded for the same epoch is kept.
 
         Raises:
-            ConfigError: A negative epoch.
+            ConfigError: The epoch is negative.
         """
         epoch = epoch_number(epoch)
         self._is_chosen = True
@@ -353,23 +358,23 @@ class BaseLoader(Generic[Batch]):
             self._supersede(f"set_epoch({epoch}) was called")
             self._epoch, self._cursor, self._resume = epoch, 0, 0
         elif not self._resume and self._is_spent(self._cursor):
-            self._cursor = 0  # it is wanted once more
+            self._cursor = 0  # the caller wants the finished epoch again
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, counted in delivered batches: JSON under 1 KB, identical on all ranks.
+        """Position of the loader, in delivered batches: JSON under 1 KB, identical on all ranks.
 
-        Of an unindexed dataset each rank has its own, for the same rank of as many alone.
+        For an unindexed dataset each rank has a state of its own, valid only for the same rank and number of ranks.
         """
         if self._unindexed is not None:
             return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
         return states.make(self.dataset, self._epoch, self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iterator goes on where `state` was taken, on any number of ranks and with any batch size.
+        """Let the next iterator continue at `state`, on any number of ranks and with any batch size.
 
         Raises:
-            ConfigError: The state is of another dataset, seed or window, or an unindexed one of another rank or world; the
-                message has both values.
+            ConfigError: The state is of another dataset, seed or window, or, if unindexed, of another rank or world;
+                the message contains both values.
         """
         self._go_on(*(states.check(state, self.dataset) if self._unindexed is None else self._unindexed.cursor(state)))
 
@@ -379,7 +384,7 @@ class BaseLoader(Generic[Batch]):
         self._epoch, self._cursor, self._resume = epoch, cursor, cursor
 
     def _is_live(self, one: Epoch[Batch]) -> bool:
-        """False for a pass that a newer one, or another state, has taken the place of."""
+        """False for a pass that was replaced by a newer one or by another state."""
         return self._live is not None and self._live() is one
 
     def _delivered(self, by: Epoch[Batch], cursor: int) -> None:
@@ -393,7 +398,7 @@ class BaseLoader(Generic[Batch]):
                 self._epoch, self._cursor = epoch + 1, 0
 
     def report(self) -> Report:
-        """Where the time of the current or last epoch's pass went; printed, a table. `dict(report)` is plain data."""
+        """Time spent in the current or last epoch's pass, by class; prints as a table. `dict(report)` is plain data."""
         live = self._live() if self._live is not None else None
         if live is not None:
             live.measure()
@@ -417,7 +422,7 @@ class BaseLoader(Generic[Batch]):
         return reporting.make(self._measured, facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and connections stay here; the other process builds its own.
+        # Threads and connections are not pickled; the other process creates its own.
         return {**self.__dict__, "_feed": None, "_live": None, "_worker_pool": None}
 
 

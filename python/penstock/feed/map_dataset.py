@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Map-style dataset: samples by index, for samplers and loaders with their own order: `penstock.torch.MapDataset`.
 
-Owns one feed per process, built there at first use, so that it survives fork, spawn and forkserver. The index holds the
-positions of records: in an uncompressed object only their ranges are read. Compressed or unindexed objects are read whole and
-kept for a while, so a sampler that asks for neighbours together costs less.
+Owns one feed per process, created there at first use, so that it works with fork, spawn and forkserver. The index holds
+the positions of records, so only their ranges of an uncompressed object are read. Compressed or unindexed objects are
+read whole and kept for a while, so a sampler that asks for neighbours together costs less.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ __all__ = ["MapDataset"]
 _LOG = logging.getLogger("penstock.feed")
 
 _MAX_WATCHED = 256
-"""Positions whose second reading is looked for."""
+"""Number of positions that are watched for a second read."""
 
 _MAX_REPEATS = 16
-"""Positions that must come again before a second pass is assumed: a look at one sample reads fewer."""
+"""Number of repeated positions from which a second pass is assumed; reading a sample twice stays below it."""
 
 
 class _SharedEpoch:
-    """The epoch, in memory that a DataLoader's workers share however they are started: persistent ones see it change.
+    """The epoch, in memory that a DataLoader's workers share under any start method: persistent workers see it change.
 
-    Until it is set, it also holds the first positions that any of the processes read, to notice a second pass.
+    Until it is set, it also holds the first positions that any of the processes read, to detect a second pass.
     """
 
     def __init__(self) -> None:
-        # Epoch, whether the watch is over, positions read again, and the first positions.
+        # The epoch, whether the watch is over, the number of repeated positions, and the first positions.
         self._shared = torch.tensor([0, 0, 0] + [-1] * _MAX_WATCHED, dtype=torch.int64).share_memory_()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shared.share_memory_()  # a copy that plain pickle made is not shared yet
+        self._shared.share_memory_()  # a pickled copy is not in shared memory yet
 
     @property
     def epoch(self) -> int:
@@ -62,7 +62,7 @@ class _SharedEpoch:
         return not self._shared[1]
 
     def sees_second_pass(self, positions: Sequence[int], samples: int) -> bool:
-        """Notes positions; True once, when as many came again as only a second pass reads."""
+        """Record positions; True once, when enough of them are repeated for a second pass."""
         watched = self._shared[3:]
         requested = torch.tensor(positions, dtype=torch.int64)
         again = torch.isin(requested, watched)
@@ -77,11 +77,11 @@ class _SharedEpoch:
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc]  # torch has no types here
-    """A map-style dataset of torch tensors: index i is the sample at position i of an epoch, as a `Loader` gives it.
+    """A map-style dataset of torch tensors: index i is the sample at position i of an epoch, as a `Loader` yields it.
 
-    Unshuffled, positions are as stored, and a sampler shuffles; of a shuffled dataset they are in the epoch's order. Random
-    crops and the randomness of `map` differ from epoch to epoch in either case, so call `set_epoch` before each pass.
-    `__getitems__` reads a batch's objects at once. Raw fields are `bytes`.
+    Without `shuffle`, positions are in stored order, and a sampler shuffles; otherwise they are in the epoch's order.
+    Random crops and the randomness of `map` differ from epoch to epoch in either case, so call `set_epoch` before each
+    pass. `__getitems__` reads a batch's objects together. Raw fields are `bytes`.
     """
 
     def __init__(
@@ -92,10 +92,12 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         max_in_flight: int = 64,
         deadline_s: float = 600.0,
     ) -> None:
-        """As a loader's bounds, of each process: a quarter of `memory_bytes` (1 GiB) keeps inflated objects."""
+        """Limits as for a loader, for each process: a quarter of `memory_bytes` (default 1 GiB) keeps decompressed
+        objects.
+        """
         self.dataset = dataset
         self._shared = _SharedEpoch()
-        # A DataLoader's workers are the parallelism: no thread but theirs.
+        # A DataLoader's workers are the parallelism, so the loader uses a single thread.
         self._loader = Loader(
             dataset,
             batch_size=1,
@@ -112,16 +114,17 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
 
     @property
     def epoch(self) -> int:
-        """The epoch whose samples are given: 0 until `set_epoch` is called."""
+        """The epoch of the samples: 0 until `set_epoch` is called."""
         return self._shared.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes `epoch` the one whose order, crops and seeds of `map` are given. Call it before each pass.
+        """Use the order, crops and `map` seeds of `epoch`. Call it before each pass.
 
-        A DataLoader's workers see it at once, persistent ones too. A sampler's `set_epoch` does not reach the dataset.
+        A DataLoader's workers see the change at once, persistent ones too. A sampler's `set_epoch` does not reach the
+        dataset.
 
         Raises:
-            ConfigError: A negative epoch.
+            ConfigError: The epoch is negative.
         """
         self._shared.set(epoch_number(epoch))
 
@@ -133,10 +136,10 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several samples, whose objects are read together: what a DataLoader's workers call.
+        """Several samples, whose objects are read together. A DataLoader's workers call this method.
 
         Raises:
-            IndexError: An index beyond the samples.
+            IndexError: An index is out of range.
         """
         samples = len(self)
         positions = [operator.index(index) for index in indices]
@@ -147,7 +150,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         epoch = self.epoch
         places = self.dataset.course().places(epoch, positions)
         feed = self._loader._native_feed()  # noqa: SLF001 - one unit, two classes
-        assert isinstance(feed, _native.Feed)  # an unindexed dataset has no places
+        assert isinstance(feed, _native.Feed)  # an unindexed dataset has no positions
         columns = feed.gather(places, epoch, positions)
         is_watched = self._shared.is_watched
         if not self.dataset.map_steps:
@@ -158,7 +161,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         return [{name: _tensor(value) for name, value in sample.items()} for sample in made]
 
     def _watch(self, positions: Sequence[int], is_random: bool) -> None:  # noqa: FBT001 - the one caller's own fact
-        """Warns once if random samples are read a second time and the epoch was never set."""
+        """Warn once if random samples are read a second time and the epoch was never set."""
         if is_random and self._shared.sees_second_pass(positions, len(self)):
             _LOG.warning(
                 "%r: a second pass reads epoch %d again, so every sample has the same random crops and the same "

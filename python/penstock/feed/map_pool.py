@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker pool of `map`, in the process that iterates: the workers' pipes, and the shared memory of batches.
 
-One thread at a time uses the pipes, and only in the process that started the workers. A dropped batch puts its slot on a
-queue, from any thread; the next `submit` or `wait` tells the worker. A batch's shared memory stays mapped until then.
+One thread at a time uses the pipes, and only in the process that started the workers. A dropped batch puts its slot on
+a queue, from any thread; the next `submit` or `wait` informs the worker. A batch's shared memory stays mapped until
+then.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["MapTask", "WorkerPool"]
 
 _TASKS_PER_WORKER = 2
-"""Batches at a worker: one that it works on and one that waits, so that it never waits for the pipe."""
+"""Tasks at a worker: one in progress and one queued, so that it never waits for the pipe."""
 
 _MAX_SPARE_SLOTS = 2
-"""Result slots of a worker that wait to be used again."""
+"""Free result slots that a worker keeps for reuse."""
 
 
 class _Forks:
@@ -52,7 +53,7 @@ os.register_at_fork(after_in_parent=_Forks.add)
 
 @dataclass(slots=True)
 class MapTask:
-    """A batch for a worker. `passed` are the columns that no function sees; `submit` sets the rest."""
+    """A batch for a worker. `passed` are the columns that no function gets; `submit` sets the other fields."""
 
     positions: Sequence[int]
     epoch: int
@@ -83,12 +84,12 @@ class _Worker:
         self.free_inputs: list[int] = []
         self.outputs: dict[int, mmap.mmap] = {}
         self.free_outputs: list[int] = []
-        # Slots whose last holder is gone, and the number of forks when they were handed out. Finalisers append, in
-        # any thread and in the middle of anything; a deque needs no lock for that.
+        # Slots whose last reference is gone, and the number of forks at delivery. Finalisers append in any thread and
+        # at any moment; a deque needs no lock for that.
         self.dropped: deque[tuple[int, int]] = deque()
 
     def input(self, size: int) -> tuple[int, mmap.mmap]:
-        """A slot for a task; a larger one where the old ones are too small."""
+        """A slot for a task; a larger one if the old ones are too small."""
         for slot in self.free_inputs:
             if len(self.inputs[slot]) >= size:
                 self.free_inputs.remove(slot)
@@ -102,7 +103,7 @@ class _Worker:
         return slot, memory
 
     def reclaim(self) -> None:
-        """Makes dropped slots free, and tells the worker to unmap those above `_MAX_SPARE_SLOTS`."""
+        """Free dropped slots, and let the worker unmap those above `_MAX_SPARE_SLOTS`."""
         while self.dropped:
             slot, forks = self.dropped.popleft()
             if len(self.free_outputs) < _MAX_SPARE_SLOTS and forks == _Forks.count:
@@ -146,11 +147,11 @@ class WorkerPool:
 
     @contextmanager
     def _pipes(self) -> Iterator[None]:
-        """The pipes, for this thread alone; dropped slots are reclaimed first.
+        """Exclusive use of the pipes by this thread; dropped slots are reclaimed first.
 
         Raises:
-            ConfigError: In another process, after the workers have ended, or in a signal handler that interrupted a
-                thread which holds the pipes.
+            ConfigError: Called in another process, after the workers have ended, or in a signal handler that
+                interrupted a thread which holds the pipes.
         """
         if self.pid != os.getpid():
             raise ConfigError(
@@ -171,13 +172,13 @@ class WorkerPool:
                     each.reclaim()
                 yield
             except BaseException:
-                self.end()  # Ctrl-C within a message leaves half of it in a pipe; the next pass starts new workers
+                self.end()  # Ctrl-C may leave half a message in a pipe; the next pass starts new workers
                 raise
             finally:
                 self._holder = None
 
     def submit(self, task: MapTask, rows: map_worker.Rows, seeds: Sequence[int]) -> None:
-        """Copies a batch into a slot of the least busy worker, and sends the task."""
+        """Copy a batch into a slot of the least busy worker, and send the task."""
         import numpy as np
 
         arrays = dict(rows.arrays)
@@ -204,7 +205,7 @@ class WorkerPool:
             chosen.tasks += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Takes the workers' messages, waiting at most `timeout_s` for the first."""
+        """Read the workers' messages; waits at most `timeout_s` for the first."""
         with self._pipes():
             ready = connection.wait([each.pipe for each in self.workers], timeout_s)
             for sender in [each for each in self.workers if each.pipe in ready]:
@@ -232,7 +233,7 @@ class WorkerPool:
             sender.tasks -= 1
             task = self.tasks[number]
             sender.free_inputs.append(task.slot)
-            if task.offered is not None and task.offered != used:  # it was too small, or no result was made
+            if task.offered is not None and task.offered != used:  # the slot was too small, or there was no result
                 sender.dropped.append((task.offered, -1))
             task.result = message
 
@@ -256,10 +257,11 @@ class WorkerPool:
         raise MapFailed(f"map: worker {lost.number} (process {lost.process.pid}) {how}{what}", where="map", hint=hint)
 
     def collect(self, task: MapTask) -> dict[str, Any] | None:
-        """The result of a task, when it is there: arrays over shared memory, which is the holder's.
+        """The result of a finished task: arrays over shared memory, which then belongs to the caller; None while
+        unfinished.
 
         Raises:
-            ConfigError: Another thread has abandoned it.
+            ConfigError: Another thread has abandoned the task.
         """
         if task.result is None:
             return None
@@ -273,14 +275,14 @@ class WorkerPool:
         sender = task.worker
         if sender is not None and slot is not None:
             memory = sender.outputs[slot]
-            # The holder's arrays keep this alive; when the last is gone, the slot is used again.
+            # The caller's arrays keep this alive; when the last is gone, the slot is reused.
             owner = (ctypes.c_char * len(memory)).from_buffer(memory)
             weakref.finalize(owner, sender.dropped.append, (slot, _Forks.count)).atexit = False
             made.update(map_worker.arrays_at(owner, fields))
         return made
 
     def abandon(self) -> None:
-        """Forgets the tasks that are answered; their slots are used again. Waits for no worker."""
+        """Forget answered tasks and reuse their slots. Does not wait for a worker."""
         for number, task in list(self.tasks.items()):
             if task.result is None or self.tasks.pop(number, None) is None:
                 continue
@@ -288,7 +290,7 @@ class WorkerPool:
                 task.worker.dropped.append((task.result[4], _Forks.count))
 
     def settle(self) -> None:
-        """Waits for the answers to tasks of an ended pass, and forgets them."""
+        """Wait for the answers to tasks of an ended pass, and forget them."""
         self.abandon()
         while self.tasks:
             self.wait(1.0)
@@ -296,7 +298,7 @@ class WorkerPool:
 
 
 def _end_all(workers: list[_Worker], pid: int) -> None:
-    if pid == os.getpid():  # a forked child has their pipes, but they are not its own
+    if pid == os.getpid():  # a forked child has copies of the pipes, but the workers are not its own
         for each in workers:
             each.pipe.close()
         for each in workers:

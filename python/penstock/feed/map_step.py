@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`map`: Python functions over the samples of a feed, in this process or in worker processes; order and state stay here.
+"""`map`: runs Python functions over the samples of a feed, in this process or in workers; order and state stay here.
 
-The least busy worker gets the next batch, and batches come out in order. A worker that dies ends the pass with one error,
-since the cause would kill the next one too; the loader's state is that of the last delivered batch.
+The least busy worker gets the next batch, and batches come out in order. A worker that dies ends the pass with one
+error, because the cause would kill the next one, too. The loader's state is then that of the last delivered batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["MapRun", "MapStep", "run_here", "sample_seed"]
 
 _POLL_S = 0.005
-"""How often a free worker looks whether the feed has a batch for it."""
+"""Interval in seconds at which a free worker checks whether the feed has a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MapStep:
-    """A function, whether it takes a seed, and in how many processes it runs."""
+    """A function, whether it takes a seed, and the number of its worker processes."""
 
     function: Callable[..., dict[str, Any]]
     wants_seed: bool
@@ -45,10 +45,10 @@ class MapStep:
 
     @classmethod
     def of(cls, function: Callable[..., dict[str, Any]], workers: int) -> MapStep:
-        """Looks at a function.
+        """Check a function.
 
         Raises:
-            ConfigError: No function, no number of workers, or a function that does not pickle where there are workers.
+            ConfigError: It is not callable, `workers` is invalid, or it does not pickle although there are workers.
         """
         workers = operator.index(workers)
         if not callable(function):
@@ -72,8 +72,8 @@ class MapStep:
 
 
 def sample_seed(seed: int | None, epoch: int, position: int) -> int:
-    """The number that a sample's randomness comes from: of the order's seed, the epoch and the position, and of nothing
-    else, so that ranks, workers and restarts do not change it. 0 to 2^63 - 1.
+    """Seed of a sample's randomness, 0 to 2^63 - 1. It depends only on the order's seed, the epoch and the position, so
+    ranks, workers and restarts do not change it.
     """
     text = f"penstock-map:{seed}:{epoch}:{position}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
@@ -81,7 +81,7 @@ def sample_seed(seed: int | None, epoch: int, position: int) -> int:
 
 @dataclass(slots=True)
 class _Pass:
-    """Where a pass stands: what was read of the feed, and what of it is at the workers."""
+    """Position of a pass: samples read from the feed, and batches at the workers."""
 
     epoch: int
     read: int
@@ -92,7 +92,7 @@ class _Pass:
 
 
 class MapRun:
-    """A native run whose batches pass through functions. What the loader's iterator sees of either is the same."""
+    """A native run whose batches pass through functions, with the same interface as the native run."""
 
     def __init__(self, loader: BaseLoader[Any], run: _native.Run, epoch: int, cursor: int) -> None:
         from penstock.feed.numpy import array
@@ -157,7 +157,7 @@ class MapRun:
         return {**passed, **results.arrays, **results.lists}, len(positions), cursor
 
     def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[map_worker.Rows, dict[str, Any], Sequence[int], int]:
-        """A batch of the feed, parted by kind, and the positions of its rows."""
+        """A batch of the feed, split by kind of column, and the positions of its rows."""
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
         samples = loader.dataset.samples
@@ -174,15 +174,15 @@ class MapRun:
         return rows, passed, range(first, first + count), cursor
 
     def timing(self) -> dict[str, float]:
-        """The native run's, and what was waited for functions."""
+        """Times of the native run, and the time waited for functions."""
         return {**self._run.timing(), "wait_map_s": self._pass.wait_s}
 
     def mended(self) -> tuple[int, int, list[str]]:
-        """The native run's."""
+        """Errors that the native run skipped or substituted."""
         return self._run.mended()
 
     def is_ready(self) -> bool:
-        """True when `next` would answer at once; never without workers, where it runs the functions."""
+        """True if `next` would return at once; always False without workers, because `next` then runs the functions."""
         worker_pool, under_way = self._worker_pool, self._pass.under_way
         if worker_pool is None or not under_way:
             return False
@@ -190,7 +190,7 @@ class MapRun:
         return under_way[0].result is not None
 
     def close(self) -> None:
-        """Ends the native run, from any thread; the workers stay for the next pass."""
+        """End the native run, from any thread; the workers stay for the next pass."""
         self._pass.is_closed = True
         self._run.close()
         if self._worker_pool is not None and self._worker_pool.is_alive:
@@ -198,7 +198,7 @@ class MapRun:
 
 
 def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
-    """A column of the feed, by its kind: of one shape, ragged (values and offsets), or a list."""
+    """Add a column of the feed by its kind: fixed shape, ragged (values and offsets), or a list."""
     if isinstance(value, list):
         rows.lists[name] = value
     elif hasattr(value, "offsets"):
@@ -211,7 +211,7 @@ def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], An
 
 
 def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[int]:
-    # A mixture has no seed of its own; its identity stands for those of its parts.
+    # A mixture has no seed of its own; its fingerprint replaces the seed.
     seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
     samples = dataset.samples
     return [sample_seed(seed, epoch, position % samples) for position in positions]
@@ -234,10 +234,10 @@ def _failed(
 def run_here(
     dataset: DatasetBase, columns: dict[str, Any], epoch: int, positions: Sequence[int], *, watches_draws: bool = False
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The dataset's functions over gathered samples, in this process; results as they are, a sample each.
+    """Run the dataset's functions over gathered samples, in this process; one unchanged result per sample.
 
     Returns:
-        The results; with `watches_draws`, whether the functions take a seed or drew from a global generator.
+        The results, and, with `watches_draws`, whether the functions take a seed or drew from a global generator.
     """
     from penstock.feed.numpy import array
 
@@ -258,7 +258,7 @@ def run_here(
 
 
 class _generators_kept:  # noqa: N801 - read as `with`
-    """The caller's global generators are as they were, whatever a sample's seed made of them."""
+    """Context that restores the caller's global generators after samples have seeded them."""
 
     def __enter__(self) -> None:
         import random

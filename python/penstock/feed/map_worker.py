@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 _ALIGN = 256
-"""JAX copies what is aligned to less."""
+"""JAX copies arrays with a smaller alignment."""
 
 FieldAt = tuple[str, str, tuple[int, ...], int]
-"""A field in a slot: name, NumPy's dtype, shape with the rows first, offset."""
+"""A field in a slot: name, NumPy dtype, shape (rows first), offset."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """What functions are run over: fields as arrays (rows first), and what is no array as a list."""
+    """Input rows of the functions: fields as arrays (rows first); other columns as lists."""
 
     arrays: dict[str, Any]
     lists: dict[str, list[Any]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Rows:
 
 
 class FunctionFailed(Exception):
-    """A row, why, and the traceback as text."""
+    """A failed function: the row, the reason, and the traceback as text."""
 
     def __init__(self, row: int, why: str, trace: str) -> None:
         super().__init__(row, why, trace)
@@ -77,14 +77,14 @@ class FunctionFailed(Exception):
 
 
 def new_memory(size: int) -> tuple[int, mmap.mmap]:
-    """Memory without a name: it is gone with the last process that maps it, however that ends."""
+    """Anonymous shared memory: it is freed with the last process that maps it, however that ends."""
     descriptor = os.memfd_create("penstock-map", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
     return descriptor, mmap.mmap(descriptor, size)
 
 
 def layout(fields: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[list[FieldAt], int]:
-    """Where fields (name, dtype, shape with the rows) lie in a slot, and its size."""
+    """Offsets of fields (name, dtype, shape with the rows) in a slot, and the slot's size."""
     import numpy as np
 
     placed, end = [], 0
@@ -103,7 +103,7 @@ def arrays_at(memory: Any, fields: Sequence[FieldAt]) -> dict[str, Any]:
 
 
 class _Seeding:
-    """Gives each sample its own seed: to `fn(sample, seed=...)`, else to the global generators."""
+    """Passes each sample's own seed: to `fn(sample, seed=...)`, else to the global generators."""
 
     def __init__(self, functions: Sequence[tuple[Callable[..., Any], bool]]) -> None:
         self.functions = functions
@@ -118,9 +118,10 @@ class _Seeding:
 
 
 class _TorchSeeding:
-    """Seeds torch when a function is the first to import it: the sample that does so has a seed like any other.
+    """Import hook that seeds torch when a function is the first to import it, so that this sample is seeded like any
+    other.
 
-    Stands in `sys.meta_path` while functions run and torch is not imported.
+    In `sys.meta_path` while functions run and torch is not imported.
     """
 
     seed = 0
@@ -168,7 +169,7 @@ def _seed_all(seed: int) -> None:
 
 
 def drew_since(seed: int) -> bool:
-    """True if a global generator moved since it was given this seed. Seeds them again."""
+    """True if a global generator moved since it got this seed. Seeds them again."""
     before = _states()
     _seed_all(seed)
     return before != _states()
@@ -185,7 +186,7 @@ def _states() -> list[Any]:
 
 @dataclass(slots=True)
 class MapResults:
-    """What the functions gave, rows gathered: `arrays` in the memory that `room` chose, the rest as lists."""
+    """Results of the functions, rows gathered: `arrays` in memory from `room`, other columns as lists."""
 
     fields: list[FieldAt] = field(default_factory=list)
     arrays: dict[str, Any] = field(default_factory=dict)
@@ -195,10 +196,10 @@ class MapResults:
 def each(
     functions: Sequence[tuple[Callable[..., Any], bool]], rows: Rows, seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """What the functions give for every row, as they give it.
+    """Unchanged results of the functions, one per row.
 
     Raises:
-        Failure: A function raised, or gave no dict.
+        Failure: A function raised, or did not return a dict.
     """
     seeding, found = _Seeding(functions), []
     for row, seed in enumerate(seeds):
@@ -222,12 +223,12 @@ def apply(
     seeds: Sequence[int],
     room: Callable[[int], Any],
 ) -> MapResults:
-    """Runs the functions over every row. The first result says names, dtypes and shapes; all others must agree.
+    """Run the functions over every row. The first result sets names, dtypes and shapes; all others must match.
 
     Args:
-        room: Gives memory of at least so many bytes for the arrays.
+        room: Returns memory of at least this many bytes for the arrays.
     Raises:
-        Failure: A function raised, or gave something else than before.
+        Failure: A function raised, or a result does not match the first.
     """
     seeding, results = _Seeding(functions), None
     for row, seed in enumerate(seeds):
@@ -286,7 +287,7 @@ def _put(results: MapResults, row: int, made: dict[str, Any]) -> str | None:
 
 
 class _Slots:
-    """The memory that this process maps: the parent's for tasks, its own for results."""
+    """Memory that this process maps: the parent's for tasks, its own for results."""
 
     def __init__(self) -> None:
         self.inputs: dict[int, mmap.mmap] = {}
@@ -304,8 +305,8 @@ class _Slots:
 
 
 def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
-    """Puts the parent's messages on a queue, each with the memory it brings, and None after the last."""
-    # The parent has gone when its end is closed, however it ended: nothing of ours outlives it.
+    """Put the parent's messages on a queue, each with the memory that comes with it, and None after the last."""
+    # End of file means that the parent has ended, in whatever way: this process must then end, too.
     with suppress(EOFError, OSError):
         while True:
             message, memory = pipe.recv(), None
@@ -318,16 +319,16 @@ def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
 
 
 def _messages(pipe: Connection) -> Iterator[tuple[Any, mmap.mmap | None]]:
-    # A thread of its own reads: the parent may send a large batch while we send a large result, and either fills its
-    # pipe.
+    # A separate thread reads: the parent may send a large batch while we send a large result, and both would block on
+    # full pipes.
     queue: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(pipe, queue), name="penstock-map-read", daemon=True).start()
     return iter(queue.get, None)
 
 
 def run_worker(pipe: Connection, pickled: bytes) -> None:
-    """The process: tasks in, results out, until the parent closes its end."""
-    end_with_parent()  # a function may run for long, and reads no pipe meanwhile
+    """Main function of the process: tasks in, results out, until the parent closes its end."""
+    end_with_parent()  # a function may run for a long time without reading the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     try:
         functions = pickle.loads(pickled)  # noqa: S301 - written by our parent

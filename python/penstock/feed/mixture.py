@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures: several datasets as one, in proportion to weights, each with its own order.
 
-Owns the weights and the length of a mixture's epoch. The source of each position, and that source's own position, are closed
-forms in the core: nothing is drawn, and only the global cursor is kept.
+Owns the weights and the length of a mixture's epoch. The core computes the source of each position, and the position in
+that source, in closed form: nothing is drawn, and the global cursor is the only state.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["Mixture", "mix"]
 
 _SCALE = 2**32
-"""Weights are whole parts of about 2^32: exact for the ratios that people write, and the same on every machine."""
+"""Weights are rounded to parts of about 2^32: exact for common ratios, and the same on every machine."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Mixture(DatasetBase):
-    """Several datasets as one. Immutable; what a `Loader` takes, as a `Dataset` is."""
+    """Several datasets as one. Immutable; a `Loader` accepts it like a `Dataset`."""
 
     parts: tuple[tuple[Dataset | Mixture, int], ...] = ()
     requested_samples: int | None = None
@@ -45,7 +45,7 @@ class Mixture(DatasetBase):
         return self.parts[0][0].specs
 
     def batch_fields(self) -> dict[str, Any]:
-        """The fields, which all parts share: the first one's where none were said."""
+        """The fields, which all parts share: the first part's default fields if none are set."""
         return self.parts[0][0].batch_fields()
 
     @property
@@ -56,7 +56,7 @@ class Mixture(DatasetBase):
 
     @property
     def seed(self) -> int | None:
-        """None: each part has its own."""
+        """None: each part has its own seed."""
         return None
 
     @property
@@ -66,7 +66,7 @@ class Mixture(DatasetBase):
 
     @property
     def differs_by_epoch(self) -> bool:
-        """True: an epoch goes on where the parts stood."""
+        """True: the next epoch continues at the parts' positions."""
         return True
 
     @property
@@ -76,17 +76,17 @@ class Mixture(DatasetBase):
 
     @property
     def rung(self) -> str:
-        """How the parts' records were counted."""
+        """Sources of the parts' record counts."""
         return ", ".join(dict.fromkeys(part.rung for part, _ in self.parts))
 
     @property
     def fingerprint(self) -> str:
-        """Of the parts' identities and their weights."""
+        """Hash of the parts' identities and their weights."""
         parts = [[part.identity(), weight] for part, weight in self.parts]
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def caches(self) -> list[NodeCache | None]:
-        """Where each dataset of it is kept on this node."""
+        """Node cache of each dataset in the mixture."""
         return [cache for part, _ in self.parts for cache in part.caches()]
 
     def _base(self) -> _native.Course:
@@ -110,16 +110,16 @@ def mix(
     *,
     samples: int | None = None,
 ) -> Mixture:
-    """Several datasets as one: `mix({a: 0.7, b: 0.3})` draws 7 samples of `a` for 3 of `b`, evenly spread.
+    """Several datasets as one: `mix({a: 0.7, b: 0.3})` takes 7 samples of `a` for 3 of `b`, evenly spread.
 
-    Each part keeps its own order (seed, window, shards): all of its samples come once before one comes again, however
-    often the mixture's epochs begin. The weights are of samples, and need not sum to 1.
+    Each part keeps its own order (seed, window, shards): all its samples come once before one repeats, regardless of
+    where the mixture's epochs begin. The weights count samples and need not sum to 1.
 
     Args:
         parts: Datasets with the same fields, and their weights. Their order is part of the order.
-        samples: In an epoch of the mixture; by default as many as its parts have together.
+        samples: Number of samples in an epoch of the mixture; by default the sum over its parts.
     Raises:
-        ConfigError: No part, a weight that is not above 0, fields that differ.
+        ConfigError: There is no part, a weight is not above 0, or the parts' fields differ.
     """
     pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
     if not pairs:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node cache: the folder that keeps fetched objects, requested by `Dataset.cache` or found. The core decides what is kept."""
+"""Node cache: the folder that keeps fetched objects, set by `Dataset.cache` or found. The core decides which objects
+stay.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,25 @@ if TYPE_CHECKING:
 __all__ = ["AUTO", "CacheRequest", "NodeCache", "Transcode", "cache_request", "resolve"]
 
 Transcode = Literal["never", "auto", "always"]
-"""When compressed objects are kept in planes."""
+"""Option to keep compressed objects in planes."""
 
 _SCRATCH_VARIABLES = ("PENSTOCK_SCRATCH", "SLURM_TMPDIR", "PBS_JOBFS", "JOB_SCRATCH_DIR")
-"""What sites and schedulers call a job's folder on the node's own disk; ours first."""
+"""Variables of sites and schedulers that name a job's folder on the node's own disk; Penstock's own first."""
 
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
-"""File systems of a local disk; a cache on a shared one would cost what it should save, and tmpfs is memory."""
+"""File systems of a local disk. A cache on a shared file system would cost the traffic that it should save; tmpfs is
+memory.
+"""
 
 _REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://")
 
 _MAX_FREE_SHARE = 0.9
-"""Of what is free, the most that is taken: a full disk hurts whoever else writes there."""
+"""Maximum share of free space that the cache takes: a full disk harms every other program that writes there."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """What `Dataset.cache` was told; `is_on` None leaves it to what is found."""
+    """Arguments of `Dataset.cache`; `is_on` None means automatic."""
 
     is_on: bool | None = None
     folder: str | None = None
@@ -43,12 +47,12 @@ class CacheRequest:
 
 
 AUTO = CacheRequest()
-"""Nothing was said."""
+"""Default: nothing was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCache:
-    """A folder, the most that may lie there in bytes, and when compressed objects are kept in planes."""
+    """A cache: its folder, its maximum size in bytes, and whether compressed objects are kept in planes."""
 
     folder: str
     limit_bytes: int
@@ -60,10 +64,10 @@ def cache_request(
     limit_bytes: int | None,
     transcode: Transcode = "never",
 ) -> CacheRequest:
-    """The arguments of `Dataset.cache`, checked.
+    """The checked arguments of `Dataset.cache`.
 
     Raises:
-        ConfigError: A limit that is no number of bytes, one with `cache(False)`, or a `transcode` that is unknown.
+        ConfigError: The limit is not a number of bytes or comes with `cache(False)`, or `transcode` is unknown.
     """
     if transcode not in get_args(Transcode):
         raise ConfigError(f"transcode: {transcode!r} is none of {', '.join(get_args(Transcode))}", where="transcode")
@@ -78,13 +82,13 @@ def cache_request(
 
 
 def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
-    """Where a dataset of `size_bytes` is kept, or None.
+    """The cache for a dataset of `size_bytes`, or None.
 
-    Unless it was said, only objects of a remote store are kept, in a scratch folder that a variable names or that
-    `/proc/mounts` shows (`/scratch`, `/local_scratch`, `/mnt/nvme`...), and only where all of them fit.
+    By default, only objects of a remote store are kept, and only if all of them fit. The folder is a scratch folder
+    from a variable or from `/proc/mounts` (`/scratch`, `/local_scratch`, `/mnt/nvme`...).
 
     Raises:
-        NotFound: A cache was asked for, and no scratch folder was found.
+        NotFound: A cache was requested, and no scratch folder was found.
     """
     if request.is_on is False:
         return None
@@ -100,12 +104,12 @@ def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping
     if folder is None or not url.startswith(_REMOTE):
         return None
     room = _available_bytes(Path(folder))
-    # Checksums and descriptions are 5 parts in 10^6 and half a KiB an object.
+    # Checksums and metadata take 5 parts in 10^6 and half a KiB per object.
     return NodeCache(folder, room) if size_bytes * 1.01 < room else None
 
 
 def _available_bytes(folder: Path) -> int:
-    """Bytes that may lie there, with what a cache of ours holds already."""
+    """Bytes that the cache may use: the free space, and the size of our cache that is already there."""
     ours = folder / "penstock-cache-1" / "ledger"
     try:
         held = int.from_bytes(ours.read_bytes()[:8], "little")
@@ -129,7 +133,7 @@ def _find_scratch(variables: Mapping[str, str]) -> str | None:
 
 
 def _scratch_mount(mounts: str) -> str | None:
-    """The first mount of a local file system whose name says that it is a node's scratch."""
+    """The first mount of a local file system whose name is that of a node's scratch folder."""
     for line in mounts.splitlines():
         _, point, kind, *_ = [*line.split(), "", "", ""]
         name = point.rpartition("/")[2]

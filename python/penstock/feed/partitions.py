@@ -35,7 +35,7 @@ def columns(source: _native.Source) -> dict[str, str]:
 def refuse(
     source: _native.Source, requested: Iterable[tuple[str, FieldSpec]], held: Callable[[], Iterable[str]]
 ) -> None:
-    """Raises ConfigError if a field asks for a partition column that the files lack; `held` returns their columns."""
+    """Raise ConfigError if a field asks for a partition column that the files lack; `held` returns the files' columns."""
     partitions = columns(source)
     for name, spec in requested:
         parts: tuple[str, ...] = getattr(spec, "parts", ()) or (name,)

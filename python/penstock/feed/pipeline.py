@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["DatasetBase", "expected_reads"]
 
 _MAX_STEPS_CHARS = 400
-"""Characters of steps that stand in a state as they are; more are hashed, so that a state stays under 1 KB."""
+"""Maximum characters of steps that a state contains verbatim; longer ones are hashed, so that a state stays under 1 KB."""
 
 Step = tuple[str, int, int]
-"""What was asked for: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0)."""
+"""One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0)."""
 
 
 def expected_reads(samples: int, objects: int, window: int, batch: float, world: int) -> float:
     """Objects that a global batch reads on average, over all ranks.
 
-    Each rank reads an object once a window if any of its samples are there. A window of w samples in K objects meets
-    r = (w - g) / b + 1 slices of b samples, g their greatest common divisor, but no more than there are ranks; each of
-    those has n = w / r of its samples, spread evenly: an object of m samples has none of them with probability
-    C(w - m, n) / C(w, n).
+    A rank reads an object once per window if any of the rank's samples is in it. A window of w samples in K objects
+    overlaps r = (w - g) / b + 1 slices of b samples, with g their greatest common divisor, but at most as many as there
+    are ranks. Each slice has n = w / r of the window's samples, spread evenly, so an object of m samples has none of
+    them with probability C(w - m, n) / C(w, n).
     """
     if samples == 0 or objects == 0 or batch <= 0:
         return 0.0
@@ -58,7 +58,7 @@ def expected_reads(samples: int, objects: int, window: int, batch: float, world:
 
 @dataclass(slots=True)
 class _Computed:
-    """What was worked out once. A copy in another process works it out again."""
+    """Values computed once. A copy in another process computes them again."""
 
     course: _native.Course | None = None
     identity: dict[str, Any] | None = None
@@ -69,16 +69,16 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetBase:
-    """A dataset or a mixture. Immutable: each method gives a new one."""
+    """A dataset or a mixture. Immutable: each method returns a new one."""
 
     steps: tuple[Step, ...] = ()
     map_steps: tuple[MapStep, ...] = ()
     _made: _Computed = field(default_factory=_Computed, init=False, repr=False, compare=False)
 
     def take(self, count: int) -> Self:
-        """The first `count` samples of each epoch, fewer where there are not as many.
+        """The first `count` samples of each epoch, or all if there are fewer.
 
-        Before `shuffle`, the first as stored, the same in every epoch; after it, the first of each epoch's order.
+        Before `shuffle`: the first in stored order, the same in every epoch. After it: the first of each epoch's order.
         """
         count = operator.index(count)
         if not 0 <= count < 2**63:
@@ -86,10 +86,10 @@ class DatasetBase:
         return self._step("take", count, 0)
 
     def shard(self, index: int, count: int) -> Self:
-        """Part `index` of `count` contiguous parts, whose sizes differ by at most one; together they are everything.
+        """Part `index` of `count` contiguous parts, which cover all samples and whose sizes differ by at most one.
 
-        Before `shuffle`, a fixed part of the samples as stored (as for a validation set); after it, a part of each
-        epoch's order, which holds other samples every epoch. Ranks need none of this: a `Loader` slices by itself.
+        Before `shuffle`: a fixed part in stored order (for a validation set, say). After it: a part of each epoch's
+        order, with other samples every epoch. Do not use it for ranks: a `Loader` slices by itself.
         """
         index, count = operator.index(index), operator.index(count)
         if not 0 <= index < count < 2**63:
@@ -104,15 +104,15 @@ class DatasetBase:
         return self._step("repeat", times, 0)
 
     def map(self, fn: Callable[..., dict[str, Any]], workers: int = 0) -> Self:
-        """Every sample through `fn`, in `workers` spawned processes; the order stays.
+        """Pass every sample through `fn`, in `workers` spawned processes; the order stays.
 
-        `fn(sample)` takes a dict of NumPy views of one sample and returns a dict: arrays and numbers of one shape become
-        an array, lists, bytes and text a list. Randomness is the sample's own in its epoch, whatever ranks and workers
-        there are: a parameter named `seed` is given the number it comes from; without one, the generators of `random`,
-        NumPy and torch are seeded before each call. Several maps run one after another in the same process.
+        `fn(sample)` takes a dict of NumPy views of one sample and returns a dict. In a batch, arrays and numbers of one
+        shape become an array; lists, bytes and text become a list. Each sample has its own seed in each epoch,
+        independent of ranks and workers. A parameter named `seed` gets it; without that parameter, the generators of
+        `random`, NumPy and torch are seeded before each call. Several maps run one after another in the same process.
 
         Args:
-            workers: Processes of each rank; 0 runs `fn` in this one.
+            workers: Number of processes per rank; 0 runs `fn` in this process.
         """
         from penstock.feed.map_step import MapStep
 
@@ -132,20 +132,20 @@ class DatasetBase:
             parts.append(f"map {name}" + (f" in {each.workers} workers" if each.workers else ""))
         return "".join(f", {text}" for text in parts)
 
-    # What a part must say.
+    # Properties that a subclass defines.
 
     @property
     def indexed(self) -> bool:
-        """True where records are counted, so that positions have a meaning."""
+        """True if records are counted, so that positions exist."""
         return True
 
     @property
     def specs(self) -> tuple[tuple[str, Any], ...]:
-        """Names of the fields, and what they are."""
+        """Names of the fields, and their specifications."""
         raise NotImplementedError
 
     def batch_fields(self) -> dict[str, Any]:
-        """The fields of a batch: those that were said, or those that hold where none were."""
+        """Fields of a batch: those that were set, else the default ones."""
         return dict(self.specs)
 
     @property
@@ -164,12 +164,12 @@ class DatasetBase:
         return self.seed is not None or self.has_random_fields or any(each.wants_seed for each in self.map_steps)
 
     def caches(self) -> list[NodeCache | None]:
-        """Where each dataset of it is kept on this node."""
+        """Node cache of each dataset that this one consists of."""
         raise NotImplementedError
 
     @property
     def locality(self) -> Locality | None:
-        """Where its objects lie, of one dataset in a pool."""
+        """Locality of the objects, for a dataset in a pool."""
         return None
 
     @property
@@ -179,35 +179,35 @@ class DatasetBase:
 
     @property
     def seed(self) -> int | None:
-        """Names the order."""
+        """Seed of the order."""
         raise NotImplementedError
 
     @property
     def window(self) -> int:
-        """Objects whose samples mix."""
+        """Number of objects whose samples mix."""
         raise NotImplementedError
 
     @property
     def rung(self) -> str:
-        """How the records were counted."""
+        """Source of the record counts."""
         raise NotImplementedError
 
     @property
     def fingerprint(self) -> str:
-        """Of the logical dataset."""
+        """Hash of the logical dataset."""
         raise NotImplementedError
 
     def _base(self) -> _native.Course:
-        """The course before `steps` (those behind a shuffle)."""
+        """The course before `steps` (those after a shuffle)."""
         raise NotImplementedError
 
     def _gets(self, batch: float, world: int) -> float:
         raise NotImplementedError
 
-    # What a loader asks.
+    # Properties that a loader reads.
 
     def course(self) -> _native.Course:
-        """The positions of an epoch. Counts the records, where that was not done yet."""
+        """The positions of an epoch. Counts the records if that was not done yet."""
         if self._made.course is not None:
             return self._made.course
         course = self._base()
@@ -224,7 +224,7 @@ class DatasetBase:
         return self.course().samples
 
     def identity(self) -> dict[str, Any]:
-        """What a state must agree on; under 700 bytes as JSON."""
+        """The values on which a state must agree; under 700 bytes as JSON."""
         if self._made.identity is None:
             mine: dict[str, Any] = {
                 "fingerprint": self.fingerprint,
@@ -243,9 +243,9 @@ class DatasetBase:
         return dict(self._made.identity)
 
     def expected_gets(self, batch: float, world: int = 1) -> float:
-        """Object reads that a global batch costs on average, over all ranks: what `window` trades for mixing.
+        """Average number of object reads for a global batch, over all ranks: the cost of a larger `window`.
 
-        An object above 16 MiB is read in parts of 8 MiB, a request each; a cache reads less.
+        An object above 16 MiB is read in parts of 8 MiB, one request each. With a cache, there are fewer reads.
         """
         return self._gets(batch, world)
 

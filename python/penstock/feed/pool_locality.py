@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["Locality", "find", "with_pool_routes"]
 
 _LOG = logging.getLogger("penstock.feed")
-# Questions to an engine at a time, and objects a question.
+# Concurrent queries to an engine, and objects per query.
 _MAX_CALLS, _KEYS_PER_CALL = 16, 16
 _TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Where the objects of a dataset in a pool lie, seen from one node.
+    """Locations of a dataset's objects in a pool, seen from one node.
 
     Attributes:
-        own_bytes, bytes: That this node reads from its own files, of all.
-        mine: The keys of the objects that are this node's part where each node reads its own: every object is in exactly
-            one node's part, as long as all of them looked at the same pool.
+        own_bytes, bytes: Bytes that this node reads from its own files, and bytes of the dataset.
+        mine: Keys of the objects in this node's part, if each node reads its own. Every object is in exactly one node's
+            part, as long as all nodes queried the same pool.
     """
 
     node: str
@@ -51,16 +51,16 @@ class Locality:
 
     @property
     def expected(self) -> float:
-        """The share of a global order's reads that is local: copies over nodes."""
+        """Expected share of local reads in a global order: copies over nodes."""
         return min(1.0, self.copies / self.nodes)
 
     @property
     def share(self) -> float:
-        """The share of all bytes that lies here."""
+        """Share of all bytes that this node holds."""
         return self.own_bytes / self.bytes if self.bytes else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """For reports."""
+        """The locality as plain data, for reports."""
         return {
             "node": self.node,
             "nodes": self.nodes,
@@ -77,7 +77,7 @@ class Locality:
 
 
 def find(url: str, environment: Mapping[str, str]) -> context.PoolContext | None:
-    """The pool that a dataset's URL is in, where this process was told of one."""
+    """The pool that contains a dataset's URL, if this process has a context of one."""
     here = context.from_env(environment)
     if here is None:
         return None
@@ -85,14 +85,14 @@ def find(url: str, environment: Mapping[str, str]) -> context.PoolContext | None
 
 
 def _folder(url: str) -> str:
-    """A folder's URL as text that can be compared: a mounted pool's is a path."""
+    """A folder's URL in a form that can be compared: a mounted pool has a path."""
     return url.removeprefix("file://").rstrip("/") + "/"
 
 
 def with_pool_routes(
     source: _native.Source, here: context.PoolContext, environment: Mapping[str, str]
 ) -> tuple[_native.Source, Locality]:
-    """The source with its ways, and where its objects lie.
+    """The source with its routes, and the locality of its objects.
 
     Raises:
         ConfigError: This process is on none of the pool's nodes, or the dataset is not below the pool's URL.
@@ -136,7 +136,7 @@ def with_pool_routes(
 
 
 def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dict[str, int]:
-    """Which of the pool's processes this is: they take turns at what the pool has lost."""
+    """Number of this process among the pool's processes, which share the reads of objects that the pool has lost."""
     place = ranks.detect(environment)
     return {
         "node": node,
@@ -147,14 +147,14 @@ def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dic
 
 
 def _owner(key: str, holders: list[str]) -> str:
-    """The one node of those that hold an object, whose part it is; every node names the same."""
+    """The one node, of those that hold an object, whose part it is; every node computes the same."""
     return holders[zlib.crc32(key.encode()) % len(holders)]
 
 
 def _locate_all(
     access: Access, folder: str, keys: list[str], node: str
 ) -> dict[str, tuple[str | None, list[str] | None]]:
-    """Of every object the file here, if there is one, and the nodes that hold it, if the engine says."""
+    """For every object: its file on this node, if it exists, and the nodes that hold it, if the engine reports them."""
 
     def some(part: list[str]) -> dict[str, tuple[str | None, list[str] | None]]:
         for last in [False] * (_TRIES - 1) + [True]:
@@ -168,7 +168,7 @@ def _locate_all(
         found: dict[str, tuple[str | None, list[str] | None]] = {}
         for key in part:
             pieces = located[folder + key]
-            # A whole copy is one that has every piece.
+            # A complete copy has every piece.
             holders = set.intersection(*(set(piece.nodes) for piece in pieces)) if pieces else set()
             has_locations = any(piece.nodes for piece in pieces) or not _hides_locations(access)
             own = access.fast_path(folder + key) if node in holders else None
@@ -181,5 +181,5 @@ def _locate_all(
 
 
 def _hides_locations(access: Access) -> bool:
-    """True for an engine that never says where a piece lies: a mount, whose files programs open by their paths."""
+    """True for an engine that never reports locations: a mount, whose files programs open by their paths."""
     return not getattr(access, "reports_locations", True)

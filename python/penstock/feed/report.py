@@ -20,7 +20,7 @@ CLASSES = (
     "host_to_device_s",
     "overhead_s",
 )
-"""Every second of the wall is in exactly one of these."""
+"""Classes of time: every second of wall time is in exactly one of these."""
 
 _LIMIT_TEXTS = {
     "compute_s": "the consumer's own work",
@@ -44,13 +44,13 @@ _POOL = (
     "pool_refills",
 )
 
-# Below this share of waiting, the consumer sets the pace.
+# Below this share of waiting, the consumer is the bottleneck.
 _LIMITED = 0.05
 
 
 @dataclass(slots=True)
 class EpochMeasurements:
-    """What a pass over an epoch measured so far. Times in seconds; counters as differences over the pass."""
+    """Measurements of a pass over an epoch so far. Times in seconds; counters as differences over the pass."""
 
     epoch: int = 0
     samples: int = 0
@@ -68,7 +68,7 @@ class EpochMeasurements:
 
 
 class Report(Mapping[str, Any]):
-    """A mapping; printed, a table of where the time went."""
+    """A mapping of the report's values; prints as a table of the time classes."""
 
     def __init__(self, rows: Mapping[str, Any]) -> None:
         self._rows = dict(rows)
@@ -86,7 +86,7 @@ class Report(Mapping[str, Any]):
         return f"Report({self._rows!r})"
 
     def line(self) -> str:
-        """One line for a meter: how far, how fast, and what it waits for."""
+        """One line for a progress meter: position, rate, and the resource that it waits for."""
         waits = f"waits {100 * self['wait_share']:.1f} %"
         if self["limiting"] != "compute_s":
             waits += f" ({self['limiting'].removesuffix('_s').replace('_', ' ')})"
@@ -98,7 +98,7 @@ class Report(Mapping[str, Any]):
         )
 
     def prometheus(self) -> str:
-        """The numbers in Prometheus' text format, for whoever serves it or writes it to a collector's folder."""
+        """The numbers in Prometheus' text format, to be served or written to a collector's folder."""
         return _exposition(self)
 
     def __str__(self) -> str:
@@ -175,13 +175,13 @@ _COUNTS = {
     "pool_bucket_bytes": "Bytes that a pool had lost, read from the bucket again",
     "pool_refills": "Lost objects that were put into the pool again",
 }
-"""What a pass counts, as Prometheus is told it."""
+"""Counters of a pass, as they are exported to Prometheus."""
 
 
 def _exposition(rows: Mapping[str, Any]) -> str:
     """The text format of https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
 
-    A pass begins at nought, as a process that restarts does: every number is a gauge, labelled with rank and epoch.
+    A pass starts at zero, like a process that restarts: every number is a gauge, labelled with rank and epoch.
     """
     where = f'rank="{rows["rank"]}",epoch="{rows["epoch"]}"'
     lines = [
@@ -202,12 +202,12 @@ def _exposition(rows: Mapping[str, Any]) -> str:
 
 
 def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
-    """The report of one pass; `facts` are added as they are."""
+    """The report of one pass; `facts` are added unchanged."""
     timing, counters = measured.timing, measured.counters
     latency = timing.get("wait_first_byte_s", 0.0)
     backed_off, answered = counters.get("throttle_wait_s", 0.0), counters.get("first_byte_s", 0.0)
     throttle = latency * (backed_off / (backed_off + answered)) if backed_off > 0 else 0.0
-    # An object that waits for a thread waits for what the threads do.
+    # An object that waits for a thread waits for the work of the threads, so its time is split by that.
     busy_inflate, busy_decode = timing.get("busy_inflate_s", 0.0), timing.get("busy_decode_s", 0.0)
     queue, busy = timing.get("wait_queue_s", 0.0), busy_inflate + busy_decode
     inflates = busy_inflate / busy if busy > 0 else 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One scan of a dataset on a node: a lock file beside the record indexes, which the other ranks wait for.
+"""Lock for one scan of a dataset per node: a lock file beside the record indexes, which the other ranks wait for.
 
-Owns the lock file alone. The kernel releases a lock whose holder was killed. A cache folder on a file system that nodes
-share makes it one scan for all of them, if that file system has locks.
+Owns only the lock file. The kernel releases a lock whose holder was killed. In a cache folder on a file system that
+nodes share, it makes one scan for all of them, if that file system supports locks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["held"]
 _LOG = logging.getLogger("penstock.feed")
 
 _POLL_S = 0.1
-"""Pause between two tries: a wait in the kernel would not end at Ctrl-C."""
+"""Seconds between two attempts: a wait in the kernel would not end at Ctrl-C."""
 
 
 @contextmanager
 def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
-    """Holds the lock `name` in `folder`; waits, with a warning that names `url`, while another process holds it.
+    """Hold the lock `name` in `folder`; waits, with a warning that contains `url`, while another process holds it.
 
     Yields:
-        Whether the lock is held; False if there is no folder, or it cannot be written or locked.
+        Whether the lock is held; False without a folder, or if it cannot be written or locked.
     """
     lock = None if folder is None else _locked(Path(folder), f"{name}.lock", url)
     if lock is None:
@@ -43,12 +43,12 @@ def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # A process that waits for this file finds that its name is gone, and makes a new one. Where the name is another
-        # file's by now, that one is another process's lock.
+        # A process that waits for this file then finds that its name is gone, and creates a new one. If the name
+        # already belongs to another file, that is another process's lock.
         if _is_at(descriptor, path):
             with suppress(OSError):
                 remove_file(path)
-        # Closing is not enough: a forked child may have the descriptor, too.
+        # Closing is not enough: a forked child may have inherited the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -72,7 +72,7 @@ def _locked(folder: Path, name: str, url: str) -> tuple[int, Path] | None:
                 _LOG.warning("%s: another process reads all objects once and indexes them; waiting for its index", url)
                 warned = True
             time.sleep(_POLL_S)
-        except OSError:  # a file system without locks
+        except OSError:  # the file system does not support locks
             os.close(descriptor)
             return None
 

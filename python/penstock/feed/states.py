@@ -42,7 +42,8 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
     """Epoch and cursor of a state.
 
     Raises:
-        ConfigError: It is of another dataset or order, or its numbers cannot be; the message has both values.
+        ConfigError: The state is of another dataset or order, or its numbers are invalid; the message contains both
+            values.
     """
     if "unindexed" in state:
         raise ConfigError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dataset as a `tf.data.Dataset`. The only module of the feed that imports TensorFlow.
 
-The feed's own threads read and decode; `tf.data` gets whole batches, and what is chained behind them is its own.
+The feed's own threads read and decode. `tf.data` gets whole batches, and runs the steps that are chained after them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ __all__ = ["dataset"]
 def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **arguments: Any) -> Any:
     """A `tf.data.Dataset` of dicts of tensors, batched: `penstock.tf.dataset(ds, batch=32)`.
 
-    Tensors and pictures are `tf.Tensor`s, `ragged` fields `tf.RaggedTensor`s of one ragged side, raw fields strings,
-    `raw_list` fields `tf.RaggedTensor`s of strings.
+    Tensors and images are `tf.Tensor`s, `ragged` fields are `tf.RaggedTensor`s with one ragged dimension, raw fields
+    are strings, and `raw_list` fields are `tf.RaggedTensor`s of strings.
 
     Each pass over it is the next epoch, from `epoch` on. For a state that outlives the process, iterate a
-    `penstock.Loader` instead: `tf.data` asks ahead, and cannot say what was consumed.
+    `penstock.Loader` instead: `tf.data` prefetches, and does not report which batches were consumed.
 
     Args:
-        ds: From `penstock.open(url)`, with or without `.fields(...)`.
-        batch: Samples in a batch of this rank; or `global_batch=`, over all ranks. More arguments are `penstock.Loader`'s.
+        ds: Dataset from `penstock.open(url)`, with or without `.fields(...)`.
+        batch: Samples in this rank's batch; or `global_batch=`, over all ranks. Other arguments are those of
+            `penstock.Loader`.
     Raises:
-        ConfigError: A dataset with `map`: chain `tf.data`'s own.
+        ConfigError: The dataset uses `map`: chain `tf.data`'s own `map` instead.
     """
     if ds.map_steps:
         raise ConfigError("map: in tf.data it is tf.data's own", where="map", hint="dataset(ds, batch=...).map(fn)")
@@ -51,7 +52,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
     def batches() -> Iterator[dict[str, Any]]:
-        # Empty slices of a ragged tail have no rows, and are batches still: ranks make equal steps.
+        # Empty slices of a ragged tail have no rows and are still batches: ranks make equal numbers of steps.
         for made in loader:
             yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
@@ -60,7 +61,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
 
 
 def _type_spec(spec: FieldSpec) -> Any:
-    """What a batch of the field is to `tf.data`."""
+    """`tf.data` type of the field in a batch."""
     if isinstance(spec, RaggedSpec):
         return tf.RaggedTensorSpec((None, None, *spec.shape), tf.as_dtype(spec.dtype), ragged_rank=1)
     if isinstance(spec, RawListSpec):

@@ -28,24 +28,24 @@ _LOG = logging.getLogger("penstock.feed")
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Iterates dicts of torch tensors: on the CPU over the feed's own memory, on a device as copies of it. Casting and
-    log1p belong on the device.
+    """Iterates dicts of torch tensors: on the CPU over the feed's own memory, on a device as copies of it. Do casts and
+    log1p on the device.
     """
 
     def __init__(self, dataset: Dataset, *, device: Any = None, **arguments: Any) -> None:
-        """As `penstock.Loader`, and:
+        """Like `penstock.Loader`, with these differences:
 
         Args:
-            tail: As `penstock.Loader`'s. By default, with more than one rank, `drop` for a shuffled dataset: the samples
-                that an epoch leaves out differ each time, and a rank without samples would have a loss of NaN. Else
-                `ragged`, with a warning if a rank's last batch has no samples.
-            device: Where the tensors go; None leaves them on the CPU. A CUDA device reads the feed's memory itself, on a
-                stream of its own, while the batch before is worked on; it holds about four batches at a time.
+            tail: As in `penstock.Loader`, with another default. For a shuffled dataset and more than one rank it is
+                `drop`: each epoch leaves out other samples, and a rank without samples would have a loss of NaN.
+                Otherwise it is `ragged`, with a warning if a rank's last batch has no samples.
+            device: Target device of the tensors; None leaves them on the CPU. Copies to a CUDA device run on their own
+                stream while the consumer works on the previous batch; the device holds about four batches at a time.
         """
         self._has_default_tail = False
         super().__init__(dataset, **arguments)
         self.device = None if device is None else torch.device(device)
-        # With the process that it is of; what the consumer was given outlives a pass.
+        # Kept with its process's id; the record of delivered batches outlives a pass.
         self._copied_to: tuple[int, CopyDevice, Given] | None = None
 
     def _place(self) -> tuple[int, int]:
@@ -59,7 +59,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return "drop" if self.world > 1 and self.dataset.is_shuffled and on_error != "skip" else "ragged"
 
     def _warn_of_tail(self) -> None:
-        """Warns once, on the first rank, if the default tail leaves ranks without samples."""
+        """Warn once, on the first rank, if the default tail leaves ranks without samples."""
         if self.rank or self.world == 1 or not self._has_default_tail or not self.dataset.indexed:
             return
         self._has_default_tail = False
@@ -99,7 +99,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return {name: self._moved(column) for name, column in batch.items()}, time.perf_counter() - began
 
     def _moved(self, column: Any) -> Any:
-        """A column on a device that is no CUDA one, its copy done; lists stay where they are."""
+        """A column on a device other than CUDA, after its copy is done; lists stay on the host."""
         if isinstance(column, columns.Ragged):
             return columns.Ragged(self._moved(column.values), self._moved(column.offsets))
         return column.to(self.device) if isinstance(column, torch.Tensor) else column

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unindexed mode: the loader's behaviour when records are not counted.
 
-Owns the state of one rank, (object, record), and the notice that this state cannot continue at another world size. A rank
-reads every W-th object of the epoch's order; the number of records before an object is unknown, so other worlds cannot resume.
+Owns the state of one rank, (object, record), and the notice that this state cannot continue at another world size. A
+rank reads every W-th object of the epoch's order. The number of records before an object is unknown, so other world
+sizes cannot resume.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["NOTICE", "Unindexed"]
 
 VERSION = 1
-"""Of the state and of the order that it is a place in."""
+"""Version of the state and of its order."""
 
 NOTICE = "unindexed: a place in this rank's own objects, which no other world size can go on from"
 
 _RECORDS = 1 << 40
-"""A cursor is object x 2^40 + record: what native passes count in."""
+"""Factor of the cursor, object x 2^40 + record: the unit in which native passes count."""
 
 
 class Unindexed:
-    """The part of a loader that a dataset without counts needs."""
+    """The part of a loader that is specific to a dataset without counts."""
 
     def __init__(self, dataset: Dataset, *, global_batch: int, rank: int, world: int, tail: str) -> None:
         if dataset.steps or dataset.map_steps:
@@ -39,7 +40,7 @@ class Unindexed:
                 where=what,
                 hint="open the dataset without indexed=False",
             )
-        dataset.caches()  # refuses one that was asked for
+        dataset.caches()  # raises if a cache was requested
         if tail == "pad":
             raise ConfigError(
                 'tail: "pad" fills the epoch\'s last batch from its first, and unindexed ranks end at different batches',
@@ -56,7 +57,7 @@ class Unindexed:
         self.batch = global_batch // world
 
     def feed(self, fields: str, env: dict[str, str], bounds: Mapping[str, Any]) -> _native.UnindexedFeed:
-        """A native feed of this process."""
+        """A native feed in this process."""
         return _native.UnindexedFeed(
             self.dataset.source,
             fields,
@@ -70,12 +71,12 @@ class Unindexed:
         )
 
     def is_spent(self, cursor: int) -> bool:
-        """True when every object of this rank was passed over."""
+        """True when this rank has read every object of its own."""
         objects = self.dataset.source.objects
         return cursor >= -(-max(objects - self.rank, 0) // self.world) * _RECORDS > 0
 
     def identity(self) -> dict[str, Any]:
-        """What a state must agree on."""
+        """The values on which a state must agree."""
         return {
             "unindexed": VERSION,
             "fingerprint": self.dataset.source.fingerprint,
@@ -85,7 +86,7 @@ class Unindexed:
         }
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
-        """Where this rank stands: JSON under 1 KB, each rank's own."""
+        """Position of this rank: JSON under 1 KB, different for each rank."""
         place = {"epoch": epoch, "object": cursor // _RECORDS, "record": cursor % _RECORDS}
         return {**self.identity(), **place, "promise": NOTICE}
 
@@ -93,7 +94,7 @@ class Unindexed:
         """Epoch and cursor of a state.
 
         Raises:
-            ConfigError: It is another rank's, another world's or another dataset's; the message has both values.
+            ConfigError: The state is of another rank, world size or dataset; the message contains both values.
         """
         if "unindexed" not in state:
             raise ConfigError(

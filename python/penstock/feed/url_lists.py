@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list of URLs as one pattern: their common folder, and in braces the selected names. Reads no store."""
+"""A list of URLs as one pattern: their common folder, and the selected names in braces. Accesses no store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def joined(urls: Sequence[str]) -> str:
     """One URL for all of `urls`, which have a scheme or are absolute paths.
 
     Raises:
-        ConfigError: None or too many, one twice, one in another bucket than the others, or with a comma in its name.
+        ConfigError: There are none or too many, one occurs twice, one is in another bucket, or a name contains a comma.
     """
     if not urls:
         raise ConfigError("url: the list is empty", where="url")
@@ -53,7 +53,7 @@ def joined(urls: Sequence[str]) -> str:
 
 
 def check(source: _native.Source, urls: Sequence[str]) -> None:
-    """Raises NotFound where the listing lacks an object that the list names."""
+    """Raise NotFound if the listing lacks an object of the list."""
     folder = _folder(urls)
     names = [name for url in urls if not _WILD.search(name := _below(url, folder))]
     if source.objects + source.ignored >= len(names) and source.ignored:
@@ -68,7 +68,7 @@ def check(source: _native.Source, urls: Sequence[str]) -> None:
 
 
 def _folder(urls: Sequence[str]) -> str:
-    shortest, longest = min(urls), max(urls)  # by name: what these two share, all share
+    shortest, longest = min(urls), max(urls)  # by name: a prefix that these two share is shared by all
     same = next((at for at, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     wild = _WILD.search(shortest[:same])
     folder = shortest[: wild.start() if wild else same].rpartition("/")[0] + "/"

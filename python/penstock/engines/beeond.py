@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`beeond`: BeeGFS On Demand over the nodes' disks, by its own `beeond start` and `beeond stop` (BeeGFS 7 and 8).
 
-Owns the command lines, the node file, the status file, and the deadlines that BeeOND lacks: its start waits for the
-servers' registration without end. BeeOND owns everything else: it needs root, its kernel module, and root's ssh (or
-pdsh) between the nodes. Striped without copies: a lost node takes a part of nearly every file along.
+Owns the command lines, the node file, the status file, and the deadlines that BeeOND lacks: its start waits without
+limit for the servers' registration. BeeOND owns everything else. It needs root, its kernel module, and root's ssh (or
+pdsh) between the nodes. Files are striped without copies, so a lost node takes a part of nearly every file with it.
 
-Settings (BeeOND's letter behind each): `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) · `port_shift`
-p · `prefers_local` l · `pdsh` P · `pdsh_program` b · `tmpfs` r · `config` f · `targets` t · `mirrors_storage` k ·
-`mirrors_metadata` j · of 8 alone `grpc_port` G, `auth` C, `tls` E, `license` H. Ours: `exchanges_keys` (the first node gets
-a key for the pool's life that the others let in, where the site has given root none).
+Settings (BeeOND's letter behind each): `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) ·
+`port_shift` p · `prefers_local` l · `pdsh` P · `pdsh_program` b · `tmpfs` r · `config` f · `targets` t ·
+`mirrors_storage` k · `mirrors_metadata` j · of 8 alone `grpc_port` G, `auth` C, `tls` E, `license` H. Penstock's own:
+`exchanges_keys` (the first node gets a key that the others accept for the pool's life, for sites where root has none).
 
-Written from BeeGFS 8.3.1 and 7.4's sources, and tested against a stand-in that holds their grammar; nobody has run it on
-real nodes yet.
+Written from the sources of BeeGFS 8.3.1 and 7.4, and tested against a stub with their grammar; not yet run on real
+nodes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _KNOWN: dict[str, Any] = {
     "grpc_port": 0, "auth": "", "tls": "", "license": "", "exchanges_keys": False,
 }  # fmt: skip
 _OF_8 = ("grpc_port", "auth", "tls", "license")
-# Enterprise features, which BeeGFS 8 gives to a licence alone.
+# Enterprise features, which BeeGFS 8 allows only with a licence.
 _LICENSED = ("mirrors_storage", "mirrors_metadata", "targets")
-# BeeOND 8 puts these files into the folder of `-f`, and refuses them before it knows one.
+# BeeOND 8 writes these files into the folder of `-f`, and refuses them before `-f`.
 _INTO_CONFIG = ("auth", "tls", "license")
 
 
 def start_line(root: str, settings: Mapping[str, Any]) -> list[str]:
-    """`beeond start` for a pool's folder. The order counts: `-f` before `-C -E -H`, and `-H` before `-k -j -t`."""
+    """`beeond start` for a pool's folder. The order matters: `-f` before `-C -E -H`, and `-H` before `-k -j -t`."""
     parsed = settings
     line = ["beeond", "start", "-n", f"{root}/conf/nodes", "-d", f"{root}/data", "-c", f"{root}/mnt"]
     line += ["-i", f"{root}/beeond.status", "-L", f"{root}/logs", "-F"]
@@ -69,7 +69,7 @@ def start_line(root: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def stop_line(root: str, settings: Mapping[str, Any], *, keep_data: bool, cleans_up: bool) -> list[str]:
-    """`beeond stop` of the same; `cleans_up` is for an instance that is not whole."""
+    """`beeond stop` of the same instance; `cleans_up` is for an incomplete one."""
     line = ["beeond", "stop", "-n", f"{root}/conf/nodes", "-i", f"{root}/beeond.status", "-L"]
     line += [] if keep_data else ["-d"]
     line += ["-c"] if cleans_up else []
@@ -82,7 +82,9 @@ def _remote(settings: Mapping[str, Any]) -> list[str]:
 
 
 class BeeondEngine(SharedFolderEngine):
-    """One BeeOND instance a pool. Of what a lost node held BeeGFS tells no names: the pool is brought up and staged again."""
+    """One BeeOND instance per pool. BeeGFS does not report the objects on a lost node: the pool is started and staged
+    again.
+    """
 
     name = "beeond"
 
@@ -139,7 +141,7 @@ class BeeondEngine(SharedFolderEngine):
             "unless": "beeond.status",
             "log": "logs/beeond.log",
             "argv": start_line(root, self._settings),
-            # Less than the order's own time, so that it is told what hung.
+            # Shorter than the request's own timeout, so that the error names the command that hung.
             "limit_s": max(1.0, 0.8 * (until - time.monotonic())),
         }
         if self._settings["exchanges_keys"]:
@@ -151,7 +153,8 @@ class BeeondEngine(SharedFolderEngine):
         pool = Pool(
             spec.name, self.name, lease, f"{root}/mnt/data", tuple(runner.nodes), spec.copies, {"root": root, "mark": f"mnt/{_mark(lease)}"}
         )  # fmt: skip
-        # What the first node writes, every node must read: it is one file system then, mounted everywhere.
+        # A file written by the first node must be readable on every node: then it is one file system, mounted
+        # everywhere.
         agents.call(
             "start", until - time.monotonic(), on=[leader], lease=lease, folders=["mnt/data"], files={pool.facts["mark"]: lease}
         )  # fmt: skip
@@ -182,12 +185,14 @@ class BeeondEngine(SharedFolderEngine):
         until, share = time.monotonic() + deadline_s, deadline_s / 4
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         self._stop(spec, agents, leader, lease, keep_data=keep_data, until=until - 2 * share)
-        # Its stop went by them; looked for without asking whether they were wanted: another start may have.
+        # Only now, because BeeOND's stop used them. Removed even if this pool did not ask for keys: another start may
+        # have.
         withdrawn = ssh_keys.remove(agents, lease, share)
-        # What BeeOND could not end: mounts below the folder, the folder, and what its start left running here.
+        # Remains that BeeOND could not end: mounts below the folder, the folder, and processes of its start on this
+        # node.
         left = max(share, until - time.monotonic())
         receipts = down_receipts(agents.try_call("stop", left, lease=lease, keep_data=keep_data))
-        # A node whose keys nobody could take back is not done.
+        # A node whose keys could not be removed is not done.
         return {node: {**receipt, **withdrawn[node]} for node, receipt in receipts.items() if node in withdrawn}
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
@@ -198,7 +203,7 @@ class BeeondEngine(SharedFolderEngine):
     def _stop(
         self, spec: PoolSpec, agents: AgentClient, leader: Node, lease: str, *, keep_data: bool, until: float
     ) -> None:
-        """BeeOND's own end, and where that does not come its clean-up of a broken instance; by `until`, either way."""
+        """BeeOND's own stop, and if that fails its clean-up of a broken instance; both end by `until`."""
 
         def left_s() -> float:
             return until - time.monotonic()
@@ -206,7 +211,7 @@ class BeeondEngine(SharedFolderEngine):
         root = pool_root(spec, leader)
         seen = agents.try_call("alive", min(_AGENT_TIMEOUT_S, left_s()), on=[leader])[leader.name]
         if isinstance(seen, PenstockError) or seen["lease"] is None or (lease and seen["lease"] != lease):
-            return  # nothing of ours is there, or nobody answers
+            return  # nothing of ours is there, or no node answers
         begun = agents.try_call(
             "has", min(_AGENT_TIMEOUT_S, left_s()), on=[leader], patterns=[escape(f"{root}/conf/nodes")]
         )
@@ -231,5 +236,5 @@ def _mark(lease: str) -> str:
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> BeeondEngine:  # noqa: ARG001
-    """The entry point `penstock.engines: beeond`."""
+    """Entry point `penstock.engines: beeond`."""
     return BeeondEngine(settings)

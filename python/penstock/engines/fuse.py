@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fuse`: a bucket mounted on every node by a FUSE client that is installed there. No pool: the path that people come from,
-brought up and taken down like one, so that a job can be measured on it beside the others.
+"""`fuse`: a bucket mounted on every node by an installed FUSE client.
+
+It is not a pool: it is the path that users have today. It starts and stops like a pool, so that a job can be measured
+on it beside the others.
 
 Settings: `client` (rclone, s3fs, mount-s3, gcsfuse, blobfuse2), `source` (s3://, gs:// or az:// folder). Read only.
-rclone and s3fs are tested here; the lines of the others were never run.
+rclone and s3fs are tested; the command lines of the others were never run.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ __all__ = ["CLIENTS", "FuseEngine", "engine"]
 
 _POLL_S = 0.3
 _AGENT_TIMEOUT_S = 10.0
-# What clients read their credentials and endpoints from; they cross to the nodes on stdin.
+# Variables from which clients read credentials and endpoints; sent to the nodes on stdin.
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class _BucketFolder:
-    """A bucket's folder, and the endpoint that is not its cloud's own."""
+    """Folder of a bucket, and its endpoint if that is not the cloud's default."""
 
     def __init__(self, source: str, environment: Mapping[str, str]) -> None:
         parts = urlsplit(source)
@@ -88,11 +90,13 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_BucketFolder, str, str], li
     "gcsfuse": (("gs",), _gcsfuse),
     "blobfuse2": (("az",), _blobfuse2),
 }
-"""By name: the schemes that a client mounts, and its command line for a place, a mount point and a folder for its cache."""
+"""Clients by name: URL schemes, and the function that makes a command line from a place, a mount point and a cache
+folder.
+"""
 
 
 class FuseEngine(AgentManagedEngine):
-    """One mount a node, ended with the pool. Nothing is lost with a node: every object is the bucket's."""
+    """One mount per node, ended with the pool. A lost node loses no data: every object is in the bucket."""
 
     name = "fuse"
 
@@ -146,7 +150,7 @@ class FuseEngine(AgentManagedEngine):
         return pool
 
     def _states(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, str]:
-        """A node is up where its mount shows something: an empty folder is what lies below a mount."""
+        """State of each node: up if its mount lists something, because without a mount the folder is empty."""
         each = {name: {"patterns": [f"{escape(root)}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
         answers = agents.try_call("has", limit_s, on=pool.nodes, each=each)
         return node_states(answers, lambda _, is_seen: bool(is_seen))
@@ -161,5 +165,5 @@ class FuseEngine(AgentManagedEngine):
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> FuseEngine:
-    """The entry point `penstock.engines: fuse`."""
+    """Entry point `penstock.engines: fuse`."""
     return FuseEngine(settings, environment)

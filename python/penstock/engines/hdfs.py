@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hdfs`: a NameNode on the first node and a DataNode on every one, over the nodes' own disks. Needs Java and nobody's leave.
+"""`hdfs`: a NameNode on the first node and a DataNode on every node, over the nodes' own disks. Needs Java, not root.
 
-Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; else fetched once by Maven and copied to nodes
-that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object of one block can be read by
-`fast_path`), `port` (of the NameNode; else a free one).
+Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; by default fetched once by Maven and copied
+to nodes that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object of one block
+can be read by `fast_path`), `port` (of the NameNode; by default a free one).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KNOWN: dict[str, Any] = {
 
 
 class HdfsEngine(AgentManagedEngine):
-    """One HDFS a pool, ended with it."""
+    """One HDFS per pool, ended with it."""
 
     name = "hdfs"
 
@@ -138,7 +138,7 @@ class HdfsEngine(AgentManagedEngine):
         return request
 
     def _await(self, pool: Pool, spec: PoolSpec, agents: AgentClient, until: float, deadline_s: float) -> None:
-        """Until every DataNode is live in this name space and writes are taken."""
+        """Wait until every DataNode is live in this name space and writes are accepted."""
         tries, seen = 0, "the NameNode has not answered"
         while True:
             tries += 1
@@ -146,7 +146,7 @@ class HdfsEngine(AgentManagedEngine):
                 state = self._state(pool, agents, _AGENT_TIMEOUT_S)
                 live, missing = len(state["live"]), [n.name for n in pool.nodes if n.name not in state["live"]]
                 if not missing and not state["safemode"]:
-                    # Its first answer there takes seconds, more than a reader's patience.
+                    # Its first answer takes seconds, longer than a reader's timeout.
                     url = f"http://{pool.facts['http']}/webhdfs/v1/?op=GETFILESTATUS&user.name=penstock"
                     left = max(1.0, min(_FIRST_S, until - time.monotonic()))
                     agents.call("http", left + 1, on=[pool.nodes[0]], url=url, limit_s=left)
@@ -165,7 +165,7 @@ class HdfsEngine(AgentManagedEngine):
             time.sleep(_LOOK_S)
 
     def _state(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, Any]:
-        """What the NameNode says of its nodes, asked from its own host."""
+        """The NameNode's report about its nodes, requested on its own host."""
         leader = [pool.nodes[0]]
         url = f"http://{pool.facts['http']}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         answer = agents.call("http", limit_s, on=leader, url=url, limit_s=limit_s / 2)[leader[0].name]
@@ -199,12 +199,12 @@ class HdfsEngine(AgentManagedEngine):
         text = agents.call("http", deadline_s, on=leader, each=pool_roots(pool), url=url, limit_s=deadline_s / 2)[
             leader[0].name
         ]
-        # Lines of `blk_1073741825<tab>/x`, with the number of copies between in newer ones; then a sentence.
+        # Lines of `blk_1073741825<tab>/x`, in newer versions with the number of copies between; then a sentence.
         lines = (line.split("\t") for line in str(text).splitlines() if line.startswith("blk_"))
         names = {columns[-1].lstrip("/") for columns in lines if len(columns) > 1}
         return sorted(names)
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> HdfsEngine:
-    """The entry point `penstock.engines: hdfs`."""
+    """Entry point `penstock.engines: hdfs`."""
     return HdfsEngine(settings, environment)

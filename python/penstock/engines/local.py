@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`local`: a folder per node and nothing else. Every node holds what was put there; nothing is shared, nothing must run.
+"""`local`: one folder per node. Every node holds the objects that were put there; nothing is shared, and no daemon
+runs.
 
-The default: most jobs need no pool. A lost node's objects are lost with it; `heal` cannot know them (the manifest does).
+The default, because most jobs need no pool. A lost node's objects are lost with it; `heal` cannot list them (the
+manifest can).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ __all__ = ["LocalEngine", "engine"]
 
 
 class LocalEngine(AgentManagedEngine):
-    """Folders under leases."""
+    """Folders with leases."""
 
     name = "local"
 
@@ -44,7 +46,8 @@ class LocalEngine(AgentManagedEngine):
             )
         AgentClient(spec, runner).call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         folders = {node.name: f"{pool_root(spec, node)}/data" for node in runner.nodes}
-        # One URL for all: where every node's folder has the same path, it is that; else each rank asks `facts`.
+        # One URL for all: the folder, if its path is the same on every node; otherwise each rank reads its path from
+        # `facts`.
         url = (
             next(iter(folders.values()))
             if len(set(folders.values())) == 1
@@ -62,6 +65,6 @@ class LocalEngine(AgentManagedEngine):
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalEngine:  # noqa: ARG001
-    """The entry point `penstock.engines: local`."""
+    """Entry point `penstock.engines: local`."""
     parse_settings(settings, "local", {})
     return LocalEngine()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`moosefs`: a MooseFS 3 over the nodes' disks, mounted by FUSE on every one: a pool for programs that need paths.
+"""`moosefs`: MooseFS 3 over the nodes' disks, mounted by FUSE on every node: a pool for programs that need paths.
 
-A master on the first node, a chunk server and a mount on each; Debian's packages moosefs-master, -chunkserver, -client
-and -cli. Needs FUSE on the nodes, and addresses that are no loopback: a master knows its servers by them.
+Runs a master on the first node, and a chunk server and a mount on each node, from Debian's packages moosefs-master,
+-chunkserver, -client and -cli. Needs FUSE, and addresses other than loopback, because the master identifies servers by
+address.
 
-Settings: `leave_bytes` (of each disk that is never used), `io_retries` (how often a mount asks for what a lost node held, ten
-seconds apart, before programs get an error: they hang until then, and so does their end; 0 is once where there is one copy, five
-times where there are more), `io_timeout_s` (the longest that one read may take).
+Settings: `leave_bytes` (space of each disk that is never used), `io_retries` (attempts of a mount to read data of a
+lost node, ten seconds apart, before programs get an error: until then they hang and cannot be ended; 0 means one
+attempt with one copy, five with more), `io_timeout_s` (maximum time of one read).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 0, "io_timeout
 
 
 class MooseFsEngine(AgentManagedEngine):
-    """One MooseFS a pool, ended with it."""
+    """One MooseFS per pool, ended with it."""
 
     name = "moosefs"
 
@@ -72,7 +73,7 @@ class MooseFsEngine(AgentManagedEngine):
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
         until = time.monotonic() + deadline_s
         if "{" in spec.disk:
-            # Programs are told one path of the mount, which is to be right on every node.
+            # Programs get one path of the mount, which must be the same on every node.
             raise ConfigError(f"engine moosefs: `{spec.disk}`: its disk is one path on all nodes", where="disk")
         for node in runner.nodes:
             _refuse_loopback(node)
@@ -96,7 +97,7 @@ class MooseFsEngine(AgentManagedEngine):
         requests[leader.name]["daemons"][:0] = master["daemons"]
         agents.call("start", until - time.monotonic(), lease=lease, each=requests)
         self._await(pool, runner, agents, until, deadline_s)
-        # The mounts come once there is something to mount: a mount that finds no master ends.
+        # Mounts start after the master: a mount that finds no master ends.
         mounts = {node.name: {"daemons": [self._mount(pool, node, client)]} for node in runner.nodes}
         agents.call("start", until - time.monotonic(), lease=lease, each=mounts)
         self._await_mounts(pool, agents, until, deadline_s)
@@ -135,7 +136,7 @@ class MooseFsEngine(AgentManagedEngine):
             **_user(),
             "DATA_PATH": f"{root}/data",
             "EXPORTS_FILENAME": f"{root}/conf/exports",
-            # A lost node's chunks are copied again at once, where there is a copy.
+            # A lost node's chunks are copied again at once, if there is another copy.
             "REPLICATIONS_DELAY_INIT": 1,
         }
         for name, port in zip(("MATOML", "MATOCS", "MATOCL"), ports, strict=True):
@@ -157,14 +158,14 @@ class MooseFsEngine(AgentManagedEngine):
 
     def _mount(self, pool: Pool, node: Node, client: int) -> dict[str, Any]:
         tries = self._settings["io_retries"] or (1 if pool.copies == 1 else 5)
-        # The master lets in the pool's nodes by their addresses.
+        # The master admits the pool's nodes by their addresses.
         options = f"mfsioretries={tries},mfstimeout={self._settings['io_timeout_s']},mfsbind={node.address}"
         root = pool.facts["nodes"][node.name]["root"]
         argv = ["mfsmount", "-f", "-H", pool.nodes[0].address, "-P", str(client), "-o", options, f"{root}/mnt"]
         return {"name": "mount", "argv": argv, "log": "logs/mount.log"}
 
     def _await(self, pool: Pool, runner: Runner, agents: AgentClient, until: float, deadline_s: float) -> None:
-        """Until every chunk server has told the master of its space."""
+        """Wait until every chunk server has reported its space to the master."""
         tries, seen = 0, "the master has not answered"
         while True:
             tries += 1
@@ -188,7 +189,7 @@ class MooseFsEngine(AgentManagedEngine):
             for name, request in pool_roots(pool).items()
         }
         while True:
-            # Every MooseFS mount shows its master's facts under this name, and an empty folder does not.
+            # Every MooseFS mount shows its master's statistics under this name; an empty folder does not.
             seen = agents.try_call("has", _AGENT_TIMEOUT_S, each=shown)
             missing = [name for name, is_there in seen.items() if is_there is not True]
             if not missing:
@@ -220,13 +221,13 @@ class MooseFsEngine(AgentManagedEngine):
         return MooseFsAccess(pool, node)
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
-        """By the master's list of missing chunks, which it brings up to date once a minute or so."""
+        """From the master's list of missing chunks, which it updates about once a minute."""
         rows = _query_master(pool, runner, "-SMF", deadline_s)
         return sorted({row[1].lstrip("/") for row in rows if len(row) > 1 and row[1].startswith("/")})
 
 
 class MooseFsAccess(FolderAccess):
-    """The mount on this node; where a piece lies is asked of the master."""
+    """Access to the mount on this node; the master reports where a piece is stored."""
 
     reports_locations = True
 
@@ -235,7 +236,7 @@ class MooseFsAccess(FolderAccess):
         self._by_server = {facts["server"]: name for name, facts in pool.facts["nodes"].items()}
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """By one run of `mfsfileinfo` for all: 64 MiB a piece."""
+        """One run of `mfsfileinfo` for all names: 64 MiB per piece."""
         if not names:
             return {}
         paths = {name: self._path(name) for name in names}
@@ -258,7 +259,7 @@ class MooseFsAccess(FolderAccess):
         }
 
     def _holders(self, output: str) -> dict[str, list[set[str]]]:
-        """By path, the nodes that hold each chunk of it whole."""
+        """For each path, the nodes that hold a complete copy of each chunk."""
         found: dict[str, list[set[str]]] = {}
         chunks: list[set[str]] = []
         for line in output.splitlines():
@@ -287,7 +288,7 @@ def _refuse_loopback(node: Node) -> None:
 
 
 def _user() -> dict[str, str]:
-    # Only root changes its user, and the pool's folder is root's then.
+    # Only root can change its user, and then the pool's folder belongs to root.
     return {"WORKING_USER": "#0", "WORKING_GROUP": "#0"}
 
 
@@ -296,7 +297,7 @@ def _config(settings: Mapping[str, Any]) -> str:
 
 
 def _serving(pool: Pool, runner: Runner, limit_s: float) -> set[str]:
-    """The nodes whose chunk server the master knows, with space."""
+    """Nodes whose chunk server is registered at the master, with space."""
     by_server = {tuple(facts["server"].rsplit(":", 1)): name for name, facts in pool.facts["nodes"].items()}
     serving = set()
     # chunk servers:|address|port|id|labels|version|load|maintenance|chunks|used|total|...
@@ -308,7 +309,7 @@ def _serving(pool: Pool, runner: Runner, limit_s: float) -> set[str]:
 
 
 def _query_master(pool: Pool, runner: Runner, what: str, limit_s: float) -> list[list[str]]:
-    """The rows of a table that `mfscli` prints on the first node."""
+    """Rows of a table that `mfscli` prints on the first node."""
     host, _, port = pool.facts["master"].rpartition(":")
     line = ["mfscli", "-H", host, "-P", port, "-ns", "|", what]
     [ended] = runner.run(line, on=[pool.nodes[0]], deadline_s=limit_s)
@@ -326,5 +327,5 @@ def _failed(ended: Exit, program: str) -> PenstockError:
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MooseFsEngine:  # noqa: ARG001
-    """The entry point `penstock.engines: moosefs`."""
+    """Entry point `penstock.engines: moosefs`."""
     return MooseFsEngine(settings)

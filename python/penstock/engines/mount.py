@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mount`: a parallel file system that every node has mounted already (Lustre, GPFS, BeeGFS, CephFS, NFS, FSx). Nothing is
-brought up, nothing is taken down but the pool's own folder.
+"""`mount`: a parallel file system that is already mounted on every node (Lustre, GPFS, BeeGFS, CephFS, NFS, FSx).
 
-The disk of the pool is a folder on it. No settings.
+Starts nothing, and removes only the pool's own folder. The pool's disk is a folder on that file system. No settings.
 """
 
 from __future__ import annotations
@@ -70,18 +69,18 @@ class MountEngine(SharedFolderEngine):
         agents = AgentClient(spec, runner)
         seen = agents.try_call("has", deadline_s / 2, patterns=[])
         reached = [node for node in runner.nodes if not isinstance(seen[node.name], PenstockError)]
-        # One folder: the first node that answers removes it for all.
+        # One shared folder: the first node that answers removes it for all.
         first: dict[str, Any] = {}
         if reached:
             first = down_receipts(
                 agents.try_call("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
             )
-        # Where the first did not get it done, no node is done.
+        # If that node did not finish, no node has.
         return {node.name: first.get(node.name, {}) for node in reached if first}
 
 
 def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float) -> dict[str, Any]:
-    """How new files of the folder are striped, where a tool says: Lustre's `lfs getstripe`."""
+    """Striping of new files in the folder, if a tool reports it: Lustre's `lfs getstripe`."""
     [ended] = runner.run(["lfs", "getstripe", "-d", folder], on=leader, deadline_s=min(deadline_s, _TOOL_S))
     if ended.code != 0:
         return {}
@@ -94,6 +93,6 @@ def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float)
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MountEngine:  # noqa: ARG001
-    """The entry point `penstock.engines: mount`."""
+    """Entry point `penstock.engines: mount`."""
     parse_settings(settings, "mount", {})
     return MountEngine()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container runtimes as command prefixes of ranks: Apptainer and Singularity, Docker, Podman, Charliecloud, and Pyxis for srun.
+"""Container runtimes as command prefixes of ranks: Apptainer and Singularity, Docker, Podman, Charliecloud, and Pyxis
+(srun).
 
-Knows command lines and starts nothing. The tests run Charliecloud; the others' command lines are checked against their
-documented grammar only, as the guide says.
+Contains command lines and starts nothing. The tests run Charliecloud; the command lines of the others are only checked
+against their documented grammar, as the guide states.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apptainer", "charliecloud", "docker", "podman", "pyxis", "singularity"]
 
-# What tells a rank who it is and where the others are. Runtimes without a daemon hand the whole environment on; of those
-# with one, Podman takes families of names, and Docker wants each name.
+# Variables with a rank's number and the addresses of others. Runtimes without a daemon pass on the whole environment.
+# Podman accepts families of names, and Docker needs each name.
 _FAMILIES = (
     "OMPI_",
     "PMI_",
@@ -52,10 +53,11 @@ _BIND = re.compile(r"(?P<src>/[^:,]*):(?P<dst>/[^:,]*)(?::(?P<mode>ro|rw))?")
 
 
 def _binds(spec: ContainerSpec) -> list[tuple[str, str, bool]]:
-    """Source, destination and whether it may only be read, of every bind.
+    """Source, destination and read-only flag of every bind.
 
     Raises:
-        ConfigError: One that is no `SRC:DST` of absolute paths. Commas and further colons part the runtimes' own lists.
+        ConfigError: A bind is not `SRC:DST` with absolute paths. Commas and further colons are separators in the
+            runtimes' lists.
     """
     found = []
     for bind in spec.binds:
@@ -73,7 +75,7 @@ def _image(spec: ContainerSpec) -> str:
 
 
 class _Apptainer:
-    """`apptainer exec`, and Singularity's, of which it is the successor: no daemon, the environment goes along."""
+    """`apptainer exec`, and that of Singularity, its predecessor: no daemon, passes on the environment."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -86,7 +88,7 @@ class _Apptainer:
 
 
 class _Daemon:
-    """`docker run` and `podman run`. Ranks share the node's network, processes and memory, so that MPI's meet."""
+    """`docker run` and `podman run`. Ranks share the node's network, process and memory namespaces, as MPI needs."""
 
     def __init__(self, program: str, gpus: str, *, takes_families: bool) -> None:
         self._program = program
@@ -96,7 +98,7 @@ class _Daemon:
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         name = f"{spec.label}-{{rank}}"
         binds = [f"--volume={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec)]
-        # A name without a value takes the client's own, and is left out where that has none.
+        # A name without a value takes the client's own value, and is left out if the client has none.
         passed = [f"--env={each}" for each in dict.fromkeys((*self._passed, *spec.env))]
         return RankPrefix(
             (
@@ -109,7 +111,7 @@ class _Daemon:
 
 
 class _Charliecloud:
-    """`ch-run`: no daemon, no root. /dev is the node's: GPUs are there once `ch-fromhost --nvidia` has put the driver's
+    """`ch-run`: no daemon, no root. /dev is the node's: GPUs work once `ch-fromhost --nvidia` has put the driver's
     libraries into the image.
     """
 
@@ -119,13 +121,15 @@ class _Charliecloud:
             raise Unsupported("container: ch-run binds for reading and writing", hint="leave `:ro` out")
         options = [f"--bind={src}:{dst}" for src, dst, _ in binds]
         cwd = [f"--cd={spec.cwd}"] if spec.cwd else []
-        # It refuses to run without USER, which batch systems and bare containers often leave out.
+        # ch-run requires USER, which batch systems and minimal containers often leave unset.
         shell = ("sh", "-c", 'USER="${USER:-$(id -un)}" exec "$@"', "sh")
         return RankPrefix((*shell, "ch-run", *options, *cwd, *spec.args, _image(spec), "--"))
 
 
 class _Pyxis:
-    """srun's plug-in for Enroot: words for srun itself. Penstock's rank wrapper runs inside, so the image needs python3."""
+    """srun's plug-in for Enroot: arguments for srun itself. Penstock's rank wrapper runs inside, so the image needs
+    python3.
+    """
 
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         mounts = ",".join(f"{src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec))
@@ -133,7 +137,7 @@ class _Pyxis:
         step = [f"--container-image={_image(spec)}", f"--container-env={passed}"]
         step += [f"--container-mounts={mounts}"] if mounts else []
         step += [f"--container-workdir={spec.cwd}"] if spec.cwd else []
-        # Enroot's hook shows the GPUs where this is set.
+        # Enroot's hook exposes the GPUs if this variable is set.
         step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if spec.has_gpus else []
         if any("{" in option for option in step):
             raise Unsupported("container: srun takes one line for all nodes, so {node} and {rank} cannot stand in it")
@@ -141,30 +145,30 @@ class _Pyxis:
 
 
 def apptainer() -> Container:
-    """The entry point `penstock.containers: apptainer`."""
+    """Entry point `penstock.containers: apptainer`."""
     return _Apptainer("apptainer")
 
 
 def singularity() -> Container:
-    """The entry point `penstock.containers: singularity`."""
+    """Entry point `penstock.containers: singularity`."""
     return _Apptainer("singularity")
 
 
 def docker() -> Container:
-    """The entry point `penstock.containers: docker`."""
+    """Entry point `penstock.containers: docker`."""
     return _Daemon("docker", "--gpus=all", takes_families=False)
 
 
 def podman() -> Container:
-    """The entry point `penstock.containers: podman`."""
+    """Entry point `penstock.containers: podman`."""
     return _Daemon("podman", "--device=nvidia.com/gpu=all", takes_families=True)
 
 
 def charliecloud() -> Container:
-    """The entry point `penstock.containers: charliecloud`."""
+    """Entry point `penstock.containers: charliecloud`."""
     return _Charliecloud()
 
 
 def pyxis() -> Container:
-    """The entry point `penstock.containers: pyxis`."""
+    """Entry point `penstock.containers: pyxis`."""
     return _Pyxis()

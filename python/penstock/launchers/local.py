@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`local`: nodes on this machine, as plain processes, or as hosts of their own (network namespaces) to rehearse on.
+"""`local`: nodes on this machine, as plain processes or as emulated hosts (network namespaces) for rehearsals.
 
-Settings: `nodes` (how many), `first` (the number in the first one's name, [0]), `hosts` (the name of hosts that `penstock cluster rehearse` keeps up, or that `Hosts` made).
+Settings: `nodes` (their number), `first` (the number in the first one's name, [0]), `hosts` (the name of emulated hosts
+from `penstock cluster rehearse` or `Hosts`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["LocalLauncher", "launcher"]
 
 
 class LocalLauncher(SubprocessLauncher):
-    """Runs on this machine; with `hosts`, inside them."""
+    """Runs commands on this machine; with `hosts`, inside its emulated hosts."""
 
     def __init__(
         self, environment: Mapping[str, str], *, nodes: int, hosts: Hosts | None, first: int = 0, python: str = ""
@@ -39,7 +40,7 @@ class LocalLauncher(SubprocessLauncher):
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalLauncher:
-    """The entry point `penstock.launchers: local`."""
+    """Entry point `penstock.launchers: local`."""
     found = parse_settings("local", settings, {"nodes": int, "first": int, "hosts": str, "python": str})
     nodes, hosts = found.get("nodes", 1), None
     if not 1 <= nodes <= 1024:

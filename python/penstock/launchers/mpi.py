@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mpi`: nodes that mpirun starts ranks on, with Open MPI or MPICH's family (Hydra).
+"""`mpi`: nodes on which mpirun starts ranks, with Open MPI or MPICH's family (Hydra).
 
-Settings: `nodes` (`h1,h2`; else those of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args` (arguments of every
-start, as `--mca btl tcp,self`), `python`. Hydra's label inside a line of more than 64 KiB looks like output, and stays.
+Settings: `nodes` (`h1,h2`; by default those of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args`
+(arguments of every mpirun, such as `--mca btl tcp,self`), `python`. A Hydra label inside a line of more than 64 KiB
+cannot be told from output and is kept.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ __all__ = ["MpiLauncher", "launcher"]
 _COMMAND_TIMEOUT_S = 20
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _OPEN = re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>:")
-# Open MPI 5 puts a blank behind; of 4, a blank there is the rank's own.
+# Open MPI 5 adds a blank after the label; with Open MPI 4, a blank there is the rank's own output.
 _OPEN_5 = re.compile(_OPEN.pattern + rb" ")
 _HYDRA = re.compile(rb"^\[(?P<rank>\d+)\] ")
 
 
 class MpiLauncher(MultiRankLauncher):
-    """One mpirun a call."""
+    """One mpirun per request."""
 
     def __init__(
         self,
@@ -68,12 +69,13 @@ class MpiLauncher(MultiRankLauncher):
         hosts = ",".join(f"{node.name}:{request.ranks_per_node}" for node in request.on)
         count = ["-np", str(request.world)]
         if not self._is_open:
-            # One rank's exit code is no reason to end the others: that is for whoever asked.
+            # One rank's failure must not end the others: the caller decides.
             return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *argv]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         alone = ["--mca", "orte_abort_on_non_zero_status", "0", "--bind-to", "none", "--oversubscribe"]
         inside = list(request.rank_prefix.argv) if request.rank_prefix and request.rank_prefix.is_outermost else []
-        # Inside a container there is no srun to start the other nodes' daemons: ssh does, and puts them into one too.
+        # Inside a container there is no srun to start the daemons of other nodes: ssh starts them, also in the
+        # container.
         daemons = (
             ["--mca", "plm", "rsh", "--mca", "orte_launch_agent", shlex.join([*inside, "orted"])] if inside else []
         )
@@ -85,7 +87,7 @@ class MpiLauncher(MultiRankLauncher):
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MpiLauncher:
-    """The entry point `penstock.launchers: mpi`."""
+    """Entry point `penstock.launchers: mpi`."""
     found = parse_settings("mpi", settings, {"nodes": str, "program": str, "args": str, "python": str})
     program = found.get("program", "mpirun")
     try:
@@ -115,7 +117,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
 
 
 def _label_pattern(version_text: str) -> re.Pattern[bytes]:
-    """How lines are labelled by the mpirun that says this of its version."""
+    """Pattern of line labels for the mpirun with this version text."""
     found = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", version_text)
     if found is None:
         return _HYDRA

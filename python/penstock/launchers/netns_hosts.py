@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated hosts on one machine (network namespaces): each with its own network, name, processes and disk, joined by a
-switch whose links have a rate.
+"""Emulated hosts on one machine (network namespaces), joined by a switch with rate-limited links.
 
-For rehearsals and tests. A host is the first process of its namespaces; when that is killed, the kernel ends everything in
-it, as a power cut would. Needs root. Nothing outside the machine is reachable, or reaches a host.
+Each has its own network, name, processes and disk. For rehearsals and tests. A host is the first process of its
+namespaces: when that process is killed, the kernel ends everything in them, like a power cut. Needs root. A host cannot
+reach anything outside the machine, nor be reached from there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STATE = Path("/run/penstock-hosts")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,15}")
 _READY_S = 10.0
 _NO_PID = 2**31 - 1  # above the largest pid_max of Linux
-# Reaps what its host's processes leave behind, and does nothing else.
+# Reaps the exited processes of its host, and does nothing else.
 _INIT = """
 import os, signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -46,7 +46,7 @@ while True:
 
 
 class Hosts:
-    """`with Hosts.up("rehearsal", 3, rate_bytes_per_s=125e6) as hosts:`; `attach` finds those that another process made."""
+    """`with Hosts.up("rehearsal", 3, rate_bytes_per_s=125e6) as hosts:`; `attach` opens hosts of another process."""
 
     def __init__(self, name: str, state: dict[str, Any]) -> None:
         self.name = name
@@ -58,14 +58,14 @@ class Hosts:
 
     @classmethod
     def up(cls, name: str, count: int, *, rate_bytes_per_s: float | None = None, stays: bool = False) -> Hosts:
-        """Makes the hosts `h1` to `hN`.
+        """Create the hosts `h1` to `hN`.
 
         Args:
-            rate_bytes_per_s: Of each host's link, each way; None leaves it to the machine.
-            stays: They outlive this process, until `down`.
+            rate_bytes_per_s: Rate of each host's link, in each direction; None means unlimited.
+            stays: The hosts outlive this process, until `down`.
 
         Raises:
-            ConfigError: A name or a number that cannot be, or a name that is taken.
+            ConfigError: The name or the number is invalid, or the name is in use.
             Denied: Not root.
             SystemFault: The system refused a namespace or a link.
         """
@@ -90,12 +90,12 @@ class Hosts:
 
     @classmethod
     def attach(cls, name: str) -> Hosts:
-        """Those of another process.
+        """Open hosts that another process made.
 
         Raises:
-            ConfigError: A name that cannot be.
-            Denied: Not root, or their folder is not root's alone: a link, say, or one that others may write.
-            NotFound: There are none of that name.
+            ConfigError: The name is invalid.
+            Denied: Not root, or their folder is not root's alone: a link, for example, or writable by others.
+            NotFound: There are no hosts of that name.
         """
         _check(name)
         try:
@@ -117,7 +117,7 @@ class Hosts:
         self.down()
 
     def down(self) -> None:
-        """Ends the hosts, everything that runs in them, and their disks; safe twice."""
+        """End the hosts, everything that runs in them, and their disks; safe to call twice."""
         for host in list(self._state["pids"]):
             self.kill(host)
         try:
@@ -129,7 +129,7 @@ class Hosts:
             raise SystemFault(f"hosts: {self.folder} cannot be removed: {error}", where=str(self.folder)) from error
 
     def kill(self, host: str) -> None:
-        """A host as after a power cut: all its processes and its link are gone; its disk stays, unseen."""
+        """Kill a host like a power cut: all its processes and its link are gone; its disk stays, inaccessible."""
         pid, at = self._state["pids"].get(host, (0, 0))
         mark = _mark(self.name).encode()
         if signal_process(pid, signal.SIGKILL, lambda pid: start_time(pid) == at and has_mark(pid, mark.__eq__)):
@@ -140,27 +140,27 @@ class Hosts:
                 self._held.pop(host).wait()
 
     def cut(self, host: str, *, is_up: bool = False) -> None:
-        """Takes a host's link away, or gives it back; its processes stay."""
+        """Disconnect a host's link, or connect it again; its processes continue."""
         self._ip(None, "link", "set", f"v{self._index(host)}", "up" if is_up else "down")
 
-    # ------------------------------------------------------------ what launchers want
+    # ------------------------------------------------------------ for launchers
 
     def nodes(self) -> list[Node]:
-        """The hosts, also those that are gone."""
+        """The hosts, including killed ones."""
         subnet = self._state["subnet"]
         return [Node(name, f"{subnet}.{self._index(name)}") for name in self._state["pids"] if name != "switch"]
 
     def disk(self, host: str) -> Path:
-        """Where a host's own disk lies for this machine; all hosts see theirs at `own_disk`."""
+        """Path of a host's own disk on this machine; inside, every host has it at `own_disk`."""
         return self.folder / host
 
     @property
     def own_disk(self) -> str:
-        """The path of every host's own disk, seen from inside."""
+        """Path of a host's own disk, seen from inside the host."""
         return str(self.folder / "disk")
 
     def enter(self, host: str, argv: Sequence[str]) -> list[str]:
-        """The command line here that runs `argv` on a host."""
+        """Local command line that runs `argv` on a host."""
         return [
             "nsenter",
             f"--target={self._pid(host)}",
@@ -175,7 +175,9 @@ class Hosts:
     # ------------------------------------------------------------ how
 
     def _pid(self, host: str) -> int:
-        """The first process of a host; of one that is gone, a number that no process has: its own may be another's by now."""
+        """Process id of a host's first process; for a host that is gone, an id that no process can have, since its own
+        may be reused.
+        """
         pid, at = self._state["pids"][host]
         return int(pid) if start_time(pid) == at else _NO_PID
 
@@ -236,14 +238,14 @@ class Hosts:
                         "50ms",
                     )
             self._in(name, "hostname", name)
-            # Else /sys would go on showing the machine's own network.
+            # Otherwise /sys would still show the machine's own network.
             self._in(name, "mount", "-t", "sysfs", "none", "/sys")
             self._in(name, "mount", "--bind", str(self.folder / "etc-hosts"), "/etc/hosts")
             self._in(name, "mount", "--bind", str(self.folder / name), str(self.folder / "disk"))
         (self.folder / "hosts.json").write_text(json.dumps(self._state))
 
     def _hold(self, name: str, spaces: list[str], *, stays: bool) -> int:
-        """Starts the first process of a host's namespaces; its id here."""
+        """Start the first process of a host's namespaces; returns its id on this machine."""
         started = subprocess.Popen(
             ["env", _mark(self.name), "unshare", *spaces, sys.executable, "-S", "-E", "-c", _INIT],
             stdin=subprocess.DEVNULL,
@@ -260,7 +262,7 @@ class Hosts:
                 raise SystemFault(
                     f"hosts: no namespaces for {name}: {started.stderr.read().decode(errors='replace').strip()}"
                 )
-        # With --pid, unshare stays outside as the parent of the host's first process.
+        # With --pid, unshare itself stays outside, as the parent of the host's first process.
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         pid = int(children[0]) if "--pid" in spaces else started.pid
         self._state["pids"][name] = (pid, start_time(pid))
@@ -284,7 +286,7 @@ class Hosts:
 
 
 def _die_with_parent() -> None:
-    # PR_SET_PDEATHSIG; `unshare --kill-child` hands it on to the host.
+    # PR_SET_PDEATHSIG; `unshare --kill-child` passes it on to the host.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -296,12 +298,12 @@ def _check(name: str) -> None:
 
 
 def _mark(name: str) -> str:
-    """The variable that the first process of every host carries."""
+    """Environment variable of the first process of every host."""
     return f"PENSTOCK_HOSTS={name}"
 
 
 def _state_of(name: str) -> dict[str, Any]:
-    """What `up` wrote of the hosts: their processes by number and start, in a folder that is root's alone."""
+    """State of the hosts that `up` wrote: their processes by id and start time, in a folder that only root can write."""
     with OwnedFolder(check_parents(str(_STATE / name))) as folder:
         found = json.loads(folder.read("hosts.json") or b"")
     if not all(isinstance(pid, int) and isinstance(at, int) for pid, at in found["pids"].values()):
@@ -310,7 +312,7 @@ def _state_of(name: str) -> dict[str, Any]:
 
 
 def _clear_dead() -> None:
-    """Removes what a process that was killed has left: hosts of which none is alive."""
+    """Remove the remains of a killed process: hosts without a live process."""
     for entry in _STATE.iterdir():
         if not _NAME.fullmatch(entry.name):
             continue

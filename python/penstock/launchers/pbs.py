@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pbs`: the nodes of this PBS job, from its node file; reached by ssh or by mpirun.
+"""`pbs`: the nodes of this PBS job, from its node file; commands run through ssh or mpirun.
 
-PBS's own `pbsdsh` and `pbs_tmrsh` are not used: they write ranks' output into the job's files, where no caller can read it.
-Settings: `via` (`ssh` or `mpi`, [ssh]), and those of that launcher except its nodes.
+PBS's own `pbsdsh` and `pbs_tmrsh` are not used: they write ranks' output into the job's files, where no caller can read
+it. Settings: `via` (`ssh` or `mpi`, [ssh]), and the settings of that launcher except its nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VIA: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, str]], Launcher]] =
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Launcher:
-    """The entry point `penstock.launchers: pbs`."""
+    """Entry point `penstock.launchers: pbs`."""
     given = dict(settings)
     via = given.pop("via", "ssh")
     if via not in _VIA:

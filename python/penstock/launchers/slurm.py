@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm`: the nodes of this process's allocation (sbatch, salloc), reached by srun steps.
+"""`slurm`: the nodes of this process's allocation (sbatch, salloc); commands run as srun steps.
 
-Settings: `srun` (arguments of every srun, as `--mpi=pmix --cpu-bind=none`), `python`.
+Settings: `srun` (arguments of every srun, such as `--mpi=pmix --cpu-bind=none`), `python`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["SlurmLauncher", "launcher"]
 
 
 class SlurmLauncher(MultiRankLauncher):
-    """Steps overlap: a pool's daemons and the ranks share the allocation."""
+    """Overlapping srun steps: a pool's daemons and the ranks share the allocation."""
 
     label = re.compile(rb"^\s*(?P<rank>\d+): ?")
 
     def __init__(self, environment: Mapping[str, str], nodes: list[Node], *, srun: list[str], python: str) -> None:
-        # What a batch script set for itself would bind every step of ours.
+        # Settings of the batch script that would otherwise apply to each of our steps.
         own = (
             "SLURM_NTASKS",
             "SLURM_NPROCS",
@@ -65,7 +65,7 @@ class SlurmLauncher(MultiRankLauncher):
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SlurmLauncher:
-    """The entry point `penstock.launchers: slurm`."""
+    """Entry point `penstock.launchers: slurm`."""
     found = parse_settings("slurm", settings, {"srun": str, "python": str})
     nodes = [Node(name, name) for name in slurm_hosts(environment)]
     return SlurmLauncher(environment, nodes, srun=shlex.split(found.get("srun", "")), python=found.get("python", ""))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ssh`: nodes that answer ssh, by asyncssh. Keys, agent, jump hosts and ~/.ssh/config as OpenSSH takes them; a host that
-known_hosts does not know is refused, and no setting turns that off.
+"""`ssh`: nodes that answer ssh, through asyncssh, with keys, agent, jump hosts and ~/.ssh/config as in OpenSSH.
 
-Settings: `nodes` (`h1,alice@h2:2222` or `@FILE`, one a line), `user`, `port`, `key`, `known_hosts`, `config`, `jump`
+A host that is not in known_hosts is refused, and no setting turns that off.
+
+Settings: `nodes` (`h1,alice@h2:2222` or `@FILE`, one per line), `user`, `port`, `key`, `known_hosts`, `config`, `jump`
 (`user@host:port`), `connect_s`, `python` (the nodes' interpreter, [python3]).
 """
 
@@ -53,7 +54,7 @@ _SETTINGS = {
     "python": str,
 }  # fmt: skip
 _CHUNK = 1 << 18
-# Runs the program whose words stand in the first line of stdin; what follows is the program's to read.
+# Runs the program whose arguments are in the first line of stdin; the program reads the rest.
 _BOOTSTRAP = (
     "import base64,json,sys,zlib;"
     'text,*sys.argv[1:]=json.loads(zlib.decompress(base64.b64decode(open(0,"rb",0,closefd=False).readline())));exec(text)'
@@ -61,7 +62,7 @@ _BOOTSTRAP = (
 
 
 class SshLauncher:
-    """One connection a node, kept for the launcher's life and made again when it was lost."""
+    """One connection per node, kept for the launcher's life and opened again if it is lost."""
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         found = parse_settings("ssh", settings, _SETTINGS)
@@ -152,7 +153,7 @@ class SshLauncher:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C: the channels close, and the rank wrappers end what they run
+            future.cancel()  # Ctrl-C: the channels close, and the rank wrappers end their commands
             raise
 
     def _destination(self, node: Node) -> str:
@@ -176,7 +177,7 @@ class SshLauncher:
                 out, err = sinks(request.on_line, node.name, rank)
                 await self._channel(connection, options, request, stdin, keep or out, err)
         except TimeoutError:
-            # The node's rank wrapper has the same deadline: what could not be told to end ends by itself.
+            # The node's rank wrapper has the same deadline, so a command that could not be ended from here still ends.
             fault = Deadline(f"{node.name}: it has not answered within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
         except PenstockError as error:
@@ -191,8 +192,8 @@ class SshLauncher:
     ) -> None:  # fmt: skip
         import asyncssh
 
-        # ssh has no argument lists: the login shell reads one text, and csh ends a quote at the end of a line. So the shell gets
-        # a text without lines and `!`, and the words go to stdin in front of all else.
+        # ssh has no argument lists: the login shell parses one text, and csh ends a quote at a newline. So the shell
+        # gets a text without newlines and `!`, and the arguments are sent first on stdin.
         _, _, *items = rank_argv(self._python, {**options, "reads_env": True}, request.argv)
         packed = base64.b64encode(zlib.compress(json.dumps(items).encode()))
         line = shlex.join([self._python, "-c", _BOOTSTRAP])
@@ -211,7 +212,8 @@ class SshLauncher:
                 process.terminate()
                 raise
             except (asyncssh.Error, OSError) as error:
-                # Keep-alives were not answered, say: the node hangs, or its link is gone. Its rank wrapper ends what it runs.
+                # For example, keep-alives were not answered: the node hangs, or its link is down. Its rank wrapper ends
+                # the command.
                 self._connections.pop(options["node"], None)
                 raise Unreachable(
                     f"{options['node']}: the connection was lost under way: {error}", where=options["node"]
@@ -230,7 +232,7 @@ class SshLauncher:
         jump = self._settings.get("jump")
         if not jump:
             return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), None)
-        # By our own hands: asyncssh's text form of a tunnel knows neither our keys nor our known hosts.
+        # A connection of our own: asyncssh's text form of a tunnel does not use our keys and our known hosts.
         [through], ports, users = parse(jump)
         async with self._meeting.setdefault(f"jump {jump}", asyncio.Lock()):
             if self._jump is None or self._jump.is_closed():
@@ -293,7 +295,7 @@ class SshLauncher:
             raise Denied(f"{node.name}: a key cannot be read: {error}", where=node.name) from error
         except (asyncssh.Error, OSError) as error:
             number = getattr(error, "errno", None) or 0
-            # asyncio puts words of its own in place of the system's.
+            # asyncio replaces the system's message by its own.
             why = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
             why = "no answer" if isinstance(error, TimeoutError) else why
             raise Unreachable(f"{node.name}: {why}", where=node.name) from error
@@ -313,14 +315,14 @@ async def _feed(process: asyncssh.SSHClientProcess[bytes], stdin: IO[bytes] | No
             await process.stdin.drain()
         process.stdin.write_eof()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the command took no more
+        pass  # the command reads no more
 
 
 def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
-    """The nodes of `h1,alice@h2:2222` or of a node file, with their ports and users.
+    """Parse `h1,alice@h2:2222` or a node file into nodes, with their ports and users.
 
     Raises:
-        ConfigError: No node, one twice, or a word that is no host.
+        ConfigError: There is no node, one occurs twice, or an entry is not a host.
     """
     if text.startswith("@"):
         try:
@@ -339,7 +341,7 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
             raise ConfigError(
                 f"nodes: `{item}` is no host", hint="write host, user@host or user@host:port, with commas between"
             )
-        # Several may be one host behind several ports: then the port is part of the name.
+        # Several entries may be one host with several ports: then the port is part of the name.
         name = found["host"].strip("[]") + (f":{port}" if port else "")
         if any(node.name == name for node in nodes):
             raise ConfigError(f"nodes: {name} stands there twice")
@@ -354,5 +356,5 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SshLauncher:
-    """The entry point `penstock.launchers: ssh`."""
+    """Entry point `penstock.launchers: ssh`."""
     return SshLauncher(settings, environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contracts of plug-ins, and the types that cross them. Imports nothing else of Penstock.
+"""Interfaces of plug-ins, and their types. Imports nothing else of Penstock.
 
 A plug-in package names a factory under an entry point. Penstock's own plug-ins are found in the same way:
 

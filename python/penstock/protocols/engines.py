@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract of engines, which run a store over the nodes' disks; the types they receive, and the access to their objects."""
+"""Interface of engines, which run a store over the nodes' disks: their input types, and the access to their objects."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Access", "Engine", "Located", "Pool", "PoolSpec", "Runner"]
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """A pool as it is asked for.
+    """Specification of a requested pool.
 
     Attributes:
-        name: Of the pool; letters, digits and dashes. Two pools of one name cannot share a node, two names can.
-        disk: The folder that the pool may use, on every node; `{node}` in it is the node's name.
-        copies: Of every object, 1 or more.
-        need_bytes: That every node's disk must have free at the start.
+        name: Name of the pool: letters, digits and dashes. Two pools of one name cannot share a node.
+        disk: Folder on every node that the pool may use; `{node}` is replaced by the node's name.
+        copies: Number of copies of every object, 1 or more.
+        need_bytes: Space that every node's disk must have free at the start.
     """
 
     name: str
@@ -36,12 +36,12 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool that is up: plain values, so that it goes to every rank as JSON.
+    """A running pool, in plain values, so that it can be sent to every rank as JSON.
 
     Attributes:
-        lease: Names this life of the pool; a pool brought up again has another.
-        url: Where the stage writes and stores read.
-        facts: The engine's own, as plain values.
+        lease: Identifies this life of the pool; a pool that is started again has another lease.
+        url: URL that a stage writes to and stores read from.
+        facts: The engine's own data, in plain values.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Located:
 
 
 class Runner(Protocol):
-    """What an engine is given to reach nodes: `penstock.cluster.Cluster` is one."""
+    """Gives an engine access to nodes: `penstock.cluster.Cluster` implements it."""
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All nodes of the pool that is asked for; the first leads."""
+        """All nodes of the requested pool; the first leads."""
         ...
 
     def run(
@@ -79,60 +79,63 @@ class Runner(Protocol):
         stdin: bytes | None = None,
         expand_placeholders: bool = False,
     ) -> list[Exit]:
-        """A command once on each of the nodes, as `Launcher.run` does it."""
+        """Run a command once on each of the nodes, like `Launcher.run`."""
         ...
 
     def copy_to_all(self, src: Path, dst: str, *, on: Sequence[Node], deadline_s: float) -> list[Exit]:
-        """A file or folder of this machine to each of the nodes."""
+        """Copy a file or folder of this machine to each of the nodes."""
         ...
 
 
 @runtime_checkable
 class Access(Protocol):
-    """A pool's objects, for a process on one of its nodes. Names are relative, with `/` between folders. Every wait has an end."""
+    """A pool's objects, for a process on one of its nodes. Names are relative, with `/` between folders. Every wait is
+    bounded.
+    """
 
     def names(self, prefix: str = "") -> list[str]:
-        """The objects whose name begins with `prefix`, sorted."""
+        """Names of the objects that begin with `prefix`, sorted."""
         ...
 
     def put(self, name: str, source: Path) -> None:
-        """A file as an object, with its first copy on this node: whole under its name, or not there. Replaces one of that name."""
+        """Store a file as an object, atomically, with its first copy on this node. Replaces an object of that name."""
         ...
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Bytes of an object; fewer at its end. NotFound where no copy is left."""
+        """Bytes of an object; fewer at its end. Raises NotFound if no copy is left."""
         ...
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """Where the objects lie; a piece that no node holds has no nodes."""
+        """Location of the objects' pieces; a piece that no node holds has no nodes."""
         ...
 
     def fast_path(self, name: str) -> Path | None:
-        """A plain local file with exactly the object's bytes, or None where this node has none."""
+        """A plain local file with exactly the object's bytes, or None if this node has none."""
         ...
 
     def mount_path(self, name: str) -> Path | None:
-        """The path by which programs open the object, or None where the engine mounts nothing."""
+        """The path by which programs open the object, or None if the engine has no mount."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Removes objects; those that are not there are no error."""
+        """Remove objects; missing ones are ignored."""
         ...
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Brings a store up over the nodes' disks, and takes it down with nothing left. Every wait ends at the given deadline."""
+    """Starts a store over the nodes' disks, and stops it without remains. Every wait ends at the given deadline."""
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """What the nodes lack for it, one text a lack, the node's name first; empty when all is there.
+        """Requirements of the engine that nodes lack, one text each, with the node's name first; empty if nothing is
+        missing.
 
-        `facts` is what `penstock.cluster.inventory` says of each node.
+        `facts` is the result of `penstock.cluster.inventory` for each node.
         """
         ...
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
-        """Brings the pool up under that lease, or raises; what it has begun by then is `down`'s to remove."""
+        """Start the pool under that lease, or raise; `down` then removes what was already started."""
         ...
 
     def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
@@ -140,24 +143,24 @@ class Engine(Protocol):
         ...
 
     def access(self, pool: Pool, node: str) -> Access:
-        """The pool's objects, for a process on that node."""
+        """Access to the pool's objects, for a process on that node."""
         ...
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
-        """After nodes were lost: the names of objects of which no whole copy is left, which the caller fetches again."""
+        """After nodes were lost: names of objects without a complete copy, which the caller fetches again."""
         ...
 
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
     ) -> dict[str, dict[str, Any]]:
-        """Ends everything of the pool on every node that answers, also what a broken `up` left; safe twice. With a lease
-        only that life of the pool; with none, whoever's it is.
+        """End everything of the pool on every node that answers, also the remains of a failed `up`; safe to call twice.
+        With a lease, only that life of the pool; without one, any.
 
-        What was removed, by node: `processes`, `mounts`, `folders`; or `refused`, in words, where what lies at the pool's place
-        is not the pool's. A node that did not answer is not in it.
+        Returns for each node what was removed (`processes`, `mounts`, `folders`), or `refused` with a message if the
+        folder is not the pool's. A node that did not answer is missing.
         """
         ...
 
     def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        """What is left of the pool on each node that answers, in words: processes, mounts, folders, ports."""
+        """Remains of the pool on each node that answers, as messages: processes, mounts, folders, ports."""
         ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contracts of launchers and container runtimes, which start commands on nodes, and their types."""
+"""Interfaces of launchers and container runtimes, which start commands on nodes, and their types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Exit:
         code: Exit code, or 128 + the signal that ended it. None if the command did not run to an end; `fault` has the reason.
         out, err: The end of its output; a launcher keeps at least the last MiB of each.
         seconds: From start to end, as the launcher measured.
-        fault: Why there is no code (unreachable, refused, past the deadline); the text names the node.
+        fault: Reason for a missing code (unreachable, refused, past the deadline); the text names the node.
     """
 
     node: str
@@ -52,12 +52,14 @@ class RankPrefix:
     """Command prefix of every rank of a request; most often it enters a container.
 
     Attributes:
-        argv: Put before the rank's own command on its node, as `apptainer exec IMAGE`. `{rank}`, `{world}`, `{local_rank}` and
-            `{node}` in them and in `cleanup_argv` are always expanded.
-        launcher_args: Arguments of the one program that starts all ranks, as `--container-image=IMAGE` for srun; launchers
-            without such a program refuse them.
-        is_outermost: `argv` stand before that program too, on this machine and on every node: the launcher is inside.
-        cleanup_argv: Command that ends on a node what `argv` started, if the end of its process does not (a daemon's container).
+        argv: Inserted before the rank's own command on its node, such as `apptainer exec IMAGE`. `{rank}`, `{world}`,
+            `{local_rank}` and `{node}` in them and in `cleanup_argv` are always expanded.
+        launcher_args: Arguments of the one program that starts all ranks, such as `--container-image=IMAGE` for srun;
+            launchers without such a program refuse them.
+        is_outermost: `argv` is also inserted before that program, on this machine and on every node: the launcher is
+            inside.
+        cleanup_argv: Command for a node that ends what `argv` started, if ending its process is not enough (a daemon's
+            container).
     """
 
     argv: tuple[str, ...] = ()
@@ -68,12 +70,12 @@ class RankPrefix:
 
 @dataclass(frozen=True)
 class NodeSlice:
-    """The place of a request's nodes in a larger job.
+    """Position of a request's nodes in a larger job.
 
     Attributes:
         node: Number of the first of these nodes in the job.
         nodes: Number of nodes of the job.
-        rendezvous: Host and port where the job's ranks meet (torch's MASTER_ADDR and MASTER_PORT).
+        rendezvous: Host and port of the ranks' rendezvous (torch's MASTER_ADDR and MASTER_PORT).
     """
 
     node: int
@@ -94,8 +96,8 @@ class RunRequest:
         cwd: Working directory on the node.
         stdin: Goes to every rank; needs one rank per node.
         on_line: Called for every output line.
-        rank_prefix: Put around every rank.
-        node_slice: The place of these nodes in a larger job whose other nodes are started elsewhere; for launchers that
+        rank_prefix: Command prefix of every rank.
+        node_slice: Position of these nodes in a larger job whose other nodes are started elsewhere; for launchers that
             number ranks themselves.
     """
 
@@ -119,16 +121,16 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """The container that a job asks for.
+    """Container of a job.
 
     Attributes:
-        image: In the runtime's own form: a file, a folder, or a name in a registry.
+        image: Image in the runtime's own form: a file, a folder, or a name in a registry.
         binds: `SRC:DST` or `SRC:DST:ro`: folders of the node, and their paths inside.
         env: Names of the variables that ranks get besides those of their launcher.
         has_gpus: The node's GPUs are visible inside.
-        cwd: Working directory inside; else the runtime's or the image's own.
+        cwd: Working directory inside; by default the runtime's or the image's own.
         args: Further arguments of the runtime, before the image.
-        label: Names the containers of one request, if the runtime needs names.
+        label: Name of one request's containers, if the runtime needs names.
     """
 
     image: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract of workloads, which consume samples, and its types."""
+"""Interface of workloads, which consume samples, and its types."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal, Protocol, runtime_checkable
 __all__ = ["Batch", "Demand", "InputField", "StepCost", "Workload", "WorkloadSpec"]
 
 Batch = Mapping[str, Any]
-"""Field name -> array (NumPy or torch, as the Demand asked), samples along the first axis; `bytes` fields -> list of buffers."""
+"""Field name -> array (NumPy or torch, by the Demand), samples along the first axis; `bytes` fields -> list of buffers."""
 
 
 @dataclass(frozen=True)
 class InputField:
     """One field of a sample as it is stored: dtype by NumPy's name, shape without the batch axis.
 
-    Two dtypes are not NumPy's: `bytes`, as long as they are stored (a list of buffers in the batch; shape ()), and `image`, a
-    picture decoded to uint8 of the shape (height, width, 3).
+    Two dtypes are not NumPy's: `bytes`, of any stored length (a list of buffers in the batch; shape ()), and `image`,
+    an image decoded to uint8 of shape (height, width, 3).
     """
 
     dtype: str
@@ -30,12 +30,13 @@ class WorkloadSpec:
     """The parameters of the run that a workload is part of.
 
     Attributes:
-        seed: Of weights and everything else that is random in a step.
+        seed: Seed of the weights and of all other randomness in a step.
         global_batch: Samples of all ranks in one step.
-        rank, world: This worker and the number of them; in a world above 1, torch's default process group is up.
+        rank, world: Number of this worker, and number of workers; if `world` is above 1, torch's default process group
+            is initialised.
         device: `cpu` or `cuda:N`.
-        accelerator: Name of an accelerator to emulate in place of the step; None trains.
-        settings: The workload's own, as its documentation lists them. Unknown names are refused by the workload.
+        accelerator: Name of an accelerator to emulate instead of running the step; None trains.
+        settings: The workload's own settings; it refuses unknown names.
     """
 
     seed: int
@@ -49,14 +50,14 @@ class WorkloadSpec:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a workload eats.
+    """Input that a workload needs.
 
     Attributes:
-        fields: Of a sample, as stored.
+        fields: Fields of a sample, as stored.
         arrays: Kind of array that `step` takes.
-        sample_bytes: Of one sample, decoded.
-        samples_per_s: That one rank takes when nothing holds it up; None where only a measurement can tell.
-        facts: What belongs into the result beside the settings (parameter count, deviation from a published model).
+        sample_bytes: Bytes of one decoded sample.
+        samples_per_s: Rate of one rank without any wait; None if only a measurement can show it.
+        facts: Values for the result besides the settings (parameter count, deviation from a published model).
     """
 
     fields: Mapping[str, InputField]
@@ -68,13 +69,13 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step took.
+    """Cost of a step.
 
     Attributes:
-        samples: Of this rank's slice.
-        compute_s: Spent computing (or emulating it); overshoot of an emulated step is not in it.
-        sync_s: Spent waiting for other ranks, where it can be told from computing.
-        loss: Of this rank's slice; None where nothing is learnt.
+        samples: Samples of this rank's slice.
+        compute_s: Seconds of computing (or emulating it), without the overshoot of an emulated step.
+        sync_s: Seconds spent waiting for other ranks, if they can be separated from computing.
+        loss: Loss of this rank's slice; None if nothing is trained.
     """
 
     samples: int
@@ -85,22 +86,22 @@ class StepCost:
 
 @runtime_checkable
 class Workload(Protocol):
-    """What eats samples at the end of the feed. Calls come in the order below, from one thread."""
+    """Consumer of samples at the end of the feed. Calls come in the order below, from one thread."""
 
     def demand(self, spec: WorkloadSpec) -> Demand:
-        """What it will want under this spec. Cheap, and made before anything else; refuses bad settings with ConfigError."""
+        """The demand under this spec. Cheap, and called before everything else; refuses bad settings with ConfigError."""
         ...
 
     def prepare(self, spec: WorkloadSpec) -> None:
-        """Builds what the steps need. Called once."""
+        """Build what the steps need. Called once."""
         ...
 
     def begin_epoch(self, epoch: int) -> None:
-        """A training epoch, counted from 0, begins or is resumed."""
+        """A training epoch, counted from 0, begins or resumes."""
         ...
 
     def step(self, batch: Batch) -> StepCost:
-        """Eats one training batch; returns when its cost is known."""
+        """Run one training batch; returns when its cost is known."""
         ...
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
@@ -108,13 +109,13 @@ class Workload(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later `load_state_dict` needs to go on bit for bit; the same on all ranks."""
+        """State from which `load_state_dict` continues bit for bit; the same on all ranks."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state; called after `prepare`."""
+        """Continue from a state; called after `prepare`."""
         ...
 
     def cleanup(self) -> None:
-        """Frees what `prepare` took; safe twice."""
+        """Free the resources of `prepare`; safe to call twice."""
         ...

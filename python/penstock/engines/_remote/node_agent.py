@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Node agent of a pool: sent to a node by `node_program` with a VERB and a NODE; reads its requests as JSON on stdin.
 
-Needs only Python on the node, and imports nothing of Penstock but `penstock.ownership`, which is sent along. A pool on a node
-is one folder with its lease, and processes with the lease in their environment. So `stop` and `audit` find what a killed
-`start` left, and `stop` refuses a folder without a lease of the pool.
-Answers with one line of JSON: {"ok": ...}, or {"error": code, "text": ..., "hint": ...}.
+Needs only Python on the node. Of Penstock it imports only `penstock.ownership`, which is sent along. A pool on a node
+is one folder with its lease, and processes with the lease in their environment. So `stop` and `audit` find the remains
+of a killed `start`, and `stop` refuses a folder without a lease of the pool. The answer is one line of JSON: {"ok":
+...}, or {"error": code, "text": ..., "hint": ...}.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MARK = "PENSTOCK_POOL"
 GRACE_S = 5.0
 LOCK_S = 10.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
-# Where engines mount, below the pool's folder.
+# Folders below the pool's folder where engines mount.
 MOUNTS = ("mnt",)
 
 
@@ -56,13 +56,15 @@ class AgentError(Exception):
 
 
 def process_mark(name: str, root: str, lease: str = "") -> Callable[[bytes], bool]:
-    """Tells the variable that processes of a pool on this folder carry; with no lease, of all its lives."""
+    """Predicate for the environment variable of a pool's processes on this folder; without a lease, of any lease of the
+    pool.
+    """
     begins, ends = f"{MARK}={name}:{lease}".encode(), f":{root}".encode()
     return lambda item: item.startswith(begins) and item.endswith(ends)
 
 
 def read_lease(root: str) -> dict[str, Any] | None:
-    """The lease in a folder, where the folder is ours and has one."""
+    """The lease in a folder, if the folder is ours and has one."""
     try:
         with OwnedFolder(root) as folder:
             return lease_of(folder)
@@ -71,7 +73,7 @@ def read_lease(root: str) -> dict[str, Any] | None:
 
 
 def lock_folder(folder: OwnedFolder, wait_s: float) -> Any:
-    """The pool's folder for this process alone; None where it stays another's. Freed with the process."""
+    """Lock the pool's folder for this process; None if another process keeps it locked. The lock ends with the process."""
     lock = os.open(LEASE, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder.fd)
     until = time.monotonic() + wait_s
     while True:
@@ -99,7 +101,7 @@ def _is_ours(held: dict[str, Any], request: dict[str, Any]) -> None:
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Takes the folder under a lease, and finds free ports on the node's address."""
+    """Take the folder under a lease, and find free ports on the node's address."""
     root = request["root"]
     for pattern in request.get("wants", []):
         if not glob.glob(pattern):
@@ -124,8 +126,8 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
-    """Writes the lease, where none is there yet: of nodes that come together one is the first. Before all else, so that a
-    folder without a lease is empty, or not ours.
+    """Write the lease if there is none yet; if several nodes share the folder, one of them is first. Written before
+    everything else, so that a folder without a lease is empty or not ours.
     """
     root, name, lease = request["root"], request["name"], request["lease"]
     held = lease_of(folder)
@@ -185,13 +187,13 @@ def free_ports(address: str, count: int, fixed: list[int]) -> list[int]:
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Writes files, runs what is to be run once, and starts daemons that are not running yet."""
+    """Write files, run one-time commands, and start the daemons that are not running yet."""
     root = request["root"]
     try:
         folder, _ = leased(root, request["name"], request["lease"])
     except OSError as error:
         raise AgentError("precondition", f"{root} is not held by this start of the pool: {error}") from error
-    # Held until the last daemon runs: a `stop` that comes in between waits, and finds them all.
+    # Held until the last daemon runs: a `stop` in the meantime waits, and then finds all of them.
     if lock_folder(folder, LOCK_S) is None:
         raise AgentError("precondition", f"{root} is not held by this start of the pool: another command works on it")
     for name in request.get("folders", []):
@@ -246,7 +248,7 @@ def run_once(once: dict[str, Any], environment: dict[str, str], root: str, log: 
 
 
 def daemon_pid(record: str) -> int:
-    """The daemon's process, or 0."""
+    """Process id of the daemon, or 0."""
     try:
         with open(record) as file:
             pid, at = json.load(file)
@@ -267,7 +269,7 @@ def last_log_line(log: str) -> str:
 
 
 def alive(request: dict[str, Any]) -> dict[str, Any]:
-    """Which daemons run, and what the others said last."""
+    """The daemons that run, and the last output of those that do not."""
     root, found = request["root"], {}
     for record in sorted(glob.glob(os.path.join(glob.escape(root), "*.pid"))):
         name = os.path.basename(record)[:-4]
@@ -281,7 +283,7 @@ def alive(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def http(request: dict[str, Any]) -> Any:
-    """What a URL answers, asked from this node: its JSON, or its text."""
+    """GET a URL from this node: its JSON, or its text."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request["url"], timeout=request["limit_s"]) as answer:
@@ -295,25 +297,25 @@ def http(request: dict[str, Any]) -> Any:
 
 
 def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """Ends the pool's processes, mounts and folder. Refuses a folder that has no lease of the pool."""
+    """End the pool's processes, mounts and folder. Refuses a folder without a lease of the pool."""
     root, name, lease = request["root"], request["name"], request["lease"]
     is_mark = process_mark(name, root, lease)
     try:
         folder = OwnedFolder(root)
-        if lease_of(folder) is None and not folder.names():  # a start was killed before it had written its lease
+        if lease_of(folder) is None and not folder.names():  # a start was killed before it wrote its lease
             return {"processes": [], "mounts": [], "folders": [root] if folder.remove() else []}
         folder.close()
         folder, held = leased(root, name)
     except FileNotFoundError:
         return {"processes": sorted(end_processes(is_mark, GRACE_S).values()), "mounts": [], "folders": []}
     except NotOwned:
-        if lease:  # wherever the folder leads: these carry this very lease
+        if lease:  # wherever the path leads now: these processes have this very lease
             end_processes(is_mark, GRACE_S)
         raise
     ended = end_processes(is_mark, GRACE_S)
     if lease and held["lease"] != lease:
-        return {"processes": sorted(ended.values()), "mounts": [], "folders": []}  # the folder is another start's
-    # A start that was left alone by its killed owner may be about to run the next daemon: it is waited for.
+        return {"processes": sorted(ended.values()), "mounts": [], "folders": []}  # the folder belongs to another start
+    # A start whose owner was killed may be about to run the next daemon: wait for it.
     with suppress(FileNotFoundError):
         lock_folder(folder, LOCK_S)
     ended.update(end_processes(is_mark, GRACE_S))
@@ -330,7 +332,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def audit(request: dict[str, Any]) -> list[str]:
-    """What is left of the pool, in words."""
+    """Remains of the pool, as messages."""
     root, name = request["root"], request["name"]
     found = [
         f"process {pid}: {last_line}" for pid, last_line in sorted(find_processes(process_mark(name, root)).items())
@@ -353,7 +355,7 @@ def audit(request: dict[str, Any]) -> list[str]:
 
 
 def has(request: dict[str, Any]) -> bool:
-    """Whether something is there for every pattern; with `folder`, in a folder that root or this user alone may write."""
+    """Whether every pattern matches a file; with `folder`, in a folder that only root or this user may write."""
     folder = request.get("folder")
     return (folder is None or _is_trusted(folder)) and all(glob.glob(pattern) for pattern in request["patterns"])
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agent for a pool's ssh keys on a node, sent there by `node_program` with a VERB and a NODE like `node_agent`.
 
-The first node makes a key for the pool's life; its private half stays there, in the pool's folder. The other nodes accept the
-public half. ~/.ssh gets lines of a fixed form with the pool's name and lease, and later exactly those are removed. A changed
-line of the pool stays and is reported. A file that did not exist before gets a first line that says so, and is removed with
-the last pool's lines. Answers have the same form as the node agent's.
+The first node makes a key for the pool's life; its private half stays there, in the pool's folder. The other nodes
+accept the public half. Lines of a fixed form, with the pool's name and lease, are added to files in ~/.ssh; later
+exactly these are removed. A changed line of the pool stays and is reported. A file that did not exist before gets a
+first line that records this, and is removed with the last pool's lines. Answers have the same form as the node agent's.
 """
 
 from __future__ import annotations
@@ -30,44 +30,46 @@ SSHD = Path("/etc/ssh")
 LIMIT_S = 20
 MARK = "penstock-pool-"
 MADE = "# made by penstock for keys of its pools"
-# The blob of an ed25519 key: its type, and 32 bytes.
+# An ed25519 key in base64: its type, and 32 bytes.
 KEY = re.compile(r"ssh-ed25519 ([A-Za-z0-9+/]{68})")
 KEY_BEGINS = b"\0\0\0\x0bssh-ed25519\0\0\0 "
 HOST_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}")
 ADDRESS = re.compile(r"[A-Za-z0-9_.:%-]+")
-# The lines between a block's first and last in ~/.ssh/config. `Host *` gives all hosts what stands below, as it was.
+# The lines inside a block in ~/.ssh/config. `Host *` makes the lines below the block apply to all hosts again.
 BLOCK = (r"Host .+", r'IdentityFile "?.+/keys/id"?', r'UserKnownHostsFile "?.+/keys/known_hosts"? .+', r"Host \*")
 
 
 def ssh_dir() -> Path:
-    """ssh goes by the user's entry, whatever HOME says."""
+    """ssh uses the home folder of the user's passwd entry and ignores HOME."""
     return Path(pwd.getpwuid(os.geteuid()).pw_dir, ".ssh")
 
 
 def mark(request: dict[str, Any]) -> str:
-    """What stands in every line of a pool's life; with no lease, of all of its lives."""
+    """Marker in every line of a pool's lease; without a lease, the part that all of the pool's leases share."""
     return f"{MARK}{request['name']}:{request.get('lease', '')}"
 
 
 def mark_form(request: dict[str, Any]) -> str:
-    """The same as a pattern, with its lease to the end."""
+    """The marker as a pattern that includes the complete lease."""
     lease = request.get("lease", "")
     return re.escape(f"{MARK}{request['name']}:") + (re.escape(lease) if lease else "[0-9A-Za-z]+")
 
 
 @contextmanager
 def edit_lines(name: str) -> Iterator[list[str]]:
-    """The lines of a file in ~/.ssh, to be changed: written whole, one writer at a time on a machine.
+    """Edit the lines of a file in ~/.ssh: written atomically, by one writer at a time on a machine.
 
-    The lock does not reach nodes that share a home over NFS; of one pool they all write the same.
+    The lock does not cover nodes that share a home over NFS; nodes of one pool all write the same lines.
     """
     ssh_dir().mkdir(mode=0o700, exist_ok=True)
-    path = (ssh_dir() / name).resolve()  # a link stays one
+    path = (ssh_dir() / name).resolve()  # a symbolic link stays one
     lock = os.open(ssh_dir(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = read(path)
-        was = (text or "").split("\n")  # the last one is empty where the text ends a line: bytes come back as they were
+        was = (text or "").split(
+            "\n"
+        )  # the last item is empty if the text ends with a newline, so all bytes are preserved
         lines = list(was)
         yield lines
         if lines == was:
@@ -85,7 +87,7 @@ def edit_lines(name: str) -> Iterator[list[str]]:
 
 
 def read(path: Path) -> str | None:
-    """None where it is not there. Bytes that are no text come back as they were by `write`."""
+    """Text of a file; None if it is missing. Bytes that are not valid text are preserved by `write`."""
     try:
         return path.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
@@ -108,7 +110,7 @@ def write(path: Path, lines: list[str], mode: int) -> None:
 
 
 def make_key(request: dict[str, Any]) -> str:
-    """The public half of the pool's key, type and key; the key is made where it is not there yet, in the pool's own folder."""
+    """Public half of the pool's key, type and key. Creates the key in the pool's own folder if it does not exist."""
     pool, _ = leased(request["root"], request["name"], request["lease"])
     pool.folder("keys")
     path = f"{pool.path}/keys/id"
@@ -116,7 +118,7 @@ def make_key(request: dict[str, Any]) -> str:
         if keys.read("id") is None:
             line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", mark(request), "-f", path]
             subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True)
-    # From the private half: no file beside it is taken at its word.
+    # Derived from the private half, because a file beside it could have been replaced.
     done = subprocess.run(
         ["ssh-keygen", "-y", "-f", path], stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True
     )
@@ -124,7 +126,7 @@ def make_key(request: dict[str, Any]) -> str:
 
 
 def public(text: str) -> str:
-    """The text, which is `ssh-ed25519 BASE64` and nothing else."""
+    """Check that the text is `ssh-ed25519 BASE64`, and return it."""
     found = KEY.fullmatch(text)
     if found is None or not base64.b64decode(found[1]).startswith(KEY_BEGINS):
         raise ValueError(f"{text[:100]!r} is not a public ed25519 key")
@@ -132,12 +134,12 @@ def public(text: str) -> str:
 
 
 def host_keys(request: dict[str, Any]) -> list[str]:  # noqa: ARG001
-    """The host keys that this node's sshd shows: type and key."""
+    """Host keys that this node's sshd presents: type and key."""
     return [" ".join(path.read_text().split()[:2]) for path in sorted(SSHD.glob("ssh_host_*_key.pub"))]
 
 
 def authorize(request: dict[str, Any]) -> None:
-    """Lets the pool's key in: for commands, and for nothing else that ssh can do. One line, all of it of our making."""
+    """Accept the pool's key: for commands only, no other ssh feature. Adds one line, built only from our own text."""
     line = f"restrict {public(request['key'])} {mark(request)}"
     with edit_lines("authorized_keys") as lines:
         if line not in lines:
@@ -145,7 +147,7 @@ def authorize(request: dict[str, Any]) -> None:
 
 
 def add_known_hosts(request: dict[str, Any]) -> None:
-    """On the first node: ssh goes to the pool's nodes with the pool's key, and knows their host keys."""
+    """On the first node: make ssh to the pool's nodes use the pool's key and host keys."""
     pool, _ = leased(request["root"], request["name"], request["lease"])
     for address, found in request["hosts"].items():
         for item, form in ((address, ADDRESS), *((key, HOST_KEY) for key in found)):
@@ -164,18 +166,18 @@ def add_known_hosts(request: dict[str, Any]) -> None:
     ]
     with edit_lines("config") as lines:
         if ours[0] not in lines:
-            lines[:0] = ours  # in front: ssh takes what it reads first
+            lines[:0] = ours  # at the start of the file: ssh uses the first value it finds
 
 
 def quoted(path: str) -> str:
-    """A path as ssh's configuration reads it."""
+    """A path quoted for ssh's configuration."""
     if any(letter in path for letter in '"$\\\n'):
         raise ValueError(f"{path}: ssh's configuration cannot hold this path")
     return f'"{path.replace("%", "%%")}"'
 
 
 def remove(request: dict[str, Any]) -> list[str]:
-    """Takes out the lines of the pool that are of our making; the files that had some."""
+    """Remove our lines of the pool; returns the files that had some."""
     found = leftovers(request)
     for name in ("authorized_keys", "config") if found else ():
         with edit_lines(name) as lines:
@@ -190,10 +192,10 @@ def remove(request: dict[str, Any]) -> list[str]:
 
 
 def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -> int:
-    """Where what begins at a line and is of our making ends; the line itself where it is not.
+    """End of our lines that begin at `at`; `at` itself if the line is not ours.
 
     Raises:
-        NotOwned: A block of the pool was changed: without some of its lines the others would mean something else.
+        NotOwned: A block of the pool was changed: without some of its lines the others would have another meaning.
     """
     if name == "authorized_keys":
         return at + (re.fullmatch(f"restrict {KEY.pattern} {mark_form(request)}", lines[at]) is not None)
@@ -211,7 +213,7 @@ def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -
 
 
 def leftovers(request: dict[str, Any]) -> list[str]:
-    """The files that have lines of the pool, in words."""
+    """Files that contain lines of the pool, as messages."""
     names = [name for name in ("authorized_keys", "config") if mark(request) in (read(ssh_dir() / name) or "")]
     return [f"key in {ssh_dir() / name}" for name in names]
 

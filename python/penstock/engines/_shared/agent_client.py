@@ -34,7 +34,7 @@ _REMOTE = Path(__file__).parents[1] / "_remote"
 
 
 def pool_root(spec: PoolSpec, node: Node) -> str:
-    """The one folder of the pool on a node."""
+    """The pool's only folder on a node."""
     disk = spec.disk.replace("{node}", node.name)
     if not posixpath.isabs(disk):
         raise ConfigError(f"disk: `{disk}` is no absolute path", where="disk")
@@ -42,10 +42,10 @@ def pool_root(spec: PoolSpec, node: Node) -> str:
 
 
 def parse_settings(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's settings over their defaults; text is taken for the number or the truth that it spells.
+    """An engine's settings over their defaults; text is parsed as the number or boolean that the setting needs.
 
     Raises:
-        ConfigError: An unknown one, or a value of another kind.
+        ConfigError: A setting is unknown, or a value has the wrong type.
     """
     found = dict(known)
     for key, value in settings.items():
@@ -74,7 +74,7 @@ class AgentClient:
 
     @classmethod
     def of(cls, pool: Pool, runner: Runner) -> AgentClient:
-        """Those of a pool that is up: its folders are told with each order."""
+        """The agents of a running pool; each request names the pool's folder."""
         return cls(PoolSpec(pool.name, "/", pool.copies), runner)
 
     def call(
@@ -87,10 +87,10 @@ class AgentClient:
         agent: str = "node_agent",
         **common: Any,
     ) -> dict[str, Any]:
-        """Every node's answer by its name.
+        """Answer of every node, by its name.
 
         Raises:
-            PenstockError: The first refusal or the first node that did not answer, with its name.
+            PenstockError: The first refusal, or the first node without an answer; the error contains the node's name.
         """
         answers = self.try_call(verb, deadline_s, on=on, each=each, agent=agent, **common)
         for answer in answers.values():
@@ -108,7 +108,9 @@ class AgentClient:
         agent: str = "node_agent",
         **common: Any,
     ) -> dict[str, Any]:
-        """Every node's answer by its name, errors among them. `agent`: `node_agent`, or `ssh_keys_agent` for the pool's keys."""
+        """Answers and errors of every node, by its name. `agent`: `node_agent`, or `ssh_keys_agent` for the pool's
+        keys.
+        """
         nodes = list(self.runner.nodes) if on is None else list(on)
         own = {
             node.name: {"root": pool_root(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}
@@ -125,19 +127,19 @@ class AgentClient:
         return {ended.node: _parse_answer(ended) for ended in exits}
 
     def raise_if_dead(self, deadline_s: float) -> None:
-        """Raises SystemFault where a daemon of the pool has ended, with its last words."""
+        """Raise SystemFault if a daemon of the pool has ended; the error quotes its last output."""
         for name, answer in self.call("alive", deadline_s).items():
             for daemon, text in answer["dead"].items():
                 raise SystemFault(f"{name}: the {daemon} has ended: {text}", where=name)
 
 
 def successes(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """The answers that are none of them errors: what `audit` gives."""
+    """Answers without errors: the result of `audit`."""
     return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
 
 
 def down_receipts(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """What `down` gives: also the words of nodes that refused because what is there is not the pool's."""
+    """Result of `down`: answers, and the refusals of nodes where the folder is not the pool's."""
     return {
         name: {"refused": [str(answer)]} if isinstance(answer, PreconditionFailed) else answer
         for name, answer in answers.items()
@@ -146,7 +148,7 @@ def down_receipts(answers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def node_states(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> dict[str, str]:
-    """`up`, `degraded` or `lost` of every node: lost where it did not answer, up where what it says of itself is enough."""
+    """State of every node, `up`, `degraded` or `lost`: lost without an answer; up if `is_up` accepts the answer."""
     return {
         name: "lost" if isinstance(answer, PenstockError) else "up" if is_up(name, answer) else "degraded"
         for name, answer in answers.items()
@@ -154,8 +156,8 @@ def node_states(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -
 
 
 def daemon_states(pool: Pool, answers: Mapping[str, Any], serving: Collection[str]) -> dict[str, str]:
-    """The same of engines with daemons, by what `alive` answered: up where they run under the pool's lease, none has died,
-    and whoever keeps the list says that the node serves.
+    """Node states for engines with daemons, from the answers to `alive`. A node is up if its daemons run under the
+    pool's lease, none has died, and the node is in `serving`, the engine's own list.
     """
     return node_states(
         answers, lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in serving
@@ -163,15 +165,15 @@ def daemon_states(pool: Pool, answers: Mapping[str, Any], serving: Collection[st
 
 
 def pool_roots(pool: Pool) -> dict[str, dict[str, Any]]:
-    """Every node's folder of a pool whose facts name it, as an order of each."""
+    """Folder of the pool on each node, if the pool's facts name them, as arguments for each node's request."""
     return {name: {"root": facts["root"]} for name, facts in pool.facts["nodes"].items()}
 
 
 class AgentManagedEngine:
-    """What engines share whose pools each node's own agent takes down and looks after."""
+    """Base of engines whose pools are taken down and checked by each node's agent."""
 
     def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
-        """Nothing that the engine could name: it knows of no objects that a lost node alone held."""
+        """Empty: the engine does not know which objects only a lost node held."""
         return []
 
     def down(

@@ -25,10 +25,10 @@ _PART = ".penstock-part-"
 
 
 def validated_name(name: str) -> str:
-    """A name that can be one.
+    """Check the name of an object, and return it.
 
     Raises:
-        KeyRefused: It is empty, absolute, or would leave its pool.
+        KeyRefused: The name is empty, absolute, or would leave its pool.
     """
     if (
         not name
@@ -42,7 +42,7 @@ def validated_name(name: str) -> str:
 
 
 class SharedFolderEngine(AgentManagedEngine):
-    """Engines whose objects are files below one path, which is the pool's URL and the same on all nodes."""
+    """Base of engines whose objects are files below one path, which is the pool's URL and the same on all nodes."""
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         """The files."""
@@ -50,7 +50,7 @@ class SharedFolderEngine(AgentManagedEngine):
 
 
 class FolderAccess:
-    """The objects of one folder, seen from `node`; `is_own` says that it lies on the node's own disk."""
+    """Objects of one folder, as `node` accesses them; `is_own`: the folder is on the node's own disk."""
 
     def __init__(self, folder: Path, node: str, *, is_own: bool) -> None:
         self._folder = folder
@@ -59,19 +59,19 @@ class FolderAccess:
 
     @property
     def reports_locations(self) -> bool:
-        """A mount does not say where its files lie."""
+        """Only for the node's own disk: a mount does not report the location of its files."""
         return self._is_own
 
     def _path(self, name: str) -> Path:
         return self._folder / validated_name(name)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Folders and links are not objects."""
+        """Names of the files; folders and links are not objects."""
         found = (path for path in self._folder.rglob("*") if path.is_file() and _PART not in path.name)
         return sorted(name for path in found if (name := path.relative_to(self._folder).as_posix()).startswith(prefix))
 
     def put(self, name: str, source: Path) -> None:
-        """By way of a temporary name, fsynced, then renamed."""
+        """Write to a temporary name, fsync, then rename."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{_PART}{uuid4().hex}")
@@ -89,7 +89,7 @@ class FolderAccess:
             remove_file(part)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """A plain pread."""
+        """Read with a plain pread."""
         try:
             with self._path(name).open("rb") as file:
                 return os.pread(file.fileno(), length, offset)
@@ -97,7 +97,7 @@ class FolderAccess:
             raise NotFound(f"{name} is not in the pool", where=name) from None
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """On this node, where it is its own disk; a mount does not say."""
+        """The node itself, if the folder is on its own disk; a mount does not report locations."""
         found = {}
         for name in names:
             path = self._path(name)
@@ -106,16 +106,16 @@ class FolderAccess:
         return found
 
     def fast_path(self, name: str) -> Path | None:
-        """The file itself, where it is here."""
+        """The file itself, if it is on this node's disk."""
         path = self._path(name)
         return path if self._is_own and path.is_file() else None
 
     def mount_path(self, name: str) -> Path | None:
-        """The file itself."""
+        """Path of the file itself."""
         return self._path(name)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Files only; folders stay."""
+        """Delete the files; their folders stay."""
         for name in names:
             try:
                 remove_below(self._folder, validated_name(name))

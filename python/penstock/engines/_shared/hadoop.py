@@ -34,7 +34,7 @@ log4j.appender.A.layout.ConversionPattern=%d %p %c: %m%n
 
 
 def installed_class_path(given: str, environment: Mapping[str, str]) -> str | None:
-    """The class path of a Hadoop that the user names, or None where ours is to be used."""
+    """Class path of a Hadoop that the user names, or None to use our jars."""
     home = given or environment.get("HADOOP_HOME", "")
     if not home:
         return None
@@ -44,7 +44,7 @@ def installed_class_path(given: str, environment: Mapping[str, str]) -> str | No
 
 
 def required_files(path: str) -> list[str]:
-    """What must be on a node for a class path to hold HDFS."""
+    """Files that a node must have for a class path to contain HDFS."""
     return [
         f"{glob.escape(part[:-1])}{_SERVER if ':' not in path else 'hadoop-hdfs-*.jar'}"
         for part in path.split(":")[:3:2]
@@ -54,14 +54,15 @@ def required_files(path: str) -> list[str]:
 def install_jars(
     environment: Mapping[str, str], runner: Runner, agents: AgentClient, spec: PoolSpec, until: float
 ) -> dict[str, str]:
-    """Our own jars on every node, by the class path: fetched once to this machine, copied to nodes that do not see them.
+    """Put our own jars on every node; returns the class path. Fetched once to this machine, and copied to nodes that
+    lack them.
 
     Raises:
-        ConfigError: This user has no folder for them.
-        NotFound: No jars, and no Maven to fetch them.
-        PreconditionFailed: Another user may have put jars of theirs there.
+        ConfigError: This user has no cache folder for the jars.
+        NotFound: There are no jars, and no Maven to fetch them.
+        PreconditionFailed: Another user can write to the jars' folder.
     """
-    # A relative path is no place of this user's, as the XDG specification has it.
+    # The XDG specification ignores relative paths.
     places = environment.get("XDG_CACHE_HOME", ""), f"{environment.get('HOME', '')}/.cache"
     base = next((Path(place) for place in places if place.startswith("/") and place != "/.cache"), None)
     if base is None:
@@ -73,7 +74,7 @@ def install_jars(
         OwnedFolder(check_parents(str(cache))).close()
     except NotOwned as error:
         raise PreconditionFailed(f"Hadoop's jars: {error}", hint=error.hint or _OWN_JARS) from None
-    # A node whose folder of that name is not proved ours gets a copy.
+    # A node gets a copy unless its folder of that name is certainly ours.
     has = agents.call(
         "has", until - time.monotonic(), patterns=[f"{glob.escape(str(cache))}/{_SERVER}"], folder=str(cache)
     )
@@ -125,13 +126,13 @@ def _fetch(cache: Path, until: float) -> None:
         jars.chmod(0o755)
         try:
             jars.rename(cache)
-        except OSError:  # another command was first
+        except OSError:  # another command created it first
             if not list(cache.glob(_SERVER)):
                 raise
 
 
 def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, block_bytes: int) -> dict[str, str]:
-    """The files of `conf` on a node."""
+    """Configuration files for a node."""
     core = {"fs.defaultFS": f"hdfs://{leader}:{rpc}", "hadoop.tmp.dir": f"{root}/data/tmp"}
     site = {
         "dfs.replication": copies,
@@ -140,19 +141,20 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
         "dfs.permissions.enabled": "false",
         "dfs.namenode.name.dir": f"{root}/data/name",
         "dfs.namenode.http-address": f"{leader}:{http}",
-        # Only the pool's own nodes: a stranger's DataNode that finds our port is sent away.
+        # Only the pool's own nodes: a foreign DataNode that finds our port is refused.
         "dfs.hosts": f"{root}/conf/hosts",
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
         "dfs.namenode.safemode.extension": 0,
-        # A lost node is known after 2 x 2 s + 10 x 1 s, not after ten minutes; a silent one is asked last after 3 s.
+        # Detects a lost node after 2 x 2 s + 10 x 1 s instead of ten minutes; a node that is silent for 3 s is read
+        # last.
         "dfs.heartbeat.interval": 1,
         "dfs.namenode.heartbeat.recheck-interval": 2000,
         "dfs.namenode.stale.datanode.interval": 3000,
         "dfs.namenode.avoid.read.stale.datanode": "true",
         "dfs.namenode.avoid.write.stale.datanode": "true",
-        # The writer's own disk takes the first copy, however busy its node is.
+        # The first copy always goes to the writer's own disk, also if its node is busy.
         "dfs.namenode.redundancy.considerLoad": "false",
-        # With as many copies as nodes, a lost one is no reason to refuse a write.
+        # With as many copies as nodes, there is no replacement for a lost node, and a write must succeed without one.
         "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
         "dfs.client.socket-timeout": 5000,
         "dfs.datanode.socket.write.timeout": 5000,
@@ -165,7 +167,7 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
 
 
 def data_options(root: str, address: str, ports: list[int]) -> list[str]:
-    """What a DataNode is told on its command line, being each one's own."""
+    """Options on a DataNode's command line that differ for each one."""
     data, http, ipc = ports
     options = {
         "dfs.datanode.data.dir": f"{root}/data/blocks",

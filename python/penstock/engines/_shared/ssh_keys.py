@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ssh keys between the nodes of a pool, for engines that connect nodes by ssh. The private key never leaves the first node; the
-launcher carries only public keys.
+"""ssh keys between the nodes of a pool, for engines that connect nodes by ssh.
+
+The private key never leaves the first node; the launcher transfers only public keys.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _AGENT = "ssh_keys_agent"
 
 
 def exchange(agents: AgentClient, lease: str, until: float) -> None:
-    """Lets the first node in on all of them, itself too, for as long as the lease; done again it changes nothing.
+    """Let the first node log in on all nodes, itself included, for the life of the lease. Idempotent.
 
     Args:
-        until: By when, on the monotonic clock.
+        until: Deadline on the monotonic clock, in seconds.
 
     Raises:
-        PenstockError: A node that did not answer, or refused, by its name.
+        PenstockError: A node did not answer, or refused; the error contains its name.
     """
     nodes = list(agents.runner.nodes)
 
@@ -40,14 +41,15 @@ def exchange(agents: AgentClient, lease: str, until: float) -> None:
 
 
 def remove(agents: AgentClient, lease: str, deadline_s: float) -> dict[str, dict[str, list[str]]]:
-    """Takes the keys of a lease back, or with none those of every life of the pool; `keys`, what had some, by node, or `refused`.
+    """Remove the keys of a lease, or without a lease those of all leases of the pool. Returns for each node `keys`, the
+    changed files, or `refused`.
 
-    A node that is missing did not answer, or could not: its keys are there still.
+    A missing node did not answer or failed: its keys are still there.
     """
     answers = down_receipts(agents.try_call("remove", deadline_s, agent=_AGENT, lease=lease))
     return {node: found if isinstance(found, dict) else {"keys": found} for node, found in answers.items()}
 
 
 def leftovers(agents: AgentClient, deadline_s: float) -> dict[str, list[str]]:
-    """What still has keys of the pool, in words, by node; nobody could look at one that is missing."""
+    """Files that still have keys of the pool, as messages, by node. A missing node was not checked."""
     return successes(agents.try_call("leftovers", deadline_s, agent=_AGENT))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of a pool in HDFS through WebHDFS, for a process on one of its nodes. Every wait ends in seconds; if a copy does not
-answer, another is read. Objects of one block with a copy on this node are plain files: `fast_path`.
+"""Objects of a pool in HDFS through WebHDFS, for a process on one of its nodes.
+
+Every wait ends in seconds; if a copy does not answer, another is read. Objects of one block with a copy on this node
+are plain files: `fast_path`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HdfsAccess"]
 
-# Of one answer. A DataNode that hangs would otherwise hold a reader for two minutes.
+# Timeout of an answer. A DataNode that hangs would otherwise block a reader for two minutes.
 _WAIT_S = 5.0
-# Of one write of a socket: a disk may be slow, but not silent.
+# Timeout of one socket write: a disk may be slow, but not silent.
 _WRITE_S = 30.0
 _TRIES = 4
 _CHUNK = 1 << 20
@@ -35,7 +37,7 @@ _PART = ".penstock-part-"
 
 
 class HdfsAccess:
-    """Names below the root of the pool's HDFS."""
+    """Objects of the pool; their names are paths below the root of its HDFS."""
 
     def __init__(self, pool: Pool, node: str) -> None:
         self._http: str = pool.facts["http"]
@@ -45,7 +47,7 @@ class HdfsAccess:
         self._copies = pool.copies
 
     def names(self, prefix: str = "") -> list[str]:
-        """By one listing a folder, beginning at the last folder of the prefix."""
+        """One listing per folder, starting at the last folder of the prefix."""
         found, waiting = [], [prefix.rpartition("/")[0]]
         while waiting:
             folder = waiting.pop()
@@ -62,13 +64,13 @@ class HdfsAccess:
         return sorted(found)
 
     def put(self, name: str, source: Path) -> None:
-        """Whole under a temporary name, then renamed; from the start again where a DataNode fails. The NameNode gives
-        the first copy to the writer's own DataNode.
+        """Write the whole object under a temporary name, then rename; starts again if a DataNode fails. The NameNode
+        gives the first copy to the writer's own DataNode.
         """
         validated_name(name)
         size = source.stat().st_size
         folder = name.rpartition("/")[0]
-        # One block, so that its owner reads it as a file; HDFS wants a multiple of its checksum's chunk.
+        # One block, so that its node can read it as a file; HDFS requires a multiple of its checksum chunk.
         block = max(1 << 20, math.ceil(size / (1 << 20)) << 20)
         for last in [False] * (_TRIES - 1) + [True]:
             part = f"{folder}/{_PART}{uuid4().hex}".lstrip("/")
@@ -87,7 +89,7 @@ class HdfsAccess:
                 done = self._namenode_request(
                     "PUT", part, op="RENAME", destination=f"/{name}", renameoptions="OVERWRITE"
                 )
-                # Without a wish HDFS answers with a boolean; with OVERWRITE it answers with nothing, or an exception.
+                # Without options HDFS answers with a boolean; with OVERWRITE it answers with nothing, or an exception.
                 if done.get("boolean") is False:
                     raise ServerError(f"{name}: the NameNode did not rename it")
             except (Unreachable, ServerError, Deadline):
@@ -98,7 +100,7 @@ class HdfsAccess:
                 return
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """From the copy that the NameNode thinks nearest; where it does not answer in seconds, from the others."""
+        """Read from the copy that the NameNode ranks nearest; if it does not answer in seconds, from the others."""
         validated_name(name)
         shunned: list[str] = []
         trouble: Exception | None = None
@@ -108,7 +110,7 @@ class HdfsAccess:
                 query["excludedatanodes"] = ",".join(shunned)
             try:
                 where = self._namenode_request("GET", name, **query)["Location"]
-            except (ServerError, Unreachable) as error:  # no DataNode is left to ask
+            except (ServerError, Unreachable) as error:  # no other DataNode has a copy
                 if trouble is not None:
                     raise trouble from error
                 if self._has_lost(name):
@@ -124,7 +126,7 @@ class HdfsAccess:
                 shunned.append(self._data_of(where) or place)
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """By the NameNode, a question an object."""
+        """One request to the NameNode per object."""
         return {
             name: [
                 Located(block["startOffset"], block["block"]["numBytes"], tuple(self._holders(block)))
@@ -134,7 +136,7 @@ class HdfsAccess:
         }
 
     def fast_path(self, name: str) -> Path | None:
-        """The finalized block of an object of one block, where this node holds a copy."""
+        """File of the finalized block, for an object of one block with a copy on this node."""
         blocks = self._blocks(name)["locatedBlocks"]
         if len(blocks) != 1 or self._node not in self._holders(blocks[0]):
             return None
@@ -148,11 +150,11 @@ class HdfsAccess:
             return None
 
     def mount_path(self, name: str) -> Path | None:  # noqa: ARG002
-        """HDFS mounts nothing."""
+        """None: HDFS has no mount."""
         return None
 
     def delete(self, names: Sequence[str]) -> None:
-        """One request a name."""
+        """One request per name."""
         for name in names:
             self._namenode_request("DELETE", validated_name(name), op="DELETE")
 
@@ -172,13 +174,13 @@ class HdfsAccess:
         return any(not self._holders(block) for block in self._blocks(name)["locatedBlocks"])
 
     def _data_of(self, location: str) -> str | None:
-        """A DataNode's transfer address, by which the NameNode knows whom to leave out."""
+        """Transfer address of a DataNode, by which the NameNode excludes it."""
         host = urllib.parse.urlsplit(location).hostname
         mine = [data for data in self._by_data if data.rpartition(":")[0] == host]
         return mine[0] if len(mine) == 1 else None
 
     def _namenode_request(self, method: str, name: str, **query: Any) -> dict[str, Any]:
-        """A question to the NameNode."""
+        """One request to the NameNode."""
         details = urllib.parse.urlencode({**query, "user.name": "penstock"})
         status, body = _request(method, self._http, f"/webhdfs/v1/{urllib.parse.quote(name)}?{details}", _WAIT_S)
         try:
@@ -224,12 +226,12 @@ class HdfsAccess:
 
 
 def _path_of(place: urllib.parse.SplitResult) -> str:
-    # The NameNode leaves letters as they are, which HTTP does not take.
+    # The NameNode does not quote special letters, which HTTP does not accept.
     return f"{urllib.parse.quote(place.path, safe='/%+')}?{urllib.parse.quote(place.query, safe='=&%+/:')}"
 
 
 def _request(method: str, place: str, path: str, wait_s: float, *, limit: int = 1 << 26) -> tuple[int, bytes]:
-    """One request, whose every wait is bounded and whose whole is too."""
+    """One HTTP request; each wait and the whole are bounded."""
     connection = http.client.HTTPConnection(place, timeout=wait_s)
     try:
         connection.request(method, path)

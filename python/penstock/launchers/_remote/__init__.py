@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts that launchers run on nodes. Sent as text by `node_program`; import nothing of Penstock but `penstock.ownership`."""
+"""Scripts that launchers run on nodes. Sent as text by `node_program`; of Penstock they import only
+`penstock.ownership`.
+"""

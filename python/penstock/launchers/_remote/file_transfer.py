@@ -19,7 +19,9 @@ CHUNK = 1 << 20
 
 
 def pack(source: str, out: IO[bytes]) -> None:
-    """A file or folder as a stream; the tar lies in a temporary file first, since its length goes before it."""
+    """Write a file or folder as a stream; a folder is packed into a temporary tar first, because the length is sent
+    before it.
+    """
     if not os.path.lexists(source):
         raise FileNotFoundError(2, "No such file or directory", source)
     with tempfile.TemporaryFile() as held:
@@ -33,7 +35,7 @@ def pack(source: str, out: IO[bytes]) -> None:
 
 
 def unpack(stream: IO[bytes], destination: str) -> None:
-    """The stream's file or folder at `destination`."""
+    """Write the stream's file or folder to `destination`."""
     destination = os.path.abspath(destination)
     size = json.loads(stream.readline(200) or b'{"size": -1}')["size"]
     parent = os.path.dirname(destination)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrapper of one rank, sent to a node by `node_program` with OPTIONS ARGV...: runs ARGV and makes sure that it ends.
+"""Wrapper of one rank, sent to a node by `node_program` with OPTIONS ARGV...: runs ARGV and guarantees its end.
 
-Needs only Python on the node, and imports nothing of Penstock but `penstock.ownership`, which is sent along. It does what a
-launcher cannot do from afar: end the command's process group with its deadline, with the launcher, or with the connection,
-and report how it ended by a record on stderr, since launchers change exit codes.
+Needs only Python on the node. Of Penstock it imports only `penstock.ownership`, which is sent along. It does two things
+that a launcher cannot do remotely. It ends the command's process group at its deadline, with the launcher, or with the
+connection. And it reports the result as a record on stderr, because launchers change exit codes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 MARK = "\x1e"
 FRAME = b"\x1f"
-# srun cuts labelled lines at 1,024 bytes, its label and our mark included.
+# srun cuts labelled lines at 1,024 bytes, including its label and our marker.
 FRAME_BYTES = 960
 CHUNK = 1 << 16
 GRACE_S = 5.0
-# A command that has ended may have left a child that holds its streams.
+# A command that has ended may have left a child that keeps its streams open.
 LINGER_S = 0.5
-# Rank, world, rank on the node, node: what the launchers that number ranks themselves call them.
+# Rank, world size, local rank and node number, by the names of the launchers that number ranks themselves.
 RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", None),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", None),
@@ -41,12 +41,14 @@ RANK_VARIABLES = (
 
 
 def write_record(record: dict[str, Any]) -> None:
-    """One write, so that no other rank's line stands in its middle."""
+    """A single write, so that lines of other ranks cannot be mixed in."""
     os.write(2, f"{MARK}{json.dumps(record)}{MARK}\n".encode())
 
 
 def frames(chunk: bytes) -> bytes:
-    """The chunk as lines that no launcher cuts; each says whether an end of line stood there (`.`) or not (`+`)."""
+    """The chunk as lines short enough for every launcher; each shows whether a line ended there (`.`) or continues
+    (`+`).
+    """
     *whole, last = chunk.split(b"\n")
     made = []
     for line, flag in [*((line, b".") for line in whole), (last, b"+")]:
@@ -59,7 +61,7 @@ def frames(chunk: bytes) -> bytes:
 
 
 def pump(source: IO[bytes], to: int) -> None:
-    """What the command writes, in frames, until it ends or nobody listens any more."""
+    """Forward the command's output in frames, until it ends or the reader is gone."""
     with suppress(OSError):
         while chunk := os.read(source.fileno(), CHUNK):
             left = memoryview(frames(chunk))
@@ -68,7 +70,7 @@ def pump(source: IO[bytes], to: int) -> None:
 
 
 class Pumps:
-    """The streams of a command whose launcher mixes those of all ranks; nothing, where it does not."""
+    """Output streams of a command under a launcher that mixes those of all ranks; does nothing under others."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         pairs = [(child.stdout, 1), (child.stderr, 2)]
@@ -93,7 +95,7 @@ def first_line(fd: int) -> bytes:
 
 
 def rank_identity(options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Where this rank stands, by the launcher's options, else by the variables that the launcher has set."""
+    """Identity of this rank, from the launcher's options, else from variables that the launcher has set."""
     if "rank" in options:
         return options
     for rank, world, local, node in RANK_VARIABLES:
@@ -110,7 +112,7 @@ def rank_identity(options: dict[str, Any], environment: dict[str, str]) -> dict[
 
 
 def torchrun_env(here: dict[str, Any]) -> dict[str, str]:
-    """As torchrun would set them, for ranks that no launcher of their own has numbered."""
+    """The variables that torchrun would set, for ranks that no other launcher has numbered."""
     if "nodes" not in here:
         return {}
     return {
@@ -134,14 +136,16 @@ def stop(*_: object) -> None:
 
 
 def expand_placeholders(argv: Sequence[str], here: dict[str, Any]) -> list[str]:
-    """The words with this rank's own numbers and names."""
+    """The arguments with this rank's own numbers and names."""
     for name in ("rank", "world", "local_rank", "node"):
         argv = [arg.replace("{" + name + "}", str(here[name])) for arg in argv]
     return list(argv)
 
 
 def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
-    """The command's whole group: asked first, then killed; `ends` is what also has to be told."""
+    """End the command's process group: SIGTERM first, then SIGKILL; `ends` is a further command that ends what it
+    started.
+    """
     end_group(child, GRACE_S)
     if ends:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -151,7 +155,7 @@ def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
 def main() -> int:
     options, argv = json.loads(sys.argv[1]), sys.argv[2:]
     if hasattr(ctypes.CDLL(None), "prctl"):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: where the launcher dies, so do we
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: if the launcher dies, this process gets SIGTERM
     environment = dict(os.environ)
     if options.get("reads_env"):
         environment.update(json.loads(first_line(0)))
@@ -188,7 +192,7 @@ def main() -> int:
             end_command(child, ends)
         write_record({**record, "fault": "stopped"})
         return 143
-    # Daemons that left the group on purpose stay; what merely runs in the background does not.
+    # Daemons that left the group on purpose survive; background processes in the group do not.
     signal_group(child, signal.SIGKILL)
     code = child.wait()
     pumps.end()

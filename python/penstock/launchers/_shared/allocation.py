@@ -20,10 +20,10 @@ _MAX_BYTES = 16 << 20
 
 
 def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
-    """The hosts of a Slurm allocation.
+    """Hosts of a Slurm allocation.
 
     Raises:
-        ConfigError: There is none, or Slurm cannot spell its list.
+        ConfigError: This is not a Slurm job, or Slurm cannot expand its list.
     """
     listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
     if not listed:
@@ -42,10 +42,10 @@ def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
-    """The hosts of a PBS job, each once; its file names one as often as it has slots.
+    """Hosts of a PBS job, each once; the node file lists a host once per slot.
 
     Raises:
-        ConfigError: This is no such job, or its file names none.
+        ConfigError: This is not a PBS job, or its file lists no host.
     """
     place = environment.get("PBS_NODEFILE")
     if not place:
@@ -65,10 +65,10 @@ def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
-    """The hosts of whichever batch system's job this is; Slurm's where none is told of.
+    """Hosts of the batch job that this process runs in, under any supported system; Slurm is the default.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: This is not a batch job.
     """
     if environment.get("PBS_NODEFILE"):
         return pbs_hosts(environment)

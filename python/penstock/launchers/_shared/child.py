@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised child process of this machine: its streams, its deadline, its end. Knows no node."""
+"""Supervised child process on this machine: its streams, its deadline, its end. Knows nothing of nodes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["MAX_TAIL_BYTES", "Lines", "Sink", "Tail", "supervise"]
 MAX_TAIL_BYTES = 4 << 20
 _CHUNK = 1 << 16
 _POLL_S = 0.1
-# A process that has ended may have left a child that holds its streams.
+# A process that has ended may have left a child that keeps its streams open.
 _LINGER_S = 0.5
 _GRACE_S = 6.0
 
 
 class Sink(Protocol):
-    """Receives the chunks of a stream; a binary file is one."""
+    """Receives the chunks of a stream; a binary file is a sink."""
 
     def write(self, chunk: bytes, /) -> object: ...
 
@@ -48,7 +48,7 @@ class Tail:
 
 @dataclass
 class Lines:
-    """Keeps the end of a stream, and tells every line of it."""
+    """Keeps the end of a stream, and calls back for every line."""
 
     on_line: Callable[[bytes], None]
     tail: Tail = field(default_factory=Tail)
@@ -61,11 +61,11 @@ class Lines:
         self._open = last
         for line in whole:
             self.on_line(bytes(line))
-        if len(self._open) > MAX_TAIL_BYTES:  # no line: a stream without an end of line may not grow for ever
+        if len(self._open) > MAX_TAIL_BYTES:  # not a line: a stream without newlines must not grow without limit
             self.end()
 
     def end(self) -> None:
-        """The last line, where no end of line came after it."""
+        """Pass on the last line if it has no newline."""
         if self._open:
             self.on_line(bytes(self._open))
             self._open = bytearray()
@@ -81,10 +81,11 @@ def supervise(
     err: Sink,
     stdin: IO[bytes] | None = None,
 ) -> int | None:
-    """Runs a command line here until it ends, `stop` is set or the limit has passed; None says that it was ended by us.
+    """Run a command on this machine until it ends, `stop` is set or the limit has passed; the code is None if we ended
+    it.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The command could not be started.
     """
     child = subprocess.Popen(
         argv,

@@ -41,16 +41,18 @@ _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e")
 
 
 class MultiRankLauncher(SubprocessLauncher):
-    """A subclass gives `nodes`, `on_node` (one rank on one node), `launch_argv` (all of them) and how a label looks."""
+    """A subclass defines `nodes`, `on_node` (one rank on one node), `launch_argv` (all ranks) and the form of a line's
+    label.
+    """
 
     label: re.Pattern[bytes]
 
     def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
-        """The command line here that starts `argv` on every rank of a call."""
+        """Command line on this machine that starts `argv` on every rank of a request."""
         raise NotImplementedError
 
     def check(self, request: RunRequest) -> None:
-        """Refuses a call that cannot be."""
+        """Raise an error for an impossible request."""
         check_request(request)
 
     def line(self, request: RunRequest) -> list[list[str]]:
@@ -90,10 +92,10 @@ class MultiRankLauncher(SubprocessLauncher):
 
 
 class _LabelledOutput:
-    """What the ranks said, sorted out by label; what has none is the launcher's own word.
+    """Output of the ranks, separated by label; output without a label is the launcher's own.
 
-    A label may stand in the middle of a line: Open MPI puts one before every piece that it reads. So pieces are put
-    together again by rank, and then the rank wrapper's frames, which say where lines ended.
+    A label may occur inside a line: Open MPI puts one before every piece that it reads. So pieces are first joined by
+    rank, then split by the rank wrapper's frames, which mark the ends of lines.
     """
 
     def __init__(self, label: re.Pattern[bytes], request: RunRequest) -> None:
@@ -130,19 +132,21 @@ class _LabelledOutput:
                     lines.write(line[each.end() : end] + (b"\n" if at == len(found) else b""))
 
     def _line(self, rank: int, stream: str, line: bytes) -> None:
-        if line.startswith(b"\x1f"):  # of the rank, whatever it says
+        if line.startswith(b"\x1f"):  # output of the rank, whatever it contains
             self._sinks[rank][stream].write(line[2:] + (b"\n" if line[1:2] == b"." else b""))
         elif record := _RECORD.search(line):
             found = json.loads(record[1])
             self._records[found["rank"]] = found
         else:
-            self.own.write(line + b"\n")  # of the launcher's own on the rank's node: the rank wrapper was not reached
+            self.own.write(
+                line + b"\n"
+            )  # from the launcher itself on the rank's node: the rank wrapper was not reached
 
     def exit(self, rank: int, silent: dict[str, Any] | None, seconds: float) -> Exit:
-        """A rank's end; `silent` is the record of one whose door told nothing."""
+        """Exit of a rank; `silent` is the record to use if its wrapper reported none."""
         out, err = (captured(self._sinks[rank][stream]) for stream in ("out", "err"))
         record = self._records.get(rank, silent)
-        # Where nothing came of a rank, the launcher's own words say why; they are no rank's stderr.
+        # If a rank has no output, the launcher's own output explains why; it is not the rank's stderr.
         stderr_lines = err or bytes(self.own.kept)
         ended = exit_from_record(self.node(rank), rank, record, out, stderr_lines, seconds, self._request.deadline_s)
         return replace(ended, err=err)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of launchers that start every rank by a program of this machine (nsenter, srun, mpirun).
+"""Base of launchers that start every rank by a program on this machine (nsenter, srun, mpirun).
 
-A subclass gives the command line here that runs a command on a node. This module sends ranks through the rank wrapper,
-turns their records into Exits, and copies files. The ssh launcher has its own connections and shares only the functions.
+A subclass defines the local command line that runs a command on a node. This module sends ranks through the rank
+wrapper, converts their records to Exits, and copies files. The ssh launcher has its own connections and shares only the
+functions.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ __all__ = [
 ]
 
 _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
-# What the rank wrapper is given beyond a deadline before the launcher's own process is ended: its grace, and the way there.
+# Time after the deadline until the launcher's own process is ended: the rank wrapper's grace period, and its start.
 WRAPPER_GRACE_S = 8.0
 
 
@@ -58,26 +59,26 @@ def _node_script(name: str) -> str:
 
 
 def rank_argv(python: str, options: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
-    """The command line that runs `argv` through the rank wrapper."""
+    """Command line that runs `argv` through the rank wrapper."""
     return [python, "-c", _node_script("rank_wrapper.py"), json.dumps(options), *argv]
 
 
 def transfer_argv(python: str, verb: str, path: str) -> list[str]:
-    """The command line that sends or receives a file or folder on a node."""
+    """Command line that sends or receives a file or folder on a node."""
     return [python, "-c", _node_script("file_transfer.py"), verb, path]
 
 
 def display_argv(argv: Sequence[str]) -> list[str]:
-    """A command line for people: the scripts in it are named, not printed."""
+    """A command line for display: embedded scripts are replaced by their names."""
     names = {_node_script(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
     return [names.get(arg, arg) for arg in argv]
 
 
 def parse_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
-    """A launcher's settings, each of its type; text from a command line is taken for the number that it spells.
+    """A launcher's settings, each converted to its type; text from a command line is parsed as a number if needed.
 
     Raises:
-        ConfigError: An unknown one, or a value that cannot be.
+        ConfigError: A setting is unknown, or a value is invalid.
     """
     found: dict[str, Any] = {}
     for key, value in settings.items():
@@ -104,7 +105,9 @@ def split_records(err: bytes) -> tuple[list[dict[str, Any]], bytes]:
 def exit_from_record(
     node: str, rank: int, record: Mapping[str, Any] | None, out: bytes, err: bytes, seconds: float, limit_s: float
 ) -> Exit:
-    """An Exit by the rank wrapper's record; without one, nothing came of the command and its stderr says why."""
+    """Exit from the rank wrapper's record. Without a record the command produced nothing, and stderr contains the
+    reason.
+    """
     fault: PenstockError | None = None
     if record is None:
         stderr_lines = err.decode(errors="replace").strip().splitlines()
@@ -131,8 +134,8 @@ def common_options(request: RunRequest) -> dict[str, Any]:
 
 
 def rank_options(request: RunRequest) -> list[tuple[Node, dict[str, Any]]]:
-    """Every rank's node and the options of its wrapper, node after node, for launchers that do not number ranks themselves."""
-    # Where ranks may meet. Nobody has asked the leader whether the port is free: that is told by those who meet.
+    """Node and wrapper options of every rank, node by node, for launchers that do not number ranks themselves."""
+    # Address for the ranks' rendezvous. The port is not checked on the leader: if it is in use, the ranks report it.
     rendezvous = (request.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000)
     node_slice = request.node_slice or NodeSlice(0, len(request.on), rendezvous)
     a_node = request.ranks_per_node
@@ -151,7 +154,7 @@ def rank_options(request: RunRequest) -> list[tuple[Node, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class _RankProcess:
-    """One process of this machine that carries a rank: its node and rank, and its command line."""
+    """One local process that carries a rank: node, rank and command line."""
 
     node: Node
     rank: int
@@ -159,19 +162,19 @@ class _RankProcess:
 
 
 class SubprocessLauncher:
-    """Base of launchers whose every rank is a process of this machine. A subclass gives `nodes` and `on_node`."""
+    """Base of launchers with one local process per rank. A subclass defines `nodes` and `on_node`."""
 
     def __init__(self, environment: Mapping[str, str], *, python: str = "") -> None:
         self.environment = dict(environment)
         self.python = python or sys.executable
-        # One a call that is under way: what ends one call must not end those that clean up after it.
+        # One event per call in progress: the end of one call must not end calls that clean up after it.
         self._stops: set[Event] = set()
 
     def nodes(self) -> Sequence[Node]:
         raise NotImplementedError
 
     def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
-        """The command line here that runs `argv` there."""
+        """Local command line that runs `argv` on the node."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ the contract
@@ -210,7 +213,7 @@ class SubprocessLauncher:
 
     @contextmanager
     def stoppable(self) -> Iterator[Event]:
-        """An event that ends a call: set by `close`, and by whatever ends the block early (Ctrl-C)."""
+        """An event that ends a call: set by `close`, and by an exception in the block (Ctrl-C)."""
         stop = Event()
         self._stops.add(stop)
         try:
@@ -231,7 +234,8 @@ class SubprocessLauncher:
         ]
 
     def _all(self, starts: Sequence[_RankProcess], request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
-        # The pool's end waits for its threads, and those for processes that `stop` ends: so it is entered last.
+        # The executor's exit waits for its threads, and these wait for processes that `stop` ends: so `stop` must be
+        # set first.
         with ThreadPoolExecutor(len(starts), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
             return list(pool.map(lambda start: self._one(start, request, stdin, stop), starts))
 
@@ -266,16 +270,16 @@ class SubprocessLauncher:
 
 
 def missing_record(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
-    """The record of a rank whose wrapper sent none: the reason, if Penstock ended the launcher's process."""
+    """Record of a rank whose wrapper sent none: the reason, if Penstock ended the launcher's process."""
     return None if code is not None else {"fault": "stopped" if is_stopped else "deadline"}
 
 
 def check_request(request: RunRequest, *, takes_step: bool = False, takes_outermost: bool = False) -> None:
-    """Refuses a call that cannot be.
+    """Raise an error for an impossible request.
 
     Raises:
-        ConfigError: No command, no node, no rank.
-        Unsupported: What is to stand around its ranks is not for this launcher.
+        ConfigError: There is no command, no node or no rank.
+        Unsupported: The launcher does not support the request's rank prefix.
     """
     if not request.argv or not all(isinstance(arg, str) and "\0" not in arg for arg in request.argv):
         raise ConfigError("a command is a list of texts, and has at least one")
@@ -319,7 +323,7 @@ def sinks(on_line: OnLine | None, node: str, rank: int) -> tuple[Tail | Lines, T
 
 
 def captured(sink: Tail | Lines) -> bytes:
-    """The kept end of a stream that has ended; an unfinished last line is passed on first."""
+    """The kept end of a finished stream; an unfinished last line is passed on first."""
     if isinstance(sink, Lines):
         sink.end()
         return bytes(sink.tail.kept)

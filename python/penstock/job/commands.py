@@ -38,7 +38,7 @@ def settings_flags(flag: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 class StepCommands:
-    """Command lines of one job's steps. The launcher fills `{node}` and `{rank}` in them."""
+    """Command lines of one job's steps. The launcher fills in `{node}` and `{rank}`."""
 
     def __init__(self, job: Job, node_slice: NodeSlice | None = None) -> None:
         """`node_slice`: this machine is one node of a larger job, whose other nodes are started elsewhere."""
@@ -54,7 +54,7 @@ class StepCommands:
         return job.stage.destination or "" if job.stage else ""
 
     def pool_up(self) -> list[str]:
-        """The command that brings the pool up by hand."""
+        """Command that brings the pool up by hand."""
         section, nodes = self._job.pool, self._job.cluster
         assert section is not None
         given = [] if nodes.nodes is None else ["--nodes", str(nodes.nodes)]
@@ -64,17 +64,17 @@ class StepCommands:
         ]  # fmt: skip
 
     def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
-        """The command that runs `pool.rpc` requests on a node; it reads the pool from stdin."""
+        """Command that runs `pool.rpc` requests on a node; it reads the pool from stdin."""
         return [*self._penstock, "pool", "exec", engine, node, requests]
 
     def stage(self, data: str) -> list[str]:
-        """The command that stages a node's share of the dataset to `data`."""
+        """Command that stages a node's share of the dataset to `data`."""
         section, pool = self._job.stage, self._job.pool
         assert section is not None
         inflate = ["--inflate"] if section.inflate else []
         journal = []
         if pool and "://" in data:
-            # Beside the pool and gone with it; homes are shared between nodes often enough.
+            # Beside the pool and removed with it, because nodes often share a home.
             journal = ["--journal", f"{pool.disk}/penstock-pool-{self._job.name}/journal"]
         share = (
             ["--node", str(self._node_slice.node), "--nodes", str(self._node_slice.nodes)] if self._node_slice else []
@@ -89,17 +89,17 @@ class StepCommands:
 
         Raises:
             ConfigError: Unknown container runtime, or an invalid bind.
-            Unsupported: The runtime cannot do what the job asks of it.
+            Unsupported: The runtime does not support an option of the job.
         """
         rank_prefix, seen = self._rank_prefix(data, variables)
         return [arg.replace("{data}", seen) for arg in self._job.run.argv], rank_prefix
 
     def archive(self) -> list[str]:
-        """The command that copies a node's outputs to the archive."""
+        """Command that copies a node's outputs to the archive."""
         section = self._job.archive
         assert section is not None
         to = f"{section.to.rstrip('/')}/{{node}}" if section.on == "all" else section.to
-        # Each node has its own outputs: nothing is shared out.
+        # Each node copies all of its own outputs: they are not split between nodes.
         return [*self._penstock, "stage", section.source, to, "--node", "0", "--nodes", "1", "--quiet"]
 
     def _rank_prefix(self, data: str, variables: Iterable[str]) -> tuple[RankPrefix | None, str]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job over several paths: each path becomes a job of its own, made from the one file; then their times are compared.
+"""Runs one job over several paths: derives a job for each path from the same file, then compares their times.
 
-`pool` and `pool:ENGINE` stage into a pool; `staged` puts all of the dataset on every node's own disk; `stream` reads the
-source as it lies; `fuse:CLIENT` reads it through a client's mount.
+`pool` and `pool:ENGINE` stage into a pool; `staged` copies the whole dataset to every node's own disk; `stream` reads
+the source directly; `fuse:CLIENT` reads it through a client's mount.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _MAX_NAME_CHARS = 40
 
 
 class PathResult(msgspec.Struct, frozen=True):
-    """One path's times in seconds: before the ranks (pool, stage), the ranks', and both; and why it has none.
+    """Times of one path in seconds: before the ranks (pool, stage), of the ranks, and the total; or the reason why
+    there are none.
 
-    `over_fastest` is its whole time over that of the fastest path that came to an end.
+    `over_fastest` is the total over that of the fastest completed path.
     """
 
     path: str
@@ -40,10 +41,10 @@ class PathResult(msgspec.Struct, frozen=True):
 
 
 def for_path(job: Job, path: str) -> Job:
-    """The job over one of its paths.
+    """The job with one of its paths.
 
     Raises:
-        ConfigError: No such path, or one that the job file has too little for.
+        ConfigError: The path is unknown, or the job file lacks a section for it.
     """
     from penstock.job.spec import PoolSection
 
@@ -67,7 +68,7 @@ def for_path(job: Job, path: str) -> Job:
         there = msgspec.structs.replace(stage, destination=_staged_dir(job, name), args=whole)
         return msgspec.structs.replace(base, stage=there)
     if kind == "pool":
-        # Settings are those of the engine that the file names.
+        # The file's settings belong to the engine that it names.
         kept = job.pool.settings if which in ("", job.pool.engine) else {}
         pool = msgspec.structs.replace(job.pool, engine=which or job.pool.engine, settings=kept)
         return msgspec.structs.replace(base, pool=pool)
@@ -84,12 +85,14 @@ def _staged_dir(job: Job, name: str) -> str:
 
 
 def _dir_below_disk(name: str) -> str:
-    """Where below the disk: the place of a pool of that name, so that `pool audit` and `pool down` find it after a crash."""
+    """Folder name below the disk: that of a pool of this name, so that `pool audit` and `pool down` find it after a
+    crash.
+    """
     return f"/penstock-pool-{name}/data"
 
 
 def staged_leftover(job: Job) -> str | None:
-    """The disk on which a path of ours holds a folder on every node, which is removed when the path is done."""
+    """The disk on every node with a folder that is removed after this path; None without one."""
     there = job.stage.destination if job.stage is not None and job.pool is None else None
     return (
         there.removesuffix(_dir_below_disk(job.name)) if there and there.endswith(_dir_below_disk(job.name)) else None
@@ -97,9 +100,9 @@ def staged_leftover(job: Job) -> str | None:
 
 
 def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> tuple[list[PathResult], bool]:
-    """The job over all of its paths, one after the other, and whether all came to a whole end.
+    """Run the job over all of its paths, one after the other; returns their results, and whether all completed.
 
-    A path that fails is told in its row, and the next is run. `resume` goes on with those that have begun.
+    A path that fails is reported in its row, and the next one runs. `resume` continues paths that have begun.
     """
     steps: dict[str, Sequence[StepRow]] = {}
     faults: dict[str, str] = {}
@@ -118,7 +121,7 @@ def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> 
 
 
 def summarize(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str]) -> list[PathResult]:
-    """The paths in their order, held against the fastest of those that came to an end."""
+    """Results of the paths in their order, compared with the fastest completed one."""
     rows = []
     for path, done in steps.items():
         took: dict[str, float] = {row.name: row.seconds for row in done}
@@ -135,5 +138,5 @@ def summarize(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str])
 
 
 def to_json(rows: Sequence[PathResult]) -> list[dict[str, Any]]:
-    """For JSON."""
+    """The results as plain data for JSON."""
     return [msgspec.to_builtins(row) for row in rows]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery from nodes lost during a job: find the unreachable nodes, and evict objects without a whole copy left."""
+"""Recovery from nodes lost during a job: finds the unreachable nodes, and evicts objects without a complete copy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PROBE_TIMEOUT_S = 30.0
 
 
 def unreachable_nodes(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
-    """Nodes whose ranks failed and that no longer answer. Ranks on the other nodes failed by themselves."""
+    """Nodes whose ranks failed and that no longer answer. Ranks on the other nodes failed for their own reasons."""
     names = {ended.node for ended in bad}
     suspects = [node for node in cluster.nodes if node.name in names]
-    # Bytes for stdin go node by node: of one mpirun or srun over all, a single dead node ends all ranks.
+    # With stdin, nodes are contacted one by one: under a single mpirun or srun, one dead node would end all ranks.
     probes = cluster.run(["true"], on=suspects, stdin=b"", deadline_s=_PROBE_TIMEOUT_S)
     return [ended.node for ended in probes if ended.code != 0]
 
@@ -42,7 +42,7 @@ def evict_lost_objects(
     *,
     deadline_s: float,
 ) -> int:
-    """Delete the objects that have no whole copy left, so that the next stage fetches them again; returns their number.
+    """Delete the objects without a complete copy, so that the next stage fetches them again; returns their number.
 
     The engine may not have noticed the loss yet, so objects that it locates only on lost nodes are deleted too.
 
@@ -51,7 +51,7 @@ def evict_lost_objects(
     """
     noticed = engine_plugins.load(pool.engine, settings).heal(pool, cluster, deadline_s=deadline_s)
     requests = json.dumps([["delete", noticed], ["evict", list(lost)]])
-    # On a node: this machine need not reach the nodes' own network.
+    # Run on a node, because this machine may not reach the nodes' own network.
     ended = cluster.run_on_leader(
         commands.pool_exec(pool.engine, cluster.leader.name, requests),
         deadline_s=deadline_s,

@@ -21,18 +21,19 @@ __all__ = ["provision"]
 
 
 def provision(cluster: Cluster, part: ProvisionSection, start: Callable[[Sequence[Node]], list[Exit]]) -> str:
-    """Brings the script to the nodes that have not run it, and has it run by `start`; what was done, in words.
+    """Copy the script to the nodes that have not run it, and run it there by `start`; returns a message about the
+    result.
 
     Raises:
-        NotFound: There is no such script here.
-        PenstockError: A node did not take it, or it failed there.
+        NotFound: The script does not exist on this machine.
+        PenstockError: The copy to a node, or the script on it, failed.
     """
     script = Path(part.script)
     try:
         digest = hashlib.sha256(script.read_bytes()).hexdigest()
     except OSError as error:
         raise NotFound(f"provision: {script}: {error.strerror}", where=str(script)) from error
-    # The node itself remembers which script it was set up with: a fresh node is set up, whatever this machine believes.
+    # The node itself stores which script set it up, so a fresh node is set up whatever this machine has recorded.
     stamp = f"{part.at}.done"
     seen = cluster.run(["cat", stamp], deadline_s=60)
     todo = [

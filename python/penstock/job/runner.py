@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job runner: provision, pool up, stage, ranks, archive, pool down. Every step is timed and logged, finished steps are saved for
-`--resume`, and the pool is taken down whatever happens.
+"""Job runner: provision, pool up, stage, ranks, archive, pool down.
+
+Every step is timed and logged, finished steps are saved for `--resume`, and the pool is taken down in every case.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class StepRow(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """State of a job across starts. `marks` are steps that need not be done again, each with what it was done for;
-    `lease` is that of the pool that this job itself brought up.
+    """State of a job across starts. `marks` are steps that need not run again, each with the inputs of its run; `lease`
+    is that of the pool, if this job itself brought it up.
     """
 
     job: str
@@ -68,13 +69,13 @@ class Execution:
     """One start of a job.
 
     Args:
-        folder: Holds `job.json` (the state) and `logs/STEP/NODE.log`.
-        environment: What the steps on the nodes get beside their own: credentials of stores.
-        say: Told when a step begins and ends.
-        node_slice: This machine is one node of the job; the others' starts are somebody else's.
+        folder: Contains `job.json` (the state) and `logs/STEP/NODE.log`.
+        environment: Further variables for the steps on the nodes: credentials of stores.
+        say: Called when a step begins and ends.
+        node_slice: This machine is one node of the job; the other nodes are started elsewhere.
 
     Raises:
-        ConfigError: A part of a job with a pool, which wants all nodes.
+        ConfigError: The job has a pool, which needs all nodes, and this is a slice of them.
     """
 
     def __init__(
@@ -99,15 +100,15 @@ class Execution:
         self._lock: int | None = None
         self._recreated_because: str | None = None
         self.lost: dict[str, str] = {}
-        """Nodes that were lost under way, and in what words."""
+        """Nodes lost during this start, with the reason."""
         self.is_partial = False
-        """The ranks of lost nodes were not run again by others."""
+        """The ranks of lost nodes were not run again on other nodes."""
 
-    # ------------------------------------------------------------ what is done
+    # ------------------------------------------------------------ public
 
     @property
     def cluster(self) -> Cluster:
-        """The nodes; opened when first asked for."""
+        """The cluster; opened at first use."""
         if self._cluster is None:
             if self._node_slice is not None:
                 self._cluster = Cluster.open("local", {"nodes": 1, "first": self._node_slice.node})
@@ -116,7 +117,9 @@ class Execution:
         return self._cluster
 
     def plan(self) -> list[tuple[str, list[list[str]]]]:
-        """Every step's command lines as this machine would start them; a pool's URL, not being there yet, is POOL."""
+        """Command lines of every step as this machine would start them; the pool's URL is not known yet and is shown as
+        POOL.
+        """
         job, everyone = self.job, list(self.cluster.nodes)
         steps: list[tuple[str, list[list[str]]]] = []
 
@@ -144,11 +147,11 @@ class Execution:
         return steps
 
     def has_begun(self) -> bool:
-        """True where the folder holds an earlier start."""
+        """True if the folder contains an earlier start."""
         return (self.folder / "job.json").exists()
 
     def refuse_if_begun(self) -> None:
-        """Raises ConfigError where the folder holds an earlier start."""
+        """Raise ConfigError if the folder contains an earlier start."""
         if self.has_begun():
             raise ConfigError(
                 f"{self.folder} holds an earlier start of this job",
@@ -156,15 +159,15 @@ class Execution:
             )
 
     def steps(self) -> list[StepRow]:
-        """Those that have begun in this start, also after one has failed."""
+        """Steps that have begun in this start, also after a failure."""
         return self._state.steps
 
     def run(self, *, resume: bool) -> list[StepRow]:
-        """All steps. A pool that this job brought up is taken down in the end, also after a failure or Ctrl-C.
+        """Run all steps. A pool that this job brought up is taken down at the end, also after a failure or Ctrl-C.
 
         Raises:
-            ConfigError: The folder holds another start and this is no resumption, or that of another job.
-            PenstockError: A step failed; the text begins with its name.
+            ConfigError: The folder contains another start and `resume` is false, or the start of another job.
+            PenstockError: A step failed; the text begins with the step's name.
         """
         self._open(resume=resume)
         steps: list[Step] = []
@@ -184,7 +187,7 @@ class Execution:
             try:
                 self._clean_up()
             except PenstockError as second:
-                error.add_note(str(second))  # what went wrong first is what is told
+                error.add_note(str(second))  # the first failure is the one to raise
             raise
         else:
             self._clean_up()
@@ -193,18 +196,18 @@ class Execution:
         return self._state.steps
 
     def _clean_up(self) -> None:
-        """What the job has put onto the nodes for its own time."""
+        """Remove everything that the job has put onto the nodes for its own duration."""
         if staged_leftover(self.job) is not None and self._state.lease:
             self._run_step("remove", self._remove)
         if self._has_own_pool():
             self._run_step("pool down", self._pool_down)
 
     def _has_own_pool(self) -> bool:
-        """Whether this start brought the pool up, or found it up under the lease of an earlier start of this very job."""
+        """Whether this start brought the pool up, or found it running under the lease of an earlier start of this job."""
         return self._pool is not None and self._pool.lease == self._state.lease
 
     def close(self) -> None:
-        """Lets the nodes and the folder go."""
+        """Release the cluster and the folder."""
         if self._cluster is not None:
             self._cluster.close()
         if self._lock is not None:
@@ -232,14 +235,14 @@ class Execution:
         self._save()
 
     def _take_folder(self, *, is_new: bool) -> None:
-        """Locks the folder until the job ends: a second command would write the same state. The kernel frees a lock whose
-        holder was killed. A file system without locks has none.
+        """Lock the folder until the job ends, because a second command would write the same state. The kernel releases
+        the lock if its holder is killed. On a file system without locks there is no lock.
         """
         if is_new:
             self.folder.mkdir(parents=True, exist_ok=True)
         elif not self.folder.is_dir():
             return
-        # Not inherited: a program that a rank leaves behind holds no job up.
+        # Not inherited: a program that a rank leaves behind must not keep the lock.
         lock = os.open(self.folder / ".job.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,7 +288,7 @@ class Execution:
     # ------------------------------------------------------------ steps
 
     def _variables(self) -> list[str]:
-        """Names of those that every rank gets from here."""
+        """Names of the variables that every rank gets from here."""
         of_pool = [VARIABLE, NODE] if self.job.pool else []
         return [*self.environment, *self.job.run.env, *of_pool]
 
@@ -308,7 +311,7 @@ class Execution:
         record = lifecycle.find(self.job.name)
         is_own = record is not None and record.lease == self._state.lease
         if record is not None and is_own and record.state != "up":
-            # An earlier start of this job was killed while it brought the pool up, or took it down.
+            # An earlier start of this job was killed during pool up or pool down.
             ended = lifecycle.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_TIMEOUT_S)
             if ended.unreached or ended.refused:
                 text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
@@ -320,7 +323,9 @@ class Execution:
         return self._bring_up("" if is_own else uuid4().hex[:16])
 
     def _bring_up(self, lease: str = "", stranded: Sequence[str] = ()) -> str:
-        """Brings the pool up, under a new lease where one is given. The state holds the lease before any node is touched."""
+        """Bring the pool up, under a given lease or a new one. The state records the lease before any node is
+        contacted.
+        """
         section = self.job.pool
         assert section is not None
         self._state.lease = lease or self._state.lease
@@ -337,9 +342,9 @@ class Execution:
         section = self.job.stage
         assert section is not None
         data = self._commands.data(self._pool.url if self._pool else "")
-        # A pool that was brought up anew is empty, whatever an earlier start has done.
+        # A new pool is empty, whatever an earlier start has staged.
         what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
-        # What is removed in the end is not staged again for ranks that have ended.
+        # Data that is removed at the end is not staged again if the ranks have already ended.
         if self._is_marked("stage", what) or (staged_leftover(self.job) and self._is_marked("ranks", "ended")):
             return "done before"
         if disk := staged_leftover(self.job):
@@ -377,7 +382,7 @@ class Execution:
         return text
 
     def _run_ranks(self) -> list[Exit]:
-        """Runs the ranks on all nodes that are left; those that did not end well."""
+        """Run the ranks on all remaining nodes; returns the failed ones."""
         section = self.job.run
         data = self._commands.data(self._pool.url if self._pool else "")
         argv, rank_prefix = self._commands.ranks(data, self._variables())
@@ -389,7 +394,7 @@ class Execution:
         return [ended for ended in exits if ended.code != 0]
 
     def _pool_env(self, data: str) -> dict[str, str]:
-        """What lets the ranks read their own files first, and the bucket last."""
+        """Variables that make ranks read first their node's own files, and the bucket last."""
         pool, stage = self.job.pool, self.job.stage
         if self._pool is None or pool is None or stage is None:
             return {}
@@ -405,7 +410,7 @@ class Execution:
         self.cluster.nodes = left
 
     def _restore_pool(self) -> None:
-        """The dataset, whole again on the nodes that are left: what only a lost node held is staged again."""
+        """Restore the dataset on the remaining nodes: objects that only a lost node held are staged again."""
         section = self.job.pool
         if self._pool is not None and section is not None:
             limit_s = parse_seconds(section.deadline)
@@ -414,7 +419,8 @@ class Execution:
                     self.cluster, self._pool, section.settings, list(self.lost), self._commands, deadline_s=limit_s
                 )
             except PenstockError as error:
-                # Lost with its leader, say: then a new one, which is empty. One that stands is not thrown away.
+                # The pool itself may be lost, for example with its leader: then a new, empty one is started. A running
+                # one is kept.
                 record = lifecycle.find(self.job.name)
                 if record is None or not self._has_own_pool() or self._is_up(record):
                     raise
@@ -425,13 +431,14 @@ class Execution:
                 if ended.unreached:
                     lifecycle.forget(self.job.name)
                 self._state.marks.pop("stage", None)
-                # The same lease: what the lost nodes still hold is taken down by it when they come back.
+                # The same lease: with it, a later `down` also removes what the lost nodes still hold when they come
+                # back.
                 self._bring_up(stranded=ended.unreached)
         if self.job.stage is not None:
             self._stage()
 
     def _is_up(self, record: lifecycle.PoolRecord) -> bool:
-        """The pool is up on all nodes that are left."""
+        """Whether the pool is up on all remaining nodes."""
         states = lifecycle.status(self.cluster, record, deadline_s=_DOWN_TIMEOUT_S)
         return all(states.get(node.name) == "up" for node in self.cluster.nodes)
 
@@ -443,7 +450,7 @@ class Execution:
         return section.to
 
     def _remove(self) -> str:
-        """What this job has staged, by its lease."""
+        """Remove the data that this job has staged, by its lease."""
         disk = staged_leftover(self.job)
         assert disk is not None
         self._state.marks.pop("stage", None)
@@ -458,7 +465,7 @@ class Execution:
         record = lifecycle.find(self.job.name)
         if record is None or record.lease != self._state.lease:
             return "it was taken down by another command"
-        everyone = Cluster(self.cluster.launcher)  # also those that were lost: they are named
+        everyone = Cluster(self.cluster.launcher)  # including lost nodes: the report names them
         ended = lifecycle.down(everyone, record, deadline_s=_DOWN_TIMEOUT_S)
         if ended.refused:
             raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")

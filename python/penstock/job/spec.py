@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job file: nodes, provisioning, pool, stage, ranks, archive. Parsed once into frozen structs; refuses what cannot be."""
+"""Job file: nodes, provisioning, pool, stage, ranks, archive. Parsed once into frozen structs; refuses invalid jobs."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ClusterSection(_Section, frozen=True):
-    """`[cluster]`: by which launcher nodes are reached.
+    """`[cluster]`: the launcher that reaches the nodes.
 
     Attributes:
-        settings: The launcher's own, as `--set` has them.
-        penstock: The words that start Penstock on a node; else this interpreter's, which a shared file system has there too.
+        settings: The launcher's own settings, as with `--set`.
+        penstock: Command that starts Penstock on a node; by default this interpreter's, for a shared file system.
     """
 
     launcher: str = "local"
@@ -51,7 +51,7 @@ class ClusterSection(_Section, frozen=True):
     penstock: tuple[str, ...] = ()
 
     def given(self) -> dict[str, Any]:
-        """What the launcher is opened with."""
+        """The settings that the launcher is opened with."""
         return {**self.settings, **({} if self.nodes is None else {"nodes": self.nodes})}
 
 
@@ -64,7 +64,7 @@ class ProvisionSection(_Section, frozen=True):
 
 
 class PoolSection(_Section, frozen=True):
-    """`[pool]`: as the flags of `penstock pool up`."""
+    """`[pool]`: like the flags of `penstock pool up`."""
 
     disk: str
     engine: str = "local"
@@ -74,7 +74,7 @@ class PoolSection(_Section, frozen=True):
 
 
 class StageSection(_Section, frozen=True):
-    """`[stage]`: what every node brings its share of, to the pool, or to `destination` on its own disk."""
+    """`[stage]`: the dataset, of which every node copies its share to the pool, or to `destination` on its own disk."""
 
     source: str
     destination: str | None = None
@@ -84,12 +84,12 @@ class StageSection(_Section, frozen=True):
 
 
 class RunSection(_Section, frozen=True):
-    """`[run]`: the workload. `{data}`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in its words are filled.
+    """`[run]`: the workload. `{data}`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in its arguments are replaced.
 
     Attributes:
-        lost_node: What is done when a node is lost under way: `abort` ends the job; `continue` goes on with what the
-            other nodes' ranks bring to an end; `restart` brings back what the node alone held and starts all ranks
-            again on the nodes that are left.
+        lost_node: Action when a node is lost: `abort` ends the job; `continue` keeps the ranks of the other nodes
+            running; `restart` restores the objects that only the lost node held, and starts all ranks again on the
+            remaining nodes.
     """
 
     argv: tuple[str, ...]
@@ -101,12 +101,12 @@ class RunSection(_Section, frozen=True):
 
 
 class ContainerSection(_Section, frozen=True):
-    """`[container]`: the ranks run in one; staging and the pool stay outside. See `protocols.ContainerSpec`.
+    """`[container]`: container of the ranks; staging and the pool run outside. See `protocols.ContainerSpec`.
 
     Attributes:
         binds: `/src:/dst` or `/src:/dst:ro`.
-        data_at: Where the ranks see the staged dataset; `{data}` is that. A dataset with a URL stays one.
-        holds_launcher: mpirun, too, is the container's own, on every node: for images that bring their MPI along.
+        data_at: Path of the staged dataset inside, and the value of `{data}`. A dataset with a URL keeps its URL.
+        holds_launcher: mpirun also runs in the container, on every node: for images with their own MPI.
     """
 
     runtime: str
@@ -120,7 +120,7 @@ class ContainerSection(_Section, frozen=True):
 
 
 class ArchiveSection(_Section, frozen=True):
-    """`[archive]`: outputs of the first node, or of all (each under its name), to a store or a folder."""
+    """`[archive]`: outputs of the first node, or of all nodes (each below its name), to a store or a folder."""
 
     source: str
     to: str
@@ -129,20 +129,20 @@ class ArchiveSection(_Section, frozen=True):
 
 
 class SubmitSection(_Section, frozen=True):
-    """`[submit]`: what the job wants of a system that it is handed over to.
+    """`[submit]`: requirements of the job on the system that it is submitted or exported to.
 
     Attributes:
-        nodes: How many; else those of `[cluster]`, where that is a number.
-        limit: Longest that the whole job may take.
-        system: Whose batch job it becomes; else by `[cluster] launcher`.
-        queue: Slurm's partition, PBS's queue.
-        args: Further words of sbatch or qsub, as `--constraint=nvme`; a directive each.
-        setup: Lines of shell before Penstock starts, as `module load cuda`.
-        image: The container of Kubernetes, Azure ML and Azure Batch; Penstock is in it.
-        machine: Kubernetes' instance type, Azure ML's.
-        compute: Azure ML's compute cluster, Azure Batch's pool.
-        secret: A Kubernetes secret whose entries the job gets as variables: credentials of stores.
-        scratch: A folder of each pod's own disk.
+        nodes: Number of nodes; by default that of `[cluster]`, if that is a number.
+        limit: Maximum duration of the whole job.
+        system: Batch system; by default that of `[cluster] launcher`.
+        queue: Slurm's partition or PBS's queue.
+        args: Further arguments of sbatch or qsub, such as `--constraint=nvme`; each becomes a directive.
+        setup: Shell lines before Penstock starts, such as `module load cuda`.
+        image: Container image with Penstock, for Kubernetes, Azure ML and Azure Batch.
+        machine: Instance type of Kubernetes or Azure ML.
+        compute: Compute cluster of Azure ML, or pool of Azure Batch.
+        secret: A Kubernetes secret whose entries become variables of the job: credentials of stores.
+        scratch: A folder on each pod's own disk.
     """
 
     nodes: int | None = None
@@ -163,14 +163,14 @@ class SubmitSection(_Section, frozen=True):
 
 
 class MoneySection(_Section, frozen=True):
-    """`[money]`: what `--dry-run` counts with.
+    """`[money]`: prices for `--dry-run`.
 
     Attributes:
-        node: An item of the price book, as `azure-vm-nd40rs_v2`.
-        region: Part of its name; else the first that the book lists.
-        usd_per_node_hour: In place of `node`.
-        hours: That the job is expected to take.
-        tier: Of the store that is staged from; else by its URL.
+        node: An item of the price book, such as `azure-vm-nd40rs_v2`.
+        region: Part of the region's name; by default the first region that the book lists.
+        usd_per_node_hour: Price used instead of `node`.
+        hours: Expected duration of the job.
+        tier: Tier of the source's store; by default from its URL.
     """
 
     node: str | None = None
@@ -184,12 +184,12 @@ class DemandSection(_Section, frozen=True):
     """`[demand]`: how fast the ranks read; `penstock run` computes the break-even of a pool from it.
 
     Attributes:
-        epoch: The time of one epoch that is limited by computing alone, on these nodes.
-        node_rate: Instead of `epoch`: stored bytes that one node reads, as `0.25GB/s`.
-        source: The URL that they read, if there is no `[stage]`.
+        epoch: Duration of one epoch on these nodes if only computing limits it.
+        node_rate: Instead of `epoch`: rate of stored bytes that one node reads, such as `0.25GB/s`.
+        source: URL that the ranks read, if there is no `[stage]`.
         source_rate: The store's bandwidth to all nodes together; by default, its tier's.
-        nic_rate: Of one node's network; else it is taken to hold nobody up.
-        inflated: Bytes over stored ones.
+        nic_rate: Rate of one node's network; by default unlimited.
+        inflated: Decompressed bytes over stored bytes.
     """
 
     epochs: int = 1
@@ -202,10 +202,10 @@ class DemandSection(_Section, frozen=True):
 
 
 class Job(_Section, frozen=True):
-    """The whole file.
+    """A whole job file.
 
     Attributes:
-        paths: The same job is run over each of these, one after the other, and they are compared (`compare.over`).
+        paths: The job runs over each of these paths, one after the other, and they are compared (`job.compare_paths`).
     """
 
     name: str
@@ -223,11 +223,11 @@ class Job(_Section, frozen=True):
 
 
 def load(path: Path) -> Job:
-    """The job of a file.
+    """Read a job file.
 
     Raises:
-        NotFound: There is no file.
-        ConfigError: It is no TOML, or asks for what cannot be; the text names the key.
+        NotFound: The file does not exist.
+        ConfigError: The file is not TOML, or a value is invalid; the text names the key.
     """
     try:
         job = msgspec.toml.decode(path.read_bytes(), type=Job)

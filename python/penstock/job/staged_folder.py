@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a `staged` path on every node. Like a pool's folder it has a lease of the job, and only that lease removes it."""
+"""Folder of a `staged` path on every node. Like a pool's folder it has a lease of the job, and only that lease can
+remove it.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,19 @@ __all__ = ["claim", "release"]
 
 
 def claim(cluster: Cluster, name: str, disk: str, lease: str, *, deadline_s: float) -> None:
-    """Makes the folder on every node; one that this lease has made already is taken as it is.
+    """Create the folder on every node; an existing one with this lease is kept.
 
     Raises:
-        PenstockError: A node did not answer, or something else lies there; the text begins with the node's name.
+        PenstockError: A node did not answer, or its path is in use; the text begins with the node's name.
     """
     AgentClient(PoolSpec(name, disk), cluster).call("prepare", deadline_s, lease=lease, of="staged", need_bytes=0)
 
 
 def release(cluster: Cluster, name: str, disk: str, lease: str, *, lost: Collection[str], deadline_s: float) -> None:
-    """Removes what `claim` made, on every node by itself: one that is lost fails no other.
+    """Remove the folder of `claim` on every node; a lost node does not affect the others.
 
     Raises:
-        PenstockError: The first node that is not lost, and did not do it.
+        PenstockError: The first failure of a node that is not lost.
     """
     answers = AgentClient(PoolSpec(name, disk), cluster).try_call("stop", deadline_s, lease=lease, keep_data=False)
     for node, answer in answers.items():

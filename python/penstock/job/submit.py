@@ -25,7 +25,7 @@ __all__ = ["plan", "submit", "system_of"]
 _COMMAND_TIMEOUT_S = 60
 # sbatch may have submitted the job before a signal ends it; wait this long for the job id.
 _LATE_ID_TIMEOUT_S = 5
-# A job that is asked to end takes its pool down first, which takes time.
+# A job that is terminated takes its pool down first, which takes time.
 _POOL_DOWN_TIMEOUT_S = 180
 # Slurm: `12` or `12;cluster`. PBS: `12.server`, `12[].server`.
 _JOB_ID = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
@@ -73,10 +73,10 @@ def system_of(request: ExportRequest) -> str:
 
 
 def plan(request: ExportRequest, *, waits: bool) -> tuple[Path, str, list[str]]:
-    """The path of the job's script, its text, and the command that submits it. Writes and starts nothing.
+    """Path of the job's script, its text, and the command that submits it. Writes and starts nothing.
 
     Raises:
-        ConfigError: No batch system, or one that cannot express the job.
+        ConfigError: There is no batch system, or it cannot express the job.
     """
     system = system_of(request)
     script = request.runs / request.job.name / f"job.{system}"
@@ -91,7 +91,7 @@ def submit(
 
     Args:
         waits: Wait until the job has ended; Ctrl-C cancels it, after its pool is down.
-        told: Given the job's number as soon as it has one.
+        on_submitted: Called with the job id as soon as it is known.
 
     Returns:
         The job's exit code; 0 without `waits`.
@@ -139,7 +139,7 @@ def submit(
 
 def _start(line: list[str], environment: Mapping[str, str], *, hint: str) -> subprocess.Popen[str]:
     try:
-        # In a session of its own: a terminal's Ctrl-C is for us.
+        # A session of its own, because a terminal's Ctrl-C must reach only us.
         return subprocess.Popen(
             line, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,

@@ -5,12 +5,11 @@
     staged = penstock.stage("s3://frames/train/", "/local/train", decompress=True)  # on all ranks of a training script
 
     from penstock import stage
-    summary = stage.run("s3://frames/train/", "/local/train", decompress=True)  # in one process, whoever else there is
+    summary = stage.run("s3://frames/train/", "/local/train", decompress=True)  # in a single process
 
-`index` lists a dataset into a manifest; `start` gives a job to watch; `run` waits for it; `raise_for_failures` raises what a summary says
-failed. `verify` reads a staged folder
-again, and `diff` compares two datasets by what is known of them. The core does the work
-(`crates/stage`); this room knows the environment: credentials, launchers, the working directory.
+`index` lists a dataset into a manifest. `start` returns a job; `run` waits for its end. `raise_for_failures` raises the
+first error in a summary. `verify` reads a staged folder again, and `diff` compares two datasets by their metadata. The core
+does the work (`crates/stage`); this package adds the environment: credentials, launchers, the working directory.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = [
 
 
 class _Room(ModuleType):
-    """`penstock.stage(...)` is what people write; the room is a module and a function at once."""
+    """Makes `penstock.stage(...)` callable: the module is also a function."""
 
     def __call__(self, source: str, destination: Any, **options: Any) -> Staged:
         return everywhere(source, destination, **options)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock.stage(source, folder)` inside a training script: each node's first rank stages, every rank gets the same end.
+"""`penstock.stage(source, folder)` inside a training script: each node's first rank stages, and every rank gets the
+same result.
 
-Called by all ranks of a job, like a collective. Where the script has a process group (torch) or MPI up, ranks agree through
-it: who leads on which node, how it went, and the first error, which every rank raises. Where it has neither, the launcher's
-variables say who leads, and the others read the record that the leader keeps beside its journal.
+Called by all ranks of a job, like a collective. If the script has initialised a process group (torch) or MPI, ranks use
+it to agree on the leader of each node, on the result, and on the first error, which every rank raises. Otherwise the
+launcher's variables determine the leader, and the other ranks read the record that the leader keeps beside its journal.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "everywhere"]
 
 _LOOK_S = 0.1
-# A leader says that it lives this often; the first rank gives up on one that is silent for the limit.
+# Interval of a leader's heartbeats; the first rank gives up on one that is silent for the heartbeat timeout.
 _BEAT_S = 1.0
 _HEARTBEAT_TIMEOUT_S = 60.0
-# Ranks come to the call one after the other; a training script's imports may take minutes on a busy file system.
+# Ranks reach the call at different times: a training script's imports may take minutes on a busy file system.
 _JOIN_TIMEOUT_S = 600.0
 _LAST_WORDS_S = 10.0
-# The same of a rank that fails: whoever sent it a signal waits for its end.
+# Shorter for a rank that fails, because the sender of its signal waits for its end.
 _FAIL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """How the stage of this rank's node went. Bytes and seconds are in the names; `summary` is the CLI's JSON.
+    """Result of the stage on this rank's node. Bytes and seconds are in the names; `summary` is the CLI's JSON.
 
-    `destination` and `manifest` are paths, or URLs where the destination is a store; `penstock.open` takes both kinds.
-    `coordinator` is how ranks agreed: `torch`, `mpi4py`, `files` or `alone`.
+    `destination` and `manifest` are paths, or URLs if the destination is a store; `penstock.open` accepts both.
+    `coordinator` is the means by which ranks agreed: `torch`, `mpi4py`, `files` or `alone`.
     """
 
     destination: Path | str
@@ -91,14 +92,14 @@ def everywhere(
         source: As for `penstock stage`.
         destination: A folder on each node's own disk, the same on all ranks of a node; or a store's URL.
         progress: Called about once a second on the job's first rank, with one dict of all nodes' counters.
-        join_timeout_s: How long ranks wait for one another to make this call.
+        join_timeout_s: How long ranks wait until all have made this call.
         heartbeat_timeout_s: A leader without a heartbeat for this long counts as dead.
         allow_partial: Return although some objects could not be staged (`summary["failed"]`), instead of raising.
         options: Those of `StageSpec`: decompress, manifest, deadline_s, ...
 
     Raises:
-        PenstockError: What the working rank met, of the same class on every rank.
-        RankFailed: A rank died or never came.
+        PenstockError: The error of the leader, of the same class on every rank.
+        RankFailed: A rank died, or never made the call.
     """
     spec = StageSpec(source, str(destination), **options)
     channel = find()
@@ -138,7 +139,7 @@ def everywhere(
     )
 
 
-# ---------------------------------------------------------------- by the files beside the journal
+# ---------------------------------------------------------------- through files beside the journal
 
 
 def _by_files(
@@ -164,7 +165,7 @@ def _by_files(
     return summary
 
 
-# ---------------------------------------------------------------- by a channel
+# ---------------------------------------------------------------- through a channel
 
 
 def _who() -> dict[str, Any]:
@@ -180,7 +181,9 @@ def _who() -> dict[str, Any]:
 
 
 def _assign_nodes(who: list[dict[str, Any]]) -> list[list[int]]:
-    """Node, nodes and local rank of each rank: the launcher's where all of it agrees, else by the hosts' names."""
+    """Node, number of nodes and local rank of each rank: from the launcher if all its values agree, else from host
+    names.
+    """
     world = len(who)
     told = [one["launcher"] for one in who]
     if all(told) and all(one[3] == world for one in told) and len({one[1] for one in told}) == 1:
@@ -210,7 +213,7 @@ def _together(
     try:
         assignments = _agree(channel, join_timeout_s)
         node, nodes, local_rank = assignments[channel.rank]
-        # The launch is named by nobody here: other ranks hear of the end through the channel and read no record.
+        # The launch has no name here: other ranks get the result through the channel and read no record.
         rank = Rank(node, nodes, local_rank, channel.rank, channel.world, None, channel.name)
         leaders = {seat[0]: at for at, seat in enumerate(assignments) if seat[2] == 0}
         watch = _Monitor(channel, leaders, heartbeat_timeout_s, spec.deadline_s, progress)
@@ -231,7 +234,9 @@ def _together(
 
 
 def _cause(error: BaseException, rank: int) -> BaseException:
-    """What the other ranks raise for it: an error of the stage as it is; a signal that ends this rank is not theirs."""
+    """The error that the other ranks raise: the stage's error unchanged; a signal that ends this rank becomes
+    RankFailed.
+    """
     if isinstance(error, PenstockError) and not isinstance(error, KeyboardInterrupt):
         return error
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -260,7 +265,7 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
                 time.sleep(_LOOK_S / 4)
         channel.broadcast("assignments", _assign_nodes(who))
     while (assignments := channel.recv_broadcast("assignments")) is None:
-        # A stage of few objects may end within one look: then its assignments came just before its end.
+        # A short stage may end within one poll: then its assignments came just before its end.
         if "failed" in (end := channel.recv_broadcast("end") or {}):
             raise load_error(end["failed"])
         if time.monotonic() > until + _LAST_WORDS_S:
@@ -271,7 +276,7 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
 
 
 def _lead(channel: RankChannel, spec: StageSpec, watch: _Monitor) -> None:
-    """Stages for this node and says how it went; an end that the others came to first stops it."""
+    """Stage for this node and report the result; stops if the other ranks have ended the stage first."""
     job: StageJob | None = None
     try:
         job = jobs.start(spec)
@@ -302,7 +307,9 @@ class _Ended(Exception):
 
 
 class _Monitor:
-    """What every rank does while it waits: the first rank gathers the leaders' words and tells the end; all look for it."""
+    """Waiting loop of every rank: the first rank collects the leaders' reports and broadcasts the result; all poll for
+    it.
+    """
 
     def __init__(
         self,
@@ -322,12 +329,12 @@ class _Monitor:
         self._progress = progress
         self._shown = 0.0
         self._alive_at_s = began
-        # Ten looks a second of a few ranks, and not more questions to the first rank for thousands of them.
+        # Ten polls per second for a few ranks; with thousands of ranks fewer, to limit the load on the first one.
         self._every_s = min(_LOOK_S * max(1.0, channel.world / 256), 2.0)
         self._looked_s = 0.0
 
     def look(self) -> dict[str, Any] | None:
-        """The end, once there is one. Cheap: it is called ten times a second."""
+        """The result, once it exists. Cheap: called ten times per second."""
         if self._channel.rank == 0:
             self._gather()
             if self._channel.recv_broadcast("alive") is None or time.monotonic() - self._alive_at_s > _BEAT_S:
@@ -375,7 +382,7 @@ class _Monitor:
             self._progress(summed(self._now, len(self._leaders)))
 
     def end(self) -> dict[str, Any]:
-        """Waits for it. No rank waits for a first rank that is gone, nor past the deadline."""
+        """Wait for the result. A rank does not wait for a dead first rank, nor past the deadline."""
         sign, since = None, time.monotonic()
         while (end := self.look()) is None:
             moment = time.monotonic()

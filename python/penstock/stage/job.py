@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage as the rest of Python asks for it: a spec in, a summary out."""
+"""Python interface of a stage: a spec in, a summary out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["StageSpec", "for_nodes", "index", "is_local", "local_path", "run", "run_as", "start", "wait"]
 
-# How often a waiting Python thread looks for Ctrl-C.
+# Interval in seconds at which a waiting Python thread checks for Ctrl-C.
 _LOOK_S = 0.1
-# An interrupted stage has this long to record what is finished, and to take back the parts that it left in a store.
+# Time that an interrupted stage has to record finished files, and to remove its unfinished parts from a store.
 _GRACE_S = 6.0
 # Options of a stage under their old names; `inflate` stays.
 RENAMED = {"deflate": "compress"}
@@ -35,7 +35,7 @@ _OF_THIS_USER = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """What to stage. Bytes and seconds are in the names; `None` leaves a limit to the core's default."""
+    """Specification of a stage. Bytes and seconds are in the names; `None` uses the core's default limit."""
 
     source: str
     destination: str
@@ -68,8 +68,8 @@ class StageSpec:
         """The core's request, with the environment's credentials.
 
         Raises:
-            ConfigError: A value that cannot be.
-            Unsupported: The destination takes no writes.
+            ConfigError: A value is invalid.
+            Unsupported: The destination does not support writes.
         """
         from penstock import _native
 
@@ -117,11 +117,11 @@ class StageSpec:
 
 
 def state_folder(source: str, destination: str, journal: str | None = None) -> str:
-    """The folder on this machine that remembers what a stage to a store has sent: one for a source and a destination.
+    """Folder on this machine with the progress of a stage to a store: one per source and destination.
 
     Raises:
-        ConfigError: The folder cannot be.
-        Unsupported: The destination takes no writes.
+        ConfigError: The folder cannot be used.
+        Unsupported: The destination does not support writes.
     """
     scheme = destination.partition("://")[0]
     if scheme in ("http", "https"):
@@ -145,8 +145,8 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
 
 
 def variables() -> dict[str, str]:
-    """What the core's stores are opened with."""
-    # Only what a store may look at, and only text: a variable of other bytes is nobody's credential.
+    """Environment variables for the core's stores."""
+    # Only variables that a store may read, and only valid text: other bytes are not a credential.
     wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_")
     exact = (*_OF_THIS_USER, "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
@@ -154,12 +154,12 @@ def variables() -> dict[str, str]:
 
 
 def for_nodes() -> dict[str, str]:
-    """The same for other machines: credentials go along, and what names a folder of this one's user stays here."""
+    """The same for other machines: credentials are included, paths in this user's folders are not."""
     return {name: value for name, value in variables().items() if name not in _OF_THIS_USER}
 
 
 def absolute(url: str) -> str:
-    """A URL as it is, a path from the root: the core knows no working directory."""
+    """A URL unchanged, or a path made absolute: the core has no working directory."""
     if "://" in url:
         return url
     if not url:
@@ -176,7 +176,7 @@ def local_path(url: str) -> str:
     """The path of a destination.
 
     Raises:
-        Unsupported: It lies in a store.
+        Unsupported: The destination is in a store.
     """
     if not is_local(url):
         scheme = url.partition("://")[0]
@@ -199,19 +199,20 @@ def index(
     exclude: tuple[str, ...] = (),
     written_as: str | None = None,
 ) -> dict[str, Any]:
-    """List a dataset once (what fits `select` and not `exclude`); write its manifest to `output`, as `json` or
-    `parquet` (by default what its suffix says, else Parquet from 100,000 objects on). Returns objects, bytes, codecs, formats and the fingerprint.
+    """List a dataset once (objects that match `select` and not `exclude`), and write its manifest to `output` as `json`
+    or `parquet` (by default from its suffix, else Parquet from 100,000 objects on). Returns objects, bytes, codecs,
+    formats and the fingerprint.
 
     Raises:
-        NotFound: Nothing is there.
-        Denied, Unreachable, Throttled: The store refused.
+        NotFound: No object matches.
+        Denied, Unreachable, Throttled: The store refused or did not answer.
     """
     from penstock import _native
 
     path = None if output is None else Path(output)
     if path is not None and path.is_dir():
         raise ConfigError(f"--output: {path} is a folder", where="--output")
-    if path is not None and not path.parent.is_dir():  # said before the listing, not after it
+    if path is not None and not path.parent.is_dir():  # raised before the listing, not after it
         raise NotFound(f"--output: the folder {path.parent} does not exist", where="--output")
     facts: dict[str, Any] = json.loads(
         _native.index(
@@ -229,16 +230,16 @@ def index(
 
 
 def start(spec: StageSpec) -> StageJob:
-    """Start a stage and return at once; `.progress()`, `.wait(timeout_s)`, `.cancel()`."""
+    """Start a stage and return at once. The job has `.progress()`, `.wait(timeout_s)` and `.cancel()`."""
     return spec.request().start()
 
 
 def wait(
     job: StageJob, *, look: Callable[[dict[str, int]], None] | None = None, look_s: float = _LOOK_S
 ) -> dict[str, Any]:
-    """The summary of a job; `look` sees its progress meanwhile.
+    """Wait for a job and return its summary; `look` is called with the progress meanwhile.
 
-    Ctrl-C stops it: finished files are recorded, and the same stage goes on from there later.
+    Ctrl-C stops the job: finished files are recorded, and the same stage later continues from there.
     """
     try:
         while (text := job.wait(look_s)) is None:
@@ -254,7 +255,7 @@ def wait(
 
 
 def run_as(spec: StageSpec) -> dict[str, Any]:
-    """Stage by a spec and return the summary. A rank that is not its node's first waits for the one that is."""
+    """Stage by a spec and return the summary. Only a node's first rank stages; the others wait for it."""
     request = spec.request()
     if spec.rank.local_rank == 0 or spec.dry_run:
         return wait(request.start())

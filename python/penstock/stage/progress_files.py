@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the nodes of one launch tell each other how far they are: a small file each, in a folder that all of them see.
+"""Progress of the nodes of one launch, exchanged as one small file per node in a folder that all nodes share.
 
-No service, no port, no question to the store. A thread of its own writes and reads, so that a file system that hangs slows
-no stage and fails none; where the folder is not shared after all, the first node sees itself alone, and says so. Owns the
-folder of its launch; refuses to wait for anybody.
+Needs no service and no port, and sends no request to the store. A separate thread writes and reads, so a file system
+that hangs does not slow or fail a stage. If the folder is not shared, the first node finds only its own file, and
+reports that. Owns the folder of its launch; never waits for another node.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ COUNTERS = (
     "requests", "retries", "throttles",
 )  # fmt: skip
 
-# All nodes together write this many files a second at most.
+# Limit on file writes per second of all nodes together.
 _WRITES_PER_S = 50
 _PERIOD_S = 1.0
-# A file of counters is short; anything longer is not one of ours.
+# A file of counters is short; a longer one is not ours.
 _MOST_BYTES = 4096
-# Folders of launches that nobody cleared.
+# Age in seconds after which a launch's folder is removed as abandoned.
 _OLD_S = 7 * 86400
 _FOLDER = re.compile(r"[0-9a-f]{24}")
 _FILES = r"[0-9]+\.json|\.[0-9]+\.json\.[0-9]+\.[0-9a-f]+|\.[0-9]+\.[0-9]+"
 
 
 def folder_for(environment: Mapping[str, str], rank: Rank, told: str | None, what: str) -> Path | None:
-    """Where this launch's nodes meet; None where there is one node, or nobody names the launch.
+    """Shared folder of this launch's nodes; None for a single node, or if the launch has no id.
 
     Args:
-        environment: For HOME and XDG_CACHE_HOME.
-        rank: Of this process.
-        told: A folder that the user names; else the user's cache, which clusters share as part of HOME.
-        what: What is done, so that two stages of one launch do not meet.
+        environment: Variables; HOME and XDG_CACHE_HOME are read.
+        rank: Rank of this process.
+        told: The user's choice; by default the user's cache, which clusters share as part of HOME.
+        what: Key of the work, so that two stages of one launch use different folders.
     """
     if rank.nodes < 2 or rank.launch_id is None:
         return None
@@ -62,7 +62,7 @@ def folder_for(environment: Mapping[str, str], rank: Rank, told: str | None, wha
 
 
 class SharedProgress:
-    """One node's place at the folder. The first node also reads the others' files."""
+    """One node's file in the folder. The first node also reads the others' files."""
 
     def __init__(self, folder: Path, node: int, nodes: int, *, period_s: float = _PERIOD_S) -> None:
         self._folder, self.node, self.nodes = folder, node, nodes
@@ -76,15 +76,15 @@ class SharedProgress:
         self._thread.start()
 
     def post(self, now: Mapping[str, Any]) -> None:
-        """What the next file says. Costs a dict."""
+        """Set the content of the next file. Cheap: stores a dict."""
         self._mine = {name: now.get(name, 0) for name in COUNTERS}
 
     def seen(self) -> dict[int, dict[str, Any]]:
-        """The newest word of each node that has said one; this one's is what it posted last."""
+        """Latest counters of each node that has written; for this node, those of its last `post`."""
         return {**self._seen, self.node: self._mine} if self._mine else dict(self._seen)
 
     def running(self, within_s: float) -> int:
-        """Other nodes that have not ended and spoke within this time."""
+        """Number of other nodes that have not ended and wrote within this time."""
         fresh = time.monotonic() - within_s
         return sum(
             1
@@ -93,7 +93,9 @@ class SharedProgress:
         )
 
     def close(self, *, ended: bool = True) -> None:
-        """Says the last word, and clears the folder where this node is the first. Waits for no file system for long."""
+        """Write the last counters, and remove the folder if this is the first node. Does not wait long for a file
+        system.
+        """
         self._mine = {**self._mine, "ended": ended}
         self._stop.set()
         self._thread.join(timeout=2.0)
@@ -120,7 +122,7 @@ class SharedProgress:
             _clear(self._folder)
 
     def _opened(self) -> OwnedFolder:
-        """The folder, made where it is missing. Held by its descriptor: a link in its place leads no file elsewhere."""
+        """The folder, created if missing. Held by its descriptor, so a link that replaces it cannot redirect files."""
         self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return OwnedFolder.made(str(self._folder))
 
@@ -135,7 +137,7 @@ class SharedProgress:
             if suffix != "json" or not number.isdecimal() or int(number) >= self.nodes or int(number) == self.node:
                 continue
             told: Any = None
-            # One node's odd file is no reason not to hear the others.
+            # One invalid file must not prevent reading the others.
             with suppress(OSError, ValueError, RecursionError):
                 told = json.loads((held.read(name) or b"")[:_MOST_BYTES])
             if not isinstance(told, dict) or not all(isinstance(told.get(name), int) for name in COUNTERS):
@@ -159,13 +161,13 @@ class SharedProgress:
 
 
 def _clear(folder: Path) -> None:
-    """Removes a launch's folder. Proof: it holds nothing but nodes' files of this user."""
+    """Remove a launch's folder, after a check that it contains only nodes' files of this user."""
     with suppress(OSError):
         remove_flat_folder(str(folder), _FILES)
 
 
 def summed(now: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:
-    """All nodes' counters as one, with how many of them speak and which is furthest behind, and how far that one is."""
+    """Counters of all nodes as one, with the number of nodes that reported, and the slowest node with its progress."""
     known = {node: one["done_bytes"] / one["bytes"] for node, one in now.items() if one.get("bytes")}
     slowest = min(known, key=lambda node: known[node], default=None)
     total: dict[str, Any] = {name: sum(one.get(name, 0) for one in now.values()) for name in COUNTERS}

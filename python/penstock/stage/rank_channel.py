@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a job that is up already tell each other how its stage goes: by torch's store, or by MPI messages.
+"""Channel between the ranks of a running job for the state of its stage: over torch's store, or MPI messages.
 
-A star: ranks tell the first one (`up`), the first tells all (`down`); whoever reads finds the newest word of a kind, or
-None. Nothing here waits inside a collective: those have limits of their own (torch's end a job after some minutes), which a
-stage of hours would meet. No call leaves the main thread in native code, where it would run no signal handler. Both libraries
-are used where the script has loaded them, and never imported from here.
+It is a star: ranks send to the first rank (`up`), and the first rank broadcasts (`down`). A reader gets the newest
+value of a kind, or None. Nothing here waits inside a collective, because collectives have timeouts of their own
+(torch's end a job after minutes) and a stage may take hours. No call keeps the main thread in native code, where signal
+handlers cannot run. Both libraries are used only if the script has loaded them, and never imported from here.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 __all__ = ["RankChannel", "find"]
 
-# Calls of a process; ranks count alike, as they call alike.
+# Counter of calls in a process; it agrees between ranks, because all make the same calls.
 _CALLS = count()
-# A store that gives no answer for this long is held to be dead; a rank that fails has less time to say so.
+# A store without an answer for this long counts as dead; a rank that fails has less time to report it.
 _ANSWER_S = 60.0
 _FAIL_S = 2.0
 
 
 class RankChannel(Protocol):
-    """See the module. Values are what JSON can say."""
+    """Interface of a channel. Values are anything that JSON can express."""
 
     name: str
     rank: int
     world: int
 
     def meet(self, limit_s: float) -> None:
-        """Waits for the other ranks, where the library needs all of them first."""
+        """Wait for the other ranks, if the library needs all of them first."""
 
     def send_to_root(self, kind: str, value: Any) -> None: ...
     def recv_from(self, rank: int, kind: str) -> Any: ...
@@ -48,10 +48,12 @@ class RankChannel(Protocol):
     def recv_broadcast(self, kind: str) -> Any: ...
 
     def fail(self, value: Any) -> None:
-        """Ends the stage on all ranks, unless it has ended before: this rank leaves, by the error `value`. Takes 6 s at most."""
+        """End the stage on all ranks with the error `value`, unless it has ended before: this rank leaves. Takes 6 s at
+        most.
+        """
 
     def failed(self) -> Any:
-        """On the first rank: why another one has left; None where none has."""
+        """On the first rank: the reason why another rank has left; None if none has."""
 
     def close(self, limit_s: float) -> None: ...
 
@@ -62,7 +64,7 @@ def _end(channel: RankChannel, failed: Any) -> None:
 
 
 class _Worker:
-    """Runs calls on a thread of its own. The caller waits for the answer in Python, where signal handlers run."""
+    """Runs calls on a thread of its own. The caller waits for the result in Python, where signal handlers run."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
@@ -89,7 +91,7 @@ class _Worker:
 
 
 class _Torch:
-    """Over the key-value store that the process group was made with, whatever its backend."""
+    """Channel over the key-value store of the process group, with any backend."""
 
     name = "torch"
 
@@ -102,7 +104,7 @@ class _Torch:
         self._worker, self._answer_s = _Worker(), _ANSWER_S
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """The store lives in the first rank's process, or in its launcher's; without it nothing can be asked."""
+        """Call the store. It lives in the process of the first rank or of its launcher, and may be gone."""
         try:
             return self._worker.call(call, self._answer_s)
         except Empty:
@@ -119,7 +121,7 @@ class _Torch:
         self._ask(lambda: self._store.set(key, json.dumps(value)))
 
     def meet(self, limit_s: float) -> None:
-        """Nothing: the store knows no calls of all ranks."""
+        """Does nothing: the store has no collective calls."""
 
     def send_to_root(self, kind: str, value: Any) -> None:
         self._write(f"{self.rank}/{kind}", value)
@@ -137,14 +139,14 @@ class _Torch:
         self._answer_s = _FAIL_S
         if self.rank == 0:
             _end(self, value)
-        else:  # only the first of all ranks' reasons is kept
+        else:  # keeps only the first reason of all ranks
             self._ask(lambda: self._store.compare_set("failed", "", json.dumps(value)))
 
     def failed(self) -> Any:
         return self._read("failed")
 
     def close(self, limit_s: float) -> None:
-        """The store may live in the first rank's process: that one stays until the others have read the end."""
+        """The store may live in the first rank's process, so that rank stays until the others have read the result."""
         until = time.monotonic() + limit_s
         with suppress(RankFailed):
             read = self._ask(lambda: self._store.add("read", 1))
@@ -155,7 +157,7 @@ class _Torch:
 
 
 class _Mpi:
-    """Over messages in a communicator of our own."""
+    """Channel over messages in a communicator of our own."""
 
     name = "mpi4py"
 
@@ -193,7 +195,7 @@ class _Mpi:
             self._incoming.append((status.Get_source(), message.irecv()))
         waiting: list[tuple[int, Any]] = []
         for source, request in self._incoming:
-            # What a rank sent first is read first: the newest value of a kind holds.
+            # Messages of a rank arrive in order: the newest value of a kind counts.
             is_behind = any(source == other for other, _ in waiting)
             is_here, received = (False, ("", None)) if is_behind else request.test()
             if is_here:
@@ -230,17 +232,17 @@ class _Mpi:
         return next((value for (_, kind), value in self._heard.items() if kind == "failed"), None)
 
     def close(self, limit_s: float) -> None:
-        """Lets the last words leave; a rank that is gone takes none."""
+        """Let the last messages leave; a rank that is gone receives none."""
         until = time.monotonic() + limit_s
         while self._sent and time.monotonic() < until:
             self._pump()
             self._sent = [request for request in self._sent if not request.Test()]
             time.sleep(0.005)
-        # Freeing a communicator is collective and may wait for a rank that failed: it is left to MPI's end.
+        # Freeing a communicator is collective and may wait for a failed rank: it is left to the end of MPI.
 
 
 def find() -> RankChannel | None:
-    """The way that this script has already set up, torch before MPI; None where there is none."""
+    """The channel over the library that this script has initialised, torch before MPI; None if there is none."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return _Torch(distributed)

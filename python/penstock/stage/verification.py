@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage has made, looked at again: `verify` reads files, `diff` reads what is known of them."""
+"""Checks of a finished stage: `verify` reads files again, `diff` compares metadata."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def start_verify(
     select: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
 ) -> StageJob:
-    """Start reading a staged copy again and return at once; `stage.wait` gives what `verify` does.
+    """Start to read a staged copy again and return at once; `stage.wait` returns the same summary as `verify`.
 
-    A copy in a store is read from there; `quick` believes what the store says of size, digest and version. `select` and
-    `exclude` are patterns over paths below the destination; nothing else is looked at.
+    A copy in a store is read from there; `quick` only compares the store's size, digest and version. `select` and
+    `exclude` are patterns over paths below the destination; other files are ignored.
 
     Raises:
-        ConfigError: `quick`, of a folder, which keeps no digests.
-        NotFound: From the job: nothing was staged there, or nothing that fits.
+        ConfigError: `quick` was given for a folder, which keeps no digests.
+        NotFound: Raised by the job: nothing was staged there, or no file matches.
     """
     from penstock import _native
 
@@ -60,7 +60,8 @@ def start_verify(
 
 
 def verify(destination: str, **options: Any) -> dict[str, Any]:
-    """Read a staged folder again; `failed` lists the files that differ from what the stage wrote. Options: `start_verify`'s.
+    """Read a staged folder again; `failed` lists the files that differ from the stage's record. Options are those of
+    `start_verify`.
 
     Raises:
         NotFound: Nothing was staged there.
@@ -83,7 +84,7 @@ def diff(
 
     Raises:
         NotFound, Denied, Unreachable, Throttled: One of them cannot be listed.
-        Corrupt: A manifest that is none.
+        Corrupt: A manifest is invalid.
     """
     from penstock import _native
 

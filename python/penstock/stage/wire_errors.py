@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that travel: between ranks as text, and out of a summary as what could not be staged."""
+"""Conversion of errors: between ranks as text, and from a summary's failed objects."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def load_error(document: dict[str, Any]) -> PenstockError:
 
 
 def raise_for_failures(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a stage that left nothing behind.
+    """Return the summary unchanged if every object was staged.
 
     Raises:
-        PenstockError: The first of what could not be staged, with how many there are.
+        PenstockError: The first failed object's error, with the number of failed objects.
     """
     if not summary["failed"]:
         return summary

@@ -32,10 +32,10 @@ FORMATS: dict[str, Callable[[ExportRequest], str]] = {
 
 
 def write(form: str, request: ExportRequest) -> str:
-    """The job in that form, as a text for a file.
+    """Export a job in a form, as the text of a file.
 
     Raises:
-        ConfigError: No such form, or a job that it cannot say.
+        ConfigError: The form is unknown, or cannot express the job.
     """
     if form not in FORMATS:
         raise ConfigError(f"--export: `{form}` is none of {', '.join(FORMATS)}", where="--export")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job for Azure: a command job of Azure ML, whose every node does its part; a multi-instance task of Azure Batch, whose first
-node starts the ranks of all by mpirun.
+"""Job export for Azure ML (a command job; each node runs its part) and Azure Batch (a multi-instance task).
+
+In Azure Batch, the first node starts the ranks of all nodes by mpirun.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _CREDENTIAL = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|(ACCESS|API|ACCOU
 
 
 def _job_command(request: ExportRequest, args: str) -> str:
-    """A shell's line that lays the job's file down and runs it.
+    """Shell line that writes the job's file on the node and runs it.
 
     Raises:
-        ConfigError: `[run] env` sets a credential: whoever may see the job reads its line.
+        ConfigError: `[run] env` sets a credential: everyone who can see the job can read its line.
     """
     found = sorted(name for name in request.job.run.env if _CREDENTIAL.search(name))
     if found:
@@ -37,10 +38,10 @@ def _job_command(request: ExportRequest, args: str) -> str:
 
 
 def azureml(request: ExportRequest) -> str:
-    """For `az ml job create --file FILE`.
+    """Azure ML job for `az ml job create --file FILE`.
 
     Raises:
-        ConfigError: A pool, no image, no number of nodes, or no compute.
+        ConfigError: The job has a pool, or lacks an image, a number of nodes or a compute cluster.
     """
     request.require_independent_nodes()
     want = request.submit
@@ -53,7 +54,8 @@ def azureml(request: ExportRequest) -> str:
         "display_name": request.job.name,
         "compute": f"azureml:{want.compute}",
         "environment": {"image": request.image},
-        # Azure ML starts the line on every node, and says by these variables which one it is and where the first is.
+        # Azure ML starts the line on every node, and sets variables with the node's number and the first node's
+        # address.
         "distribution": {"type": "pytorch", "process_count_per_instance": 1},
         "resources": {"instance_count": request.nodes} | ({"instance_type": want.machine} if want.machine else {}),
         "limits": {"timeout": request.limit_s},
@@ -63,10 +65,10 @@ def azureml(request: ExportRequest) -> str:
 
 
 def azure_batch(request: ExportRequest) -> str:
-    """A job and its task as the Batch service's REST interface and `az batch job|task create --json-file` take them.
+    """A job and its task, in the form of the Batch REST API and of `az batch job|task create --json-file`.
 
     Raises:
-        ConfigError: No pool of machines is named, no number of nodes, or a launcher other than mpi.
+        ConfigError: The pool of machines or the number of nodes is missing, or the launcher is not mpi.
     """
     want = request.submit
     if request.job.cluster.launcher != "mpi":
@@ -82,7 +84,7 @@ def azure_batch(request: ExportRequest) -> str:
     task: dict[str, Any] = {
         "id": "run",
         "commandLine": f"/bin/sh -c {shlex.quote(_job_command(request, '--resume' if request.resume else ''))}",
-        # It runs on every node before the first one's command line: all that is wanted of it is that they are all there.
+        # Runs on every node before the first node's command; it has nothing to do but ensure that all nodes are there.
         "multiInstanceSettings": {"numberOfInstances": request.nodes, "coordinationCommandLine": "/bin/true"},
         "constraints": {"maxWallClockTime": wall, "maxTaskRetryCount": 0},
     }

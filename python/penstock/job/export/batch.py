@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch scripts: a job for sbatch or qsub, and a prolog and epilog by which Slurm gives every job that asks a pool of its own."""
+"""Batch scripts for sbatch and qsub, and a Slurm prolog and epilog that give a job its own pool on request."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _script(request: ExportRequest, directives: list[str], before: list[str]) ->
         str(request.runs.absolute()),
     ]
     argv += ["--resume"] if request.resume else []
-    # exec: the system's signals reach Penstock itself, which takes the pool down.
+    # exec: signals of the batch system reach Penstock itself, which takes the pool down.
     return "\n".join(["#!/bin/sh", *directives, *before, *request.submit.setup, f"exec {shlex.join(argv)}", ""])
 
 
 def slurm(request: ExportRequest) -> str:
-    """For `sbatch FILE`. The job's launcher is `slurm` or `mpi`; SIGTERM comes two minutes before the limit.
+    """Script for `sbatch FILE`. The job's launcher is `slurm` or `mpi`; SIGTERM comes two minutes before the limit.
 
     Raises:
-        ConfigError: Nobody says how many nodes, or the launcher does not run inside an allocation.
+        ConfigError: The number of nodes is missing, or the launcher does not run inside an allocation.
     """
     _require_launcher(request, "slurm", "mpi")
     want = request.submit
@@ -53,10 +53,10 @@ def slurm(request: ExportRequest) -> str:
 
 
 def pbs(request: ExportRequest) -> str:
-    """For `qsub FILE` of PBS Professional and OpenPBS. The job's launcher is `pbs` or `mpi`.
+    """Script for `qsub FILE` of PBS Professional and OpenPBS. The job's launcher is `pbs` or `mpi`.
 
     Raises:
-        ConfigError: Nobody says how many nodes, or the launcher does not run inside a job.
+        ConfigError: The number of nodes is missing, or the launcher does not run inside a job.
     """
     _require_launcher(request, "pbs", "mpi")
     want = request.submit
@@ -99,7 +99,7 @@ def _site_script(request: ExportRequest, what: str, body: list[str]) -> str:
 
 
 def _ssh_command(request: ExportRequest, *verb: str) -> str:
-    """A verb's words; the nodes come by a variable of the script's."""
+    """Command line of a verb through ssh; the script sets the variable with the nodes."""
     launcher = request.job.cluster
     settings = launcher.settings if launcher.launcher == "ssh" else {}
     given = settings_flags("--set", settings)
@@ -111,8 +111,9 @@ def _pool_down_command(request: ExportRequest) -> str:
 
 
 def slurm_prolog(request: ExportRequest) -> str:
-    """A `PrologSlurmctld` that brings the pool of `[pool]` up on a job's nodes, and lays what `pool up --json` says of it into
-    `/run/penstock-pool-JOB.json` there. Where it fails Slurm puts the job back, and nothing of the pool is left.
+    """A `PrologSlurmctld` that brings the pool of `[pool]` up on a job's nodes, and writes the output of `pool up
+    --json` to `/run/penstock-pool-JOB.json` there. If it fails, Slurm requeues the job, and nothing of the pool is
+    left.
 
     Raises:
         ConfigError: The job file has no pool.
@@ -134,7 +135,7 @@ def slurm_prolog(request: ExportRequest) -> str:
 
 
 def slurm_epilog(request: ExportRequest) -> str:
-    """An `EpilogSlurmctld` that takes down what the prolog brought up."""
+    """An `EpilogSlurmctld` that takes down the prolog's pool."""
     return _site_script(
         request,
         "EpilogSlurmctld",

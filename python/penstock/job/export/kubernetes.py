@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job for Kubernetes: an indexed Job whose every pod is a node, a service by which ranks find the first, the file as a Secret."""
+"""Job export for Kubernetes: an indexed Job with one pod per node, a service through which ranks find the first pod,
+and a Secret.
+
+The Secret contains the job file.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,11 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
 def kubernetes(request: ExportRequest) -> str:
-    """For `kubectl apply -f FILE`.
+    """Manifests for `kubectl apply -f FILE`.
 
     Raises:
-        ConfigError: A pool, no image, no number of nodes, or a name that Kubernetes does not take.
+        ConfigError: The job has a pool, lacks an image or a number of nodes, or has a name that Kubernetes does not
+            accept.
     """
     request.require_independent_nodes()
     want, name = request.submit, request.job.name.lower()
@@ -41,7 +46,7 @@ def kubernetes(request: ExportRequest) -> str:
         {"name": "job", "mountPath": "/etc/penstock", "readOnly": True},
         {"name": "scratch", "mountPath": want.scratch},
     ]
-    # Ranks of one pod share memory through /dev/shm, of which a pod has 64 MiB.
+    # Ranks of one pod share memory through /dev/shm, which has only 64 MiB in a pod by default.
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - the pod's own
     container: dict[str, Any] = {
         "name": "penstock",
@@ -63,7 +68,7 @@ def kubernetes(request: ExportRequest) -> str:
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    # One pod a host: its disk and its link are one node's.
+    # One pod per host: the host's disk and network link belong to one node.
     apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     pod |= {"nodeSelector": {"node.kubernetes.io/instance-type": want.machine}} if want.machine else {}
@@ -76,7 +81,7 @@ def kubernetes(request: ExportRequest) -> str:
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     items = [
-        # Not a ConfigMap: `[run] env` is where tokens are written.
+        # A Secret, not a ConfigMap, because `[run] env` may contain tokens.
         {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -88,7 +93,7 @@ def kubernetes(request: ExportRequest) -> str:
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": meta,
-            # Before they are ready: ranks look for each other as they start.
+            # Published before the pods are ready: ranks look for each other as they start.
             "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
         },
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input of an export: the job, its file and its `[submit]` section. Refuses what no system supports."""
+"""Input of an export: the job, its file and its `[submit]` section. Refuses jobs that no system supports."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["ExportRequest"]
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """A job that is to be handed over.
+    """A job to export.
 
     Attributes:
-        file: The job's own.
-        runs: Where its state and logs go, on the system that runs it.
-        resume: It goes on with an earlier start.
+        file: The job file.
+        runs: Folder for state and logs, on the system that runs the job.
+        resume: Continue an earlier start.
     """
 
     job: Job
@@ -38,15 +38,15 @@ class ExportRequest:
 
     @property
     def submit(self) -> SubmitSection:
-        """`[submit]`, or its defaults."""
+        """The section `[submit]`, or its defaults."""
         return self.job.submit or SubmitSection()
 
     @cached_property
     def nodes(self) -> int:
-        """How many nodes are wanted.
+        """Number of nodes.
 
         Raises:
-            ConfigError: Nobody says.
+            ConfigError: The job does not set it.
         """
         found = self.submit.nodes or self.job.cluster.nodes
         if not isinstance(found, int):
@@ -55,15 +55,15 @@ class ExportRequest:
 
     @cached_property
     def limit_s(self) -> int:
-        """Longest that the job may take."""
+        """Maximum duration of the job in seconds."""
         return max(60, round(parse_seconds(self.submit.limit)))
 
     @cached_property
     def image(self) -> str:
-        """The container image of systems that have nothing but containers.
+        """Container image, for systems that run only containers.
 
         Raises:
-            ConfigError: None is named, or the ranks want one of their own inside.
+            ConfigError: The image is missing, or the ranks need a container of their own inside it.
         """
         if self.job.container is not None:
             raise ConfigError(
@@ -77,10 +77,10 @@ class ExportRequest:
 
     @property
     def embedded(self) -> str:
-        """The job's file as text that no shell and no template touches.
+        """The job's file, encoded so that no shell or template changes it.
 
         Raises:
-            ConfigError: It names another file of this machine, which does not go along.
+            ConfigError: It refers to another file of this machine, which is not transferred.
         """
         if self.job.provision is not None:
             raise ConfigError(
@@ -90,16 +90,18 @@ class ExportRequest:
         return base64.b64encode(self.file.read_bytes()).decode()
 
     def penstock(self, *, is_here: bool) -> list[str]:
-        """The words that start Penstock where the job runs; `is_here`: on nodes that share this machine's file system."""
+        """The command that starts Penstock where the job runs; `is_here`: on nodes that share this machine's file
+        system.
+        """
         argv = list(self.job.cluster.penstock)
         return argv or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
 
     def require_independent_nodes(self) -> None:
-        """Refuses a job whose nodes cannot each do their part alone.
+        """Refuse a job whose nodes cannot run independently.
 
         Raises:
-            ConfigError: It has a pool, which wants a launcher that reaches all nodes; or it is to go on with an earlier
-                start, of which fresh nodes know nothing.
+            ConfigError: The job has a pool, which needs a launcher that reaches all nodes; or it should continue an
+                earlier start, whose state new nodes do not have.
         """
         if self.resume:
             raise ConfigError(

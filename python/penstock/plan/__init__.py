@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probe → model → prediction: how long a job takes on a path, what limits it, what it costs. Pure; moves no bytes."""
+"""Probe → model → prediction: duration of a job on a path, its bottleneck, its cost. Pure; moves no bytes."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Break-even of a pool: the number of nodes that a store can no longer feed, and of epochs that repay the stage.
 
-Pure arithmetic on bytes, nodes, epochs and rates; the caller knows their origin. Streaming overlaps with computing, through the
-loader's read-ahead; a stage does not.
+Pure arithmetic on bytes, nodes, epochs and rates, whose origin the caller knows. Streaming overlaps with computing
+through the loader's read-ahead; a stage does not.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["BreakEven", "JobDemand", "break_even"]
 
 
 class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job eats and what feeds it. Sizes in bytes, times in seconds, rates in bytes/s.
+    """Demand of a job, and the rates that supply it. Sizes in bytes, times in seconds, rates in bytes/s.
 
     Attributes:
-        stored_bytes: Of the dataset, as the store has it.
-        epoch_s: Of one epoch that nothing holds up, on these nodes.
-        source_bytes_per_s: What the store gives to all nodes together.
-        nic_bytes_per_s: Of one node's network; inf where nobody says.
-        inflated: Bytes in the pool over stored ones.
-        copies: That a pool keeps of every object.
-        ready_s: Until a pool is up.
+        stored_bytes: Size of the dataset in the store.
+        epoch_s: Duration of one epoch on these nodes if only computing limits it.
+        source_bytes_per_s: Rate of the store to all nodes together.
+        nic_bytes_per_s: Rate of one node's network; inf if unknown.
+        inflated: Bytes in the pool over stored bytes.
+        copies: Copies of every object in the pool.
+        ready_s: Time until a pool is up.
     """
 
     stored_bytes: int
@@ -72,15 +72,14 @@ class BreakEven(msgspec.Struct, frozen=True):
 
 
 def break_even(demand: JobDemand) -> BreakEven:
-    """Whether and when.
+    """Compute whether, and from when, a pool pays off.
 
-    Source:
-        STUDIES A: 0.25 GB/s a node against an account's 50 Gbit/s: "about 25 nodes at the measured rate".
+    Source: STUDIES A: 0.25 GB/s per node and 50 Gbit/s for an account: "about 25 nodes at the measured rate".
     """
     one = demand.stored_bytes / demand.nodes / demand.epoch_s
     fed = min(demand.source_bytes_per_s, demand.nodes * demand.nic_bytes_per_s)
     stream = max(demand.epoch_s, demand.stored_bytes / fed)
-    # Of a global order copies over nodes of the reads are local; the others cross the nodes' networks, inflated.
+    # In a global order, the share copies / nodes of the reads is local; the others cross the network, decompressed.
     remote = max(0.0, 1 - demand.copies / demand.nodes) * demand.stored_bytes * demand.inflated
     pool = max(demand.epoch_s, remote / (demand.nodes * demand.nic_bytes_per_s))
     before = demand.ready_s + demand.stored_bytes / fed

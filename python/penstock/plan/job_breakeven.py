@@ -56,7 +56,7 @@ def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> 
 
 
 def _source_rate(job: Job) -> tuple[float | None, str]:
-    """The source's rate to all nodes together, and where the number comes from."""
+    """Rate of the source to all nodes together, and the origin of the number."""
     if job.demand is not None and job.demand.source_rate is not None:
         return parse_rate(job.demand.source_rate), "as given"
     tier = tier_of(job)
@@ -65,5 +65,5 @@ def _source_rate(job: Job) -> tuple[float | None, str]:
     try:
         found = tiers.find(tier)
     except ConfigError:
-        return None, ""  # it has prices and no page in the book of tiers
+        return None, ""  # the source has prices but no entry in the tier book
     return found.rate("read-bytes", "account"), found.label

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + exposed allreduce.
+"""Step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + exposed
+allreduce.
 
-A reader without read-ahead overlaps nothing, so there the read is added to the compute and not hidden behind it. All
-functions are pure; the caller brings limits (from a tier, a data sheet or a probe) and says where they came from.
+A reader without read-ahead overlaps nothing, so its reads are added to the compute time instead of hidden behind it.
+All functions are pure; the caller passes limits (from a tier, a data sheet or a probe) and knows their origin.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ TERM_LABELS: dict[str, str] = {
 
 
 class TrainingJob(msgspec.Struct, frozen=True):
-    """A training job, whole. Times in seconds, sizes in bytes."""
+    """A training job. Times in seconds, sizes in bytes."""
 
     samples: int
     epochs: int
@@ -73,34 +74,35 @@ class TrainingJob(msgspec.Struct, frozen=True):
 
     @property
     def ranks(self) -> int:
-        """Processes in all."""
+        """Number of processes."""
         return self.nodes * self.ranks_per_node
 
     @property
     def global_batch(self) -> int:
-        """Samples a step."""
+        """Samples per step."""
         return self.ranks * self.batch_per_rank
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole steps; the remainder is dropped, as the published job does."""
+        """Whole steps per epoch; the remainder is dropped, as in the published job."""
         return self.samples // self.global_batch
 
 
 class Route(msgspec.Struct, frozen=True):
-    """How a path reads: what crosses the wire for a sample, and what the reader and the store allow.
+    """Read characteristics of a path: bytes per sample on the wire, and the limits of the reader and the store.
 
     Attributes:
-        wire_bytes: Bytes of one sample on the wire: stored, or raw where whole raw files are read.
-        from_store: False where epochs read local disks and neither NIC nor account is touched.
-        overlaps: Reads hide behind compute (read-ahead). False: a plain reader, one file at a time a rank.
-        latency_s: Median first byte of one request.
-        connection_bytes_per_s: What one connection (one file being read) carries, or inf.
-        requests_per_s: The store's limit for the whole account, or inf.
-        in_flight_per_rank: Requests that a rank keeps open; 1 for the plain reader.
-        inflate_core_s: CPU seconds to inflate one sample, 0 where the path carries raw bytes.
+        wire_bytes: Bytes of one sample on the wire: stored size, or raw size if whole raw files are read.
+        from_store: False if epochs read local disks, without NIC and account.
+        overlaps: True if reads overlap with compute (read-ahead). False for a plain reader: one file at a time per
+            rank.
+        latency_s: Median time to first byte of one request.
+        connection_bytes_per_s: Rate of one connection (one file being read), or inf.
+        requests_per_s: The store's request limit for the whole account, or inf.
+        in_flight_per_rank: Concurrent requests of a rank; 1 for the plain reader.
+        inflate_core_s: CPU seconds to decompress one sample; 0 if the path transfers raw bytes.
         decode_core_s: CPU seconds to frame, check and decode one sample.
-        disk_bytes_per_s: Of one node's disk, where epochs read it.
+        disk_bytes_per_s: Rate of one node's disk, if epochs read it.
     """
 
     name: str
@@ -118,7 +120,9 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What the model says of a job on a route. `terms_s` holds the seconds a step that each limit alone would take."""
+    """Prediction for a job on a route. `terms_s` contains, for each limit, the seconds per step if it were the only
+    one.
+    """
 
     route: str
     step_s: float
@@ -133,12 +137,12 @@ class Prediction(msgspec.Struct, frozen=True):
 
     @property
     def total_h(self) -> float:
-        """Hours that the nodes are paid for."""
+        """Billed hours of the nodes."""
         return self.run_h + self.stage_h
 
 
 class StagePrediction(msgspec.Struct, frozen=True):
-    """What the model says of staging."""
+    """Prediction for a stage."""
 
     stage_s: float
     limited_by: Term
@@ -174,13 +178,12 @@ def predict(
     """Predict a whole job on one route.
 
     Args:
-        stage_s: Seconds of staging before the first step, paid for as the run is.
-        usd_per_request: Price of one read; every sample of every epoch is `requests_per_sample` of them, and once in
-            all where the route reads local disks.
-        storage_usd: Rent of the data for the time of the job.
-        egress_usd: Money for bytes that leave the region.
-    Source:
-        DESIGN section 4, Plan. In a synchronous job all ranks wait for the slowest; that straggler is not modelled.
+        stage_s: Seconds of staging before the first step, billed like the run.
+        usd_per_request: Price of one read. Every sample costs `requests_per_sample` reads in every epoch, or only once
+            if the route reads local disks.
+        storage_usd: Cost of storing the data for the duration of the job.
+        egress_usd: Cost of bytes that leave the region. Source: DESIGN section 4, Plan. In a synchronous job all ranks
+            wait for the slowest; that straggler is not modelled.
     """
     terms = _terms(job, route)
     reading = {name: seconds for name, seconds in terms.items() if name != "compute"}
@@ -227,11 +230,11 @@ def predict_stage(
     objects: int = 0,
     requests_per_s: float = math.inf,
 ) -> StagePrediction:
-    """Predict a staging of `wire_bytes` over `nodes` that leaves `written_bytes` on their disks.
+    """Predict a stage of `wire_bytes` over `nodes`, which writes `written_bytes` to their disks.
 
     Args:
-        inflate_bytes_per_s: Inflated bytes one node makes in a second with all cores that it gives to it.
-        disk_bytes_per_s: Bytes one node's disk takes in a second.
+        inflate_bytes_per_s: Decompressed bytes per second of one node, with all cores assigned to it.
+        disk_bytes_per_s: Write rate of one node's disk.
     """
     if nodes < 1 or wire_bytes < 0 or written_bytes < 0:
         raise ConfigError(f"staging needs nodes and bytes, not {nodes} nodes, {wire_bytes} and {written_bytes} bytes")
@@ -249,11 +252,11 @@ def predict_stage(
 def explain_stage(
     observed_s: float, predicted: StagePrediction, *, nodes: int, written_bytes: float, slack: float = 1.15
 ) -> str:
-    """Say whether the modelled limits explain an observed staging time, and if not what is left.
+    """Check whether the modelled limits explain an observed staging time, and compute the unexplained rest.
 
     Args:
-        slack: Observed over modelled time up to which the limit counts as the explanation; 1.15 covers protocol
-            overhead (5 % for Ethernet, IP and TCP at an MTU of 1500) and a ramp.
+        slack: Maximum ratio of observed to modelled time that the limit explains; 1.15 covers protocol overhead (5 %
+            for Ethernet, IP and TCP at an MTU of 1500) and a ramp.
     """
     ratio = observed_s / predicted.stage_s
     if ratio <= slack:
@@ -266,7 +269,7 @@ def explain_stage(
 
 
 def replay(job: TrainingJob, steps_per_s: float, usd_per_node_hour: float) -> tuple[float, float, float]:
-    """Turn a stated rate into (epoch minutes, run hours, USD), as the article's own table does.
+    """Convert a stated rate into (epoch minutes, run hours, USD), as in the article's table.
 
     Source:
         steps = floor(n / (GPUs x batch)); epoch = steps / rate; run = epochs x epoch; USD = nodes x $/h x run.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference job of the first study: the article's statements, what follows from them, and their contradictions.
+"""Reference job of the first study: the article's statements, their consequences, and their contradictions.
 
-Figures are facts of the article (CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system, NAG, 2021); figures derived
-from them by arithmetic are marked.
+The figures are facts of the article (CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system, NAG, 2021). Figures
+derived from them by arithmetic are marked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["ARTICLE", "EMULATED_V100_SAMPLE_S", "JOB", "PUBLISHED", "Published"]
 
 ARTICLE = "NAG, 2021: CosmoFlow staged to a pooled NVMe file system"
 
-# 4 nodes x 8 V100, one process a GPU, batch 4 a process: 262,144 / 128 = 2,048 steps an epoch (derived).
+# 4 nodes x 8 V100, one process per GPU, batch 4 per process: 262,144 / 128 = 2,048 steps per epoch (derived).
 _STEPS_PER_S = 2.3  # of the BeeOND run, read off the authors' plot; 15 min an epoch gives 2.28
 
 JOB = TrainingJob(
@@ -25,25 +25,25 @@ JOB = TrainingJob(
     nodes=4,
     ranks_per_node=8,
     batch_per_rank=4,
-    # The rate at which the published GPUs trained once storage was local NVMe: the best public figure of what those
-    # 32 GPUs could consume in that code. It is a ceiling seen, not a ceiling proved.
+    # Rate of the published GPUs with local NVMe storage: the best public figure for the demand of those 32 GPUs in that
+    # code. It is the highest rate observed, not a proven maximum.
     compute_step_s=1 / _STEPS_PER_S,
     sample_bytes=16_777_216,  # 128^3 x 4 x int16
     stored_bytes=round(1.1e12 / 327_680),  # "5.1 TB -> 1.1 TB" over 262,144 + 65,536 files: 3.36 MB each
     cores_per_node=40,  # ND40rs_v2
-    # "NIC per node 5-6 Gb/s". The lower end is used: a planner that must err should not promise too much.
+    # "NIC per node 5-6 Gb/s". The lower value is used, because a planner should rather promise too little.
     nic_bytes_per_s=5e9 / 8,
     # "one storage account gives 50 Gb/s at most"
     account_bytes_per_s=50e9 / 8,
 )
 
-# What MLPerf Storage replaces a V100's step by: seconds a sample (mlcommons/storage, cosmoflow_v100.yaml). 107 samples/s
-# a GPU, where the article measured 9.2 and MLPerf HPC v0.7 runs 12 to 28: an accelerator of the appetite of nobody's run.
+# MLPerf Storage's replacement for a V100's step, in seconds per sample (mlcommons/storage, cosmoflow_v100.yaml). It is
+# 107 samples/s per GPU. The article measured 9.2, and MLPerf HPC v0.7 12 to 28: no real run has this demand.
 EMULATED_V100_SAMPLE_S = 0.00936
 
 
 class Published(msgspec.Struct, frozen=True):
-    """One column of the article's result table. None where it says nothing."""
+    """One column of the article's result table. None for values that it does not state."""
 
     path: str
     epoch_min: str
@@ -56,7 +56,7 @@ class Published(msgspec.Struct, frozen=True):
     stage_min: float | None = None
 
 
-# Both notations are kept: the words as printed, and the number a bar can be drawn with.
+# Both notations are kept: the printed text, and the number for a bar.
 PUBLISHED = {
     "hot-mount": Published("Hot blob through a FUSE mount", "> 120", "> 110", "~$12,000", 120.0, 110.0, 12_000.0, 0.24),
     "premium-mount": Published(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pool context: a job passes its pool to its ranks in one environment variable, so that a loader can find the dataset's objects
-in the pool and their source.
+"""Pool context: a job passes its pool to its ranks in one environment variable.
+
+From it, a loader finds the dataset's objects in the pool, and their source.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class PoolContext(msgspec.Struct, frozen=True):
     """A dataset in a pool.
 
     Attributes:
-        data: Its URL there.
+        data: URL of the dataset in the pool.
         source: URL that it was staged from; lost objects are fetched again from there. None if unknown.
         engine_settings: Settings that the pool was brought up with.
         lost: Names of lost nodes; readers do not wait for them, even if the engine still lists them.

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
-# Leases, tokens and logs are wrong if clocks differ by more.
+# With a larger clock difference, leases, tokens and logs are wrong.
 _SKEW_S = 60.0
 _ROLLBACK_S = 25.0
 
@@ -54,11 +54,12 @@ class PoolRecord(msgspec.Struct, kw_only=True):
 
     Attributes:
         state: `starting` before the first node is touched, `up` when it is ready, `stopping` before it is ended.
-        launcher, launcher_settings: By which its nodes are reached again.
-        pool: Where it is up.
-        keep_data: A `down` that has not finished keeps what the pool holds; every later `down` of this record does so too.
-        holder: The folder of the job that brought it up; empty for a pool that was brought up by hand.
-        stranded: Further nodes, which an earlier life under the same lease lost and could not clear.
+        launcher, launcher_settings: Launcher that reaches the nodes again, and its settings.
+        pool: The running pool; None before it is up.
+        keep_data: An unfinished `down` was asked to keep the pool's data; every later `down` of this record keeps it,
+            too.
+        holder: Folder of the job that brought the pool up; empty for a pool that was brought up by hand.
+        stranded: Further nodes, which were lost under the same lease and could not be cleaned up.
     """
 
     state: str
@@ -97,7 +98,7 @@ def _records_dir() -> Path:
 
 
 def names() -> list[str]:
-    """Pools that this machine knows of."""
+    """Names of the pools with a record on this machine."""
     return sorted(path.stem for path in _records_dir().glob("*.json"))
 
 
@@ -105,7 +106,7 @@ def find(name: str) -> PoolRecord | None:
     """A pool's record, or None.
 
     Raises:
-        ConfigError: The name cannot be a pool's, or its file is not a record.
+        ConfigError: The name is not valid for a pool, or its file is not a record.
     """
     path = _record_path(name)
     try:
@@ -127,13 +128,13 @@ def _record_path(name: str) -> Path:
 
 
 def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
-    """Writes a record whole.
+    """Write a record atomically.
 
     Args:
-        is_new: Another one of the name is not replaced: of two starts at the same moment one is refused.
+        is_new: Do not replace a record of this name: if two pools start at the same moment, one is refused.
 
     Raises:
-        PreconditionFailed: There is another one.
+        PreconditionFailed: With `is_new`, a record of this name exists.
     """
     path = _record_path(record.spec.name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
 
 
 def _delete_record(record: PoolRecord) -> None:
-    """Removes the record, unless the name belongs to another lease by now."""
+    """Remove the record, unless the name now belongs to another lease."""
     found = find(record.spec.name)
     if found is not None and found.lease == record.lease:
         remove_file(_record_path(record.spec.name))
@@ -176,16 +177,17 @@ def up(
     holder: str = "",
     stranded: Sequence[str] = (),
 ) -> tuple[Pool, bool]:
-    """The pool, ready; and whether it was up already. Removes nothing but what this call itself has begun.
+    """Bring the pool up; returns it, and whether it was up already. On failure removes only what this call started.
 
     Args:
-        lease: Of the pool that is brought up, or may have been by an earlier call; else a new one.
-        holder: The folder of the job that wants it. A pool that another job holds is refused.
+        lease: Lease of the pool, possibly from an earlier call; by default a new one.
+        holder: Folder of the job that uses the pool. A pool of another job is refused.
         stranded: `PoolRecord.stranded`.
 
     Raises:
         PreconditionFailed: A pool of this name is on record and cannot be used as it is.
-        PenstockError: It could not be brought up; what had been begun is taken back, and a note says where that failed.
+        PenstockError: The pool could not be brought up. Started parts are removed, and a note names the nodes where
+            that failed.
     """
     _check_spec(spec)
     made = engine_plugins.load(engine, settings)
@@ -215,7 +217,7 @@ def up(
 
 
 def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
-    """The pool of a record that a start may use. A start that may not is refused, and the pool stays as it is."""
+    """The pool of a record, if a start may use it. Otherwise raises, and the pool stays as it is."""
     name = known.spec.name
     ends = f"penstock pool down --name {name}"
     if known.state != "up" or known.pool is None:
@@ -238,7 +240,7 @@ def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
 
 
 def _require_serving(known: PoolRecord, made: Engine, cluster: Cluster, deadline_s: float) -> bool:
-    """True; a pool that does not serve on every node is refused."""
+    """Return True, or raise if the pool does not serve on every node."""
     assert known.pool is not None
     if set(made.status(known.pool, cluster, deadline_s=deadline_s).values()) == {"up"}:
         return True
@@ -260,7 +262,7 @@ def _check_spec(spec: PoolSpec) -> None:
 
 
 def clock_skew_problems(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Nodes whose clock is too far from this machine's, in words."""
+    """Messages about nodes whose clock differs too much from this machine's."""
     return [
         f"{node}: its clock is {found['skew_s']:+.0f} s from this machine's"
         for node, found in facts.items()
@@ -289,7 +291,7 @@ def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, deadli
 
 
 def status(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> dict[str, str]:
-    """Each node's state; all `degraded` where the pool never came up."""
+    """State of each node; all `degraded` if the pool never came up."""
     if record.pool is None:
         return dict.fromkeys(record.nodes, "degraded")
     return engine_plugins.load(record.engine, record.engine_settings).status(
@@ -298,10 +300,11 @@ def status(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> dict[s
 
 
 def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, deadline_s: float) -> DownResult:
-    """Ends the pool; safe twice. Where a node did not answer, the record stays, so that it can be ended there later.
+    """End the pool; safe to call twice. If a node did not answer, the record stays, so that the pool can be ended there
+    later.
 
     Raises:
-        PreconditionFailed: The name belongs to another lease by now.
+        PreconditionFailed: The name now belongs to another lease.
     """
     record.keep_data = record.keep_data or keep_data
     found = find(record.spec.name)
@@ -322,7 +325,7 @@ def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, deadl
 def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, deadline_s: float) -> DownResult:
     made = engine_plugins.load(record.engine, record.engine_settings)
     receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, deadline_s=deadline_s)
-    # Nodes of the record that this cluster does not have count too: what is on them is still there.
+    # Nodes of the record that are missing in this cluster count, too: the pool's data is still on them.
     wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
     unreached = tuple(name for name in wanted if name not in receipts)
     refused = {name: ", ".join(receipt["refused"]) for name, receipt in receipts.items() if "refused" in receipt}
@@ -330,7 +333,7 @@ def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, deadline_s: 
 
 
 def audit(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> DownResult:
-    """What is left on each node that answers (`receipts`), in words."""
+    """Remains of the pool on each node that answers (`receipts`), as messages."""
     made = engine_plugins.load(record.engine, record.engine_settings)
     found = made.audit(record.spec, cluster, deadline_s=deadline_s)
     return DownResult(
@@ -340,10 +343,10 @@ def audit(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> DownRes
 
 
 def forget(name: str) -> None:
-    """Drops the record of a pool whose missing nodes will not come back.
+    """Delete the record of a pool whose missing nodes will not come back.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no record.
     """
     record = find(name)
     if record is None:

@@ -21,7 +21,7 @@ _MONTH = re.compile(r"^(20\d\d)-(0[1-9]|1[0-2])$")
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One price in USD. `value / per` buys one `unit`."""
+    """One price in USD: `value / per` is the price of one `unit`."""
 
     item: str
     value: float
@@ -41,7 +41,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def usd_per_unit(self) -> float:
-        """USD for one unit."""
+        """USD per unit."""
         return self.value / self.per
 
     def age_months(self, today: dt.date) -> int:
@@ -60,7 +60,7 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The price of `item` in `region`, or in the first region that the book lists for it.
 
         Raises:
-            ConfigError: The book has no such row.
+            ConfigError: The book has no price for the item.
         """
         for row in self.price:
             if row.item == item and (region is None or region.casefold() in row.region.casefold()):
@@ -71,10 +71,10 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(text: str | None = None) -> PriceBook:
-    """Read a price book from TOML text, or the one that is shipped.
+    """Read a price book from TOML text, or the bundled one.
 
     Raises:
-        ConfigError: The text is no TOML, or a row lacks a unit, region, source or date.
+        ConfigError: The text is not TOML, or a row lacks a unit, region, source or date.
     """
     if text is None:
         text = resources.files(__package__).joinpath("books", "prices.toml").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def load(text: str | None = None) -> PriceBook:
 
 
 def dates_line(prices: list[Price], today: dt.date) -> str:
-    """One sentence that tells how old the prices in use are, with a warning where any is older than 12 months.
+    """One sentence with the dates of the used prices, and a warning if any is older than 12 months.
 
     Example:
         >>> dates_line([], dt.date(2026, 1, 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost formulae, as pure functions in USD, hours and bytes. They know no book and no job: numbers in, numbers out."""
+"""Cost formulae: pure functions of USD, hours and bytes, independent of the price book and of jobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.errors import ConfigError
 __all__ = ["Cost", "billed_requests", "egress_usd", "job_cost", "requests_usd", "storage_usd"]
 
 GIB = 2**30
-HOURS_PER_MONTH = 730.0  # 365 x 24 / 12, the month that cloud price pages divide by
+HOURS_PER_MONTH = 730.0  # 365 x 24 / 12, the month in cloud price pages
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a job costs, by what it is spent on."""
+    """Cost of a job, by item."""
 
     nodes_usd: float
     requests_usd: float = 0.0
@@ -25,7 +25,7 @@ class Cost(msgspec.Struct, frozen=True):
 
     @property
     def total_usd(self) -> float:
-        """The sum."""
+        """Sum of all items."""
         return self.nodes_usd + self.requests_usd + self.storage_usd + self.egress_usd
 
 
@@ -40,12 +40,10 @@ def billed_requests(object_bytes: int, *, requests: int = 1, bytes_per_unit: int
 
     Args:
         object_bytes: Stored size.
-        requests: GETs made for it.
-        bytes_per_unit: Where a store bills every started N bytes as one read (Azure accounts with a hierarchical name
-            space: 4 MiB), else None.
-    Source:
-        Azure Blob pricing page, "read operations of 4 MB" for hierarchical name spaces; a 16.8 MB object is 5 of them
-        (16.78 MB / 4 MiB = 4.0003).
+        requests: Number of GETs for the object.
+        bytes_per_unit: N if the store bills every started N bytes as one read (Azure accounts with a hierarchical name
+            space: 4 MiB), else None. Source: Azure Blob pricing page, "read operations of 4 MB" for hierarchical name
+            spaces; a 16.8 MB object is 5 of them (16.78 MB / 4 MiB = 4.0003).
     """
     _not_negative(object_bytes=object_bytes, requests=requests)
     if bytes_per_unit is None:
@@ -54,19 +52,23 @@ def billed_requests(object_bytes: int, *, requests: int = 1, bytes_per_unit: int
 
 
 def requests_usd(count: float, usd_per_request: float) -> float:
-    """Money for requests. Source: count x price; a failed or throttled request that a cloud bills is the caller's to count."""
+    """Cost of requests, in USD: count x price. The caller includes failed or throttled requests in the count if they
+    are billed.
+    """
     _not_negative(count=count, usd_per_request=usd_per_request)
     return count * usd_per_request
 
 
 def storage_usd(size_bytes: float, usd_per_gib_month: float, hours: float) -> float:
-    """Rent of `size_bytes` for `hours`. Source: clouds prorate GB-months by the hour, and their GB is 2^30 bytes."""
+    """Cost of storing `size_bytes` for `hours`, in USD. Clouds prorate GB-months by the hour, and their GB is 2^30
+    bytes.
+    """
     _not_negative(size_bytes=size_bytes, usd_per_gib_month=usd_per_gib_month, hours=hours)
     return size_bytes / GIB * usd_per_gib_month * hours / HOURS_PER_MONTH
 
 
 def egress_usd(size_bytes: float, usd_per_gib: float) -> float:
-    """Money for bytes that leave the region; 0 inside it."""
+    """Cost of bytes that leave the region, in USD; 0 inside it."""
     _not_negative(size_bytes=size_bytes, usd_per_gib=usd_per_gib)
     return size_bytes / GIB * usd_per_gib
 
@@ -83,10 +85,9 @@ def job_cost(
 ) -> Cost:
     """Cost of one job: nodes x $/h x (stage_h + run_h) + requests + GB-months + egress (the last three in USD).
 
-    The nodes are paid while they stage, as the article's were.
+    The nodes are billed during the stage, too, as in the article.
 
-    Source:
-        DESIGN section 4, Plan; the first summand is the 2021 article's own formula.
+    Source: DESIGN section 4, Plan; the first term is the 2021 article's own formula.
     """
     _not_negative(
         nodes=nodes,

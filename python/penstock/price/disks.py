@@ -16,7 +16,9 @@ Confidence = Literal["published", "derived", "unverified", "ours"]
 
 
 class DiskLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """I/Os or bytes a second, reads and writes together; books/disks.toml says how its numbers go together."""
+    """Limit on I/Os or bytes per second, for reads and writes together; books/disks.toml explains how the numbers
+    combine.
+    """
 
     what: Literal["ios", "bytes"]
     value: float
@@ -37,18 +39,18 @@ class DiskLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError("burst and credits go together")
 
     def base(self, size_bytes: int) -> float:
-        """What a disk of that size may do for ever."""
+        """Sustained limit of a disk of this size."""
         if self.per_gib is None:
             return self.value
         return min(self.value, max(self.floor, self.per_gib * size_bytes / 2**30))
 
     def most(self, size_bytes: int) -> float:
-        """What it may do while it has credits."""
+        """Limit while burst credits last."""
         return max(self.base(size_bytes), self.burst or 0.0)
 
 
 class Disk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A block device's page in the book. `size_gib` is the size that its study or provider speaks of."""
+    """A block device in the book. `size_gib` is the size used by its study or provider."""
 
     name: str
     year: int
@@ -59,7 +61,7 @@ class Disk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def label(self) -> str:
-        """`aws-gp2@2018`."""
+        """Name with year: `aws-gp2@2018`."""
         return f"{self.name}@{self.year}"
 
     @property
@@ -76,7 +78,7 @@ class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load() -> dict[str, Disk]:
-    """Every disk under `name@year`, and the latest year's under `name` too.
+    """Every disk as `name@year`, and the latest year also as `name`.
 
     Raises:
         ConfigError: The book breaks its rules.
@@ -96,7 +98,7 @@ def find(name: str) -> Disk:
     """The disk of that name, with or without its year.
 
     Raises:
-        ConfigError: No such disk; the known ones are listed.
+        ConfigError: The disk is unknown; the text lists the known ones.
     """
     disks = load()
     if name not in disks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost estimates as plain values: a stage before its first byte, a training before its first epoch."""
+"""Cost estimates as plain values: of a stage before its first byte, of a training before its first epoch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def estimate_stage(
     """The summary of a dry run with `money` (None if nothing is billed) and `eta_s` (None if no rate is known).
 
     Raises:
-        ConfigError: No such tier.
+        ConfigError: The tier is unknown.
     """
     requests, sizes = summary["share_requests"], summary["shares"]
     money = None
@@ -51,10 +51,10 @@ def estimate_stage(
 def estimate_epochs(
     url: str, *, objects: int, size_bytes: int, requests: float, epochs: int, nodes: int = 1, tier: str | None = None
 ) -> dict[str, Any] | None:
-    """The cost of all epochs as plain values, without and with the node's cache; None if nothing is billed.
+    """Cost of all epochs as plain values, without and with the node cache; None if nothing is billed.
 
     Raises:
-        ConfigError: No such tier.
+        ConfigError: The tier is unknown.
     """
     found = epochs_cost(
         url, objects=objects, size_bytes=size_bytes, requests=requests, epochs=epochs, nodes=nodes, tier=tier

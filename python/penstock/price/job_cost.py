@@ -31,12 +31,12 @@ def tier_of(job: Job) -> str | None:
 
 
 def job_money(job: Job, nodes: int, found: dict[str, Any] | None, *, copies: int = 1) -> dict[str, Any]:
-    """The cost of a job, in USD; None where it is not known.
+    """Cost of a job, in USD; None where it is unknown.
 
     Args:
-        nodes: How many nodes the job has.
-        found: What `list_source` gave, where the source is billed.
-        copies: How many times the whole dataset is staged: once, or once for each node.
+        nodes: Number of nodes of the job.
+        found: Result of `list_source`, if the source is billed.
+        copies: Number of times that the whole dataset is staged: once, or once per node.
 
     Raises:
         ConfigError: `[money]` names an item that the price book does not have.

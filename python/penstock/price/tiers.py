@@ -51,7 +51,7 @@ class Limit(_Sourced, frozen=True, kw_only=True):
 class TierLatency(_Sourced, frozen=True, kw_only=True):
     """Time to first byte, in milliseconds: a lognormal distribution by its median and 99th percentile.
 
-    Where it has a tail apart, `tail_share` of the requests takes `tail_ms`.
+    If the tier has a separate tail, the share `tail_share` of requests takes `tail_ms`.
     """
 
     what: Literal["read", "write"]
@@ -70,7 +70,7 @@ class TierLatency(_Sourced, frozen=True, kw_only=True):
 
 
 class Number(_Sourced, frozen=True, kw_only=True):
-    """Seconds: how long bytes may queue, or how many seconds of a rate of requests pass at once."""
+    """A time in seconds: the maximum delay of queued bytes, or the burst of a request rate that passes at once."""
 
     value: float
     unit: Literal["s"]
@@ -81,7 +81,7 @@ class Number(_Sourced, frozen=True, kw_only=True):
 
 
 class Observation(_Sourced, frozen=True, kw_only=True):
-    """What a study saw through a path of its own, a mount say. No limit of the store; never enforced."""
+    """A study's measurement through its own path, such as a mount. Not a limit of the store; never enforced."""
 
     what: str
     scope: str
@@ -90,14 +90,14 @@ class Observation(_Sourced, frozen=True, kw_only=True):
 
 
 class Throttle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a refusal (503) says."""
+    """Content of a throttled answer (503)."""
 
     message: str = "Please reduce your request rate."
     retry_after_s: int | None = None
 
 
 class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A store's page in the book."""
+    """A store's entry in the book."""
 
     name: str
     year: int
@@ -111,19 +111,19 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def label(self) -> str:
-        """`azure-hot@2021`."""
+        """Name with year: `azure-hot@2021`."""
         return f"{self.name}@{self.year}"
 
     def rate(self, what: str, scope: str) -> float | None:
-        """The limit on `what` within `scope` per second, unscaled; None where the tier has none."""
+        """Limit on `what` within `scope` per second, unscaled; None if the tier has none."""
         return next((limit.value for limit in self.limits if (limit.what, limit.scope) == (what, scope)), None)
 
     def first_byte_s(self, what: str = "read") -> float:
-        """Median time to first byte in seconds; 0 where the tier has no latency."""
+        """Median time to first byte in seconds; 0 if the tier has no latency."""
         return next((one.p50_ms / 1000 for one in self.latency if one.what == what), 0.0)
 
     def observation(self, what: str) -> Observation | None:
-        """What a study saw under that name."""
+        """A study's measurement with this name."""
         return next((one for one in self.observed if one.what == what), None)
 
 
@@ -133,7 +133,7 @@ class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: str | Path | None = None) -> dict[str, Tier]:
-    """Every tier under `name@year`, and the latest year's under `name` too.
+    """Every tier as `name@year`, and the latest year also as `name`.
 
     Args:
         path: A tier book; the bundled one by default.
@@ -167,7 +167,7 @@ def find(name: str, path: str | Path | None = None) -> Tier:
     """The tier of that name, with or without its year.
 
     Raises:
-        ConfigError: No such tier; the known ones are listed.
+        ConfigError: The tier is unknown; the text lists the known ones.
     """
     tiers = load(path)
     if name not in tiers:

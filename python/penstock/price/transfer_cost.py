@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfer cost of a dataset: requests x price + egress bytes x price, by the kind of store in a URL."""
+"""Transfer cost of a dataset: requests x price + egress bytes x price, by the URL's kind of store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIERS", "EpochsCost", "TransferCost", "epochs_cost", "tier_of_url", "transfer_cost"]
 
-# Store -> the book's rows: reads, and a byte that leaves for the internet.
+# For each store the rows of the book: price of a read, and of a byte of internet egress.
 TIERS: dict[str, tuple[str, str | None]] = {
     "s3-standard": ("s3-standard-read", "s3-egress-internet"),
     "gcs-standard": ("gcs-standard-read", "gcs-egress-internet"),
@@ -27,7 +27,7 @@ _BY_SCHEME = {"s3": "s3-standard", "gs": "gcs-standard", "az": "azure-hot"}
 
 
 class TransferCost(msgspec.Struct, frozen=True):
-    """USD, by node and in all. `egress_usd` is what nodes outside the cloud pay; nodes inside pay 0."""
+    """Transfer cost in USD, by node and in total. Only nodes outside the cloud pay `egress_usd`."""
 
     tier: str
     is_inferred: bool
@@ -38,17 +38,17 @@ class TransferCost(msgspec.Struct, frozen=True):
 
     @property
     def total_requests_usd(self) -> float:
-        """Money for all requests."""
+        """Cost of all requests."""
         return sum(self.requests_usd)
 
     @property
     def total_egress_usd(self) -> float | None:
-        """Money for all bytes where they leave the cloud; None where the book has no price for that."""
+        """Cost of all bytes if they leave the cloud; None if the book has no price for that."""
         return None if self.egress_usd is None else sum(self.egress_usd)
 
 
 class EpochsCost(msgspec.Struct, frozen=True):
-    """What feeding a training costs, without a node cache and with one."""
+    """Cost of the reads of a training, without a node cache and with one."""
 
     epochs: int
     nodes: int
@@ -57,7 +57,7 @@ class EpochsCost(msgspec.Struct, frozen=True):
 
 
 def tier_of_url(url: str) -> str | None:
-    """The tier that a URL's scheme most likely means; None for a source without billed requests (files, web servers)."""
+    """The most likely tier for a URL's scheme; None for a source without billed requests (files, web servers)."""
     return _BY_SCHEME.get(url.partition("://")[0]) if "://" in url else None
 
 
@@ -69,14 +69,14 @@ def transfer_cost(
     tier: str | None = None,
     book: PriceBook | None = None,
 ) -> tuple[TransferCost, list[Price]] | None:
-    """What each node's requests and bytes cost, and the prices that were used; None where nothing is billed.
+    """Cost of each node's requests and bytes, and the prices used; None if nothing is billed.
 
     Args:
         requests: GETs (and HEADs) of each node.
         sizes_bytes: Stored bytes of each node.
-        tier: One of `TIERS`; else what the URL's scheme most likely means.
+        tier: One of `TIERS`; by default the most likely one for the URL's scheme.
     Raises:
-        ConfigError: No such tier.
+        ConfigError: The tier is unknown.
     """
     named = tier or tier_of_url(url)
     if named is None:
@@ -117,16 +117,17 @@ def epochs_cost(
     tier: str | None = None,
     book: PriceBook | None = None,
 ) -> tuple[EpochsCost, list[Price]] | None:
-    """What all epochs of a training read, in money; None where nothing is billed.
+    """Cost of the reads of all epochs of a training; None if nothing is billed.
 
-    Without a cache every epoch moves every byte. With one, a node fetches an object when it first needs it: of N nodes
-    that share each epoch evenly, each holds 1 - (1 - 1/N)^e of the dataset after e epochs, and N times that has moved.
+    Without a cache every epoch transfers every byte. With a cache, a node fetches an object only at its first use. If N
+    nodes share each epoch evenly, each holds 1 - (1 - 1/N)^e of the dataset after e epochs, and N times that was
+    transferred.
 
     Args:
-        objects, size_bytes: Of the dataset, as stored.
+        objects, size_bytes: Number of objects and stored bytes of the dataset.
         requests: GETs of one epoch over all nodes, without a cache.
     Raises:
-        ConfigError: No such tier, or no epoch or node.
+        ConfigError: The tier is unknown, or the number of epochs or nodes is 0.
     """
     if epochs < 1 or nodes < 1:
         raise ConfigError(f"{epochs} epochs on {nodes} nodes read nothing")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vega-Lite specs, as data. Colours are names (`@hot`): the page replaces them for the reader's scheme, light or dark.
+"""Vega-Lite specs of a comparison. Colours are names (`@hot`) that the page replaces for a light or dark scheme.
 
-The only module that imports altair; it does so when a chart is needed.
+Only this module imports altair, at the first chart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["charts", "per_point"]
 
 _ROW = {"step": 46}
-# What a step goes to: the accelerators' part recedes, each kind of waiting has its own hue.
+# Parts of a step: compute has a muted colour, each kind of waiting its own hue.
 _PARTS = {
     "accelerators": "@compute",
     "first bytes": "@wait",
@@ -53,7 +53,7 @@ def _colour(facts: Comparison, *, legend: bool = False) -> Any:
 
 def _finish(chart: Any, **more: Any) -> Spec:
     spec: Spec = chart.properties(width="container", background="transparent", **more).to_dict()
-    spec.pop("$schema", None)  # an address that nobody should fetch
+    spec.pop("$schema", None)  # a URL that must not be fetched
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
 
@@ -70,7 +70,7 @@ def _labels(facts: Comparison) -> Any:
 
 
 def rates(facts: Comparison) -> Spec:
-    """Samples/s of the rehearsal, the ceiling beside it, and what the model had said before."""
+    """Samples/s of the rehearsal, the ceiling beside it, and the model's earlier prediction."""
     import altair as alt
 
     ceiling = facts.rehearsal.batch / facts.rehearsal.step_s if facts.rehearsal.step_s else 0.0
@@ -105,7 +105,7 @@ def rates(facts: Comparison) -> Spec:
 
 
 def steps(facts: Comparison) -> Spec:
-    """Where a step of the rehearsal goes."""
+    """Time of a rehearsal's step, by part."""
     import altair as alt
 
     order = list(dict.fromkeys(part for p in facts.paths for part in p.step_parts_s))
@@ -137,7 +137,7 @@ def steps(facts: Comparison) -> Spec:
 
 
 def per_point(steps: int) -> int:
-    """Steps that one point of the loss chart stands for: small batches are noisy, and noise hides whether a curve falls."""
+    """Steps averaged into one point of the loss chart: with small batches, noise hides whether a curve falls."""
     return max(1, -(-steps // MAX_POINTS))
 
 
@@ -148,7 +148,7 @@ def _thinned(curve: list[float], each: int) -> list[tuple[int, float]]:
 
 
 def losses(facts: Comparison) -> Spec:
-    """The loss of every path, each line drawn thinner than the one beneath, so that lines which coincide are all seen."""
+    """Loss of every path. Each line is thinner than the one beneath, so that coinciding lines are all visible."""
     import altair as alt
 
     each = per_point(len(facts.paths[0].losses))
@@ -189,7 +189,7 @@ def losses(facts: Comparison) -> Spec:
 
 
 def job_hours(facts: Comparison) -> Spec:
-    """Hours and money of the published job: ours predicted, theirs published."""
+    """Hours and cost of the published job: our predictions, and the published figures."""
     import altair as alt
 
     rows = [
@@ -228,7 +228,7 @@ def job_hours(facts: Comparison) -> Spec:
     marks = theirs.mark_point(shape="diamond", size=90, filled=True, color="@ink", yOffset=17).encode(
         x="hours:Q", tooltip=[alt.Tooltip("what:N", title="published")]
     )
-    # A name stands on the side of its mark that has room.
+    # A name is placed on the side of its mark that has room.
     names = [
         theirs.transform_filter(test)
         .mark_text(align=align, dx=dx, dy=17, fontSize=11, color="@muted")
@@ -239,7 +239,7 @@ def job_hours(facts: Comparison) -> Spec:
 
 
 def scaling(facts: Comparison) -> Spec:
-    """Predicted samples/s against the number of nodes."""
+    """Predicted samples/s by number of nodes."""
     import altair as alt
 
     labels = {p.name: p.label for p in facts.paths}
@@ -270,7 +270,7 @@ def scaling(facts: Comparison) -> Spec:
 
 
 def charts(facts: Comparison) -> dict[str, Spec]:
-    """All charts of a comparison, by the name of their place in the page."""
+    """All charts of a comparison, by the name of their figure in the page."""
     made = {"rates": rates(facts), "steps": steps(facts), "hours": job_hours(facts)}
     if any(p.losses for p in facts.paths):
         made["losses"] = losses(facts)

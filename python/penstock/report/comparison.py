@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema of a comparison of paths: the document that a run writes and every page is made from.
+"""Schema of a comparison of paths: the document that a run writes and that every page is made from.
 
 Old documents must stay readable, so fields are only added, each with a default.
 """
@@ -34,7 +34,7 @@ SCHEMA_VERSION = 1
 
 
 class Predicted(msgspec.Struct, frozen=True):
-    """The model's word on the published job over one path."""
+    """The model's prediction for the published job over one path."""
 
     epoch_min: float
     run_h: float
@@ -46,12 +46,12 @@ class Predicted(msgspec.Struct, frozen=True):
 
     @property
     def total_h(self) -> float:
-        """Hours that are paid."""
+        """Billed hours."""
         return self.run_h + self.stage_h
 
 
 class PublishedFacts(msgspec.Struct, frozen=True):
-    """The published figure that stands beside, as printed and as a number."""
+    """A published figure for comparison, as printed and as a number."""
 
     path: str
     epoch_min: str
@@ -62,13 +62,13 @@ class PublishedFacts(msgspec.Struct, frozen=True):
 
 
 class PathFacts(msgspec.Struct, frozen=True):
-    """One path, measured. Times in seconds, sizes in bytes.
+    """Measurements of one path. Times in seconds, sizes in bytes.
 
     Attributes:
-        step_parts_s: Mean seconds of a step by what they went to; sums to the mean step.
-        limited_by: In words, from the rehearsal.
+        step_parts_s: Mean seconds of a step, by part; they sum to the mean step.
+        limited_by: Bottleneck of the rehearsal, as text.
         model_samples_per_s: The step model's prediction of the rehearsal, made before it ran.
-        missed: Why the rehearsal was more than 20 % away from that prediction; empty where it was not.
+        missed: Reason why the rehearsal differs from that prediction by more than 20 %; empty if it does not.
     """
 
     name: str
@@ -92,7 +92,7 @@ class PathFacts(msgspec.Struct, frozen=True):
 
 
 class Learning(msgspec.Struct, frozen=True):
-    """The real training that every path carried."""
+    """The real training that ran over every path."""
 
     mae: float
     mae_constant: float
@@ -107,7 +107,7 @@ class Learning(msgspec.Struct, frozen=True):
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """How the laptop stood in for the cluster."""
+    """How the laptop represented the cluster."""
 
     voxels: int
     samples: int
@@ -120,7 +120,7 @@ class Rehearsal(msgspec.Struct, frozen=True):
 
 
 class TierRow(msgspec.Struct, frozen=True):
-    """One limit of a tier, as its source states it and as it was rehearsed."""
+    """One limit of a tier, as its source states it and as the rehearsal applied it."""
 
     tier: str
     limit: str
@@ -132,7 +132,7 @@ class TierRow(msgspec.Struct, frozen=True):
 
 
 class PriceRow(msgspec.Struct, frozen=True):
-    """One price in use."""
+    """One price that was used."""
 
     item: str
     price: str
@@ -142,7 +142,7 @@ class PriceRow(msgspec.Struct, frozen=True):
 
 
 class ScalePoint(msgspec.Struct, frozen=True):
-    """Predicted samples/s of one path on one number of nodes."""
+    """Predicted samples/s of one path with one number of nodes."""
 
     path: str
     nodes: int
@@ -151,7 +151,7 @@ class ScalePoint(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Everything that the report shows. `invalid` says why its rates are no measurement, where they are none."""
+    """Content of the report. `invalid` is the reason why its rates are not a measurement; empty if they are."""
 
     created: str
     scale: float
@@ -171,11 +171,11 @@ class Comparison(msgspec.Struct, frozen=True):
     schema_version: int = SCHEMA_VERSION
 
     def best(self) -> PathFacts:
-        """The path of the lowest predicted cost."""
+        """The path with the lowest predicted cost."""
         return min(self.paths, key=lambda p: p.predicted.usd)
 
     def misses(self) -> list[str]:
-        """A sentence for each path whose rehearsal was more than 20 % away from the model."""
+        """One sentence for each path whose rehearsal differs from the model by more than 20 %."""
         return [
             f"{p.label}: {rate(p.samples_per_s)} samples/s, predicted {rate(p.model_samples_per_s)} ({p.missed})."
             for p in self.paths
@@ -187,8 +187,8 @@ def read(file: Path) -> Comparison:
     """Read a comparison.
 
     Raises:
-        NotFound: There is no such file.
-        ConfigError: It is not a comparison, or of a later version than this build reads.
+        NotFound: The file does not exist.
+        ConfigError: The file is not a comparison, or of a later version than this build reads.
     """
     try:
         text = file.read_bytes()
@@ -204,7 +204,7 @@ def read(file: Path) -> Comparison:
 
 
 def write(facts: Comparison, file: Path) -> None:
-    """Write a comparison, whole or not at all."""
+    """Write a comparison atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1))

@@ -225,5 +225,5 @@ def page(facts: Comparison) -> str:
 
 
 def write_page(facts: Comparison, file: Path) -> None:
-    """Write the document, whole or not at all."""
+    """Write the document atomically."""
     write_whole(page(facts), file)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frame of every report: one HTML file that opens offline, makes no request and draws its charts in the browser.
 
-Owns the frame, the escaping and the shared pieces. Each report brings its own parts and charts.
+Owns the frame, the escaping and the shared elements. Each report adds its own parts and charts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 __all__ = ["asset", "document", "escape", "figure", "refuse_without_charts", "table", "write_whole"]
 
-# The favicon is a drop, inlined, so that no browser asks the disk for one.
+# The favicon is inlined, so that no browser requests one.
 _ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1C11 6 13 8 13 10.5a5 5 0 0 1-10 0C3 8 5 6 8 1z' fill='%230067ab'/%3E%3C/svg%3E"
-# The three libraries as globals, which is what the bundler does when told nothing.
+# The three libraries as globals, which the bundler creates by default.
 _EMBED = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"
 
 
 def asset(name: str) -> str:
-    """A file of this package, as text."""
+    """Text of a file in this package."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def escape(text: object) -> str:
-    """Text for HTML."""
+    """Escape text for HTML."""
     return html.escape(str(text))
 
 
@@ -43,7 +43,7 @@ def _script_json(value: object) -> str:
 
 
 def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
-    """Head and cells are (class, html); a cell of class `head` is the row's name."""
+    """Table; head and cells are (class, html), and a cell of class `head` is the row's name."""
     top = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for kind, text in head)
     body = "".join(
         "<tr>"
@@ -58,16 +58,16 @@ def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, st
 
 
 def figure(name: str, caption: str) -> str:
-    """The place of a chart; the caption is HTML."""
+    """Figure for a chart; the caption is HTML."""
     return f'<figure><div class="chart" id="chart-{name}"><noscript>This chart is drawn by the script in this file.</noscript></div><figcaption>{caption}</figcaption></figure>'
 
 
 def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
-    """The whole file.
+    """The complete HTML file.
 
     Args:
         parts: HTML of the body, already escaped.
-        specs: Vega-Lite by the name of its `figure`.
+        specs: Vega-Lite specs by the name of their `figure`.
     """
     import vl_convert
 
@@ -83,12 +83,12 @@ def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
 
 
 def refuse_without_charts() -> None:
-    """Raises MissingPackage where altair or vl-convert is not installed; called before a chart is made."""
+    """Raise MissingPackage if altair or vl-convert is not installed; called before a chart is made."""
     require("a report with pictures", "report")
 
 
 def write_whole(text: str, file: Path) -> None:
-    """Write a document, whole or not at all."""
+    """Write a document atomically."""
     part = file.with_name(f".{file.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(file)

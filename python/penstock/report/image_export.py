@@ -20,7 +20,7 @@ _SCALE = 2.0
 
 
 def _print_colours() -> dict[str, str]:
-    """Colours by name, from the first block of the style sheet: it holds those of a light scheme."""
+    """Colours by name, from the first block of the style sheet, which is that of the light scheme."""
     light = asset("page.css").partition(":root {")[2].partition("}")[0]
     return {f"@{name}": value.strip() for name, value in re.findall(r"--(\w+):\s*(#[0-9a-fA-F]+)", light)}
 
@@ -55,7 +55,7 @@ def _standalone_svg(spec: dict[str, Any], colours: dict[str, str]) -> str:
 
 
 def export_images(specs: dict[str, dict[str, Any]], folder: Path, kind: str) -> list[Path]:
-    """Write a file a chart, `<name>.png` or `<name>.svg`.
+    """Write one file per chart, `<name>.png` or `<name>.svg`.
 
     Raises:
         Unsupported: altair or vl-convert is not installed.

@@ -21,17 +21,17 @@ def usd(amount: float) -> str:
 
 
 def rate(amount: float) -> str:
-    """Samples a second, three figures."""
+    """Samples per second, with three significant figures."""
     return f"{amount:,.0f}" if amount >= 99.95 else f"{amount:.3g}"
 
 
 def share(amount: float) -> str:
-    """A share as per cent; a small one that is not 0 does not print as 0."""
+    """A share as a percentage; a small one that is not 0 is not printed as 0."""
     if 0 < amount < 0.005:
         return "< 1 %"
     return f"{amount * 100:.0f} %"
 
 
 def count(amount: float) -> str:
-    """A whole number with thousands separated."""
+    """A whole number with thousands separators."""
     return "∞" if math.isinf(amount) else f"{amount:,.0f}"

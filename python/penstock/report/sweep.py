@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content of a page about measured phases: the verdict, recomputed from the rows, and the rows worth a chart.
+"""Content of the sweep page: the verdict, recomputed from the rows, and the rows worth a chart.
 
-Chooses what is shown, and its wording. Draws nothing.
+Selects and words the content. Draws nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _WAITS = {
 
 
 class CellGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Cells of one operation under like conditions: one surface.
+    """Cells of one operation under equal conditions: one surface chart.
 
     Attributes:
         regimes: Cells by regime.
-        best: The cell of the highest rate.
+        best: The cell with the highest rate.
     """
 
     title: str
@@ -48,7 +48,7 @@ class CellGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report as data. `warnings` are reasons to read it with care; `invalid` counts rows by why they are no measurement."""
+    """A report as data. `warnings` are reasons for caution; `invalid` counts invalid rows by reason."""
 
     schema_version: int = SCHEMA_VERSION
     headline: str
@@ -67,7 +67,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rate_label(cell: Judged) -> str:
-    """A cell's rate for reading: bytes where it moves any, else operations."""
+    """A cell's rate as text: bytes if it moves any, else operations."""
     return format_rate(cell.bytes_per_s) if cell.bytes_per_s else f"{cell.entries_per_s:,.0f}/s"
 
 
@@ -80,7 +80,7 @@ def _threads(count: int) -> str:
 
 
 def name_of(row: Row) -> str:
-    """A row for a legend."""
+    """A row's name in a legend."""
     if row.operation in WATCHED:
         return row.label
     block = (
@@ -104,7 +104,7 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[CellGroup, ..
     blocks_swept = {key[:-2] for key, count in points.items() if count > 1}
     for cell in cells:
         like = _like(cell)
-        # Where blocks are swept, each file size has a surface of its own.
+        # If block sizes are swept, each file size has a surface of its own.
         families.setdefault((*like, cell.file_size_bytes if like in blocks_swept else None), []).append(cell)
     several_hosts = len({r.hosts for r in rows}) > 1
     several_depths = len({r.io_depth for r in rows}) > 1
@@ -150,7 +150,7 @@ def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str,
     lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its one point: {_WAITS[regime]}"
     if top.retrograde:
         lead += f"; {top.retrograde} are slower than with fewer threads"
-    # Of what a user of the best number of threads may still change, not of what nobody would run.
+    # Advice for the best number of threads, not for points that would never be used.
     near = [c for c in top.cells if c.advice and c.threads == best.threads]
     if near:
         c = max(near, key=lambda c: c.advice.gain if c.advice else 0.0)
@@ -163,7 +163,7 @@ def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str,
 
 
 def summarise(results: Results) -> SweepReport:
-    """Judge the rows again and put the outcome in order."""
+    """Judge the rows again and arrange the results."""
     rows = results.rows
     verdict = classify(rows)
     groups = _groups(verdict.cells, rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vega-Lite charts of measured phases: surfaces with regimes, latencies, time series, disk limits, lost time.
+"""Vega-Lite charts of a sweep: surfaces with regimes, latencies, time series, disk limits, lost time.
 
 Colours are names (`@path1`), as in `charts`: a page replaces them for its reader's scheme, `image_export` for paper.
 """
@@ -32,7 +32,7 @@ REGIME_COLOURS = {
     "throttle": "@path0",
 }
 _LINES = ["@path1", "@path0", "@path2", "@path3", "@path4", "@wait", "@compute"]
-# More lines than there are colours say nothing.
+# With more lines than colours, a chart is unreadable.
 _MAX_LINES = len(_LINES)
 _MAX_BARS = 24
 _LOSSES = ["@compute", "@wait", "@path1", "@path4", "@path3", "@path2", "@path0", "@line", "@muted"]
@@ -41,13 +41,13 @@ Spec = dict[str, Any]
 
 def _finish(chart: Any, **more: Any) -> Spec:
     spec: Spec = chart.properties(width="container", background="transparent", **more).to_dict()
-    spec.pop("$schema", None)  # an address that nobody should fetch
+    spec.pop("$schema", None)  # a URL that must not be fetched
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
 
 
 def surface(group: CellGroup) -> Spec:
-    """Throughput over size and threads: the colour is the regime, its strength the share of the best rate."""
+    """Throughput over size and threads: the colour is the regime, its intensity the share of the best rate."""
     import altair as alt
 
     best = group.best.bytes_per_s or group.best.entries_per_s
@@ -118,7 +118,7 @@ def _legend(names: Sequence[str]) -> Any:
 
 
 def _numbered(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Rows with names that differ; a label that all of them bear tells none from another."""
+    """Rows with distinct names; a label that all rows share is left out."""
     seen: dict[str, int] = {}
     named = []
     if len({row.label for row in rows}) == 1 and not any(row.operation in WATCHED for row in rows):
@@ -131,13 +131,13 @@ def _numbered(rows: Sequence[Row]) -> list[tuple[str, Row]]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, … around a range: every line of a logarithmic axis that has a label."""
+    """1, 2, 5, 10, … around a range: the labelled grid lines of a logarithmic axis."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [float(f"{digit}e{exponent}") for exponent in exponents for digit in (1, 2, 5)]
 
 
 def latencies(rows: Sequence[Row]) -> Spec | None:
-    """Percentiles of latency, a line a row: of a whole file or object where it was timed, else of a block."""
+    """Percentiles of latency, one line per row: of a whole file or object if it was timed, else of a block."""
     import altair as alt
 
     measured = [(row, r) for row in rows if (r := row.entry_latency or row.io_latency) and r.percentiles_us]
@@ -179,11 +179,11 @@ def _with_series(rows: Sequence[Row]) -> list[tuple[str, Row]]:
 
 
 def series(rows: Sequence[Row]) -> Spec | None:
-    """Rate over time; a mark stands where the store refused."""
+    """Rate over time, with marks where the store refused requests."""
     import altair as alt
 
     moving = [row for row in rows if any(s.bytes_per_s for s in row.series)]
-    # Deletions beside reads would be a line at no bytes.
+    # Deletions beside reads would be a line at zero bytes.
     named = _with_series(moving or rows)
     if not named:
         return None
@@ -223,7 +223,7 @@ _LIMITS = {
 
 
 def limits(rows: Sequence[Row]) -> dict[str, Spec]:
-    """A chart for each limit that a disk or tier states: what was reached over time, and the line that it may not cross."""
+    """One chart per stated limit of a disk or tier: the measured rate over time, and the limit as a line."""
     import altair as alt
 
     made: dict[str, Spec] = {}
@@ -265,7 +265,7 @@ def limits(rows: Sequence[Row]) -> dict[str, Spec]:
 
 
 def losses(rows: Sequence[Row]) -> Spec | None:
-    """Worker-seconds of each phase by what they went to."""
+    """Worker-seconds of each phase, by use."""
     import altair as alt
 
     shown = _numbered([r for r in rows if sum(r.lost_s_by_cause.values()) > 0][:_MAX_BARS])
@@ -306,7 +306,7 @@ def losses(rows: Sequence[Row]) -> Spec | None:
 
 
 def sweep_charts(groups: Sequence[CellGroup], rows: Sequence[Row]) -> dict[str, Spec]:
-    """All charts that the rows have figures for, by the name of their place in the page."""
+    """All charts for which the rows have figures, by the name of their figure in the page."""
     sound = [r for r in rows if not r.invalid]
     made = {f"surface-{i}": surface(group) for i, group in enumerate(groups)}
     more = {"latencies": latencies(sound), "series": series(sound), "losses": losses(sound)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison for a terminal: lines of plain text, as wide as the terminal, readable without colour.
+"""Terminal table of a comparison: lines of plain text, as wide as the terminal, readable without colour.
 
-Knows no terminal: it takes a width and returns lines, each with a weight that a terminal may use.
+Independent of the terminal: takes a width and returns lines, each with a weight that a terminal may render.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ _PREDICTED: dict[str, Callable[[PathFacts], str]] = {
 def _grid(
     facts: Comparison, title: str, columns: Mapping[str, Callable[[PathFacts], str]], last: str = ""
 ) -> list[Line]:
-    """Left the path, then right-aligned figures, then where asked a left-aligned last column (what limits the path)."""
+    """Table with the path on the left, right-aligned figures, and an optional left-aligned last column (the
+    bottleneck).
+    """
     best = facts.best()
     head = ["path", *columns, *([last] if last else [])]
     rows = [
@@ -89,7 +91,7 @@ def _missed(facts: Comparison, width: int) -> list[Line]:
 
 
 def lines(facts: Comparison, width: int) -> list[Line]:
-    """The whole comparison for a terminal of `width` columns: one wide table, or two that fit 80."""
+    """The whole comparison for a terminal of `width` columns: one wide table, or two that fit 80 columns."""
     learnt = facts.learning
     curve = (
         f"One loss curve on {len(facts.paths)} paths, bit for bit ({learnt.digest[:12]})"

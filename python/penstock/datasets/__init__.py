@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data generators whose output compresses, decodes and trains like the real data. Know no store."""
+"""Generators of synthetic datasets that compress, decode and train like the real data. Independent of any store."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow-like samples as files: one gzip'd TFRecord each, named and encoded as the published set is.
+"""CosmoFlow-like samples as files: one gzip'd TFRecord each, named and encoded like the published set.
 
 A sample is a `tf.train.Example` of `x` (bytes: int16 little-endian, C order [V, V, V, 4]) and `y` (4 floats, the unit
-parameters in [-1, 1]). Universes are independent: every one has its own parameters and its own phases, so that the
-labels must be read from clustering and not from the noise.
+parameters in [-1, 1]). Universes are independent: each has its own parameters and phases, so a model must learn the
+labels from clustering and not from the noise.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["Summary", "default_box_mpc", "generate", "sample_name", "universe"]
 Codec = Literal["gzip", "zstd", "none"]
 _SUFFIX: dict[str, str] = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 _CUBES_PER_SIDE = {1: 1, 8: 2, 64: 4}
-_LEVEL = 6  # zlib's default: what `gzip` makes, and so the published set's ratio
+_LEVEL = 6  # zlib's default, as used by `gzip`, for the compression ratio of the published set
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run of `generate` wrote.
+    """Result of `generate`.
 
     Attributes:
-        samples: Files written.
-        bytes_stored: Their size.
-        bytes_inflated: Their size before compression.
+        samples: Number of files written.
+        bytes_stored: Total size of the files.
+        bytes_inflated: Total size before compression.
         box_mpc: Side of a sample's box, Mpc/h at H_0 = 70.
     """
 
@@ -57,12 +57,11 @@ class Summary:
 
 
 def default_box_mpc(voxels: int) -> float:
-    """Side of a sample's box where none is asked for, Mpc/h at H_0 = 70: 4 a voxel, and 192 at least.
+    """Default side of a sample's box, Mpc/h at H_0 = 70: 4 per voxel, and at least 192.
 
-    Source:
-        docs/decisions/0302-box.md: with voxels under about 2 Mpc/h second-order theory crosses orbits and the variance no
-        longer grows from z = 0.5 to z = 0; under about 190 Mpc/h too few modes tell Omega_m. `box_mpc=128` with 128 voxels
-        is the published voxel of 1 Mpc/h.
+    Source: docs/decisions/0302-box.md: with voxels under about 2 Mpc/h second-order theory crosses orbits and the
+    variance no longer grows from z = 0.5 to z = 0; under about 190 Mpc/h there are too few modes to determine Omega_m.
+    `box_mpc=128` with 128 voxels is the published voxel of 1 Mpc/h.
     """
     return max(192.0, 4.0 * voxels)
 
@@ -75,14 +74,14 @@ def sample_name(universe: int, cube: int, compress: str) -> str:
 def universe(
     index: int, *, seed: int, voxels: int, box_mpc: float, cubes_per_universe: int = 1
 ) -> tuple[NDArray[np.float32], list[NDArray[np.int16]]]:
-    """One universe, cut into cubes.
+    """Generate one universe, cut into cubes.
 
     Args:
-        index: Which universe of this seed.
-        seed: Of the dataset.
+        index: Number of the universe for this seed.
+        seed: Seed of the dataset.
         voxels: Side of a cube.
-        box_mpc: Side of a cube's box, Mpc/h at H_0 = 70; fixed in Mpc, as the published simulations are, so that the
-            side in Mpc/h goes with H_0.
+        box_mpc: Side of a cube's box, Mpc/h at H_0 = 70. It is fixed in Mpc, as in the published simulations, so the
+            side in Mpc/h is proportional to H_0.
         cubes_per_universe: 1, 8 or 64.
 
     Returns:
@@ -121,22 +120,22 @@ def generate(
     """Write a dataset: same arguments, same bytes.
 
     Args:
-        out: Folder; made if missing. It ends up holding these samples and nothing else.
-        samples: Files to write; the last universe may give fewer cubes than it has.
+        out: Folder; created if missing. It must contain nothing but samples of this dataset.
+        samples: Files to write; only some cubes of the last universe may be used.
         voxels: Side of a sample, 8 to 512.
-        seed: Of parameters and phases.
+        seed: Seed of parameters and phases.
         box_mpc: Side of a sample's box, Mpc/h at H_0 = 70; `default_box_mpc` if None.
         cubes_per_universe: 1, 8 or 64 samples cut from one simulation, as the published set cuts 64.
         first_universe: Number of the first universe, so that a validation set continues a training set.
         compress: "gzip", "zstd" or "none".
-        workers: Threads; one for each processor if None. Does not change the bytes.
+        workers: Threads; by default one per processor. Does not change the bytes.
         progress: Called with (bytes stored, samples done) after each sample.
 
     Returns:
-        What was written.
+        A summary of the files written.
 
     Raises:
-        ConfigError: An argument that cannot be, or a folder that holds other files.
+        ConfigError: An argument is invalid, or the folder contains other files.
         NoSpace, Denied, SystemFault: The folder cannot be written; no partial file is left under a sample's name.
     """
     if seed < 0:
@@ -184,7 +183,7 @@ def generate(
 def _in_order(
     write: Callable[[int], list[tuple[int, int]]], count: int, workers: int
 ) -> Iterator[list[tuple[int, int]]]:
-    # A bounded window of futures: memory stays at a few universes, and Ctrl-C drops what has not begun.
+    # A bounded window of futures limits memory to a few universes, and Ctrl-C drops those that have not begun.
     with ThreadPoolExecutor(workers, thread_name_prefix="penstock-universe") as pool:
         indices = iter(range(count))
         pending = [pool.submit(write, i) for i in islice(indices, 2 * workers)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A universe in a box: linear power spectrum, Gaussian field, second-order Lagrangian displacement, particle counts.
 
-Owns the physics only; files are `penstock.datasets.cosmoflow`'s. One core makes a 128³ x 4 volume in about a second,
-against core-minutes for the N-body pipeline that made the published set. The price is fidelity: Lagrangian
-perturbation theory stops at the first crossing of orbits, so haloes do not collapse and power below a few Mpc/h is too
-low. Large-scale clustering, its growth and the statistics of counts are right.
+Owns the physics only; `penstock.datasets.cosmoflow` writes the files. One core computes a 128³ x 4 volume in about a
+second; the N-body pipeline of the published set needs core-minutes. The price is fidelity: Lagrangian perturbation
+theory stops at the first crossing of orbits, so haloes do not collapse and power below a few Mpc/h is too low.
+Large-scale clustering, its growth and the statistics of counts are right.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def growth(z: float, omega_m: float) -> float:
     def suppressed(z: float) -> float:
         m = _omega_m_at(z, omega_m)
         vacuum = 1 - m
-        # math.pow: Python's ** on floats is typed Any, for it may be complex.
+        # math.pow: Python's ** on floats is typed Any, because its result may be complex.
         return 2.5 * m / (math.pow(m, 4 / 7) - vacuum + (1 + m / 2) * (1 + vacuum / 70)) / (1 + z)
 
     return suppressed(z) / suppressed(0.0)
@@ -162,7 +162,7 @@ def volume(cosmology: Cosmology, voxels: int, box_mpc_per_h: float, rng: np.rand
 
     to_voxels = np.float32(n / box_mpc_per_h)
     start = np.arange(n, dtype=np.float32)
-    # A gradient at the Nyquist frequency has no sign; it is left out, as is usual.
+    # A gradient at the Nyquist frequency has no sign; it is left out, as usual.
     first = [back(-1j * _without_nyquist(k[i], n, i) * potential) * to_voxels for i in range(3)]
     second = [back(1j * _without_nyquist(k[i], n, i) * potential_2) * to_voxels for i in range(3)]
 

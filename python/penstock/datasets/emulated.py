@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as DLIO generates them, in the published sizes of a storage workload.
+"""Generator of files in DLIO's formats, in the published sizes of a storage workload.
 
-The bytes are noise, since nothing reads their content. The compression ratio is a setting: a store or file system that
-compresses would otherwise look too good or too bad.
+The bytes are noise, because no program reads their content. The compression ratio is a setting: otherwise a store or
+file system that compresses would look too good or too bad.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["Summary", "generate"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run of `generate` wrote.
+    """Result of `generate`.
 
     Attributes:
-        files, records: Written.
-        bytes_stored: Their size on the disk.
+        files, records: Numbers of files and records written.
+        bytes_stored: Total size of the files.
     """
 
     files: int
@@ -54,14 +54,15 @@ def generate(
     """Write a dataset: same arguments, same bytes.
 
     Args:
-        out: Folder; made if missing. It ends up holding these files and nothing else.
+        out: Folder; created if missing. It must contain nothing but files of this dataset.
         format: "tfrecord" (features `image` and `size`), "npz" (`x` uint8 [n, n, records] and `y`), "jpeg" or "png".
-        record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; of a picture, of its pixels.
-        compresses: By how much gzip makes the records smaller, about: 1 is noise. Not for pictures.
+        record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; for an image, of its pixel
+            bytes.
+        compresses: Approximate gzip ratio of the records; 1 is noise. Not for images.
         progress: Called with (bytes stored, files done) after each file.
 
     Raises:
-        ConfigError: An argument that cannot be, or a folder that holds other files.
+        ConfigError: An argument is invalid, or the folder contains other files.
         NoSpace, Denied, SystemFault: The folder cannot be written.
     """
     if min(files, records_per_file, record_bytes) < 1 or record_deviation_bytes < 0 or seed < 0:
@@ -79,7 +80,7 @@ def generate(
     stored = 0
     for i, name in enumerate(names):
         rng = np.random.default_rng([seed, i])
-        # DLIO draws the sides of a square record, not its bytes; so do we, that the sizes spread as its do.
+        # DLIO draws the sides of a square record, not its bytes; we do the same, for the same distribution of sizes.
         side = record_bytes**0.5
         spread = record_deviation_bytes / (2 * side)
         sides = [max(1, int(n)) for n in (rng.normal(side, spread, 2) if spread else (side, side))]
@@ -92,7 +93,7 @@ def generate(
 
 
 def _noise(rng: np.random.Generator, size: int, compresses: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes of which every `compresses`-th is noise, in runs long enough that any codec finds the rest."""
+    """Bytes of which one in `compresses` is noise, in runs long enough that any codec compresses the rest."""
     block = np.zeros(size, np.uint8)
     run = 1024
     for start in range(0, size, run):
@@ -122,6 +123,6 @@ def _picture(rng: np.random.Generator, sides: tuple[int, int], _records: int, _c
     except ModuleNotFoundError:
         raise ConfigError("pictures are written by Pillow, which is not installed", hint="pip install pillow") from None
     out = io.BytesIO()
-    # Grey, as DLIO's are.
+    # Greyscale, like DLIO's images.
     Image.fromarray(rng.integers(0, 256, sides, np.uint8)).save(out, format=kind.upper())
     return out.getvalue()

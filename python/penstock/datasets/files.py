@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a generated dataset: written whole or not at all, in a folder that holds nothing else."""
+"""Files of a generated dataset: written atomically, in a folder that contains nothing else."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["prepare_folder", "write_atomically"]
 
 
 def prepare_folder(out: Path, names: set[str]) -> None:
-    """Makes the folder and clears away what a killed run left.
+    """Create the folder, and remove the remains of a killed run.
 
     Raises:
-        ConfigError: It holds files of other names.
-        NoSpace, Denied, SystemFault: It cannot be written.
+        ConfigError: The folder contains files of other names.
+        NoSpace, Denied, SystemFault: The folder cannot be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         found = list(out.iterdir())
         strangers = sorted(p.name for p in found if p.name not in names and not _is_our_leftover(p.name))
         for leftover in found:
-            # In a folder of others nothing is removed.
+            # In a folder with files of others, nothing is removed.
             if _is_our_leftover(leftover.name) and not strangers:
                 remove_file(leftover)
     except OSError as error:
@@ -46,7 +46,8 @@ def _is_our_leftover(name: str) -> bool:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """No fsync: the data can be made again from its seed. The rename keeps a killed run from leaving half a sample.
+    """Write a file under a temporary name, then rename it, so that a killed run leaves no partial sample. No fsync,
+    because the data can be generated again from its seed.
 
     Raises:
         NoSpace, Denied, SystemFault: The file cannot be written.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MeasuredPath", "compare"]
 
-# What a wait of the loader was for, and what to call a path that waits mostly for it.
+# Purposes of the loader's waits, with the bottleneck to report if most of a path's waiting is of that kind.
 _WAITS = {
     "first_byte_s": ("first bytes", "latency: requests that had not answered yet"),
     "transfer_s": ("bytes on their way", "bytes on their way"),
@@ -48,13 +48,15 @@ _WAITS = {
     "overhead_s": ("not asked for yet", "requests not sent yet: too few in flight"),
 }
 _OF_THE_STORE = {"first_byte_s", "transfer_s", "overhead_s"}
-_LIMITED = 0.05  # of waiting; below, the accelerators set the pace
-_MISSED = 0.20  # of the model's rate; beyond, the report gives the reason beside its headline
+_LIMITED = 0.05  # share of waiting; below it, the accelerators set the pace
+_MISSED = 0.20  # relative difference to the model's rate; above it, the report gives the reason beside its headline
 SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
 
 
 class MeasuredPath(msgspec.Struct, frozen=True):
-    """One path, run: `learnt` with real steps, `timed` with emulated ones, `prediction` before either."""
+    """Measurements of one path: `learnt` with real steps, `timed` with emulated ones, and `prediction` from before
+    both.
+    """
 
     path: DemoPath
     tier: Tier
@@ -71,27 +73,29 @@ def _seconds(record: RunRecord) -> dict[str, float]:
 
 
 def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:
-    """Samples/s, share of waiting and seconds a step by what they went to, all after the first batch, which is told apart.
+    """Samples/s, share of waiting and seconds per step by part, all after the first batch, which is reported
+    separately.
 
-    A published epoch has 2,048 steps and one first batch; a rehearsal of five would weigh it four hundred times as much.
+    A published epoch has 2,048 steps and one first batch; in a rehearsal of five steps, it would weigh four hundred
+    times as much.
     """
     passes = record.loader.get("passes") or [{}]
     first_s = float(passes[0].get("first_batch_s") or 0.0)
     wait_s, wall_s = max(0.0, record.wait_s - first_s), max(1e-9, record.train_s - first_s)
-    # Every step computes after the first batch is there, and all but the first are waited for.
+    # Every step computes after the first batch has arrived, and all but the first wait for a batch.
     parts = {"accelerators": (wall_s - wait_s) / max(1, record.steps)}
     classes = _seconds(record)
     total = sum(classes.values())
     for name, value in classes.items():
         if total > 0 and value > 0:
             parts[_WAITS[name][0]] = wait_s / max(1, record.steps - 1) * value / total
-    # The mean time between two batches, as the loop saw it from the first step's end on.
+    # Mean time between two batches in the loop, from the first step's end on.
     rate = record.steady_samples_per_s or record.samples_per_s
     return rate, wait_s / wall_s, parts
 
 
 def _slow_steps(parts: dict[str, float]) -> str:
-    """What emulated steps took where they took longer than they should; empty otherwise."""
+    """Message about emulated steps that took longer than they should; empty if none did."""
     step_s = parts["accelerators"]
     if step_s <= (1 + _MISSED) * JOB.compute_step_s:
         return ""
@@ -101,7 +105,7 @@ def _slow_steps(parts: dict[str, float]) -> str:
 
 
 def missed(rate: float, prediction: float, parts: dict[str, float]) -> str:
-    """Why a rehearsal was more than 20 % away from the model; empty where it was not."""
+    """Reason why a rehearsal differs from the model by more than 20 %; empty if it does not."""
     if abs(rate / prediction - 1) <= _MISSED:
         return ""
     waits = {what: seconds for what, seconds in parts.items() if what != "accelerators"}
@@ -119,7 +123,7 @@ def _limit(record: RunRecord, share: float, parts: dict[str, float], *, mount: b
     classes = _seconds(record)
     worst = max(_WAITS, key=lambda name: classes[name])
     if mount and worst in _OF_THE_STORE:
-        # A reader that takes one file at a time leaves the others unasked: both belong to it.
+        # A reader that takes one file at a time has no other requests in flight: both waits belong to it.
         return "the mount: one file at a time at the rate of one reader"
     return _WAITS[worst][1]
 
@@ -149,7 +153,7 @@ def _published(key: str | None) -> PublishedFacts | None:
 
 
 def digest(losses: tuple[float, ...]) -> str:
-    """Of the exact doubles, so that one bit shows."""
+    """Hash of the exact doubles, so that a difference of one bit shows."""
     return hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
 
 
@@ -217,12 +221,12 @@ def compare(
     today: dt.datetime,
     seconds: float,
 ) -> Comparison:
-    """All that the report shows.
+    """Build the content of the report.
 
     Args:
         stored_bytes: Mean gzip'd size of a volume of the comparison.
-        today: For the date, and for the age of prices.
-        seconds: That the demo took.
+        today: Date of the report, also used for the age of prices.
+        seconds: Duration of the demo.
     """
     prices = book.load()
     costs = predict.Costs.of(prices)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of the demo: universes to train on, and larger volumes for the storage comparison, gzip'd and raw."""
+"""Data of the demo: universes for training, and larger volumes for the storage comparison, gzip'd and raw."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["check_space", "make"]
 
-HELD_OUT_FROM = 1_000_000  # universes of the held-out set have numbers of their own, and so parameters of their own
-LEARN_BOX_MPC = 600.0  # docs/decisions/0702-demo-learns-from-a-large-box.md: more modes, so that few samples teach
+HELD_OUT_FROM = 1_000_000  # separate numbers for the held-out universes, and so separate parameters
+LEARN_BOX_MPC = 600.0  # docs/decisions/0702-demo-learns-from-a-large-box.md: more modes, so that few samples are enough
 _NUMBER = re.compile(r"_a(\d{7})_")
 
 
 def check_space(folder: Path, need_bytes: int) -> None:
-    """Raise NoSpace where the demo's data would not fit."""
+    """Raise NoSpace if the demo's data would not fit."""
     free = shutil.disk_usage(folder).free
     if free < need_bytes:
         raise NoSpace(
@@ -39,8 +39,8 @@ def check_space(folder: Path, need_bytes: int) -> None:
 def make(bucket: Path, size: Size, seed: int, progress: Callable[[str], None]) -> None:
     """Fill a bucket: `gzip/{train,held-out,volumes}` and the same names without suffix under `raw/`.
 
-    Each of the comparison's volumes is served under several names by hard links: every name is an object of its own to
-    the store and to the loader, and only the making is spared.
+    Each volume of the comparison has several names through hard links. For the store and the loader every name is a
+    separate object; only the generation is saved.
     """
     from penstock.datasets.cosmoflow import generate
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hot tier as seen through the article's mount: the tier itself, and for each reader the rate that the study shows.
+"""The Hot tier as seen through the article's mount: the tier, with each reader limited to the rate in the study.
 
-No limit of the store explains that rate, so it is not part of the tier: it is an observation in the tier book, and applies to
-this path only.
+No limit of the store explains that rate, so it is not part of the tier. It is an observation in the tier book, and
+applies only to this path.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ OBSERVED = "fuse-reader-bytes"
 
 
 def mounted(tier: Tier, file_bytes: int) -> Tier:
-    """`tier` with a connection limit, so that a whole file takes one reader as long as it took in the study.
+    """`tier` with a connection limit, with which one reader takes as long for a whole file as in the study.
 
     Args:
-        tier: One with the observation `fuse-reader-bytes`, which includes latency; the latency of one request is taken
-            out of it, since the tier adds its own.
-        file_bytes: Of the files that the study read.
+        tier: A tier with the observation `fuse-reader-bytes`. It includes latency; that of one request is subtracted,
+            because the tier adds its own.
+        file_bytes: Size of the files in the study.
     Raises:
-        ConfigError: The tier has no such observation.
+        ConfigError: The tier lacks that observation.
     """
     seen = tier.observation(OBSERVED)
     if seen is None:
@@ -54,7 +54,7 @@ def mounted(tier: Tier, file_bytes: int) -> Tier:
 
 
 def as_toml(tier: Tier) -> str:
-    """A tier book of one tier, as the emulator reads it."""
+    """A tier book with one tier, in the emulator's format."""
     page: dict[str, Any] = msgspec.to_builtins(tier)
     lines = ["schema_version = 1", "[[tier]]"]
     tables: list[str] = []
@@ -72,5 +72,5 @@ def as_toml(tier: Tier) -> str:
 
 
 def _pairs(row: dict[str, Any]) -> list[str]:
-    # JSON's strings and numbers are TOML's, and neither has a null here.
+    # JSON's strings and numbers are valid TOML, and no value here is null.
     return [f"{name} = {json.dumps(value)}" for name, value in row.items() if value is not None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences of the report, made from its numbers: every statement follows from this run."""
+"""Sentences of the report, made from this run's numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["headline", "lead", "notes"]
 
-NEAR = 0.05  # within this share two paths are called equal
+NEAR = 0.05  # paths within this relative difference count as equal
 _SUBJECT = {
     "as-published": "Reading raw files one at a time from the Hot account",
     "streamed-hot": "Streaming gzip straight from the Hot account",
@@ -27,7 +27,7 @@ def _by_name(paths: list[PathFacts]) -> dict[str, PathFacts]:
 
 
 def headline(paths: list[PathFacts]) -> list[str]:
-    """The finding in numbers: the cheapest path (Hot where it is as cheap), then what the plain reader takes."""
+    """The result in numbers: the cheapest path (Hot if equally cheap), then the plain reader's time."""
     known = _by_name(paths)
     cheapest = min(paths, key=lambda p: p.predicted.usd)
     hot = known["streamed-hot"]
@@ -44,7 +44,7 @@ def headline(paths: list[PathFacts]) -> list[str]:
 
 
 def lead(paths: list[PathFacts], *, identical: bool, scale: float) -> str:
-    """What was done and what came out, in three sentences."""
+    """The procedure and the result, in three sentences."""
     known = _by_name(paths)
     slow, fast = min(paths, key=lambda p: p.samples_per_s), max(paths, key=lambda p: p.samples_per_s)
     hot, premium, staged = known["streamed-hot"], known["streamed-premium"], known["staged"]
@@ -81,7 +81,7 @@ def notes(
     stage_limit: str,
     doubts: list[str],
 ) -> list[str]:
-    """What a reader must know before quoting a number."""
+    """Caveats that a reader needs before quoting a number."""
     hungry_rate, hungry_limit = hungry
     beyond = (
         f"Streaming holds up to {spent_at - 1} such nodes; from {spent_at} on one account no longer carries it, and a pool or more accounts begin to pay."

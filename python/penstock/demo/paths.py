@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four paths: where the bytes are, how they are read, and the article's statement about each."""
+"""The four paths: location of the bytes, way of reading them, and the article's statement about each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class DemoPath(msgspec.Struct, frozen=True):
     """One path.
 
     Attributes:
-        tier: Of the emulated store.
-        mount: Each reader is held to the rate that the study's mount gave it.
-        stored: Which copy of the data is read: gzip'd as published at rest, or raw.
-        staged: Copied and inflated to the local disk first.
-        max_in_flight, read_ahead: Bounds of the loader; it stands for the readers of all 32 GPUs.
-        published: Key of the article's column that stands beside.
+        tier: Tier of the emulated store.
+        mount: Whether each reader is limited to the rate of the study's mount.
+        stored: Copy of the data that is read: gzip'd as published, or raw.
+        staged: Whether the data are first copied to the local disk and decompressed.
+        max_in_flight, read_ahead: Limits of the loader, which represents the readers of all 32 GPUs.
+        published: Key of the article's column for comparison.
     """
 
     name: str

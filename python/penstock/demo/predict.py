@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions from a tier's limits and a probe of this machine: of the rehearsal before it runs, and of the published job."""
+"""Predictions from a tier's limits and a probe of this machine: for the rehearsal before it runs, and for the published
+job.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,15 @@ __all__ = [
     "staging",
 ]
 
-# "each node's NVMe > 3 GB/s" to read, and elbencho's 2.5 GB/s a node to write through the pool (STUDIES B, 4 nodes > 10 GB/s).
+# "each node's NVMe > 3 GB/s" for reads, and elbencho's 2.5 GB/s per node for writes through the pool (STUDIES B, 4
+# nodes > 10 GB/s).
 NODE_READ_BYTES_PER_S = 3.0e9
 NODE_WRITE_BYTES_PER_S = 2.5e9
 REGION = "South Central US"
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of a tier that a reader meets; inf where the tier states none."""
+    """Limits of a tier for a reader; inf for those that the tier does not state."""
 
     account_bytes_per_s: float
     connection_bytes_per_s: float
@@ -47,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, tier: Tier) -> Limits:
-        """Read limits of every scope; `bucket` counts as the account, for one bucket is all that is read."""
+        """Read limits of every scope; `bucket` counts as the account, because only one bucket is read."""
 
         def least(whats: set[str], scopes: set[str]) -> float:
             return min(
@@ -63,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
     def scaled(self, factor: float) -> Limits:
-        """Rates times F; the latency stays."""
+        """Rates times F; the latency is unchanged."""
         return Limits(
             self.account_bytes_per_s * factor,
             self.connection_bytes_per_s * factor,
@@ -73,14 +76,14 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """CPU seconds of this machine for one raw byte of a sample, inflated and decoded."""
+    """CPU seconds of this machine to decompress and decode one raw byte of a sample."""
 
     inflate_s_per_byte: float
     decode_s_per_byte: float
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """The rows of the price book that the demo uses."""
+    """Rows of the price book that the demo uses."""
 
     node: Price
     hot_read: Price
@@ -90,7 +93,7 @@ class Costs(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, book: PriceBook) -> Costs:
-        """Find them."""
+        """Find the rows in a price book."""
         return cls(
             node=book.find("azure-vm-nd40rs_v2", REGION),
             hot_read=book.find("azure-hot-read"),
@@ -100,7 +103,7 @@ class Costs(msgspec.Struct, frozen=True):
         )
 
     def rows(self) -> list[Price]:
-        """All of them."""
+        """All rows."""
         return [getattr(self, field) for field in self.__struct_fields__]
 
 
@@ -125,7 +128,7 @@ def _route(
 def rehearsal(
     path: DemoPath, limits: Limits, size: Size, *, stored_bytes: float, cores: int, probe: Probe
 ) -> Prediction:
-    """What the model says of the rehearsal on this machine: one node that holds all ranks, limits times F, no network card."""
+    """Prediction for the rehearsal on this machine: one node with all ranks, limits times F, no network limit."""
     scaled = limits.scaled(size.scale)
     job = msgspec.structs.replace(
         JOB,
@@ -146,7 +149,7 @@ def rehearsal(
 
 
 def staging(limits: Limits, probe: Probe) -> StagePrediction:
-    """Staging of the whole published set, gzip'd, onto 4 nodes."""
+    """Prediction for staging the whole published set, gzip'd, to 4 nodes."""
     inflate = JOB.cores_per_node / probe.inflate_s_per_byte if probe.inflate_s_per_byte else math.inf
     return predict_stage(
         nodes=JOB.nodes,
@@ -162,7 +165,9 @@ def staging(limits: Limits, probe: Probe) -> StagePrediction:
 
 
 def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, job: TrainingJob = JOB) -> Prediction:
-    """The published job on this path, hours and money; the data's rent counts for the hours of the job."""
+    """Prediction for the published job on this path: hours and cost, including storage of the data for the job's
+    duration.
+    """
     premium = path.tier == "azure-premium"
     job = msgspec.structs.replace(job, account_bytes_per_s=limits.account_bytes_per_s)
     route = _route(
@@ -186,12 +191,12 @@ def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, jo
 
 
 def direct_raw(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Prediction:
-    """The same raw files, read whole from the same tier by the same 32 readers, without the mount."""
+    """Prediction for whole raw files from the same tier with the same 32 readers, but without the mount."""
     return published_job(path, msgspec.structs.replace(limits, connection_bytes_per_s=math.inf), costs, probe)
 
 
 def higher_demand(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Prediction:
-    """The same with MLPerf Storage's emulated V100 in place of the one that the article measured."""
+    """Prediction with MLPerf Storage's emulated V100 instead of the one that the article measured."""
     return published_job(
         path,
         limits,
@@ -204,12 +209,12 @@ def higher_demand(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) ->
 def scaling(
     path: DemoPath, limits: Limits, costs: Costs, probe: Probe, nodes: list[int]
 ) -> list[tuple[int, Prediction]]:
-    """The job on other numbers of nodes; the batch grows with them, the account does not."""
+    """Predictions for other numbers of nodes: the batch grows with them, the account's limits do not."""
     return [(n, published_job(path, limits, costs, probe, msgspec.structs.replace(JOB, nodes=n))) for n in nodes]
 
 
 def saturation_nodes(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, most: int = 256) -> int | None:
-    """The first number of nodes at which something other than the accelerators limits the path; None up to `most`."""
+    """Fewest nodes at which the accelerators no longer limit the path; None up to `most`."""
     for nodes, prediction in scaling(path, limits, costs, probe, list(range(1, most + 1))):
         if prediction.limited_by != "compute":
             return nodes

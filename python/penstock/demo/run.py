@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo from the first sample to the report. Owns the order, the servers and the temporary data, and cleans up however it ends."""
+"""Runs the demo from the first sample to the report. Owns the order, the servers and the temporary data, and always
+cleans up.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,11 @@ _MARK = ".penstock-demo"
 
 
 class DemoSpec(msgspec.Struct, frozen=True):
-    """One demo.
+    """Settings of a demo.
 
     Attributes:
-        out: Folder of the report, the comparison and the runs; made where missing.
-        keep: Leave the generated data there too.
+        out: Folder of the report, the comparison and the runs; created if missing.
+        keep: Keep the generated data there, too.
     """
 
     out: Path
@@ -65,11 +67,11 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
     """Run the whole demo and write its report.
 
     Args:
-        tell: Told, in words, what begins.
-        today: For the report's date and the age of prices.
+        progress: Called with a message when a step begins.
+        today: Date of the report, also used for the age of prices.
     Raises:
         Denied, NoSpace, SystemFault: The folder cannot be written or is too small.
-        PenstockError: A step that failed; servers and temporary data are gone by then.
+        PenstockError: A step failed; servers and temporary data are removed by then.
     """
     began = time.perf_counter()
     today = today or dt.datetime.now(dt.UTC)
@@ -112,7 +114,7 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
 
 @contextlib.contextmanager
 def _folder(spec: DemoSpec) -> Iterator[Path]:
-    """A place for data inside the output folder, gone afterwards unless it is to be kept."""
+    """A folder for data inside the output folder, removed afterwards unless the data are kept."""
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
         work = _kept(spec.out / _DATA) if spec.keep else Path(tempfile.mkdtemp(prefix=f".{_DATA}-", dir=spec.out))
@@ -131,10 +133,10 @@ def _folder(spec: DemoSpec) -> Iterator[Path]:
 
 
 def _kept(folder: Path) -> Path:
-    """The folder for data that is kept, empty but for its mark; what an earlier demo kept there is removed.
+    """The folder for kept data, empty except for its marker; data of an earlier demo there are removed.
 
     Raises:
-        PreconditionFailed: It holds what no demo has made.
+        PreconditionFailed: The folder contains files that are not from a demo.
     """
     try:
         with OwnedFolder.made(str(folder), is_private=False) as held:
@@ -142,7 +144,7 @@ def _kept(folder: Path) -> Path:
                 raise PreconditionFailed(
                     f"{folder} is there, and not of an earlier demo", where=str(folder), hint="--out another folder"
                 )
-            # The mark comes first: a folder in which nothing is kept is itself removed.
+            # The marker is written first: a folder without kept data is removed itself.
             held.write(
                 _MARK, b"Data of penstock demo: the next demo with --keep removes what lies here.\n", replaces=True
             )
@@ -160,14 +162,14 @@ def _mean_size(folder: Path) -> float:
 def _open(url: str, voxels: int) -> Any:
     import penstock
 
-    # One record an object is what the format's publisher says of it; declared, so that no request is spent on finding out.
+    # The format's publisher states one record per object; declared here, so that no request is needed to find out.
     return penstock.open(url, records_per_object=1).fields(
         x=penstock.tensor("int16", (voxels, voxels, voxels, 4)), y=penstock.tensor("float32", (4,))
     )
 
 
 def _probe(folder: Path, size: Size) -> predict.Probe:
-    """One pass over local files with one decoding thread: CPU seconds for a raw byte, inflated and decoded."""
+    """Read local files once with one decoding thread: CPU seconds to decompress and decode a raw byte."""
     import penstock
 
     loader = penstock.Loader(
@@ -181,7 +183,7 @@ def _probe(folder: Path, size: Size) -> predict.Probe:
 
 
 def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Emulator:
-    """The bucket behind the path's tier."""
+    """Emulated bucket with the path's tier."""
     from penstock.emulator import Emulator
 
     page = work / f"{path.name}.toml"
@@ -191,7 +193,7 @@ def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) 
 
 @contextlib.contextmanager
 def _served(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Iterator[Emulator]:
-    """The same, in an environment that finds it."""
+    """The running emulator, with the environment variables that point to it."""
     with _server(path, tier, bucket, work, scale) as server, env.override(server.env):
         yield server
 
@@ -206,14 +208,14 @@ def _cores() -> int:
 
 
 def _base(path: DemoPath, server: Emulator, work: Path) -> str:
-    """Where the path's copy of the data lies."""
+    """URL or folder of the path's copy of the data."""
     return f"{work}/staged/" if path.staged else f"{server.url}{path.stored}/"
 
 
 def _stage_all(
     spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, progress: Callable[[str], None]
 ) -> tuple[float, int]:
-    """Bring everything to the local disk; seconds and bytes of the volumes, which the comparison counts."""
+    """Stage all data to the local disk; returns seconds and bytes of the volumes for the comparison."""
     size = spec.size
     path = next(p for p in PATHS if p.staged)
     progress(
@@ -228,7 +230,7 @@ def _stage_all(
 def _train_all(
     spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, progress: Callable[[str], None]
 ) -> dict[str, RunRecord]:
-    """The same real training over every path, as many at once as there are cores."""
+    """Run the same real training over every path, as many at a time as there are cores."""
     progress(f"Training the real model on each path, {spec.size.learn_epochs} epochs")
     with contextlib.ExitStack() as stack:
         tasks = []
@@ -239,7 +241,7 @@ def _train_all(
 
 
 def _stage(url: str, folder: Path) -> tuple[float, int]:
-    """Seconds and bytes of bringing a dataset here, inflated and verified."""
+    """Stage a dataset to this machine, decompressed and verified; returns seconds and bytes."""
     from penstock import stage
 
     began = time.perf_counter()
@@ -265,17 +267,17 @@ def _source(request: Any) -> Any:
 
 
 def _run(spec: DemoSpec, train: TrainSpec, source: FeedFactory | None = None) -> RunRecord:
-    """One run of ours, its result kept beside the report."""
+    """Run one training of the demo, and keep its result beside the report."""
     from penstock.bench.results import RunRecord as Record
     from penstock.train import run as start
 
-    # A debug build may show the demo too; its rows, and so the report, are marked INVALID.
+    # A debug build may run the demo, too; its rows, and so the report, are marked INVALID.
     kept = msgspec.structs.replace(train, runs=str(spec.out / RUNS), allow_debug=True)
     return msgspec.convert(start(kept, source=source), Record)
 
 
 def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
-    """Real gradient steps over this path; what they give must not depend on it."""
+    """Training spec with real gradient steps over this path; the losses must not depend on the path."""
     from penstock.train import TrainSpec
 
     size = spec.size
@@ -298,7 +300,7 @@ def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
 
 
 def _time(spec: DemoSpec, path: DemoPath, base: str, stage_s: float) -> RunRecord:
-    """The storage comparison: every volume once, steps of the emulated machine."""
+    """Run the storage comparison: every volume once, with steps of the emulated machine."""
     from penstock.train import TrainSpec
 
     size = spec.size

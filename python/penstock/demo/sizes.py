@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of a demo. The physics do not depend on them: F follows from the volumes' side."""
+"""Sizes of a demo. The physics does not depend on them: F follows from the volumes' side."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Size(msgspec.Struct, frozen=True):
     """One size of demo.
 
     Attributes:
-        learn_samples, held_out: Of the real training, 32 voxels a side.
-        learn_epochs, learn_batch: Of the real training.
+        learn_samples, held_out: Samples of the real training, 32 voxels per side.
+        learn_epochs, learn_batch: Epochs and batch size of the real training.
         voxels: Side of a volume of the storage comparison.
-        distinct: Volumes that are made for it.
-        volumes: Names that they are served under; the comparison reads each once.
-        free_bytes: Disk that must be free.
+        distinct: Volumes that are generated for it.
+        volumes: Names under which they are served; the comparison reads each once.
+        free_bytes: Required free disk space.
     """
 
     learn_samples: int
@@ -36,16 +36,16 @@ class Size(msgspec.Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """F, by which the tiers' rates are multiplied.
+        """F, the factor on the tiers' rates.
 
-        A volume of `voxels` a side has (voxels / 128)^3 of the bytes of a published one. With every rate multiplied by the
-        same number a file takes as long on a connection, and a step as long on the account, as it would there.
+        A volume of `voxels` per side has (voxels / 128)^3 of the bytes of a published one. With every rate multiplied
+        by that factor, a file takes as long on a connection, and a step as long on the account, as in the original.
         """
         return (self.voxels / PUBLISHED_VOXELS) ** 3
 
     @property
     def batch(self) -> int:
-        """Samples a step of the storage comparison: the published global batch, one rank's worth for each of 32 GPUs x 4."""
+        """Samples per step of the storage comparison: the published global batch, 32 GPUs x 4."""
         return JOB.global_batch
 
     @property

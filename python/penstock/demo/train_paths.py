@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real training on several paths at once: one process with one torch thread per path, as many at a time as there are cores.
 
-One thread each, because torch's threads spin while they wait, and because losses are then the same on any number of cores
-(docs/decisions/0601-demo-recipe.md). One process each, because a path is selected by its environment variables.
+Each has one thread, because torch's threads spin while they wait, and because losses are then the same on any number of
+cores (docs/decisions/0601-demo-recipe.md). Each is a process, because environment variables select the path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GRACE_S = 5.0
 
 
 class TrainingTask(msgspec.Struct, frozen=True):
-    """One path's training: what to run, and the variables that find its store."""
+    """Training of one path: its spec, and the variables that point to its store."""
 
     name: str
     spec: TrainSpec
@@ -43,11 +43,11 @@ class TrainingTask(msgspec.Struct, frozen=True):
 def train_all(
     tasks: list[TrainingTask], work: Path, *, at_once: int, progress: Callable[[str], None]
 ) -> dict[str, RunRecord]:
-    """Every task's result by name; the first failure ends all and is raised as it was there.
+    """Run all tasks; returns results by name. The first failure ends all tasks and is raised unchanged.
 
     Args:
-        work: A folder for the children's files.
-        at_once: Children at a time.
+        work: Folder for the children's files.
+        at_once: Number of concurrent children.
     """
     waiting = list(tasks)
     running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
@@ -79,7 +79,7 @@ def _start(task: TrainingTask, folder: Path) -> tuple[subprocess.Popen[bytes], P
             stdout=log,
             stderr=log,
             env={**env.read(), **task.variables, "OMP_NUM_THREADS": str(task.spec.threads or 1)},
-            # Ctrl-C is the parent's to handle: it ends the children in its own order.
+            # The parent handles Ctrl-C: it ends the children in its own order.
             start_new_session=True,
         )
     return child, folder

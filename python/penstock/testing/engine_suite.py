@@ -45,12 +45,12 @@ class EngineSuite:
     """Checks of one engine on a cluster of two nodes or more.
 
     Args:
-        engine: Its name, as the entry point has it.
-        settings: For the engine.
-        disk: A folder that can be made on every node, with `{node}` where nodes share it.
-        files: A folder that this machine and every node see under the same path.
-        shared: Every node reads what any node has put (a pool); else only its own (`local`).
-        environment: For the access on the nodes; where a stranger's package lies, say.
+        engine: Name of the engine's entry point.
+        settings: Settings of the engine.
+        disk: A folder that can be created on every node; it contains `{node}` if nodes share it.
+        files: A folder with the same path on this machine and on every node.
+        shared: Every node can read objects of all nodes (a pool); otherwise only its own (`local`).
+        environment: Variables for the access on the nodes, for example the path of an external package.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EngineSuite:
         self.bodies: dict[str, bytes] = {}
 
     def run(self) -> list[str]:
-        """All checks in order; their names. The pool is taken down also after a failure."""
+        """Run all checks in order; returns their names. The pool is taken down also after a failure."""
         try:
             for name in CHECKS:
                 getattr(self, f"check_{name}")()
@@ -83,7 +83,7 @@ class EngineSuite:
     # ------------------------------------------------------------ tools
 
     def do(self, node: str, *requests: list[Any]) -> list[Any]:
-        """Orders of `penstock.pool.rpc`, done on a node."""
+        """Run requests of `penstock.pool.rpc` on a node."""
         assert self.pool is not None
         argv = [sys.executable, "-m", "penstock.pool.rpc", self.engine, node, json.dumps(requests)]
         ended = self.cluster.run(
@@ -98,7 +98,7 @@ class EngineSuite:
         return answers
 
     def put(self, node: str, bodies: Mapping[str, bytes]) -> list[Any]:
-        """Objects put by a node; None for each that was taken."""
+        """Put objects from a node; returns None for each that was stored."""
         requests: list[list[Any]] = []
         for number, (name, body) in enumerate(bodies.items()):
             path = self.files / f"put-{number}"
@@ -194,7 +194,7 @@ class EngineSuite:
         assert name not in left
 
     def check_other_start_of_the_name_is_refused_and_unharmed(self) -> None:
-        """Another job, which knows nothing of this pool's record, takes the same name on the same nodes."""
+        """Another job without this pool's record uses the same name on the same nodes."""
         made = engine_plugins.load(self.engine, self.settings)
         refusal = ""
         with suppress(PreconditionFailed):

@@ -30,10 +30,10 @@ class LauncherSuite:
     """Checks of one open launcher with two nodes or more.
 
     Args:
-        launcher: Open; the suite leaves it open.
-        there: A folder that can be made on every node, for the suite alone; nodes may share it.
-        here: A folder of this machine, for the suite alone.
-        is_shared: Nodes see each other's `there`.
+        launcher: An open launcher; the suite leaves it open.
+        there: A folder that can be created on every node, for the suite alone; nodes may share it.
+        here: A folder on this machine, for the suite alone.
+        is_shared: The nodes share `there`.
     """
 
     def __init__(self, launcher: Launcher, there: str, here: Path, *, is_shared: bool) -> None:
@@ -44,7 +44,7 @@ class LauncherSuite:
         self.nodes = list(launcher.nodes())
 
     def run(self) -> list[str]:
-        """All checks, in order; their names."""
+        """Run all checks in order; returns their names."""
         names = [name for name in dir(self) if name.startswith("check_")]
         for name in names:
             getattr(self, name)()
@@ -113,7 +113,7 @@ class LauncherSuite:
         assert [e.out.decode().strip() for e in exits] == [f"in\n{secret}0"] * len(self.nodes), exits
 
     def check_long_lines_and_open_ends_arrive_as_they_were(self) -> None:
-        # Launchers that mix the streams of all ranks cut lines, put labels into them, or end those that are open.
+        # Launchers that mix the streams of all ranks may cut lines, insert labels, or end unfinished lines.
         text = 'for n in 9000 3 70000; do head -c $n /dev/zero | tr "\\0" "$1"; echo; done; printf "%s" "$1$1"; printf "%s" "$1" >&2'
         exits = self._run(self._sh(text, "{rank}"), self.nodes, 2, expand_placeholders=True)
         for ended in exits:
@@ -133,7 +133,7 @@ class LauncherSuite:
 
     def check_deadline_ends_the_command_on_its_node(self) -> None:
         mark = f"{self.there}-alive"
-        # What runs in the background of a command ends with it too.
+        # Background processes of a command end with it, too.
         text = 'mkdir -p "$(dirname "$1")"; (while :; do date +%s%N > "$1.new"; mv "$1.new" "$1"; sleep 0.1; done) & sleep 300'
         began = time.monotonic()
         [ended] = self._run(self._sh(text, mark), self.nodes[-1:], deadline_s=3)
@@ -144,7 +144,7 @@ class LauncherSuite:
         self._still(mark)
 
     def _still(self, mark: str) -> None:
-        """Nothing on the last node writes `mark` any more."""
+        """Check that no process on the last node writes `mark` any more."""
         output = []
         for _ in range(2):
             [ended] = self._run(["cat", mark], self.nodes[-1:])
@@ -156,7 +156,7 @@ class LauncherSuite:
     def check_what_stands_around_a_rank_is_its_own(self) -> None:
         rank_prefix = RankPrefix(argv=("env", "SUITE_AROUND={rank}-{node}"))
         exits = self._run(self._sh('echo "$SUITE_AROUND {rank}"'), self.nodes, 2, rank_prefix=rank_prefix)
-        # Without `expand_placeholders` the command's own words stay; those around it never do.
+        # Without `expand_placeholders`, placeholders in the command stay; those in the prefix are always expanded.
         output = [e.out.decode() for e in exits]
         assert output == [f"{e.rank}-{e.node} {{rank}}\n" for e in exits], exits
 
@@ -200,7 +200,7 @@ class LauncherSuite:
         (source / "run").write_text("#!/bin/sh\necho ran\n")
         (source / "run").chmod(0o755)
         on = self.nodes[:1] if self.is_shared else self.nodes
-        for _ in range(2):  # the second lies over the first
+        for _ in range(2):  # the second copy replaces the first
             exits = self.launcher.copy(source, f"{self.there}/tree", on, deadline_s=_LIMIT_S)
             assert [e.code for e in exits] == [0] * len(on), exits
         exits = self._run([f"{self.there}/tree/run"], on)

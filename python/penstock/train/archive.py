@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy a run's outputs to a store at its end: a stage like any other, so that `penstock verify` can check it."""
+"""Archive: copies a run's outputs to a store at its end. It is a stage like any other, so `penstock verify` can check
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ __all__ = ["archive"]
 
 
 def archive(folder: Path, url: str, *, extra: Iterable[Path] = ()) -> str:
-    """Stages the run's folder, and `extra` folders below it under their own names, to `url/<run>/`.
+    """Stage the run's folder to `url/<run>/`, with the `extra` folders below it under their own names.
 
     Returns:
-        The URL that now holds the run.
+        URL of the archived run.
     Raises:
-        PenstockError: The first of what could not be copied; a stage's own errors.
+        PenstockError: The first file that could not be copied, or another error of the stage.
     """
     from penstock import stage
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last checkpoint of a run: model, optimiser, loader position and curve in one file, replaced whole or not at all."""
+"""Last checkpoint of a run: model, optimiser, loader position and loss curve in one file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _VERSION = 1
 
 
 def write(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Puts `state` under the final name once it is on the disk. Rank 0 alone calls it.
+    """Write `state`, sync it to disk, and rename it to its final name. Only rank 0 calls it.
 
     Raises:
-        Denied, NoSpace, SystemFault: The folder cannot be written; the former checkpoint is still whole.
+        Denied, NoSpace, SystemFault: The folder cannot be written; the previous checkpoint is still intact.
     """
     import torch
 
@@ -33,13 +33,13 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
         kept = _SavedState(out)
         try:
             torch.save({"version": _VERSION, "id": uuid.uuid4().hex, **state}, kept)
-        except RuntimeError as error:  # what torch makes of a write that failed; it names neither file nor reason
+        except RuntimeError as error:  # torch's error for a failed write; it names neither file nor reason
             raise kept.refused or error from None
     return folder / NAME
 
 
 class _SavedState:
-    """A file that keeps the system's refusal of a write."""
+    """A file that keeps the OSError of a failed write."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -57,20 +57,20 @@ class _SavedState:
 
 
 def described(state: Mapping[str, Any] | None) -> str:
-    """Which checkpoint it is, so that ranks can compare: the same text for the same file only."""
+    """Identity of a checkpoint, for a comparison between ranks: equal texts mean the same file."""
     if state is None:
         return "none"
     return f"step {state['steps']:,} of epoch {state['epoch'] + 1} (written as {state.get('id', 'unnamed')})"
 
 
 def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The checkpoint there, on the CPU; None where there is none.
+    """Read the checkpoint in a folder, to the CPU; None if there is none.
 
-    Only tensors and plain values are ever unpickled: a checkpoint from elsewhere runs no code.
+    Unpickles only tensors and plain values: a checkpoint from elsewhere cannot run code.
 
     Raises:
-        Corrupt: Not a checkpoint of ours, or damaged.
-        ConfigError: It is of another training; says what differs.
+        Corrupt: The file is not a checkpoint of ours, or is damaged.
+        ConfigError: The checkpoint is from another training; the text names the difference.
     """
     file = folder / NAME
     if not file.exists():
@@ -78,7 +78,7 @@ def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
     import torch
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch muses aloud about pickles that it then refuses
+        with warnings.catch_warnings(action="ignore"):  # torch warns about pickles that it then refuses
             state = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver of one rank: batches from the feed into the workload, epoch after epoch, every second accounted.
+"""Driver of one rank: feeds batches to the workload, epoch after epoch, and accounts for every second.
 
-Collective calls (gathering losses, checkpoints, validation) depend on step counts alone, so that all ranks reach them
+Collective calls (gathering losses, checkpoints, validation) depend only on step counts, so that all ranks reach them
 together.
 """
 
@@ -39,12 +39,13 @@ _REPORT_S = 0.25
 
 @dataclass
 class EpochTime:
-    """One epoch of one rank, as an accelerator's utilisation is told from it. Times in seconds.
+    """One epoch of one rank, the input of the accelerator's utilisation. Times in seconds.
 
     Attributes:
-        wall_s: From before the iterator was made to the end of the last step, meetings of ranks in it, checkpoints not.
-        compute_s: As the steps told.
-        first_s, first_compute_s: Of the first step: waiting and computing · computing.
+        wall_s: From before the iterator was created to the end of the last step, with barriers between ranks, without
+            checkpoints.
+        compute_s: Sum over the steps.
+        first_s, first_compute_s: Time of the first step: waiting and computing · computing only.
     """
 
     epoch: int
@@ -58,16 +59,16 @@ class EpochTime:
 
 @dataclass
 class Share:
-    """What one rank measured of itself. Times in seconds.
+    """Measurements of one rank. Times in seconds.
 
     Attributes:
-        wait_s: In `next` of the training feed.
-        compute_s, sync_s: As the workload's steps told.
-        train_s: From the first `next` of each epoch to the end of its last step, validation left out.
+        wait_s: Time in `next` of the training feed.
+        compute_s, sync_s: Sums over the workload's steps.
+        train_s: From the first `next` of each epoch to the end of its last step, without validation.
         first_batch_s: From before the dataset was opened (listing included) to the first batch.
-        first_step_s: Into `train_s`, when the first step ended.
-        epochs: Each epoch's times.
-        passes, validation_passes: The feeds' own reports, one for each epoch.
+        first_step_s: Position in `train_s` at which the first step ended.
+        epochs: Times of each epoch.
+        passes, validation_passes: The feeds' own reports, one per epoch.
     """
 
     wait_s: float = 0.0
@@ -92,7 +93,7 @@ def cpu_s() -> float:
 
 
 class Driver:
-    """Runs the spec as one rank. `losses` and `metrics` are the world's, the same on all ranks."""
+    """Runs the spec as one rank. `losses` and `metrics` are over all ranks, and the same on each."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Driver:
         self.share = Share()
         self.losses: list[float] = []
         self.metrics: list[dict[str, Any]] = []
-        self._unshared: list[float] = []  # this rank's losses since the ranks last met
+        self._unshared: list[float] = []  # this rank's losses since the last exchange
         self.steps = 0
         self.epoch = 0
         self.steps_before = 0
@@ -128,7 +129,7 @@ class Driver:
             try:
                 import torch
             except ModuleNotFoundError:
-                return "cpu"  # a workload that needs torch says so itself, with advice
+                return "cpu"  # a workload that needs torch raises its own error, with a hint
             if torch.cuda.is_available():
                 count = torch.cuda.device_count()
                 if self.rank.local_rank >= count:
@@ -151,7 +152,9 @@ class Driver:
         self.group.join(self.device)
 
     def _share_losses(self) -> None:
-        """Turns this rank's losses into the world's: slices are equal, so the mean of means is the batch's own."""
+        """Replace this rank's losses by those over all ranks: slices are equal, so the mean of means is that of the
+        batch.
+        """
         everyone = self.group.gather(self._unshared)
         if self.rank.world == 1:
             self.losses += self._unshared
@@ -162,7 +165,7 @@ class Driver:
     # ------------------------------------------------------------ the run
 
     def run(self) -> None:
-        """Trains to the spec's limits."""
+        """Train to the spec's limits."""
         started_cpu_s = cpu_s()
         spec = self.spec
         self._join()
@@ -220,7 +223,9 @@ class Driver:
             workload.cleanup()
 
     def _agree_on_steps(self, feed: Feed, validation: Feed | None) -> None:
-        """Ranks that take other numbers of steps, or other samples, would wait for each other for ever."""
+        """Raise an error if ranks take different numbers of steps or different samples: they would wait for each other
+        without end.
+        """
         spec = self.spec
         limits = {"epochs": spec.epochs, "steps": spec.steps, "checkpoint-steps": spec.checkpoint_steps}
         self.group.agree(
@@ -236,7 +241,7 @@ class Driver:
         return self.spec.steps is not None and self.steps >= self.spec.steps
 
     def _until_stop(self) -> float:
-        """Steps that may be taken until the limit, or the next checkpoint inside an epoch."""
+        """Number of steps until the limit, or until the next checkpoint inside an epoch."""
         left = math.inf if self.spec.steps is None else self.spec.steps - self.steps
         every = self.spec.checkpoint_steps
         return min(left, every - self.steps % every) if every else left
@@ -261,10 +266,10 @@ class Driver:
         )
 
     def _train_epoch(self, workload: Workload, feed: Feed, opened_s: float) -> None:
-        """One pass, or what is left of it.
+        """One pass, or the rest of one.
 
-        A step of an emulated accelerator may last a third of a millisecond, and all that is done between two of them reads as
-        a storage that is too slow: the loop counts in locals, which `settle` writes down where somebody looks at them.
+        A step of an emulated accelerator may last only a third of a millisecond, and all work between two steps looks
+        like slow storage. So the loop counts in local variables, and `settle` stores them only when they are read.
         """
         share, clock, step, losses = self.share, time.perf_counter, workload.step, self._unshared
         workload.begin_epoch(self.epoch)
@@ -312,12 +317,12 @@ class Driver:
             if steps == due:
                 settle()
                 if self._done():
-                    # The loader counts an epoch when its iterator ends; a limit inside one leaves it inside.
+                    # The loader counts an epoch when its iterator ends; a limit inside an epoch does not end it.
                     at_epoch_end = False
                     break
                 self._save(workload, feed, self.epoch)
                 losses = self._unshared
-                # What a checkpoint takes is no training, and no wait for data either.
+                # Time of a checkpoint is neither training nor waiting for data.
                 paused = clock() - before
                 began, opened, before = began + paused, opened + paused, before + paused
                 due = steps + self._until_stop()
@@ -398,7 +403,8 @@ class Driver:
                     raise
                 fault = error if isinstance(error, PenstockError) else Bug(f"{type(error).__name__}: {error}")
                 failed = fault.code, str(fault), fault.hint
-        # All ranks learn of it at once, and raise the same: none may wait for ever at the next collective call.
+        # All ranks learn of a failure at once and raise the same error: otherwise some would wait in the next
+        # collective call.
         failed = self.group.gather(failed)[0]
         if failed is not None:
             code, message, hint = failed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process group of a run's ranks: start, exchange values, agree, leave. One rank alone needs no torch."""
+"""Process group of a run's ranks: join, exchange values, compare, leave. A single rank needs no torch."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ProcessGroup:
         self._peers: Peers | None = None
 
     def join(self, device: str) -> None:
-        """Meets the other ranks, unless the caller has done so.
+        """Initialise torch's process group, unless the caller has done so.
 
         Raises:
-            RankFailed: They cannot be reached, or did not come within torch's limit.
+            RankFailed: The other ranks cannot be reached, or did not join within torch's timeout.
         """
         if self._rank.world == 1:
             return
@@ -62,7 +62,7 @@ class ProcessGroup:
         self._peers.start()
 
     def gather(self, mine: Any) -> list[Any]:
-        """One value from each rank, in their order, on every rank."""
+        """One value from each rank, in rank order, on every rank."""
         if self._rank.world == 1:
             return [mine]
         from torch import distributed
@@ -72,10 +72,11 @@ class ProcessGroup:
         return everyone
 
     def agree(self, facts: Mapping[str, str], *, hint: str) -> None:
-        """Returns where every rank has the same facts.
+        """Check that every rank has the same facts.
 
         Raises:
-            ConfigError: They differ: the first fact that does, and which ranks have which value. The same on every rank.
+            ConfigError: They differ; the text names the first different fact, and the ranks with each value. Every rank
+                raises the same.
         """
         everyone = self.gather(dict(facts))
         for name in facts:
@@ -87,7 +88,9 @@ class ProcessGroup:
                 raise ConfigError(f"the ranks differ in {name}: {values}", hint=hint)
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Tells the other ranks why this one ends. Returns what to raise: `error`, or the first cause that it is an effect of."""
+        """Report to the other ranks why this one ends. Returns the error to raise: `error`, or the first cause that led
+        to it.
+        """
         if self._peers is None:
             return error
         if not is_echo(error):
@@ -98,7 +101,7 @@ class ProcessGroup:
         )
 
     def leave(self) -> None:
-        """Ends the process group."""
+        """Leave the process group."""
         if self._rank.world == 1:
             return
         import gc
@@ -107,7 +110,8 @@ class ProcessGroup:
 
         try:
             if distributed.is_initialized():
-                # DDP's hooks are cycles that hold the group's threads: freed after the interpreter, they abort the process.
+                # DDP's hooks are reference cycles that keep the group's threads: freed after the interpreter, they
+                # abort the process.
                 gc.collect()
                 distributed.destroy_process_group()
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start a run where it belongs: in this process, as a rank of an outer launcher, or under torchrun."""
+"""Launch of a run: in this process, as a rank of an outer launcher, or under torchrun."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_as_rank"]
 
 _POLL_S = 0.1
-# torchrun asks its ranks to end and kills them after this; then it has some seconds itself. Both are over within 10 s.
+# torchrun terminates its ranks and kills them after this time; then it needs some seconds itself. Both end within 10 s.
 _RANK_GRACE_S = 3
 _GRACE_S = 7.0
 _FIRST = "first-failure.json"
@@ -46,18 +46,19 @@ _RAISED = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit
 def run(
     spec: TrainSpec, *, source: FeedFactory | None = None, report: Report | None = None, on_lost: OnLost | None = None
 ) -> dict[str, Any]:
-    """Train as the spec says; the result as plain values, by the schema of `bench.results`.
+    """Train by a spec; returns the result as plain values, in the schema of `bench.results`.
 
     Args:
-        source: Gives the feeds in place of `open_feed`; only for runs of one rank in this process.
-        report: Called a few times a second, on the rank that leads.
-        on_lost: Called from another thread with the first cause, where a rank of this job has ended and this rank still
-            waits for it in gloo or NCCL after 4 s. It is expected to end the process. Only for ranks of a launcher.
+        source: Makes the feeds instead of `open_feed`; only for runs of one rank in this process.
+        report: Called a few times per second, on rank 0.
+        on_lost: Called from another thread with the first cause, if a rank of this job has ended and this rank still
+            waits for it in gloo or NCCL after 4 s. It should end the process. Only for ranks of a launcher.
 
     Raises:
-        ConfigError: The spec cannot be, and nothing was started; or the ranks differ in it, in their data or checkpoint.
+        ConfigError: The spec is invalid, and nothing was started; or the ranks differ in their spec, data or
+            checkpoint.
         RankFailed: Another rank ended; the message names it and the first cause.
-        PenstockError: Whatever the store, the data or the outputs raised.
+        PenstockError: An error of the store, the data or the outputs.
     """
     spec.check()
     if spec.runs is not None:
@@ -89,7 +90,7 @@ def run_as_rank(
     report: Report | None = None,
     on_lost: OnLost | None = None,
 ) -> dict[str, Any]:
-    """One rank's part, in this process. All ranks return the same result; rank 0 has written it."""
+    """Run one rank in this process. All ranks return the same result; rank 0 has written it."""
     created_s, began = time.time(), time.perf_counter()
     driver = Driver(spec, rank, source=source, report=report, on_lost=on_lost)
     try:
@@ -110,7 +111,7 @@ def run_as_rank(
 
 
 def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
-    """Saves and archives what is to be kept."""
+    """Save and archive the outputs."""
     if spec.runs is not None:
         folder = results.save(record, Path(spec.runs), allow_debug=spec.allow_debug).parent
         record = results.load(folder)
@@ -145,7 +146,7 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
             "OMP_NUM_THREADS": str(spec.threads or _threads(spec.ranks)),
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_RANK_GRACE_S),
         }
-        # One node: gloo and the store meet on the loopback, whatever this host's name resolves to.
+        # On one node, gloo and the store use the loopback, whatever this host's name resolves to.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
         log = folder / "ranks.log"
@@ -165,7 +166,7 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
 
 
 def _threads(ranks_here: int) -> int:
-    """Of torch for each rank: this machine's cores shared, where torchrun would give each rank one."""
+    """torch's threads per rank: this machine's cores divided by the ranks, because torchrun would set one."""
     return max(1, machine_card.read().cores // ranks_here)
 
 
@@ -184,7 +185,7 @@ def _follow(child: subprocess.Popen[bytes], folder: Path, report: Report | None)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Torchrun ends its ranks when it is told to end; whoever does not listen is killed."""
+    """Terminate torchrun, which then ends its ranks; kill it if it does not end."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -195,7 +196,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:
-    """The first cause: an error of a rank's own, else a signal that ended a rank, else what a rank reports of another."""
+    """The first cause: a rank's own error, else a signal that ended a rank, else a rank's report about another rank."""
     reported = [
         (msgspec.json.decode(file.read_bytes(), type=rank_files.RankFailure), file.stem.removeprefix("error-"))
         for file in folder.glob("error-*.json")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches the other ranks of a run: no rank waits for one that has ended, and all ranks report the same first cause.
+"""Watch over the other ranks of a run: no rank waits for one that has ended, and all ranks report the same first cause.
 
-A thread counts up a key of this rank in the process group's store once a second, over a connection of its own. The first
-rank that fails writes the cause there, and the other ranks read it within a second. A rank that ends without a message is
-found by its count, which stops. The thread works while the main thread waits inside gloo or NCCL.
+A thread increments a key of this rank in the process group's store once a second, over a connection of its own. The
+first rank that fails writes the cause there, and the other ranks read it within a second. If a rank ends without a
+message, its count stops, which shows the failure. The thread works while the main thread waits inside gloo or NCCL.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
 __all__ = ["Peers", "is_echo", "signalled"]
 
 _HEARTBEAT_S = 1.0
-# Three beats that did not come, and one second for the store: after an error of the collective library, such a rank is dead.
+# Three missed heartbeats, and one second for the store: after an error of the collective library, such a rank is dead.
 _HEARTBEAT_TIMEOUT_S = 4.0
-# Without any error a rank may be slow (a busy node, a file system that hangs): as long as `penstock.stage` gives a leader.
+# Without an error a rank may be slow (a busy node, a file system that hangs): the same timeout as for a leader in
+# `penstock.stage`.
 _IDLE_TIMEOUT_S = 60.0
 _IDLE_POLL_S = 10.0
-# What the main thread has to end by itself once a peer's end is known; what a rank waits for others to read its cause.
+# Time for the main thread to end by itself once a peer's failure is known, and for other ranks to read this one's
+# cause.
 _GRACE_S = 4.0
 _LINGER_S = 2.5
 
-# Runs of this process; ranks count alike, as they run alike.
+# Number of runs in this process; it agrees between ranks, because all start the same runs.
 _RUNS = count()
 _current: Peers | None = None
 
 
 def is_echo(error: BaseException) -> bool:
-    """True for what torch raises on a rank whose peer has ended: an effect, and never the cause."""
+    """True for an error that torch raises on a rank because its peer has ended: an effect, never the cause."""
     if not isinstance(error, RuntimeError) or isinstance(error, PenstockError):
         return False
     from torch import distributed
@@ -51,7 +53,9 @@ def is_echo(error: BaseException) -> bool:
 
 
 def signalled(signal_name: str) -> None:
-    """Reports to the other ranks that a signal ends this one. For a thread, while the main thread waits in native code."""
+    """Report to the other ranks that a signal ends this one. Called from a thread, while the main thread waits in
+    native code.
+    """
     if _current is not None:
         _current.post(RankFailed(f"ended by {signal_name}"))
 
@@ -61,19 +65,19 @@ class Peers:
 
     Args:
         store: torch's key-value store of the process group, which all ranks reach.
-        on_lost: Called from the watch's thread where a rank has failed and the main thread still runs 4 s later. It is
-            expected to end the process.
+        on_lost: Called from the watch's thread if a rank has failed and the main thread still runs 4 s later. It should
+            end the process.
     """
 
     def __init__(self, store: Any, rank: int, world: int, on_lost: OnLost | None) -> None:
         from torch import distributed
 
-        # torch before 2.6 shares one connection, on which a wait of the main thread would hold up the watch.
+        # torch before 2.6 shares one connection, on which a wait of the main thread would block the watch.
         own = store.clone() if hasattr(store, "clone") else store
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
         self._closed, self._known, self._requested = threading.Event(), threading.Event(), threading.Event()
-        self._unread = threading.Lock()  # held for good once this rank has counted itself in
+        self._unread = threading.Lock()  # never released once this rank has reported that it read the cause
         self._mine: PenstockError | None = None
         self._cause: PenstockError | None = None
         self._thread = threading.Thread(target=self._watch, name="penstock-peers", daemon=True)
@@ -90,7 +94,9 @@ class Peers:
         self._thread.join(_HEARTBEAT_S)
 
     def post(self, error: BaseException) -> None:
-        """Writes why this rank ends, unless another rank has failed before it; returns once the others have read it."""
+        """Write the reason why this rank ends, unless another rank has failed before; returns when the others have read
+        it.
+        """
         self._mine = error if isinstance(error, PenstockError) else None
         if isinstance(error, KeyboardInterrupt):
             text = f"ended by {getattr(error, 'signal_name', 'SIGINT')}"
@@ -105,7 +111,7 @@ class Peers:
                 time.sleep(0.05)
 
     def first_cause(self) -> PenstockError | None:
-        """The first cause after this rank's connection to a peer broke; None where all ranks still answer."""
+        """The first cause, after this rank's connection to a peer broke; None if all ranks still answer."""
         self._requested.set()
         self._known.wait(2 * _HEARTBEAT_TIMEOUT_S)
         return self._cause
@@ -126,7 +132,7 @@ class Peers:
             self._on_lost(cause)
 
     def _wait(self) -> PenstockError | None:
-        """The first cause; None where the run has ended, or this rank asked and all ranks answer."""
+        """The first cause; None if the run has ended, or if all ranks answer a check by this one."""
         beats, requested_s = count(1), None
         others = [rank for rank in range(self._world) if rank != self._rank]
         watched = others if self._rank == 0 else [0]
@@ -141,7 +147,7 @@ class Peers:
             now = time.monotonic()
             if (
                 now - ticked_s > _HEARTBEAT_TIMEOUT_S
-            ):  # this process was stopped for a while, and so may its peers have been
+            ):  # this process was suspended for a while, and so its peers may have been
                 seen, requested_s = {}, None
             ticked_s = now
             if self._requested.is_set() and requested_s is None:

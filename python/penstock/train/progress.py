@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a run, as facts. The CLI prints them."""
+"""Progress of a run, as facts for the CLI to print."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Progress", "Report"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """One moment of a run. Rates are of the world, over the time since the epoch began.
+    """Progress of a run at one moment. Rates are over all ranks, since the epoch began.
 
     Attributes:
         phase: `open` once before the first epoch, `train`, `validate`, `done`.
-        data: What is read, from the moment it is listed: `url`, `objects`, `size_bytes`, `requests` of one epoch over all
-            ranks, `nodes`. Empty for data that come from nowhere.
+        data: The dataset, once it is listed: `url`, `objects`, `size_bytes`, `requests` of one epoch over all ranks,
+            `nodes`. Empty for dummy data.
         wait_share: Share of the training time so far that the first rank waited for data.
-        metrics: Of the last validation.
+        metrics: Metrics of the last validation.
     """
 
     phase: str

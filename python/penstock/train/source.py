@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["DUMMY", "DummyFeed", "Feed", "FeedFactory", "FeedRequest", "facts", "open_feed"]
 
 DUMMY = "dummy"
-_DUMMY_BYTES = 1 << 20  # of a `bytes` field: what costs nothing to read need not fill the memory
+_DUMMY_BYTES = 1 << 20  # size of a dummy `bytes` field: small, because its content is never used
 
 
 class Feed(Protocol):
-    """What the driver needs of a loader; `penstock.Loader` and `penstock.torch.Loader` are such."""
+    """Interface of a loader for the driver; `penstock.Loader` and `penstock.torch.Loader` implement it."""
 
     def __iter__(self) -> Iterator[Batch]: ...
     def __len__(self) -> int: ...
@@ -34,7 +34,7 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class FeedRequest:
-    """One feed, as the driver asks for it.
+    """Specification of a feed.
 
     Attributes:
         tail: `drop` for training, `ragged` for validation.
@@ -59,13 +59,13 @@ class FeedRequest:
 
 
 class FeedFactory(Protocol):
-    """Makes a feed of a request. A caller who reads by other means passes one to `run`."""
+    """Makes a feed for a request. A caller with another reader passes its own to `run`."""
 
     def __call__(self, request: FeedRequest, /) -> Feed: ...
 
 
 def open_feed(request: FeedRequest) -> Feed:
-    """The feed of a URL."""
+    """Open the feed of a URL."""
     if request.url.startswith(f"{DUMMY}:"):
         return DummyFeed(request)
     if request.reader == "torch":
@@ -100,7 +100,7 @@ def open_feed(request: FeedRequest) -> Feed:
 
 
 def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
-    """What an epoch of the feed reads: `Progress.data`. Empty for feeds of no dataset."""
+    """The dataset that an epoch of the feed reads, as `Progress.data`. Empty for a feed without a dataset."""
     from penstock.feed import Dataset
     from penstock.feed.loader import BaseLoader
 
@@ -117,7 +117,7 @@ def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
 
 
 def _spec(field: InputField) -> Any:
-    """The feed's own kind of field for what a workload demands."""
+    """The field specification for a workload's input."""
     import penstock
 
     if field.dtype == "bytes":
@@ -128,10 +128,10 @@ def _spec(field: InputField) -> Any:
 
 
 class DummyFeed:
-    """Samples that are in memory before the first step, as the reference's `dummy` data: what is left is the computing.
+    """Samples in memory, like the reference's `dummy` data: measures computing alone.
 
-    `dummy://N` stands for N samples; up to four global batches of random values are made and given again and again, the
-    same in every world.
+    `dummy://N` means N samples. Up to four global batches of random values are generated and reused, the same for any
+    number of ranks.
     """
 
     _BATCHES = 4
@@ -206,7 +206,7 @@ class DummyFeed:
 
 
 def close_quietly(feed: Feed | None) -> None:
-    """Ends a feed's threads where it has a way to; a feed that fails to end must not hide what ended the run."""
+    """Close a feed, if it can be closed. An error here must not hide the one that ended the run."""
     close = getattr(feed, "close", None)
     if close is not None:
         with contextlib.suppress(Exception):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of one training run, parsed once at the edge."""
+"""Settings of one training run, parsed once."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ __all__ = ["TrainSpec"]
 
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run.
+    """Specification of one run.
 
     Attributes:
         workload: Name of an entry point under `penstock.workloads`.
         data, validation: URLs of datasets; `dummy://N` is N samples that cost nothing to read: the compute-only baseline.
-        settings: The workload's own (`voxels`, `filters`, `recipe`, …).
+        settings: Settings of the workload (`voxels`, `filters`, `recipe`, …).
         global_batch: Samples of all ranks in one step.
-        ranks: Processes on this node; under torchrun or srun, the launcher's world counts instead.
-        epochs, steps: Limits; the first that is reached ends the run. `steps` counts from the very start, resumed or not.
-        accelerator: Emulate it in place of the step.
-        device: `cpu`, `cuda`, or `auto`: a GPU where torch sees one.
-        threads: Of torch on the CPU for each rank; None leaves torch's choice. Losses are bit-identical at equal threads.
-        memory_bytes, max_in_flight, read_ahead: The loader's bounds; None leaves its defaults.
-        manifest: Of the training data, instead of listing.
+        ranks: Processes on this node; under torchrun or srun, the launcher's number counts instead.
+        epochs, steps: Limits; the first one reached ends the run. `steps` counts from the original start, also after a
+            resume.
+        accelerator: Accelerator to emulate instead of running the step.
+        device: `cpu`, `cuda`, or `auto` (a GPU if torch finds one).
+        threads: torch's CPU threads per rank; None uses torch's default. Losses are bit-identical at equal threads.
+        memory_bytes, max_in_flight, read_ahead: Limits of the loader; None uses its defaults.
+        manifest: Manifest of the training data, instead of a listing.
         reader: `penstock`, or `torch`: a plain DataLoader over local files, to compare with.
-        checkpoint: Folder to keep the last checkpoint in; `checkpoint_steps` between two (None: at the end of each epoch).
-        resume: Go on from the checkpoint there, where there is one.
+        checkpoint: Folder of the last checkpoint; one is written every `checkpoint_steps` (None: at the end of each
+            epoch).
+        resume: Continue from the checkpoint, if there is one.
         archive: Store URL that the run's folder is copied to at its end.
         runs: Folder of results; None keeps none.
-        label: Of the path that the data take, for reports.
-        cache_state, cache_how: What was warm, and how that is known; the run only passes it on.
-        notes: Go into the result as they are (an emulated tier's scale, for one).
+        label: Name of the data's path, for reports.
+        cache_state, cache_how: State of the caches, and how it is known; only copied to the result.
+        notes: Copied to the result unchanged (an emulated tier's scale, for example).
         allow_debug: A debug build may save its row, marked INVALID.
     """
 
@@ -69,7 +71,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     allow_debug: bool = False
 
     def check(self) -> TrainSpec:
-        """Itself, or ConfigError for what cannot be."""
+        """Return the spec, or raise ConfigError for an invalid one."""
         for name in ("global_batch", "ranks", "epochs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -88,7 +90,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self
 
     def what_is_measured(self) -> dict[str, Any]:
-        """The part that makes two rows comparable: what is computed and how it is fed, not where outputs go."""
+        """The part that makes two rows comparable: the computation and its feed, but not the outputs."""
         aside = {
             "checkpoint",
             "checkpoint_steps",
@@ -106,8 +108,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return {name: value for name, value in plain.items() if name not in aside}
 
     def what_is_learnt(self) -> dict[str, Any]:
-        """The part that a checkpoint must agree with: a resumed run goes on with the same learning or not at all. The world
-        may differ, and so may the place of the data: its content is held by the loader's own state.
+        """The part that a checkpoint must match, because a resumed run must continue the same training. The number of
+        ranks may differ, and so may the location of the data: the loader's own state identifies the content.
         """
         return {
             "workload": self.workload,
@@ -117,5 +119,5 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
 
     def hash(self) -> str:
-        """Of what is measured."""
+        """Hash of `what_is_measured`."""
         return results.spec_hash(self.what_is_measured())

@@ -29,7 +29,7 @@ def _sum_counts(shares: Sequence[Share], *names: str) -> int:
 
 
 def _loader_summary(share: Share) -> dict[str, Any]:
-    """One rank's feed: seconds by class summed over epochs, what limited the longest, and each epoch as it was told."""
+    """One rank's feed: seconds by class over all epochs, the bottleneck of the longest epoch, and each epoch's report."""
     if not share.passes:
         return {}
     longest = max(share.passes, key=lambda one: one.get("wall_s", 0.0))
@@ -48,7 +48,7 @@ def _loader_summary(share: Share) -> dict[str, Any]:
 def summarize(
     spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float
 ) -> results.RunRecord:
-    """The row. A step is over when the slowest rank is done, so rates are over the longest training time; shares of it
+    """Build the row. A step ends when the slowest rank is done, so rates use the longest training time; shares of it
     are given as the mean over ranks and as the worst rank's.
     """
     demand = driver.demand
@@ -64,7 +64,7 @@ def summarize(
     if any(share.samples == 0 for share in shares):
         invalid.append("no step was taken")
     measured = spec.what_is_measured()
-    # The rank that waited longest is the one whose limit was the run's.
+    # The rank that waited longest limited the run.
     loader = _loader_summary(max(shares, key=lambda share: share.wait_s))
     return results.RunRecord(
         id=results.new_id("train", created_s),

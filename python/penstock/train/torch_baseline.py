@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Baseline without Penstock: a torch DataLoader with workers over the files of a mounted folder.
 
-Reads as DLIO's PyTorch loader does: one file per sample, `numpy.load` or Pillow, worker processes, two batches ahead each.
+Reads like DLIO's PyTorch loader: one file per sample, `numpy.load` or Pillow, worker processes, two batches ahead each.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def _as_list(samples: list[Any]) -> list[Any]:
 
 
 class TorchBaseline:
-    """A `Feed` by torch's own means.
+    """A `Feed` that uses only torch's own means.
 
     Raises:
-        ConfigError: Data in a store, or a format that torch reads with nobody's help only (TFRecord).
-        NotFound: No file of the format.
+        ConfigError: The data are in a store, or in a format that torch cannot read without another package (TFRecord).
+        NotFound: No file has the format.
     """
 
     _WORKERS = 4  # DLIO's read_threads for these workloads

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m penstock.train.torchrun FILE ARGUMENTS`: torchrun that ends with its parent and writes to FILE which rank failed first."""
+"""`python -m penstock.train.torchrun FILE ARGUMENTS`: torchrun that ends with its parent and records the first failed
+rank in FILE.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ __all__ = ["FirstFailure", "main"]
 
 
 class FirstFailure(msgspec.Struct, frozen=True):
-    """The rank that torchrun saw end first, and its exit code: negative for the number of a signal."""
+    """The rank that ended first according to torchrun, and its exit code: negative for a signal."""
 
     rank: int
     code: int
 
 
 def main(file: Path, arguments: list[str]) -> int:
-    """Runs torchrun; gives the exit code."""
+    """Run torchrun; returns the exit code."""
     end_with_parent()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a storage keeps emulated accelerators busy: calibrate the harness, run the feeds one after another, judge.
+"""Utilisation test: whether storage keeps emulated accelerators busy. Calibrates the harness, runs the feeds in turn,
+judges.
 
-Each run is a `train` run with an emulated accelerator. This module adds the cost of the loop itself, measured on batches in
-memory, and refuses a verdict if that cost is too high.
+Each run is a `train` run with an emulated accelerator. This module adds the cost of the loop itself, measured on
+batches in memory, and refuses a verdict if that cost is too high.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _STEPS = (16, 4096)
 
 @dataclass(frozen=True)
 class Harness:
-    """What the loop around a step costs where the data cost nothing.
+    """Cost of the loop around a step when data cost nothing.
 
     Attributes:
-        steps: Taken.
-        step_s: Seconds of one, emulated.
-        overhead_s: Seconds of a step's wall that are not emulated computing, mean over ranks.
-        utilisation: That is reached so, 0 to 1: no storage can show more.
-        barrier_s: Of `overhead_s`, what went to the meeting of the ranks after a step, waiting for each other included.
+        steps: Number of steps taken.
+        step_s: Seconds of one emulated step.
+        overhead_s: Seconds of a step's wall time that are not emulated computing, mean over ranks.
+        utilisation: Utilisation reached this way, 0 to 1: an upper bound for any storage.
+        barrier_s: Part of `overhead_s` for the barrier after a step, including the wait for other ranks.
     """
 
     steps: int
@@ -51,28 +52,28 @@ class Harness:
 
     @property
     def share(self) -> float:
-        """Overhead over the step."""
+        """Overhead over step time."""
         return self.overhead_s / self.step_s if self.step_s else math.inf
 
 
 @dataclass(frozen=True)
 class UtilisationVerdict:
-    """`pass` or `fail` against the utilisation that is wanted, or `refused`, each with its reason."""
+    """`pass` or `fail` by the required utilisation, or `refused`, each with its reason."""
 
     result: Literal["pass", "fail", "refused"]
     reason: str
 
 
 def run_reader(spec: TrainSpec, reader: str, *, report: Report | None = None) -> RunRecord:
-    """One run of the spec through `penstock` or `torch`."""
+    """Run the spec once with the reader `penstock` or `torch`."""
     return msgspec.convert(run(msgspec.structs.replace(spec, reader=reader), report=report), RunRecord)
 
 
 def calibrate(spec: TrainSpec, step_s: float) -> Harness:
-    """The spec's own loop, ranks and batches over samples that are in memory, for about two seconds; keeps no result.
+    """Run the spec's loop, ranks and batches over samples in memory, for about two seconds; saves no result.
 
     Raises:
-        ConfigError: A step of no length, which nothing can be a share of.
+        ConfigError: The step has length 0, so no share of it can be computed.
     """
     if step_s <= 0:
         raise ConfigError("a step of 0 s keeps no accelerator busy: give a computation time")
@@ -94,7 +95,7 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
 
 
 def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> UtilisationVerdict:
-    """On the utilisation of each epoch, 0 to 1, against the one that is wanted."""
+    """Judge the utilisation of each epoch, 0 to 1, by the required one."""
     if harness.share > MOST_OVERHEAD:
         meeting = f", {1e6 * harness.barrier_s:.1f} of them for ranks to meet," if harness.barrier_s else ""
         return UtilisationVerdict(

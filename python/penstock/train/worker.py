@@ -30,7 +30,7 @@ ALONE = "set --ranks 1 to see it happen in one process"
 
 
 class RankFailure(msgspec.Struct, frozen=True):
-    """An error on its way to the parent: the class by name, its text and its advice."""
+    """An error on its way to the parent: class name, text and hint."""
 
     kind: str
     message: str
@@ -39,15 +39,15 @@ class RankFailure(msgspec.Struct, frozen=True):
 
 
 def write_json(file: Path, value: object) -> None:
-    """Whole or not at all: the parent reads while we write."""
+    """Write atomically, because the parent may read at any time."""
     temporary = file.with_suffix(".part")
     temporary.write_bytes(msgspec.json.encode(value))
     temporary.replace(file)
 
 
 def main(folder: Path) -> int:
-    """Runs the rank; gives the exit code. What is no `PenstockError` goes to the log, with its traceback."""
-    # torchrun puts each rank into a session of its own, and may be killed before it has ended them.
+    """Run the rank; returns the exit code. An exception other than `PenstockError` is logged with its traceback."""
+    # torchrun puts each rank into a session of its own, and may be killed before it ends them.
     end_with_parent()
     import time
 
@@ -79,10 +79,10 @@ def main(folder: Path) -> int:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Ends a rank whose work is done and told, past the interpreter's teardown.
+    """End a rank that has finished and reported, without the interpreter's teardown.
 
-    torch 2.15 aborts there about once in ten runs of two gloo ranks ("terminate called without an active exception", seen
-    with plain DDP and no Penstock too), and torchrun then calls the job failed.
+    torch 2.15 aborts there about once in ten runs of two gloo ranks ("terminate called without an active exception";
+    also with plain DDP and without Penstock), and torchrun then reports the job as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

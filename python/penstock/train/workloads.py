@@ -12,15 +12,15 @@ GROUP = "penstock.workloads"
 
 
 def workload_names() -> list[str]:
-    """What can be named here, in order."""
+    """Names of the installed workloads, sorted."""
     return plugins.names(GROUP)
 
 
 def load_workload(name: str) -> Workload:
-    """A workload by its name, fresh.
+    """A new instance of a workload, by its name.
 
     Raises:
-        ConfigError: No such name, two packages that both claim it, or one that does not load or is no workload.
+        ConfigError: The name is unknown, two packages define it, or it does not load or is not a workload.
     """
     made: Workload = plugins.load(GROUP, name, Workload, lambda factory: factory())
     return made

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Penstock: the pipe between object storage and accelerators.
 
-`open` a dataset where it lies, shape it with `fields` and `shuffle`, and read it with a `Loader`; or `stage` it first. Names load when they
-are first used, so that `import penstock` costs next to nothing.
+`open` a dataset, set its `fields` and `shuffle`, and read it with a `Loader`; or `stage` it first. Names load at first
+use, so `import penstock` is fast.
 """
 
 from __future__ import annotations

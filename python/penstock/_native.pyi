@@ -48,25 +48,25 @@ def encode_tfrecord(
     codec: Literal["none", "gzip", "zstd", "lz4"] = "none",
     level: int | None = None,
 ) -> bytes:
-    """One tf.Example of `features`, in their order, in one TFRecord frame, compressed. The same arguments give the same bytes.
+    """Encode one tf.Example of `features`, in their order, in one TFRecord frame, compressed. Deterministic.
 
     Args:
         features: `bytes` and `list[bytes]` become a bytes_list, `list[float]` and buffers of float32 a float_list,
             `list[int]` an int64_list.
-        level: gzip 0 to 12 (6), zstd its own range (3).
+        level: gzip: 0 to 12 (default 6); zstd: its own range (default 3).
     Raises:
-        ConfigError: A value, codec or level that cannot be.
+        ConfigError: A value, codec or level is invalid.
     """
 
 def decode_tfrecord(
     data: bytes, *, codec: Literal["none", "gzip", "zstd", "lz4"] | None = None
 ) -> list[dict[str, bytes | list[bytes] | list[float] | list[int]]]:
-    """The examples of a TFRecord object, for looking into one: every checksum is checked, at most 1 GiB is inflated.
+    """Read the examples of a TFRecord object, for inspection: checks every checksum, and decompresses at most 1 GiB.
 
     Args:
-        codec: Told by the first bytes when None.
+        codec: Compression; None detects it from the first bytes.
     Raises:
-        Corrupt: The data are no TFRecord of tf.Examples, damaged or truncated.
+        Corrupt: The data are not a TFRecord of tf.Examples, or are damaged or truncated.
     """
 
 def crc32c(data: bytes) -> int:
@@ -74,7 +74,7 @@ def crc32c(data: bytes) -> int:
 
 @final
 class Emulator:
-    """A folder as an S3 endpoint, on threads of its own, until `stop` or the last reference goes."""
+    """S3 endpoint for a folder, on threads of its own, until `stop` is called or the last reference is gone."""
 
     def __new__(
         cls,
@@ -105,7 +105,7 @@ class Emulator:
 
 # --- feed ---
 
-# The version of the order of samples; it stands in every saved state.
+# Version of the order of samples, saved in every state.
 ORDER_VERSION: int
 
 # One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
@@ -132,15 +132,16 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Registers batches' memory with a CUDA device: once in the memory's life, whichever batch lies in it. False where the
-# memory is of a size of its own, and would be registered for one batch alone.
+# Registers batches' memory with a CUDA device: once per memory block, whichever batch it holds. Returns False for
+# memory of an unusual size, which would be registered for a single batch.
 @final
 class CudaDevice:
     def __new__(cls, number: int) -> CudaDevice: ...
     def hold(self, tensor: Tensor) -> bool: ...
 
-# A field of a delivered batch whose samples differ in length: row i has values[offsets[i]:offsets[i + 1]]. Of lists of
-# byte strings, string j is values[strings[j]:strings[j + 1]], and row i has the strings from offsets[i] to offsets[i + 1].
+# A field of a delivered batch whose samples differ in length: row i has values[offsets[i]:offsets[i + 1]]. For lists of
+# byte strings, string j is values[strings[j]:strings[j + 1]], and row i has the strings from offsets[i] to offsets[i +
+# 1].
 @final
 class RaggedTensor:
     @property
@@ -155,7 +156,7 @@ class RaggedTensor:
     def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
 
-# A listed dataset: names, sizes, versions, format. Holds no connection; pickles.
+# A listed dataset: names, sizes, versions, format. Has no connection, and can be pickled.
 @final
 class Source:
     @staticmethod
@@ -206,7 +207,7 @@ class Source:
     def key(self, number: int) -> str: ...
     def logical_name(self, number: int) -> str: ...
 
-# Record counts, how they were found, and the fingerprint of the logical dataset.
+# Record counts, their source, and the fingerprint of the logical dataset.
 @final
 class Counted:
     @staticmethod
@@ -226,7 +227,7 @@ class Counted:
     @property
     def window(self) -> int: ...
 
-# Positions of an epoch over one or several datasets: arithmetic, no I/O. `places` gives (dataset, object, record).
+# Positions of an epoch over one or several datasets: arithmetic, no I/O. `places` returns (dataset, object, record).
 @final
 class Course:
     @staticmethod
@@ -243,7 +244,7 @@ class Course:
     def sources(self) -> list[Source]: ...
     def places(self, epoch: int, positions: Sequence[int]) -> list[tuple[int, int, int]]: ...
 
-# A feed for one rank's batches. Threads and requests exist only while one of its runs does.
+# A feed for one rank's batches. Threads and requests exist only during a run.
 @final
 class Feed:
     def __new__(
@@ -277,7 +278,7 @@ class Feed:
     def transcoding(self) -> list[str | None]: ...
     def metrics(self) -> dict[str, float]: ...
 
-# Batches of one rank of a dataset nobody counted; cursors are object x 2^40 + record.
+# A feed for one rank's batches of an unindexed dataset; cursors are object x 2^40 + record.
 @final
 class UnindexedFeed:
     def __new__(
@@ -307,7 +308,7 @@ class UnindexedFeed:
     def start(self, epoch: int, cursor: int) -> Run: ...
     def metrics(self) -> dict[str, float]: ...
 
-# One pass over an epoch: (fields, rows, cursor) a batch.
+# One pass over an epoch: yields (fields, rows, cursor) per batch.
 @final
 class Run:
     def next(self) -> tuple[dict[str, Tensor | RaggedTensor], int, int] | None: ...
@@ -316,7 +317,7 @@ class Run:
     def mended(self) -> tuple[int, int, list[str]]: ...
     def close(self) -> None: ...
 
-# What a URL's store holds below it, as files. Names are bytes; a description is (name, size, version, modified).
+# Objects below a URL of a store, as files. Names are bytes; a description is (name, size, version, modified).
 @final
 class Files:
     def __new__(cls, url: str, env: Mapping[str, str], *, deadline_s: float = 600.0) -> Files: ...
@@ -375,7 +376,7 @@ class StageJob:
 
 @final
 class StoragePhase:
-    """One phase of `penstock bench storage`: `spec` and the report are JSON. It runs from its making on."""
+    """One phase of `penstock bench storage`: `spec` and the report are JSON. It runs from construction on."""
 
     def __new__(cls, spec: str, phase: str) -> StoragePhase: ...
     def progress(self) -> tuple[int, int, int]: ...
@@ -384,7 +385,7 @@ class StoragePhase:
 
 @final
 class ObjectPhase:
-    """One stretch of requests of `penstock bench object`: `spec` and the report are JSON. It runs from its making on."""
+    """One phase of requests of `penstock bench object`: `spec` and the report are JSON. It runs from construction on."""
 
     def __new__(cls, spec: str, env: dict[str, str]) -> ObjectPhase: ...
     def progress(self) -> tuple[int, int, int]: ...

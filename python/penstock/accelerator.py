@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated accelerator: each step takes the time that was published for a real one.
+"""Emulated accelerator: each step takes the published time of a real one.
 
-Paces steps, touches each batch and synchronises the ranks after a step; the emulating workload gives the batch size and the
-step time. With one rank no torch is needed. Trains nothing: no loss, no metrics, no state.
+Paces steps, touches each batch, and synchronises the ranks after a step; the emulating workload defines the batch size
+and the step time. A single rank needs no torch. Trains nothing: no loss, no metrics, no state.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["EmulatedAccelerator", "Pacer"]
 
-_SPIN_S = 0.0002  # a sleep overshoots by 50-60 us at the kernel's default timer slack; the rest is spun
-# A step so short is spun whole: who sleeps wakes to caches full of others' work, and the loop costs 2 us then instead of 0.6.
+_SPIN_S = 0.0002  # a sleep overshoots by 50-60 us at the kernel's default timer slack; the rest is a busy wait
+# Shorter steps busy-wait only: after a sleep the caches hold other data, and the loop then costs 2 us instead of 0.6.
 _SHORT_S = 0.001
-_LONGEST_DEBT_S = 0.05  # some slices of a busy kernel; who was away for longer was suspended, which is no pacing
+_LONGEST_DEBT_S = 0.05  # a few time slices of a busy kernel; a longer delay means that the process was suspended
 _PAGE = 4096
 
 
 class Pacer:
-    """Makes steps of a wanted length out of sleep and spin; what one step overshoots, the next ones are shorter by.
+    """Paces steps of a given length with sleep and busy wait; the overshoot of one step shortens the next ones.
 
-    So steps end on the schedule that an accelerator would have kept, and neither a sleep that ends late nor a kernel that runs
-    something else meanwhile reads as a store that is too slow: at 3.5 ms, 50 us would be 1.5 %.
+    So steps end on the schedule of the accelerator. A late end of a sleep, or another process on the core, does not
+    look like slow storage: at 3.5 ms, 50 us would be 1.5 %.
 
     Attributes:
-        overshoot_s: Still to be paid back.
+        overshoot_s: Overshoot not yet compensated, in seconds.
     """
 
     def __init__(
@@ -43,25 +43,25 @@ class Pacer:
         self.overshoot_s = 0.0
 
     def pace(self, started_s: float, length_s: float) -> None:
-        """Returns once `length_s` since `started_s` is over, less what the last steps overshot.
+        """Wait until `length_s` after `started_s`, less the overshoot of earlier steps.
 
-        A debt beyond 50 ms and the step itself is not paid back: it stays in the wall.
+        Overshoot beyond 50 ms and beyond the step itself is not compensated: it stays in the wall time.
         """
         clock, spun_s = self._clock, _SPIN_S if length_s >= _SHORT_S else _SHORT_S
         end = started_s + length_s - self.overshoot_s
         while (left := end - clock()) > 0:
             if left > spun_s:
                 self._sleep(left - spun_s)
-        # By the clock read that ended the loop: what follows is the harness's cost.
+        # Uses the clock value that ended the loop: time after that is the harness's cost.
         self.overshoot_s = -left if left > -_LONGEST_DEBT_S else min(-left, max(length_s, _LONGEST_DEBT_S))
 
     def forget(self) -> None:
-        """Owes nothing any more: what is overshot where nobody measures may not shorten a step that is measured."""
+        """Drop the overshoot: that of an unmeasured step must not shorten a measured one."""
         self.overshoot_s = 0.0
 
 
 def _touch(field: Any) -> int:
-    """Reads a byte of each page, so that a batch that was never really there shows; a copy to a device would too."""
+    """Read a byte of each page, as a copy to a device would, so that a batch without real content is detected."""
     import numpy as np
 
     if isinstance(field, list):
@@ -70,9 +70,9 @@ def _touch(field: Any) -> int:
 
 
 class EmulatedAccelerator:
-    """One emulated step for each batch; ranks meet at a barrier after it, as a synchronous allreduce would make them.
+    """One emulated step per batch, with a barrier between ranks after it, like a synchronous allreduce.
 
-    Fulfils `protocols.Workload` for a workload that adds `demand` and `step_s`.
+    Implements `protocols.Workload` for a workload that adds `demand` and `step_s`.
     """
 
     def __init__(self, pacer: Pacer | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -83,11 +83,11 @@ class EmulatedAccelerator:
         self.touched = 0
 
     def demand(self, spec: WorkloadSpec) -> Demand:
-        """As in `protocols.Workload`; the workload's own."""
+        """As in `protocols.Workload`; defined by the workload."""
         raise NotImplementedError
 
     def step_s(self, samples: int) -> float:
-        """Seconds that a step over so many samples of this rank takes; called after `demand`. The workload's own."""
+        """Seconds of a step with this many samples on this rank; called after `demand`. Defined by the workload."""
         raise NotImplementedError
 
     def prepare(self, spec: WorkloadSpec) -> None:
@@ -107,10 +107,10 @@ class EmulatedAccelerator:
             self._pacer.forget()
         samples = self._eat(batch)
         length = self.step_s(samples)
-        cost = StepCost(samples, length)  # made while the step lasts: what comes after it is the harness's cost
+        cost = StepCost(samples, length)  # made during the step: time after it would count as the harness's cost
         self._pacer.pace(started, length)
         if self._is_first:
-            # Utilisation leaves the first step of an epoch out, and so what it overshot.
+            # Utilisation leaves out the first step of an epoch, so its overshoot is dropped, too.
             self._pacer.forget()
             self._is_first = False
         if not self._meets:
@@ -122,7 +122,7 @@ class EmulatedAccelerator:
         return StepCost(samples, length, self._clock() - met)
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """Consumes the batches and tells nothing: no time of a validation step is published, and no model is there."""
+        """Consume the batches and return no metrics: there is no model, and no published time of a validation step."""
         for batch in batches:
             self._eat(batch)
         return {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings files: where they are, and their values. Flag > environment > file > default.
+"""Settings files: their locations and values. Precedence: flag > environment > file > default.
 
-Reads `penstock.toml` into frozen layers. Knows no verb: a table is named for a verb and a key for its long flag, and the
-CLI, which knows them, reports unknown ones. Nothing below the CLI sees a whole configuration.
+Reads `penstock.toml` into frozen layers. A table has the name of a verb, and a key that of a long flag; only the CLI
+knows the verbs, and it reports unknown names. No module below the CLI sees a whole configuration.
 
 `penstock.toml` of the current folder may come from another user (a cloned repository, a shared scratch folder). Until the user
 trusts its content (`penstock config allow`), it sets quantities and choices only: no text, path, flag or store.
@@ -37,7 +37,7 @@ _LIMIT_BYTES = 1_000_000
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One file: its place, its tables as TOML gives them, and whether its user trusts all of it."""
+    """One file: its path, its tables as TOML, and whether the user trusts all of it."""
 
     path: str
     tables: dict[str, Any]
@@ -45,12 +45,12 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The files that were found, the strongest first."""
+    """The files that were found, in order of precedence."""
 
     layers: tuple[Layer, ...] = ()
 
     def table(self, verb: tuple[str, ...]) -> dict[str, tuple[Any, str]]:
-        """Key -> (value, path of the file that set it), for a verb such as `("dataset", "cosmoflow")`."""
+        """Map each key to (value, path of the file that set it), for a verb such as `("dataset", "cosmoflow")`."""
         found: dict[str, tuple[Any, str]] = {}
         for layer in reversed(self.layers):
             table: Any = layer.tables
@@ -62,11 +62,11 @@ class Config(msgspec.Struct, frozen=True):
         return found
 
     def trusts(self, path: str) -> bool:
-        """Whether the file at `path` may set everything; else only quantities and choices."""
+        """Whether the file at `path` may set everything; otherwise only quantities and choices."""
         return all(layer.is_trusted for layer in self.layers if layer.path == path)
 
     def speaks_of(self, verb: tuple[str, ...]) -> bool:
-        """Whether any file has something under a verb's name, be it a table or not."""
+        """Whether any file has an entry with a verb's name, a table or not."""
         for layer in self.layers:
             found: Any = layer.tables
             for name in verb:
@@ -77,7 +77,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 def needs_consent(path: str, what: str) -> ConfigError:
-    """The error for a setting of `path` that its user has not consented to."""
+    """The error for a setting in `path` to which the user has not consented."""
     return ConfigError(
         f"{path} sets {what}, and nothing allows this file to",
         hint=f"read it, then run `penstock config allow {path}`; or name another file with --config",
@@ -85,15 +85,16 @@ def needs_consent(path: str, what: str) -> ConfigError:
 
 
 def store_variables(config: Config) -> dict[str, str]:
-    """What `[stores."s3://bucket"]` tables say, as the variables that the stores read.
+    """Variables for the stores, from the tables `[stores."s3://bucket"]`.
 
     Raises:
-        ConfigError: A table does not hold variables, or stands in a file that needs its user's consent first.
+        ConfigError: A table contains something other than variables, or is in a file that first needs its user's
+            consent.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
     number = 0
-    for layer in config.layers:  # the first that names a store is the strongest
+    for layer in config.layers:  # the first layer that names a store has precedence
         stores = layer.tables.get("stores", {})
         if not isinstance(stores, dict):
             raise ConfigError(f"{layer.path}: `stores` is not a table of stores")
@@ -120,7 +121,7 @@ def store_variables(config: Config) -> dict[str, str]:
 
 
 def places(environment: Mapping[str, str], folder: Path) -> list[Path]:
-    """Where settings are looked for, the strongest first: `penstock.toml` here, then the user's own file."""
+    """Paths of settings files, in order of precedence: `penstock.toml` in this folder, then the user's own file."""
     home = environment.get("HOME")
     base = environment.get("XDG_CONFIG_HOME") or (str(Path(home) / ".config") if home else None)
     return [folder / "penstock.toml", *([Path(base) / "penstock" / "config.toml"] if base else [])]
@@ -130,12 +131,12 @@ def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = No
     """Read the settings files.
 
     Args:
-        environment: For HOME and XDG_CONFIG_HOME.
-        folder: Where `penstock.toml` may lie; parents are not searched.
+        environment: Variables; HOME and XDG_CONFIG_HOME are read.
+        folder: Folder that may contain `penstock.toml`; parents are not searched.
         only: Read this file and no other; it must exist.
     Raises:
         NotFound: `only` does not exist.
-        ConfigError: A file is no TOML, or too large to be settings.
+        ConfigError: A file is not TOML, or too large for settings.
     """
     if only is not None and not only.is_file():
         raise NotFound(f"{only} is no file", hint="--config and PENSTOCK_CONFIG name a TOML file of settings")
@@ -151,11 +152,13 @@ def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = No
 
 
 def allow(environment: Mapping[str, str], path: Path) -> Path:
-    """Records the user's consent to what the file holds now; returns the record. Any change of the file ends the consent.
+    """Record the user's consent to the file's current content; returns the record. Any change of the file ends the
+    consent.
 
     Raises:
-        NotFound: There is no such file.
-        ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME says where to keep the record.
+        NotFound: The file does not exist.
+        ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME is set, so there is no place for the
+            record.
     """
     if not path.is_file():
         raise NotFound(f"{path} is not a file", hint="name the settings file to allow")
@@ -175,7 +178,7 @@ def allow(environment: Mapping[str, str], path: Path) -> Path:
 
 
 def revoke(environment: Mapping[str, str], path: Path) -> int:
-    """Withdraws every consent to the file, of any content; returns how many there were."""
+    """Withdraw every consent to the file, for any content; returns their number."""
     record = _record(environment, path, b"")
     found = [
         old
@@ -188,7 +191,7 @@ def revoke(environment: Mapping[str, str], path: Path) -> int:
 
 
 def _record(environment: Mapping[str, str], path: Path, content: bytes) -> Path | None:
-    """Where consent to this content at this place is recorded: a file named for the digest of both."""
+    """Path of the record of consent to this content at this path: a file named by the digest of both."""
     state = state_home(environment)
     if state is None:
         return None

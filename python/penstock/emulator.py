@@ -22,7 +22,7 @@ __all__ = ["Emulator", "tier_book"]
 
 
 def tier_book(path: str | Path | None = None) -> str:
-    """The TOML text of a tier book: the bundled one, or a file's.
+    """TOML text of a tier book: the bundled one, or that of a file.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -37,18 +37,18 @@ def tier_book(path: str | Path | None = None) -> str:
 
 
 class Emulator:
-    """Serves `folder` while the `with` block lasts.
+    """Serves `folder` for the duration of the `with` block.
 
     Args:
         folder: The bucket's root; must exist.
         tier: A name of the tier book, with or without its year (`azure-hot`, `azure-hot@2021`).
         scale: F, which multiplies the tier's rates; never its latency.
-        bind: ADDRESS:PORT; port 0 takes a free one.
-        tiers: Another tier book.
-        access_key, secret_key: The pair that is let in; made for this run by default.
+        bind: ADDRESS:PORT; port 0 selects a free one.
+        tiers: Path of another tier book.
+        access_key, secret_key: The accepted key pair; by default generated for this run.
     Raises:
-        ConfigError: Unknown tier, bad scale, address taken.
-        NotFound: No such folder.
+        ConfigError: The tier is unknown, the scale is invalid, or the address is in use.
+        NotFound: The folder does not exist.
     """
 
     def __init__(
@@ -91,27 +91,27 @@ class Emulator:
 
     @property
     def scale(self) -> float:
-        """F."""
+        """The scale F."""
         return self._core.scale
 
     @property
     def access_key(self) -> str:
-        """Names the pair that is let in."""
+        """Access key of the accepted pair."""
         return self._core.access_key
 
     @property
     def secret_key(self) -> str:
-        """Signs."""
+        """Secret key of the accepted pair."""
         return self._core.secret_key
 
     @property
     def region(self) -> str:
-        """The region that it says it is in."""
+        """The region that the server reports."""
         return self._core.region
 
     @property
     def env(self) -> dict[str, str]:
-        """What an S3 client needs in its environment."""
+        """Environment variables for an S3 client."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -125,7 +125,7 @@ class Emulator:
         return self._core.stats()
 
     def stop(self) -> None:
-        """End it; connections are cut. Twice is no error."""
+        """Stop the server; open connections are cut. Safe to call twice."""
         self._core.stop()
 
     def __enter__(self) -> Emulator:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one module that reads the environment (ruff forbids others), so that the inputs of a run can be listed."""
+"""Access to the environment. Only this module reads it (ruff forbids others), so that the inputs of a run can be
+listed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def state_home(environment: Mapping[str, str]) -> Path | None:
 
 @contextmanager
 def override(values: Mapping[str, str]) -> Iterator[None]:
-    """The environment with `values` over it while the block lasts: a process that plays several users, one at a time."""
+    """Override variables for the duration of the block: for a process that acts for several users, one at a time."""
     before = {name: os.environ.get(name) for name in values}  # noqa: TID251
     os.environ.update(values)  # noqa: TID251
     try:

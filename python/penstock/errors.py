@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that Penstock raises. One root; each class is also the builtin that a caller would expect.
+"""Exceptions of Penstock. All derive from PenstockError, and each also from the builtin that a caller would expect.
 
     PenstockError
     ├── NotFound (FileNotFoundError)      no object, bucket, folder or file of that name
@@ -26,8 +26,8 @@
     │   └── Terminated                    the system asked to end (SIGTERM)
     └── Bug (RuntimeError)                ours to mend
 
-Each builds from one string, so that it survives pickling and a torch worker. Facts are attributes (`where`, `retryable`
-and those named below); advice is a note (`error.__notes__`), printed as `hint:`.
+Each can be built from one string, so that it can be pickled and pass through a torch worker. Facts are attributes
+(`where`, `retryable` and those named below); a hint is a note (`error.__notes__`), printed as `hint:`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ __all__ = [
 ]
 
 _SECRETS = (
-    # User names and passwords of URLs. A secret may hold a `/`; a bucket name holds no `:`; a path has one `/` after it.
+    # User names and passwords in URLs. A secret may contain a `/`; a bucket name contains no `:`; a path has one `/`
+    # after it.
     (re.compile(r"((?:s3|gs|az)://?)[^/\s@]*:[^\s@]*@", re.IGNORECASE), r"\1***@"),
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://?)[^/\s@'\"`]+@", re.IGNORECASE), r"\1***@"),
-    # Signatures and tokens of signed URLs and connection strings.
+    # Signatures and tokens in signed URLs and connection strings.
     (
         re.compile(
             r"([?&;](?:sig|signature|x-amz-(?:signature|credential|security-token)|x-goog-(?:signature|credential)"
@@ -79,7 +80,9 @@ _SECRETS = (
 
 
 def redact(text: str) -> str:
-    """`text` with the credentials of its URLs replaced by `***`. Every `PenstockError` does it to its message and hint."""
+    """`text` with the credentials in its URLs replaced by `***`. Every `PenstockError` applies it to its message and
+    hint.
+    """
     if ":/" not in text and "=" not in text:
         return text
     for pattern, replacement in _SECRETS:
@@ -88,7 +91,7 @@ def redact(text: str) -> str:
 
 
 class PenstockError(Exception):
-    """The root. `code` is stable and printed as `error[code]`; `exit_code` is what the CLI ends with."""
+    """Base class. `code` is stable and printed as `error[code]`; `exit_code` is the exit code of the CLI."""
 
     code: ClassVar[str] = "penstock"
     exit_code: ClassVar[int] = 1
@@ -105,21 +108,21 @@ class PenstockError(Exception):
             self.add_note(hint)
 
     def add_note(self, note: str, /) -> None:
-        """Adds advice, without the credentials of its URLs."""
+        """Add a hint, without the credentials in its URLs."""
         super().add_note(redact(note))
 
     def __str__(self) -> str:
-        # OSError and KeyError would print errno or quotes of their own.
+        # The defaults of OSError and KeyError would add errno or quotes.
         return self.message
 
     @property
     def hint(self) -> str | None:
-        """The advice that travels with the error, or None."""
+        """The error's hint, or None."""
         notes = getattr(self, "__notes__", None)
         return notes[0] if notes else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default of OSError drops attributes; ours go with the object between processes.
+        # OSError's default would drop attributes; ours are kept between processes.
         return _rebuild, (type(self), self.message, dict(self.__dict__))
 
 
@@ -157,7 +160,7 @@ class Unreachable(PenstockError, ConnectionError):
 
 
 class ServerError(PenstockError, OSError):
-    """`status` is the HTTP status, 0 when the answer was no HTTP."""
+    """`status` is the HTTP status, or 0 if the answer was not HTTP."""
 
     code = "server"
     exit_code = 3
@@ -166,7 +169,7 @@ class ServerError(PenstockError, OSError):
 
 
 class Deadline(PenstockError, TimeoutError):
-    """`limit_s` is the limit that passed."""
+    """`limit_s` is the time limit that has passed, in seconds."""
 
     code = "deadline"
     exit_code = 3
@@ -179,7 +182,7 @@ class Corrupt(PenstockError, ValueError):
 
 
 class Mismatch(Corrupt):
-    """The bytes are sound; the field asks for something else."""
+    """The bytes are intact, but do not match the field."""
 
     code = "mismatch"
 
@@ -214,7 +217,7 @@ class Unsupported(PenstockError, NotImplementedError):
 
 
 class MissingPackage(Unsupported, ModuleNotFoundError):
-    """`name` is the module; the hint has the command that installs it."""
+    """`name` is the module; the hint contains the command that installs it."""
 
     code = "missing-package"
     name: str = ""
@@ -256,7 +259,7 @@ class RankFailed(PenstockError, RuntimeError):
 
 
 class MapFailed(PenstockError, RuntimeError):
-    """`epoch` and `position` say which sample, where one is to blame; the function's traceback is a note."""
+    """`epoch` and `position` identify the sample, if one caused the error; the function's traceback is a note."""
 
     code = "map"
     epoch: int = -1
@@ -278,7 +281,7 @@ class Bug(PenstockError, RuntimeError):
 
 
 def of_code(code: str, message: str, *, hint: str | None = None, **facts: Any) -> PenstockError:
-    """The error that another process told by its `code`; the root's own where this version knows no such code."""
+    """The error that another process reported by its `code`; a PenstockError if this version does not know the code."""
     kinds: list[type[PenstockError]] = [PenstockError]
     for kind in kinds:
         if kind.code == code:

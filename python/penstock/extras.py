@@ -21,16 +21,16 @@ PACKAGES = {
     "dlio": ("yaml",),
     "demo": ("torch", "numpy", "altair", "vl_convert"),
 }
-"""The modules of each extra, as they are imported. A test compares them with pyproject.toml."""
+"""Modules of each extra, by import name. A test compares them with pyproject.toml."""
 
 
 def require(what: str, extra: str) -> None:
-    """Checks that an extra is installed.
+    """Check that an extra is installed.
 
     Args:
-        what: The name of what needs it, for the message: `penstock.torch`.
+        what: Name of the feature that needs it, for the message: `penstock.torch`.
     Raises:
-        MissingPackage: A package of the extra is not installed; the hint has the command that installs all of it.
+        MissingPackage: A package of the extra is not installed; the hint contains the command that installs the extra.
     """
     for name in PACKAGES[extra]:
         if find_spec(name) is None:

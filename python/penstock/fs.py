@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penstock's stores as an fsspec filesystem, read only: for pandas, xarray, h5py and whatever takes one.
+"""Penstock's stores as a read-only fsspec filesystem, for pandas, xarray, h5py and every other library that accepts one.
 
     fs = penstock.fs.FileSystem()
     pandas.read_csv(fs.open("s3://bucket/labels.csv"))
     fsspec.open("penstock::s3://bucket/labels.csv")        # where the entry point is installed
 
-Owns paths and listings. Requests, credentials, retries and deadlines are the stores' own. Folders are what keys begin with.
+Owns paths and listings. The stores own requests, credentials, retries and deadlines. Folders are prefixes of keys.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fsspec.spec import AbstractBufferedFile  # noqa: E402
 __all__ = ["FileSystem"]
 
 _BLOCK = 4 << 20
-"""Bytes that `open` reads ahead: one request's latency spread over enough bytes, and little for a seek to waste."""
+"""Read-ahead of `open` in bytes: large enough to hide one request's latency, small enough to waste little at a seek."""
 
 
 class _File(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
-    """An open object, pinned to the version it had when it was opened."""
+    """An open object, pinned to its version at the time of opening."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         found: bytes = self.fs.cat_file(self.path, start, end, version=self.details.get("version"))
@@ -64,7 +64,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return f"{scheme}://{rest.rpartition('/')[0]}"
 
     def _opened(self, path: str) -> tuple[_native.Files, str, str]:
-        """The store of a path, the URL of its root, and the path below it."""
+        """The store of a path, the URL of the store's root, and the path below it."""
         parts = urlsplit(path, allow_fragments=False)
         if not parts.scheme:
             raise ConfigError(f"{path} is no URL", where="path")
@@ -80,7 +80,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return {"name": name, "size": size, "type": "file", "version": version, "modified_s": modified}
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
-        """What lies directly below a path; the object itself where it is one."""
+        """Entries directly below a path; for an object, the object itself."""
         path = self._strip_protocol(path)
         files, root, name = self._opened(path)
         prefix = f"{name}/" if name else ""
@@ -97,10 +97,10 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return entries if detail else sorted(found)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Size, type, version and time of change.
+        """Size, type, version and time of the last change.
 
         Raises:
-            NotFound: Neither an object nor what a key begins with.
+            NotFound: The path is neither an object nor a prefix of a key.
         """
         path = self._strip_protocol(path)
         files, root, name = self._opened(path)
@@ -116,7 +116,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
     ) -> Any:
-        """All objects below a path: one listing."""
+        """All objects below a path, by one listing."""
         if maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
         path = self._strip_protocol(path)
@@ -130,7 +130,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, *, version: str | None = None, **_: Any
     ) -> bytes:
-        """An object's bytes from `start` to `end`, negative ones counted from its end."""
+        """Bytes of an object from `start` to `end`; negative values count from its end."""
         path = self._strip_protocol(path)
         files, _root, name = self._opened(path)
         first, last = start or 0, end
@@ -146,8 +146,8 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     def cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **_: Any
     ) -> list[Any]:
-        """Several ranges; those of one object in one call, which the store sends together."""
-        del max_gap  # neighbouring ranges are the store's to join
+        """Several ranges; all ranges of one object go to the store in one call."""
+        del max_gap  # the store joins neighbouring ranges itself
         count = len(paths)
         starts = starts if isinstance(starts, (list, tuple)) else [starts] * count
         ends = ends if isinstance(ends, (list, tuple)) else [ends] * count
@@ -188,17 +188,17 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return _File(self, path, mode, block, cache_options=cache_options, **options)
 
     def created(self, path: str) -> Any:
-        """Stores know the last change only."""
+        """Not supported: stores know only the last change."""
         return self.modified(path)
 
     def modified(self, path: str) -> Any:
-        """When the object was changed last."""
+        """Time of the object's last change."""
         from datetime import UTC, datetime
 
         changed = self.info(path).get("modified_s")
         return None if changed is None else datetime.fromtimestamp(changed, UTC)
 
     def ukey(self, path: str) -> str:
-        """What changes when the object does."""
+        """A key that changes when the object changes."""
         info = self.info(path)
         return f"{info['name']}:{info.get('version')}:{info['size']}"

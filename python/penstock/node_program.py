@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node programs: Penstock's scripts as one line of text for `python3 -c`, to run on nodes without Penstock."""
+"""Node programs: Penstock's scripts as one line of text for `python3 -c`, for nodes without Penstock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["node_program"]
 
 _PACKAGE = Path(__file__).parent
-# In the order in which they import each other; `penstock` itself is empty there.
+# In import order; the package `penstock` itself is empty there.
 _CARRIED = ("mounts", "folders", "processes", "__init__")
 _LOADER = """
 import sys, types
@@ -25,10 +25,10 @@ for name, file, text in ROWS:
 
 @cache
 def node_program(file: Path) -> str:
-    """The text that runs one of our files, which may import `penstock.ownership`. Tracebacks name our files.
+    """Text of a program that runs one of our files, which may import `penstock.ownership`. Tracebacks name our files.
 
-    It is one line of base64 and a few signs, so that no shell (csh reads `!` and ends of lines in quotes) and no filling of
-    `{node}` finds anything to change in it.
+    It is one line of base64 and a few other characters, so that no shell (csh interprets `!` and newlines in quotes)
+    and no placeholder such as `{node}` changes it.
     """
     rows = []
     for part in _CARRIED:

@@ -13,10 +13,10 @@ _POLL_S = 0.5
 
 
 def end_with_parent() -> None:
-    """From now on this process ends, at once and without a word, within a second of its parent's end.
+    """Make this process end immediately and without output, within a second of its parent's end.
 
-    It asks for the parent's number again and again: Linux' own `PR_SET_PDEATHSIG` fires already when the *thread* that
-    started this process ends, and a closed pipe is seen only by who reads it, not in the middle of the user's code.
+    It polls the parent's pid. Linux' `PR_SET_PDEATHSIG` fires already when the *thread* that started this process ends,
+    and a closed pipe is noticed only by a read, not in the middle of the user's code.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), name="penstock-parent", daemon=True).start()
 

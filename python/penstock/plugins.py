@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plug-ins by entry points, Penstock's own and others' alike. Knows no contract by itself."""
+"""Plug-ins by entry points, Penstock's own and third-party ones alike. Contains no interface itself."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ __all__ = ["load", "names"]
 
 
 def names(group: str) -> list[str]:
-    """What can be named here, in order."""
+    """Names of the installed plug-ins of a group, sorted."""
     return sorted({entry.name for entry in entry_points(group=group)})
 
 
 def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> Any:
-    """What the factory of that name makes, held to its contract (a runtime-checkable protocol).
+    """Load a plug-in by its name, and check that it implements its interface (a runtime-checkable protocol).
 
     Args:
-        group: Of entry points, such as `penstock.workloads`.
-        make: Calls the factory; whatever it raises is passed on.
+        group: Group of entry points, such as `penstock.workloads`.
+        make: Calls the factory; its exceptions are passed on.
 
     Raises:
-        ConfigError: No such name, two packages that both claim it, or one that does not load or fulfils no contract.
+        ConfigError: The name is unknown, two packages define it, or it does not load or does not implement the
+            interface.
     """
     kind = contract.__name__.lower()
     found = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process of a job this is, from the variables that launchers set: a mapping in, a `Rank` out.
+"""Rank of this process in its job, from the variables that launchers set: a mapping in, a `Rank` out.
 
-Launchers nest (torchrun inside srun, mpirun inside a Slurm or PBS batch script), so the innermost speaks first:
+Launchers nest (torchrun inside srun, mpirun inside a Slurm or PBS batch script), so the innermost has precedence:
 
 1. torchrun: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`
 2. Horovod: `HOROVOD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`, `_CROSS_RANK`, `_CROSS_SIZE`
@@ -13,8 +13,8 @@ Launchers nest (torchrun inside srun, mpirun inside a Slurm or PBS batch script)
 8. PBS: the hosts that the file `PBS_NODEFILE` lists, and `PBS_NODENUM` of pbsdsh or this host's name among them
 9. none: one process on one node. An interactive shell inside `salloc` is that: it has a job but no `SLURM_PROCID`.
 
-Half-set or contradictory variables raise `ConfigError` and name themselves: a wrong guess would leave data out. Where an
-outer launcher gave the job another number of nodes than the inner one uses, the inner one holds and a note says so.
+Incomplete or contradictory variables raise a `ConfigError` that names them: a wrong guess would omit data. If an outer
+launcher gave the job another number of nodes than the inner one uses, the inner one counts, and a note reports it.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Rank:
 
 def _number(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "")
-    # Slurm writes `2(x3)` in some per-node lists; none of those is asked for here.
+    # Slurm writes `2(x3)` in some per-node lists; none of those is read here.
     if not text.strip().isdecimal():
         raise ConfigError(f"{name}: `{text}` is not a whole number", where=name, hint=_HINT)
     return int(text)
 
 
 def _need(env: Mapping[str, str], launcher: str, seen: str, *names: str) -> int:
-    """The first of `names` that is set; an error that names them all when none is."""
+    """Value of the first of `names` that is set; without any, an error that names them all."""
     for name in names:
         if name in env:
             return _number(env, name)
@@ -80,7 +80,9 @@ def _below(value: int, limit: int, value_name: str, limit_name: str) -> None:
 def _blocks(
     rank: int, world: int, local_rank: int, local_size: int, names: tuple[str, str, str, str]
 ) -> tuple[int, int]:
-    """Node and nodes where a launcher numbers ranks node after node. At least one rank errs where it does not."""
+    """Node and number of nodes, if a launcher numbers ranks node by node. If it does not, at least one rank raises an
+    error.
+    """
     rank_name, world_name, local_rank_name, local_size_name = names
     _below(rank, world, rank_name, world_name)
     _below(local_rank, local_size, local_rank_name, local_size_name)
@@ -98,7 +100,7 @@ def _torchrun(env: Mapping[str, str]) -> Rank | None:
     if "RANK" not in env and "TORCHELASTIC_RUN_ID" not in env:
         return None
     if "TORCHELASTIC_RUN_ID" not in env and "WORLD_SIZE" not in env and "LOCAL_RANK" not in env:
-        return None  # a stray RANK is no launcher
+        return None  # a RANK alone does not come from a launcher
     rank = _need(env, "torchrun", "TORCHELASTIC_RUN_ID", "RANK")
     world = _need(env, "torchrun", "RANK", "WORLD_SIZE")
     _below(rank, world, "RANK", "WORLD_SIZE")
@@ -197,7 +199,7 @@ def _pmi(env: Mapping[str, str]) -> Rank | None:
     if "PMI_RANK" not in env and "PALS_RANKID" not in env:
         return None
     if env.get("SLURM_PROCID") == env.get("PMI_RANK") and env.get("SLURM_NTASKS") == env.get("PMI_SIZE"):
-        return None  # srun --mpi=pmi2: Slurm's own variables say the same, and the node too
+        return None  # srun --mpi=pmi2: Slurm's own variables have the same values, and the node, too
     rank = _need(env, "PMI", "PALS_RANKID", "PMI_RANK", "PALS_RANKID")
     world = _need(env, "PMI", "PMI_RANK", "PMI_SIZE", "PALS_SIZE")
     _below(rank, world, "PMI_RANK", "PMI_SIZE")
@@ -242,7 +244,7 @@ def _slurm(env: Mapping[str, str]) -> Rank | None:
         )
     note = None
     if nodes > 1 and rank == 0 and not (env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID")):
-        # A batch script has SLURM_PROCID=0 too, on the first node only: its other nodes would stay without data.
+        # A batch script has SLURM_PROCID=0, too, but runs only on the first node: the other nodes would get no data.
         note = (
             f"this is node 0 of {nodes}; in a batch script put `srun` before penstock so that every node does its share"
         )
@@ -254,7 +256,7 @@ _MAX_BYTES = 16 << 20
 
 
 def _pbs_lines(env: Mapping[str, str]) -> list[str]:
-    """The lines of PBS's list of hosts: a host as often as it has slots. Empty where there is none to read."""
+    """Lines of PBS's list of hosts: a host once per slot. Empty if there is no list to read."""
     try:
         with Path(env["PBS_NODEFILE"]).open(encoding="utf-8", errors="replace") as file:
             text = file.read(_MAX_BYTES)
@@ -273,7 +275,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     number = _number(env, "PBS_NODENUM") if "PBS_NODENUM" in env else None
     named = [at for at, name in enumerate(hosts) if name == host or name.split(".")[0] == host.split(".")[0]]
     if number is not None and len(named) == 1 and number != named[0] and number < len(lines):
-        # Some count the slots and not the hosts: the host's own name decides.
+        # Some numbers count slots instead of hosts: the host's own name decides.
         number = named[0]
     node = number if number is not None else named[0] if len(named) == 1 else None
     if node is None:
@@ -282,7 +284,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
         )
     _below(node, len(hosts), "PBS_NODENUM", "PBS_NODEFILE's hosts")
     local_rank, rank, world = 0, node, len(hosts)
-    if "PBS_VNODENUM" in env:  # pbsdsh starts one task a slot
+    if "PBS_VNODENUM" in env:  # pbsdsh starts one task per slot
         slot = _number(env, "PBS_VNODENUM")
         _below(slot, len(lines), "PBS_VNODENUM", "PBS_NODEFILE's lines")
         rank, world, local_rank = slot, len(lines), lines[:slot].count(lines[slot])
@@ -298,7 +300,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
 
 
 def _from_outer(env: Mapping[str, str], found: Rank) -> Rank:
-    """The rank with a note where the allocation around it has another number of nodes."""
+    """The rank, with a note if the surrounding allocation has another number of nodes."""
     if found.launcher in ("slurm", "pbs") or found.note or found.rank:
         return found
     slurm = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or ""
@@ -313,10 +315,10 @@ def _from_outer(env: Mapping[str, str], found: Rank) -> Rank:
 
 
 def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
-    """The place of this process in its job, from its launcher's variables. `host` is this host's name, where it matters.
+    """Rank of this process in its job, from its launcher's variables. `host` overrides this host's name.
 
     Raises:
-        ConfigError: The variables contradict each other or are half set; the message names them.
+        ConfigError: The variables contradict each other or are incomplete; the message names them.
     """
     for read in (_torchrun, _horovod, _open_mpi, _mvapich, _flux, _pmi, _slurm):
         found = read(env)
@@ -326,10 +328,10 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
 
 
 def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
-    """`detect`, with `--node` and `--nodes` in front: they win over any launcher, whose local rank still counts.
+    """Like `detect`, but `--node` and `--nodes` override any launcher; its local rank still counts.
 
     Raises:
-        ConfigError: Only one of the two, or a node that is not below nodes.
+        ConfigError: Only one of the two is given, or `node` is not below `nodes`.
     """
     if node is None and nodes is None:
         return detect(env)
@@ -343,5 +345,5 @@ def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
     try:
         found = detect(env)
     except ConfigError:
-        found = Rank()  # the flags are there because the variables are not to be trusted
+        found = Rank()  # the flags are given because the variables are wrong
     return replace(found, node=node, nodes=nodes, note=None)

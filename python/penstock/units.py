@@ -21,7 +21,7 @@ __all__ = [
 _DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _BINARY = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _BYTES = {**_DECIMAL, **_BINARY, "KB": 10**3}
-# Links are sold in bits.
+# Network links are specified in bits.
 _BITS = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 _SECONDS = {
     "ns": Fraction(1, 10**9),
@@ -42,7 +42,7 @@ def parse_bytes(text: str) -> int:
     """A size in whole bytes: `64MiB`, `1.5 GB`, `4096`.
 
     Raises:
-        ConfigError: No number, an unknown or ambiguous unit, or a fraction of a byte.
+        ConfigError: The text has no number, an unknown or ambiguous unit, or a fraction of a byte.
     """
     number, unit = _split(text, "a size", "64MiB or 1.5GB")
     size = number * _bytes_per(unit, text)
@@ -55,7 +55,7 @@ def parse_rate(text: str) -> float:
     """Bytes per second: `250MB/s`, `1.5 GiB/s`, `100Gbit/s`; a bare number is bytes per second.
 
     Raises:
-        ConfigError: No number, or an unknown or ambiguous unit.
+        ConfigError: The text has no number, or an unknown or ambiguous unit.
     """
     number, unit = _split(text.strip().removesuffix("/s"), "a rate", "250MB/s or 10Gbit/s")
     if unit in _BITS:
@@ -67,7 +67,7 @@ def parse_seconds(text: str) -> float:
     """Seconds: `250ms`, `1.5 s`, `2min`, `1h 30min`; a bare number is seconds.
 
     Raises:
-        ConfigError: No number, or an unknown unit.
+        ConfigError: The text has no number, or an unknown unit.
     """
     number = _QUANTITY.fullmatch(text)
     if number and not number[2]:
@@ -85,7 +85,7 @@ def parse_seconds(text: str) -> float:
 
 
 def spell_bytes(size_bytes: int) -> str:
-    """The exact size in its largest whole unit, so that `parse_bytes` gives it back: `64MiB`, `3GB`, `4097B`."""
+    """The exact size in its largest whole unit, which `parse_bytes` accepts: `64MiB`, `3GB`, `4097B`."""
     fits = [
         (size, unit) for unit, size in {**_DECIMAL, **_BINARY}.items() if size_bytes % size == 0 and size_bytes >= size
     ]
@@ -94,7 +94,7 @@ def spell_bytes(size_bytes: int) -> str:
 
 
 def format_bytes(size_bytes: float, *, binary: bool = False) -> str:
-    """For reading, three digits: `1.50 GB`, or `1.40 GiB` where binary."""
+    """A size with three digits for display: `1.50 GB`, or `1.40 GiB` if binary."""
     units = {"B": 1, **_BINARY} if binary else _DECIMAL
     base = 1024 if binary else 1000
     names = list(units)
@@ -107,12 +107,12 @@ def format_bytes(size_bytes: float, *, binary: bool = False) -> str:
 
 
 def format_rate(rate_bytes_per_s: float) -> str:
-    """For reading: `250 MB/s`."""
+    """A rate for display: `250 MB/s`."""
     return f"{format_bytes(rate_bytes_per_s)}/s"
 
 
 def format_seconds(seconds: float) -> str:
-    """For reading: `340 µs`, `12.5 ms`, `1.50 s`, `2 min 05 s`, `3 h 12 min`."""
+    """A duration for display: `340 µs`, `12.5 ms`, `1.50 s`, `2 min 05 s`, `3 h 12 min`."""
     if seconds < 0:
         return f"-{format_seconds(-seconds)}"
     if seconds == 0:
@@ -141,7 +141,8 @@ def _split(text: str, kind: str, example: str) -> tuple[Fraction, str]:
 
 
 def _fraction(number: str) -> Fraction:
-    # A fraction keeps `0.1GB` exact; a float would be a byte off at some sizes. `1.` is a number to people, not to Fraction.
+    # Fraction keeps `0.1GB` exact; a float would be a byte off at some sizes. Fraction does not accept `1.`, which
+    # people write.
     return Fraction(re.sub(r"\.(?=e|E|$)", "", number))
 
 

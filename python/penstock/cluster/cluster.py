@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of nodes behind a launcher: run, copy, barrier; each with a deadline and one Exit per rank."""
+"""A set of nodes behind a launcher: run, copy, barrier; each call with a deadline and one Exit per rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_S = 600.0
 
 
 def launcher_names() -> list[str]:
-    """Launchers that can be named here, in order."""
+    """Names of the installed launchers, sorted."""
     return plugins.names(GROUP)
 
 
@@ -35,10 +35,10 @@ class Cluster:
     """Nodes of one launcher. Every call ends by its deadline; a node's failure is in its Exit, with its name."""
 
     def __init__(self, launcher: Launcher, *, only: Sequence[str] = ()) -> None:
-        """`only` names nodes to keep, in their launcher's order.
+        """`only` limits the cluster to these nodes, in their launcher's order.
 
         Raises:
-            NotFound: A name is not a node's.
+            NotFound: `only` contains a name that is not a node's.
         """
         self.launcher = launcher
         found = list(launcher.nodes())
@@ -51,10 +51,10 @@ class Cluster:
 
     @classmethod
     def open(cls, launcher: str, settings: Mapping[str, Any], *, only: Sequence[str] = ()) -> Cluster:
-        """A cluster by its launcher's name and settings.
+        """Open a cluster by its launcher's name and settings.
 
         Raises:
-            ConfigError: No such launcher, or settings that it refuses.
+            ConfigError: The launcher is unknown, or refuses a setting.
         """
         made: Launcher = plugins.load(GROUP, launcher, Launcher, lambda factory: factory(dict(settings), env.read()))
         try:
@@ -72,7 +72,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends what the launcher still runs."""
+        """End what the launcher still runs."""
         self.launcher.close()
 
     @property
@@ -81,7 +81,7 @@ class Cluster:
         return self.nodes[0]
 
     def node(self, name: str) -> Node:
-        """A node by its name.
+        """Return a node by its name.
 
         Raises:
             NotFound: No node has this name.
@@ -107,7 +107,8 @@ class Cluster:
         rank_prefix: RankPrefix | None = None,
         node_slice: NodeSlice | None = None,
     ) -> list[Exit]:
-        """A command on every rank of all nodes (or of those of `on`) at once; `protocols.RunRequest` documents each argument.
+        """Run a command on every rank of all nodes (or those in `on`) at once; `protocols.RunRequest` documents the
+        arguments.
 
         Args:
             logs: A folder that gets one log per node, every line with its time, rank and stream.
@@ -123,26 +124,26 @@ class Cluster:
             )  # fmt: skip
 
     def run_on_leader(self, argv: Sequence[str], **options: Any) -> Exit:
-        """A command on the first node."""
+        """Run a command on the first node."""
         return self.run(argv, on=[self.leader], **options)[0]
 
     def copy_to_all(
         self, src: Path, dst: str, *, on: Sequence[Node] | None = None, deadline_s: float = DEADLINE_S
     ) -> list[Exit]:
-        """A file or folder of this machine to all nodes (or those of `on`)."""
+        """Copy a file or folder of this machine to all nodes (or those in `on`)."""
         _require_path(src)
         return self.launcher.copy(src, dst, self.nodes if on is None else on, deadline_s=deadline_s)
 
     def copy_to_leader(self, src: Path, dst: str, *, deadline_s: float = DEADLINE_S) -> Exit:
-        """A file or folder of this machine to the first node."""
+        """Copy a file or folder of this machine to the first node."""
         return self.copy_to_all(src, dst, on=[self.leader], deadline_s=deadline_s)[0]
 
     def copy_from(self, node: Node, src: str, dst: Path, *, deadline_s: float = DEADLINE_S) -> Exit:
-        """A file or folder of one node to this machine."""
+        """Copy a file or folder of one node to this machine."""
         return self.launcher.fetch(src, dst, node, deadline_s=deadline_s)
 
     def copy_from_leader(self, src: str, dst: Path, *, deadline_s: float = DEADLINE_S) -> Exit:
-        """A file or folder of the first node to this machine."""
+        """Copy a file or folder of the first node to this machine."""
         return self.copy_from(self.leader, src, dst, deadline_s=deadline_s)
 
     def barrier(self, *, deadline_s: float = 60.0) -> float:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hardware inventory of a machine, read from its kernel. Runs on nodes as `python3 -c SOURCE NAME...`, and here for machine cards.
 
-Needs only Python and imports nothing of Penstock. Values that cannot be read are left out, never guessed.
-NAME are hosts that the machine tries to resolve.
+Needs only Python and imports nothing of Penstock. Values that cannot be read are left out, never guessed. Each NAME is
+a host that the machine tries to resolve.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _DISKS = {
     "ceph",
     "f2fs",
 }
-# A smaller file system in memory is a program's own corner, as containers have some of.
+# A smaller file system in memory is not for data; containers have several.
 _MIN_TMPFS_BYTES = 1 << 30
 _COMMAND_TIMEOUT_S = 10
 SYS = Path("/sys")
 MOUNTS = Path("/proc/self/mounts")
 GPUS = Path("/proc/driver/nvidia/gpus")
-# Newer drivers underline the head of the matrix.
+# Newer drivers underline the header of the matrix.
 _ANSI_CODES = re.compile(r"\x1b\[[0-9;]*m")
-# What engines and launchers start.
+# Programs that engines and launchers start.
 _PROGRAMS = (
     "mfsmaster", "mfschunkserver", "mfsmount", "mfscli", "mfssetgoal", "mfsfileinfo",
     "rclone",
@@ -68,12 +68,12 @@ def cpu() -> str:
 
 
 def cores() -> int:
-    """That this process may use, not those that the machine has."""
+    """Number of cores that this process may use, not all of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """Of the machine, or of the control group where that is less."""
+    """Memory of the machine, or of the control group where that is less."""
     kib = (after_colon(Path("/proc/meminfo"), "MemTotal") or "0 kB").split()[0]
     total = int(kib) * 1024
     try:
@@ -84,13 +84,13 @@ def memory_bytes() -> int:
 
 
 def gpus() -> list[str]:
-    """Model of each, as the driver lists them."""
+    """Model of each GPU, as the driver lists them."""
     found = sorted(GPUS.glob("*/information"))
     return [after_colon(card, "Model") or "unknown" for card in found]
 
 
 def nics() -> dict[str, int | None]:
-    """Network interfaces that are up, the loopback left out, and their Mbit/s where the driver knows."""
+    """Network interfaces that are up, without the loopback, and their Mbit/s where the driver reports it."""
     found: dict[str, int | None] = {}
     for folder in sorted((SYS / "class/net").glob("*")):
         try:
@@ -107,7 +107,7 @@ def nics() -> dict[str, int | None]:
 
 
 def disks() -> list[dict[str, Any]]:
-    """Mounted file systems that hold data: path, kind, size and what is free; each device once."""
+    """Mounted file systems that hold data: path, kind, size and free space; each device once."""
     found: dict[str, dict[str, Any]] = {}
     try:
         lines = MOUNTS.read_text(errors="replace").splitlines()
@@ -145,8 +145,8 @@ def output_of(*argv: str) -> str | None:
 
 
 def topology(text: str | None) -> dict[str, Any] | None:
-    """What `nvidia-smi topo -m` says, taken apart: `links` (device -> device -> NV12, PIX, SYS, ...), `cpus` and `numa` of the
-    GPUs, `nics` (NIC0 -> mlx5_0). None where there is no matrix.
+    """Parsed output of `nvidia-smi topo -m`: `links` (device -> device -> NV12, PIX, SYS, ...), `cpus` and `numa` of
+    the GPUs, `nics` (NIC0 -> mlx5_0). None if the output contains no matrix.
     """
     rows = [[cell.strip() for cell in _ANSI_CODES.sub("", line).split("\t")] for line in (text or "").splitlines()]
     head = next((row for row in rows if len(row) > 1 and not row[0] and row[1].startswith("GPU")), None)
@@ -167,8 +167,9 @@ def topology(text: str | None) -> dict[str, Any] | None:
 
 
 def numa() -> list[dict[str, Any]]:
-    """NUMA nodes: their number, cores, memory, distances to all nodes, and the network interfaces, disks and GPUs (by their
-    PCI address) that sit at them. Of a device that the firmware puts nowhere, as in most virtual machines, nothing is said.
+    """NUMA nodes: number, cores, memory, distances to all nodes, and the network interfaces, disks and GPUs (by PCI
+    address) attached to them. Devices without a NUMA node in the firmware's tables, as in most virtual machines, are
+    left out.
     """
     devices = {
         "nics": {nic: SYS / f"class/net/{nic}/device" for nic in nics()},
@@ -194,7 +195,7 @@ def numa() -> list[dict[str, Any]]:
 
 
 def _numa_node(device: Path) -> int | None:
-    """The node of a device, or of the nearest one above it that has any: an NVMe disk hangs below its controller."""
+    """NUMA node of a device, or of the nearest parent that has one: an NVMe disk is below its controller."""
     try:
         path = device.resolve(strict=True)
     except OSError:

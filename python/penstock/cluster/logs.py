@@ -18,7 +18,7 @@ __all__ = ["Logs"]
 
 
 class Logs:
-    """`on_line` writes a line, and passes it on."""
+    """Logs of a command; `on_line` writes a line, and passes it on."""
 
     def __init__(self, folder: Path, then: OnLine | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,11 +37,11 @@ class Logs:
             file.close()
 
     def on_line(self, node: str, rank: int, stream: str, line: bytes) -> None:
-        """From any thread."""
+        """Callback for a line, from any thread."""
         with self._lock:
             file = self._files.get(node)
             if file is None:
-                # A node's name is not always a file's: ports and addresses are in some.
+                # Some node names contain ports or addresses, and are not valid file names.
                 name = re.sub(r"[^A-Za-z0-9._-]", "_", node)
                 file = self._files[node] = (self._folder / f"{name}.log").open("ab")
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof that a folder, a file, a mount or a process is Penstock's, and the only code that removes, unmounts or signals one.
 
-Each function states its proof; docs/concepts/ownership.md lists the callers. Anything not provably Penstock's is left alone,
-with NotOwned. Standard library only: `penstock.node_program` sends this package to nodes with the programs that need it.
+Each function states its proof; docs/concepts/ownership.md lists the callers. Anything that is not provably Penstock's
+is left unchanged, and NotOwned is raised. Standard library only: `penstock.node_program` sends this package to nodes
+with the programs that need it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders and files: which are ours, and how one of ours is removed. No link is followed, and no mount is crossed."""
+"""Folders and files: proof that one is ours, and its removal. Follows no link, and crosses no mount."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 LEASE = "lease.json"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# Folders nested deeper than this are moved up before they are emptied: neither descriptors nor recursion run out.
+# Folders nested deeper than this are moved up before they are emptied, which limits open descriptors and recursion.
 _MAX_DEPTH = 64
 _MAX_LEASE_BYTES = 1 << 16
 
 
 class NotOwned(PermissionError):
-    """It is not provably ours, and was left as it is."""
+    """The path is not provably ours, and was left unchanged."""
 
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(errno.EPERM, text)
@@ -56,9 +56,9 @@ def check_parents(path: str) -> str:
     """The path with its parents' links resolved; the last component stays as it is.
 
     Raises:
-        NotOwned: A user other than root and this one could put a folder of theirs in the place of one on the way: it lies in a
-            folder that all may write without the sticky bit (as root: or that a group may write), or it belongs to another user
-            in a folder that all may write.
+        NotOwned: A user other than root and this one could replace a folder on the way: it is in a world-writable
+            folder without the sticky bit (for root: or in a group-writable one), or it belongs to another user in a
+            world-writable folder.
     """
     parent, name = os.path.split(os.path.abspath(path))
     real, us = os.path.realpath(parent), os.geteuid()
@@ -82,26 +82,27 @@ def check_parents(path: str) -> str:
 
 
 def _prefixes(path: str) -> list[str]:
-    """`/a/b` gives `/`, `/a`, `/a/b`."""
+    """All prefixes of a path: `/a/b` gives `/`, `/a`, `/a/b`."""
     parts = [part for part in path.split("/") if part]
     return ["/" + "/".join(parts[:count]) for count in range(len(parts) + 1)]
 
 
 class OwnedFolder:
-    """A folder of this user that no other user may write, held by its descriptor.
+    """A folder of this user that no other user can write, held by its descriptor.
 
-    Everything below it is reached from the descriptor: a name that leads elsewhere meanwhile changes nothing.
+    Every access below it starts from the descriptor, so a name that is redirected in the meantime has no effect.
     """
 
     def __init__(self, path: str, *, is_private: bool = True) -> None:
-        """Opens it.
+        """Open the folder.
 
         Args:
-            is_private: No other user may write it; False where another proof stands in, such as its identity.
+            is_private: Require that no other user can write it; False if another proof replaces that, such as its
+                identity.
 
         Raises:
-            FileNotFoundError: There is nothing of that name.
-            NotOwned: It is a link or not a folder, belongs to another user, or other users may write it.
+            FileNotFoundError: The path does not exist.
+            NotOwned: The path is a link or not a folder, belongs to another user, or can be written by other users.
         """
         self.path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.basename(path))
         try:
@@ -125,7 +126,7 @@ class OwnedFolder:
 
     @classmethod
     def made(cls, path: str, *, is_private: bool = True) -> OwnedFolder:
-        """Makes the folder where there is nothing of its name, and opens it."""
+        """Open the folder; create it first if the path does not exist."""
         with suppress(FileExistsError):
             os.mkdir(path, 0o700 if is_private else 0o777)
         return cls(path, is_private=is_private)
@@ -137,26 +138,26 @@ class OwnedFolder:
         self.close()
 
     def close(self) -> None:
-        """Lets the descriptor go; safe twice."""
+        """Close the descriptor; safe to call twice."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Device and number: two folders never have the same at one time."""
+        """Device and inode number, which two folders never share at the same time."""
         found = os.fstat(self.fd)
         return found.st_dev, found.st_ino
 
     def names(self) -> list[str]:
-        """What lies in it."""
+        """Names in the folder."""
         return os.listdir(self.fd)
 
     def folder(self, name: str) -> None:
-        """Makes a folder in it, where there is none.
+        """Create a folder in it, if it does not exist.
 
         Raises:
-            NotOwned: The name is a link, a file or another user's.
+            NotOwned: The name is a link, a file or another user's folder.
         """
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.fd)
@@ -165,7 +166,7 @@ class OwnedFolder:
             raise NotOwned(f"{self.path}/{name} is not a folder of ours")
 
     def read(self, name: str) -> bytes | None:
-        """A file of ours in it; None where there is none.
+        """Content of our file in it; None if it does not exist.
 
         Raises:
             NotOwned: The name is a link, not a file, or another user's.
@@ -187,7 +188,9 @@ class OwnedFolder:
             os.close(fd)
 
     def write(self, name: str, data: bytes, *, replaces: bool) -> bool:
-        """Writes a file whole under its name. False, and nothing is changed, where one is there that it may not replace."""
+        """Write a file atomically. Returns False and changes nothing if a file of the name exists that must not be
+        replaced.
+        """
         part = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
         try:
@@ -205,10 +208,10 @@ class OwnedFolder:
         return True
 
     def unmount(self, points: Sequence[str]) -> list[str]:
-        """Unmounts what is mounted at these folders of it, or below them.
+        """Unmount everything at or below these folders in it.
 
         Raises:
-            NotOwned: Something is mounted elsewhere below this folder; then nothing is unmounted.
+            NotOwned: There is a mount elsewhere below this folder; then nothing is unmounted.
         """
         ours = tuple(f"{self.path}/{point}" for point in points)
         found = mounts_below(self.path)
@@ -221,14 +224,14 @@ class OwnedFolder:
         return [path for path in found if unmount(path)]
 
     def remove(self, keep: Collection[str] = ()) -> bool:
-        """Removes what lies in it, and the folder itself where nothing is kept; whether the folder is gone.
+        """Remove the folder's content, and the folder itself if nothing is kept; returns whether the folder is gone.
 
         Args:
-            keep: Names in it that stay.
+            keep: Names in the folder that are not removed.
 
         Raises:
-            NotOwned: Something is mounted below it: that is left, the rest is removed.
-            OSError: The first thing that could not be removed; the rest is removed.
+            NotOwned: There is a mount below it: that is left, the rest is removed.
+            OSError: The first failed removal; the rest is removed.
         """
         self._faults, moved = [], -1
         while self._moved != moved:
@@ -240,7 +243,7 @@ class OwnedFolder:
             return False
         with suppress(FileNotFoundError):
             found = os.lstat(self.path)
-            # By its name, which may lead elsewhere by now; an empty folder is all that it could take.
+            # Removal is by name, which another process may have redirected; only an empty folder could be lost.
             if os.path.samestat(found, os.fstat(self.fd)):
                 os.rmdir(self.path)
         return True
@@ -258,9 +261,9 @@ class OwnedFolder:
                     self._moved += 1
                     os.rename(name, f".removed-{os.getpid()}-{self._moved}", src_dir_fd=fd, dst_dir_fd=self.fd)
             except FileNotFoundError:
-                continue  # it went by itself, or by another command of ours
+                continue  # it has been removed in the meantime, perhaps by another command of ours
             except OSError as error:
-                # The others go all the same.
+                # Continue with the other entries.
                 error.filename = error.filename and f"{path}/{name}"
                 self._faults.append(error)
 
@@ -278,15 +281,14 @@ class OwnedFolder:
 
 
 def leased(path: str, name: str, lease: str = "") -> tuple[OwnedFolder, dict[str, Any]]:
-    """A folder with a lease of that name, made at that path; and the lease.
+    """Open a folder with a lease of that pool name and path; returns the folder and the lease.
 
     Args:
-        lease: Only this one; with none, whichever it has.
+        lease: The required lease; by default any.
 
     Raises:
-        FileNotFoundError: There is no folder.
-        NotOwned: It is not an OwnedFolder, or `lease.json` in it is missing, of another name, of another path, or of another
-            lease than asked for.
+        FileNotFoundError: The folder does not exist.
+        NotOwned: It is not an OwnedFolder, or its `lease.json` is missing or has another name, path or lease.
     """
     folder = OwnedFolder(path)
     try:
@@ -315,7 +317,7 @@ def lease_of(folder: OwnedFolder) -> dict[str, Any] | None:
 
 @contextmanager
 def temporary_folder(parent: str | None, prefix: str) -> Iterator[str]:
-    """A new folder, removed at the end. Proof: this block made it, and has held its descriptor since."""
+    """Create a new folder, and remove it at the end. Proof: this block created it, and has held its descriptor since."""
     with OwnedFolder(tempfile.mkdtemp(prefix=prefix, dir=parent)) as folder:
         try:
             yield folder.path
@@ -325,13 +327,15 @@ def temporary_folder(parent: str | None, prefix: str) -> Iterator[str]:
 
 
 def identity_of(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Device and number of what lies under a name; a link is not followed."""
+    """Device and inode number of a path; a link is not followed."""
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
 
 def remove_made(path: str | os.PathLike[str], identity: tuple[int, int]) -> bool:
-    """Removes a folder that this process made; whether it is gone. Proof: it is the very one, by the identity that it had then."""
+    """Remove a folder that this process created; returns whether it is gone. Proof: it still has the identity from
+    then.
+    """
     try:
         with OwnedFolder(os.fspath(path), is_private=False) as folder:
             return folder.identity == identity and folder.remove()
@@ -340,21 +344,21 @@ def remove_made(path: str | os.PathLike[str], identity: tuple[int, int]) -> bool
 
 
 def remove_empty_folder(path: str | os.PathLike[str]) -> bool:
-    """Removes a folder of this user that holds nothing; whether there was one."""
+    """Remove an empty folder of this user; returns whether it existed."""
     try:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             return False
         os.rmdir(path)
-    except OSError:  # not there, not empty, or not ours to change
+    except OSError:  # missing, not empty, or no permission
         return False
     return True
 
 
 def remove_flat_folder(path: str, pattern: str) -> bool:
-    """Removes a folder that holds only files of ours whose whole names match the pattern; whether it is gone.
+    """Remove a folder that contains only our files with names that match the whole pattern; returns whether it is gone.
 
-    For folders that several processes of this user make together. Anything else in it, and it stays as it is.
+    For folders that several processes of this user share. A folder with any other content is left unchanged.
     """
     try:
         folder = OwnedFolder(path)
@@ -369,10 +373,10 @@ def remove_flat_folder(path: str, pattern: str) -> bool:
 
 
 def remove_file(path: str | os.PathLike[str]) -> bool:
-    """Removes a plain file of this user; whether there was one.
+    """Remove a regular file of this user; returns whether it existed.
 
     Raises:
-        NotOwned: It is a link, not a file, or another user's.
+        NotOwned: The path is a link, not a file, or another user's.
     """
     try:
         found = os.lstat(path)
@@ -386,7 +390,7 @@ def remove_file(path: str | os.PathLike[str]) -> bool:
 
 
 def remove_below(folder: str | os.PathLike[str], name: str) -> bool:
-    """Removes the file `name` (`a/b/c`) below a folder; whether there was one. No link on the way is followed.
+    """Remove the file `name` (`a/b/c`) below a folder; returns whether it existed. Follows no link on the way.
 
     Raises:
         NotOwned: A part of the name is a link.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts: which lie below a folder, which one a descriptor lies on, and how one of ours is taken away."""
+"""Mounts: those below a folder, the one that contains a descriptor, and the removal of one of ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROGRAM_S = 5.0
 
 
 def mounts_below(path: str) -> list[str]:
-    """Mount points at or below a path without links, the deepest first; one that is mounted over comes once for each mount."""
+    """Mount points at or below a path without links, deepest first; a path with several mounts occurs once per mount."""
     begin = os.fsencode(path)
     return [
         os.fsdecode(point) for point, _ in sorted(_mounts(), reverse=True) if (point + b"/").startswith(begin + b"/")
@@ -23,15 +23,15 @@ def mounts_below(path: str) -> list[str]:
 
 
 def _mounts() -> list[tuple[bytes, str]]:
-    """Every mount point, bytes as they are, with its device's `major:minor`; in the order in which they were mounted."""
+    """Every mount point, as raw bytes, with its device's `major:minor`, in the order of mounting."""
     with open("/proc/self/mountinfo", "rb") as file:
         rows = [line.split(b" ") for line in file]
-    # Blank, tab, newline and backslash are written as \040 and the like; all other bytes stand for themselves.
+    # Blank, tab, newline and backslash are written as \040 and the like; all other bytes are literal.
     return [(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), row[4]), row[2].decode()) for row in rows]
 
 
 def mount_of(fd: int) -> str:
-    """What names the mount that a descriptor lies on: a bind mount of the same device has another one."""
+    """Id of the mount that contains a descriptor; a bind mount of the same device has another id."""
     try:
         with open(f"/proc/self/fdinfo/{fd}") as file:
             return next(line for line in file if line.startswith("mnt_id:"))
@@ -40,7 +40,7 @@ def mount_of(fd: int) -> str:
 
 
 def _tried(*lines: list[str]) -> bool:
-    """Whether one of the command lines ended well; the first one that does is the last one that is run."""
+    """Run command lines until one succeeds; returns whether one did."""
     for command in lines:
         with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(
@@ -52,18 +52,18 @@ def _tried(*lines: list[str]) -> bool:
 
 
 def unmount(path: str) -> bool:
-    """Unmounts the uppermost mount at a path, also one that is busy. The caller has proved that it is ours."""
+    """Unmount the topmost mount at a path, also a busy one. The caller has proved that it is ours."""
     return _tried(["umount", path], ["fusermount3", "-u", path], ["umount", "-l", path])
 
 
 def unmount_device(path: str, number: str) -> bool:
-    """Unmounts a path. Proof: the uppermost mount there is of the device `major:minor` that the caller mounted."""
+    """Unmount a path. Proof: its topmost mount has the device `major:minor` that the caller mounted."""
     at = [device for point, device in _mounts() if point == os.fsencode(os.path.realpath(path))]
     return at[-1:] == [number] and _tried(["umount", path])
 
 
 def detach_loop(device: str, image: str) -> bool:
-    """Detaches a loop device. Proof: it is backed by the image that the caller made."""
+    """Detach a loop device. Proof: its backing file is the image that the caller created."""
     try:
         with open(f"/sys/block/{os.path.basename(device)}/loop/backing_file") as file:
             backing = file.read().removesuffix("\n")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: those with a mark of ours, and the groups that children of ours lead. No signal goes to a number that another process
-has by now.
+"""Processes: those with our mark, and process groups of our children. Never signals a pid that another process has
+reused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_S = 0.05
 
 
 def start_time(pid: int) -> int:
-    """A process's start in clock ticks, which with its number names it for ever; 0 when it is gone or dead."""
+    """Start time of a process in clock ticks, which with its pid identifies it uniquely; 0 if it is gone or dead."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -42,7 +42,7 @@ def start_time(pid: int) -> int:
 
 
 def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
-    """Whether a process of this user has a variable (`NAME=VALUE`) in its environment that is a mark of ours."""
+    """Whether a process of this user has a variable (`NAME=VALUE`) in its environment that is our mark."""
     try:
         with open(f"/proc/{pid}/status") as file:
             user = next(line.split()[1] for line in file if line.startswith("Uid:"))
@@ -53,7 +53,7 @@ def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
 
 
 def find_processes(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
-    """Living processes of this user with a mark of ours, and their command lines."""
+    """Live processes of this user with our mark, and their command lines."""
     found = {}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
         if pid != os.getpid() and has_mark(pid, is_mark):
@@ -63,10 +63,10 @@ def find_processes(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
 
 
 def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> bool:
-    """Sends a signal to a process that is not a child of ours; whether it went out.
+    """Send a signal to a process that is not a child of ours; returns whether it was sent.
 
-    `is_ours` is asked after the process is held by a descriptor: where the number belongs to another process by then, the one
-    that is held is dead, and the signal goes nowhere.
+    `is_ours` is called after a descriptor of the process is open. If the pid is reused after that, the process of the
+    descriptor is dead, and the signal has no effect.
     """
     fd = -1
     if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
@@ -81,7 +81,7 @@ def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> boo
         if fd >= 0:
             signal.pidfd_send_signal(fd, number)
         else:
-            os.kill(pid, number)  # before Linux 5.3 or Python 3.9: the proof is a moment old
+            os.kill(pid, number)  # before Linux 5.3 or Python 3.9 there is a short gap between proof and signal
     except (ProcessLookupError, PermissionError):
         return False
     finally:
@@ -91,12 +91,12 @@ def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> boo
 
 
 def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int, str]:
-    """Asks the marked processes to end, then kills them; those that it found."""
+    """Terminate the marked processes, then kill the remaining ones; returns all that were found."""
     ended: dict[int, str] = {}
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + grace_s
         while True:
-            # Looked for again each time: one that was about to start another has done so meanwhile.
+            # Search again each time, because a process may have started another in the meantime.
             now = find_processes(is_mark)
             ended.update(now)
             for pid in now:
@@ -110,7 +110,7 @@ def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int,
 
 
 def has_ended(child: subprocess.Popen[Any]) -> bool:
-    """Whether a child has ended, without reaping it: until it is reaped its number, and its group's, are its own."""
+    """Whether a child has ended, without reaping it: until it is reaped, its pid and its process group are not reused."""
     if child.returncode is not None:
         return True
     try:
@@ -120,7 +120,7 @@ def has_ended(child: subprocess.Popen[Any]) -> bool:
 
 
 def wait_unreaped(child: subprocess.Popen[Any], limit_s: float) -> bool:
-    """Waits until a child has ended, without reaping it; False where it has not within the limit."""
+    """Wait until a child has ended, without reaping it; False if it has not within the limit."""
     until, pause_s = time.monotonic() + limit_s, 0.0005
     while not has_ended(child):
         left = until - time.monotonic()
@@ -132,17 +132,17 @@ def wait_unreaped(child: subprocess.Popen[Any], limit_s: float) -> bool:
 
 
 def signal_group(child: subprocess.Popen[Any], number: int) -> None:
-    """Sends a signal to the group that a child leads. Proof: the child is not reaped, so the number is still its own."""
+    """Send a signal to the process group of a child. Proof: the child is not reaped, so its pid is not reused."""
     if child.returncode is not None:
         return
-    # ChildProcessError: somebody else has reaped it, and the number may be another's.
+    # ChildProcessError: another caller has reaped the child, and the pid may be reused.
     with suppress(ChildProcessError, ProcessLookupError, PermissionError):
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         os.killpg(child.pid, number)
 
 
 def end_group(child: subprocess.Popen[Any], grace_s: float) -> None:
-    """Ends the group that a child leads: asked first, killed after the grace; then the child is reaped."""
+    """End the process group of a child: terminate, kill after the grace period, then reap the child."""
     signal_group(child, signal.SIGTERM)
     wait_unreaped(child, grace_s)
     signal_group(child, signal.SIGKILL)

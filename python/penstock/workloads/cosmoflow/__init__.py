@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow as MLPerf HPC defines it: the model, its recipe, and accelerators that it can be emulated on.
+"""CosmoFlow as defined by MLPerf HPC: the model, its recipe, and emulated accelerators for it.
 
 Source:
     github.com/sparticlesteve/cosmoflow-benchmark and mlcommons/hpc (model, schedule, metric), mlcommons/storage
@@ -22,7 +22,7 @@ __all__ = ["RECIPES", "CosmoFlow", "Recipe", "learning_rate", "workload"]
 
 
 class CosmoFlow:
-    """The workload: trains the model, or emulates an accelerator when the spec names one."""
+    """The workload: trains the model, or emulates an accelerator if the spec names one."""
 
     def __init__(self) -> None:
         self._inner: Workload | None = None
@@ -77,5 +77,5 @@ class CosmoFlow:
 
 
 def workload() -> CosmoFlow:
-    """The entry point `penstock.workloads: cosmoflow`."""
+    """Entry point `penstock.workloads: cosmoflow`."""
     return CosmoFlow()

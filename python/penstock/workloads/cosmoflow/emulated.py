@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow on an emulated accelerator: the published time of a step over the volumes as they are stored."""
+"""CosmoFlow on an emulated accelerator: the published time of a step, with the volumes as stored."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["ACCELERATORS", "EmulatedCosmoFlow"]
 
 ACCELERATORS = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350, "v100x32@2021": 1 / (2.3 * 128)}
-"""Seconds of one CosmoFlow training step at batch 1 and 128 voxels a side; of `v100x32@2021`, a sample's share of a step.
+"""Seconds of one CosmoFlow training step at batch 1 and 128 voxels per side; for `v100x32@2021`, a sample's share of a
+step.
 
 Source:
     mlcommons/storage v0.5-v2.0, workload/cosmoflow_{v100,a100,h100}.yaml, train.computation_time. A larger batch is taken
-    as that many steps: those configurations know only batch 1."""
+    as that many steps: those configurations know only batch 1.
+"""
 
 
 UTILISATION = 0.7
-"""Of the accelerator, that MLPerf Storage asks of a storage for it (the same files, metric.au)."""
+"""Accelerator utilisation that MLPerf Storage requires (the same files, metric.au)."""
 
 
 class EmulatedCosmoFlow(EmulatedAccelerator):
-    """Eats the same batches as the training does."""
+    """Emulated CosmoFlow: consumes the same batches as the training."""
 
     def __init__(
         self, recipe: Recipe, pacer: Pacer | None = None, clock: Callable[[], float] = time.perf_counter
@@ -52,8 +54,8 @@ class EmulatedCosmoFlow(EmulatedAccelerator):
             arrays="numpy",
             sample_bytes=v**3 * 8 + 16,
             samples_per_s=1 / self._sample_s,
-            # The time is that of 128 voxels and is not scaled with the volume: whoever rehearses with smaller ones must
-            # scale the store with them, and the result says what was read.
+            # The time is that of 128 voxels and is not scaled with the volume. A rehearsal with smaller volumes must
+            # scale the store with them; the result records the size that was read.
             facts={
                 "emulated": spec.accelerator,
                 "model": "cosmoflow",

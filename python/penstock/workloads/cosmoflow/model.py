@@ -18,7 +18,7 @@ _SLOPE = 0.3  # Keras' default LeakyReLU, which the reference uses
 def as_input(counts: Tensor, device: torch.device) -> Tensor:
     """counts: int16 [n, D, H, W, 4] -> float32 [n, 4, D, H, W] = log(1 + counts), cast and transposed on the device.
 
-    The int16 travels, half the bytes of float32. The result is a channels-last view: no transpose is copied.
+    The int16 values are transferred: half the bytes of float32. The result is a channels-last view, without a copy.
     """
     return counts.to(device, non_blocking=True).to(torch.float32).log1p_().permute(0, 4, 1, 2, 3)
 
@@ -26,8 +26,8 @@ def as_input(counts: Tensor, device: torch.device) -> Tensor:
 class CosmoFlowNet(nn.Module):  # type: ignore[misc]  # torch is Any to mypy: pyproject skips it
     """Five blocks of Conv3D(3, same) - LeakyReLU - MaxPool(2), then dense 128 - 64 - 4, tanh x 1.2.
 
-    The flattening is channels-last, so that dense weights mean what they mean in the reference. Dropout takes its masks
-    from outside (`keep`), drawn for the global batch: what is dropped then depends on neither world nor history.
+    Flattening is channels-last, so that dense weights have the same meaning as in the reference. Dropout gets its masks
+    (`keep`) from the caller, drawn for the global batch, so they depend on neither the number of ranks nor the history.
 
     Source:
         sparticlesteve/cosmoflow-benchmark models/cosmoflow.py; Glorot uniform kernels and zero biases are Keras'.

@@ -21,18 +21,19 @@ MLPERF_PARAMETERS = 8_907_556
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that can be set; the defaults are MLPerf HPC's reference.
+    """Settings of a training; the defaults are those of MLPerf HPC's reference.
 
     Attributes:
         voxels: Side of a volume; a multiple of 32 (five poolings).
-        filters: Of the first convolution, doubled at each of the five; 32 is MLPerf's.
-        dropout: After each hidden dense layer.
-        base_learning_rate: At `base_batch` samples a step; the peak grows linearly with the global batch.
+        filters: Filters of the first convolution, doubled at each of the five; 32 in MLPerf.
+        dropout: Dropout rate after each hidden dense layer.
+        base_learning_rate: Learning rate at `base_batch` samples per step; the peak grows linearly with the global
+            batch.
         base_batch: See above.
-        warmup_epochs: Over which the rate goes from base to peak.
+        warmup_epochs: Epochs over which the rate rises from base to peak.
         decay_epochs: The rate is peak x factor while epoch > entry (epochs count from 0, strict as in the reference).
-        decay_factors: One for each entry.
-        momentum: Fixed by MLPerf's rule.
+        decay_factors: One factor for each entry.
+        momentum: Momentum; fixed by MLPerf's rules.
         weight_decay: L2 on the kernels of the two hidden dense layers only.
 
     Source:
@@ -53,7 +54,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Recipe:
-        """A recipe from settings; `recipe` names the one of RECIPES to start from."""
+        """A recipe from settings; `recipe` selects the one of RECIPES to start from."""
         given = dict(settings)
         name = given.pop("recipe", "mlperf")
         if name not in RECIPES:
@@ -67,7 +68,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return recipe
 
     def check(self) -> None:
-        """Raises ConfigError for what cannot be."""
+        """Raise ConfigError for an invalid setting."""
         step = 2**POOLINGS
         if self.voxels < step or self.voxels % step:
             raise ConfigError(f"cosmoflow takes volumes of a multiple of {step} voxels a side, not {self.voxels}")
@@ -86,7 +87,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_mlperf_model(self) -> bool:
-        """Whether the model is the published one, not one made smaller for a rehearsal."""
+        """Whether the model is the published one, not a smaller one for a rehearsal."""
         return self.voxels == MLPERF_VOXELS and self.filters == MLPERF_FILTERS
 
 
@@ -108,7 +109,7 @@ def learning_rate(recipe: Recipe, global_batch: int, epoch: int) -> float:
 
 
 def parameter_count(recipe: Recipe) -> int:
-    """Weights and biases by the formula, to hold the built model against."""
+    """Number of weights and biases by formula, to check the built model."""
     total, channels = 0, 4
     for i in range(POOLINGS):
         out = recipe.filters * 2**i
@@ -134,5 +135,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "decay_factors": [],
     },
 }
-"""Named starting points. `demo` learns in seconds on two cores, at a global batch of 4 from some hundred samples, and says
-that it is not MLPerf's model: docs/decisions/0601-demo-recipe.md holds what was tried."""
+"""Named recipes. `demo` learns in seconds on two cores, at a global batch of 4 from a few hundred samples. It is marked
+as not MLPerf's model; docs/decisions/0601-demo-recipe.md lists the experiments.
+"""

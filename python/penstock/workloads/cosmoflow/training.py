@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training of CosmoFlow: DDP if the world has more than one rank, and the same losses on every storage path."""
+"""Training of CosmoFlow: DDP if there is more than one rank, and the same losses on every storage path."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["Training"]
 class Training:
     """SGD on mean squared error; the metric is the mean absolute error of the four targets.
 
-    Everything random is a function of (seed, step): weights from the seed, dropout masks of the global batch from seed and
-    step. So a resumed run and a run on another world need no generator's state.
+    All randomness is a function of (seed, step): weights from the seed, dropout masks of the global batch from seed and
+    step. So a resumed run, or one with another number of ranks, needs no generator state.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -62,9 +62,11 @@ class Training:
     def prepare(self, spec: WorkloadSpec) -> None:
         self._spec = spec
         self._device = torch.device(spec.device)
-        # Max pooling's backward has no deterministic CUDA kernel in torch: warn there, insist elsewhere.
+        # Max pooling's backward has no deterministic CUDA kernel in torch: only warn there, and raise on the CPU.
         torch.use_deterministic_algorithms(True, warn_only=self._device.type == "cuda")
-        torch.utils.deterministic.fill_uninitialized_memory = False  # we leave none, and filling costs a pass
+        torch.utils.deterministic.fill_uninitialized_memory = (
+            False  # no tensor stays uninitialised; filling costs a pass
+        )
         torch.backends.cudnn.benchmark = False
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.seed)
@@ -93,7 +95,9 @@ class Training:
         return self._spec
 
     def _masks(self, samples: int) -> tuple[Tensor, Tensor] | None:
-        """Dropout of this rank's slice of the global batch; drawn on the CPU, alike on every device and in every world."""
+        """Dropout masks of this rank's slice of the global batch; drawn on the CPU, so they are equal on every device
+        and for any number of ranks.
+        """
         share = self.recipe.dropout
         if share == 0:
             return None
@@ -116,7 +120,7 @@ class Training:
         self._steps += 1
         self._target_sum += y.to("cpu", torch.float64).sum(0)
         self._target_count += len(y)
-        # item() waits for the device: the step's end is then its own, and a wait for data is not hidden behind it.
+        # item() waits for the device, so the step ends when its work does, and no wait for data is hidden behind it.
         value = float(loss.item())
         return StepCost(len(y), time.perf_counter() - started, 0.0, value)
 
@@ -129,8 +133,8 @@ class Training:
         return values.cpu()
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """`mae` of the model and `mae_constant` of the best a constant could do without looking: the mean of the targets
-        trained on so far (0, the middle of the range, before any step). Exact over ragged slices: sums, then one division.
+        """`mae` of the model, and `mae_constant` of the best constant prediction: the mean of the targets trained on so
+        far (0, the middle of the range, before any step). Exact over ragged slices: sums first, then one division.
         """
         seen = self._reduced(
             torch.cat([self._target_sum, torch.tensor([float(self._target_count)], dtype=torch.float64)])
@@ -173,7 +177,7 @@ class Training:
         self._net.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
         self._steps = int(state["steps"])
-        # The sums are the world's: one rank goes on with them, the others add theirs.
+        # The sums are over all ranks: one rank continues with them, the others start from zero.
         leads = self._of().rank == 0
         self._target_sum = state["target_sum"].clone() if leads else torch.zeros(4, dtype=torch.float64)
         self._target_count = int(state["target_count"]) if leads else 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any published storage workload on an emulated accelerator: its samples and its step time, without a model.
+"""Published storage workloads on an emulated accelerator: their samples and step times, without a model.
 
-The samples are what DLIO writes (argonne-lcf/dlio_benchmark), so that a dataset of either program feeds the other:
+The samples have DLIO's formats (argonne-lcf/dlio_benchmark), so that both programs can read each other's datasets:
 TFRecords of `image` (bytes) and `size`, npz of `x` and `y`, or images.
 """
 
@@ -53,7 +53,7 @@ class Emulated(EmulatedAccelerator):
                 "step_s": self._length_s,
                 "step_batch": model.batch,
                 "au_required": model.au,
-                # Said by whoever wrote the settings: the feed need not read all files to count, which would warm their caches.
+                # Taken from the settings: counting would read all files, and so warm their caches.
                 "records_per_object": spec.settings.get("records_per_file"),
             },
         )
@@ -67,10 +67,10 @@ class Emulated(EmulatedAccelerator):
 
 
 def model_of(settings: Mapping[str, Any]) -> Model:
-    """The model that settings name or describe.
+    """The model that the settings name or describe.
 
     Raises:
-        ConfigError: No such model, or settings that cannot be.
+        ConfigError: The model is unknown, or a setting is invalid.
     """
     name = settings.get("model")
     if name is None:
@@ -88,10 +88,10 @@ def _fields(model: Model) -> dict[str, InputField]:
     name = "image" if model.format == "tfrecord" else "x"
     if model.record_deviation_bytes or model.format == "npz":
         return {name: InputField("bytes", ())}
-    # Records of DLIO are square: their bytes are the square of a whole number.
+    # DLIO's records are square: their size in bytes is a square number.
     return {name: InputField("uint8", (math.isqrt(model.record_bytes) ** 2,))}
 
 
 def workload() -> Emulated:
-    """The entry point `penstock.workloads: emulated`."""
+    """Entry point `penstock.workloads: emulated`."""
     return Emulated()

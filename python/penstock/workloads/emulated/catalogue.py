@@ -18,17 +18,17 @@ FORMATS = ("tfrecord", "npz", "jpeg", "png")
 
 @dataclass(frozen=True)
 class Model:
-    """One workload.
+    """One published workload.
 
     Attributes:
-        format: Of its files, one of `FORMATS`.
+        format: Format of its files, one of `FORMATS`.
         record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size.
         records_per_file, files: As published.
-        batch: Samples a step and accelerator.
+        batch: Samples per step and accelerator.
         step_s: Accelerator -> seconds of such a step.
         step_deviation_s: Its standard deviation.
         au: Utilisation that a storage system must reach, 0 to 1.
-        side: Of a decoded picture, pixels.
+        side: Side of a decoded image, in pixels.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Model:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Model:
-        """A model of settings by name.
+        """A model from settings by name.
 
         Raises:
-            ConfigError: A name that is none, one that is missing, or a value that cannot be.
+            ConfigError: A setting is unknown, missing or invalid.
         """
         known = {field.name for field in fields(cls)}
         wrong = sorted(settings.keys() - known)
@@ -82,9 +82,9 @@ MODELS = {
         Model("dlrm", "tfrecord", 160, 16_384, {"b200": 0.000375}, au=0.7, records_per_file=65_536, files=64),
     )
 }  # fmt: skip
-"""CosmoFlow has a workload of its own, since its volumes are really inflated.
+"""Published workloads by name. CosmoFlow has a workload of its own, because its volumes are really decompressed.
 
-Source:
-    mlcommons/storage v1.0-v3.0 and dlio_benchmark 2.0, configs/workload/*.yaml: record_length, record_length_stdev,
-    num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's side is MLPerf
-    training's input; DLRM is defined there and unused, its record size and file counts are ours."""
+Source: mlcommons/storage v1.0-v3.0 and dlio_benchmark 2.0, configs/workload/*.yaml: record_length, record_length_stdev,
+num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's side is that of MLPerf
+training's input. DLRM is defined in DLIO but unused; its record size and file counts are ours.
+"""

@@ -12,7 +12,6 @@ from typing_extensions import Buffer
 __all__ = [
     "ORDER_VERSION",
     "Counted",
-    "Course",
     "CudaDevice",
     "Emulator",
     "Feed",
@@ -20,6 +19,7 @@ __all__ = [
     "ObjectPhase",
     "RaggedTensor",
     "Run",
+    "Sampler",
     "Source",
     "StageJob",
     "StageRequest",
@@ -229,15 +229,15 @@ class Counted:
 
 # Positions of an epoch over one or several datasets: arithmetic, no I/O. `places` returns (dataset, object, record).
 @final
-class Course:
+class Sampler:
     @staticmethod
     def leaf(
         source: Source, counted: Counted, *, seed: int | None, window: int, select: tuple[int, int] | None = None
-    ) -> Course: ...
+    ) -> Sampler: ...
     @staticmethod
-    def mix(courses: Sequence[Course], weights: Sequence[int], samples: int) -> Course: ...
-    def range(self, start: int, stop: int) -> Course: ...
-    def repeat(self, times: int) -> Course: ...
+    def mix(courses: Sequence[Sampler], weights: Sequence[int], samples: int) -> Sampler: ...
+    def range(self, start: int, stop: int) -> Sampler: ...
+    def repeat(self, times: int) -> Sampler: ...
     @property
     def samples(self) -> int: ...
     @property
@@ -249,7 +249,7 @@ class Course:
 class Feed:
     def __new__(
         cls,
-        course: Course,
+        course: Sampler,
         fields: str,
         *,
         global_batch: int,

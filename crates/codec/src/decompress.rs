@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Inflation of whole objects into a buffer that the caller keeps and gives again.
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::gzip::{self, GzipCheck};
 use crate::{Codec, StreamDecoder, zstandard};
@@ -100,5 +100,5 @@ pub(crate) fn reserve(out: &mut Vec<u8>, total: u64, place: &str) -> Result<()> 
 }
 
 pub(crate) fn above_limit(limit: u64, place: &str) -> Error {
-    Error::corrupt(place, format!("inflates to more than the limit of {} bytes", grouped(limit)))
+    Error::corrupt(place, format!("inflates to more than the limit of {} bytes", with_separators(limit)))
 }

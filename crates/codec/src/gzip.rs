@@ -7,7 +7,7 @@
 
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Crc;
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::libdeflate::{Outcome, inflate_raw};
 use crate::stream_decoder::{OutputWindow, StreamDecoder};
@@ -168,8 +168,8 @@ fn wrong_crc(member: u64, is: u32, want: u32) -> String {
 fn wrong_size(member: u64, is: u64, want: u32) -> String {
     format!(
         "has a wrong size in gzip member {member} (inflates to {} bytes, its trailer says {} modulo 2³²)",
-        grouped(is),
-        grouped(u64::from(want))
+        with_separators(is),
+        with_separators(u64::from(want))
     )
 }
 
@@ -347,7 +347,7 @@ impl GzipStream {
                         return Err(outlet.corrupt(format!(
                             "has bytes after gzip member {} that are neither gzip nor zero padding (at stored byte {})",
                             self.member,
-                            grouped(outlet.bytes_in() + at as u64)
+                            with_separators(outlet.bytes_in() + at as u64)
                         )));
                     }
                 },
@@ -364,7 +364,7 @@ impl GzipStream {
             later => outlet.corrupt(format!(
                 "has bytes after gzip member {} that are not gzip (near stored byte {}: {problem})",
                 later - 1,
-                grouped(outlet.bytes_in())
+                with_separators(outlet.bytes_in())
             )),
         })?;
         if self.walk.done() {
@@ -387,8 +387,8 @@ impl GzipStream {
                 outlet.corrupt(format!(
                     "is damaged in gzip member {} near stored byte {}: {reason} (inflated {} bytes so far)",
                     self.member,
-                    grouped(outlet.bytes_in() + (used + took) as u64),
-                    grouped(outlet.bytes_out() + made as u64)
+                    with_separators(outlet.bytes_in() + (used + took) as u64),
+                    with_separators(outlet.bytes_out() + made as u64)
                 ))
             };
             let status = status.map_err(|error| bad(error.message().unwrap_or("invalid DEFLATE data")))?;

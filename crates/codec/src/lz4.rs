@@ -3,7 +3,7 @@
 //! block decoder called; the checksums (header, block, content) are checked. Dictionaries and legacy frames are refused.
 
 use lz4_flex::block::decompress_into_with_dict;
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use xxhash_rust::xxh32::{Xxh32, xxh32};
 
 use crate::stream_decoder::OutputWindow;
@@ -115,8 +115,8 @@ impl Lz4Stream {
         outlet.corrupt(format!(
             "is damaged in lz4 frame {} before stored byte {}: {reason} (inflated {} bytes so far)",
             self.count,
-            grouped(outlet.bytes_in()),
-            grouped(outlet.bytes_out())
+            with_separators(outlet.bytes_in()),
+            with_separators(outlet.bytes_out())
         ))
     }
 
@@ -169,7 +169,7 @@ impl Lz4Stream {
             other => Err(outlet.corrupt(format!(
                 "has bytes after lz4 frame {} that are not lz4 (before stored byte {}: {other:#010x})",
                 self.count,
-                grouped(outlet.bytes_in())
+                with_separators(outlet.bytes_in())
             ))),
         }
     }
@@ -216,7 +216,8 @@ impl Lz4Stream {
             if let Some(want) = self.frame.content_size
                 && want != self.made
             {
-                let reason = format!("its content is {} bytes, want {}", grouped(self.made), grouped(want));
+                let reason =
+                    format!("its content is {} bytes, want {}", with_separators(self.made), with_separators(want));
                 return Err(self.bad(outlet, reason));
             }
             match self.frame.content_sum {

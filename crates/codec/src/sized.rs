@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::libdeflate::{self, Outcome};
 use crate::{Codec, GzipCheck, decompress_into_checked};
@@ -44,7 +44,7 @@ fn whole(made: usize, want: usize, place: &str) -> Result<()> {
     if made == want {
         return Ok(());
     }
-    let (made, want) = (grouped(made as u64), grouped(want as u64));
+    let (made, want) = (with_separators(made as u64), with_separators(want as u64));
     Err(Error::corrupt(place, format!("inflates to {made} bytes, want {want}")))
 }
 
@@ -54,7 +54,7 @@ fn all_of(used: usize, have: usize, place: &str) -> Result<()> {
     }
     Err(Error::corrupt(
         place,
-        format!("ends after {} of its {} stored bytes", grouped(used as u64), grouped(have as u64)),
+        format!("ends after {} of its {} stored bytes", with_separators(used as u64), with_separators(have as u64)),
     ))
 }
 
@@ -66,7 +66,9 @@ fn compress(input: &[u8], out: &mut [u8], place: &str) -> Result<usize> {
     match libdeflate::inflate_raw(input, slot) {
         Outcome::Done { used, made } => whole(made, want, place).map(|()| used),
         Outcome::Bad => Err(Error::corrupt(place, "is a damaged or truncated DEFLATE stream")),
-        Outcome::NoRoom => Err(Error::corrupt(place, format!("inflates to more than {} bytes", grouped(want as u64)))),
+        Outcome::NoRoom => {
+            Err(Error::corrupt(place, format!("inflates to more than {} bytes", with_separators(want as u64))))
+        }
     }
 }
 

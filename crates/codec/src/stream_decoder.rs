@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Inflation of bytes as they arrive, in pieces cut anywhere.
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::gzip::GzipStream;
 use crate::lz4::Lz4Stream;
@@ -98,8 +98,8 @@ impl StreamDecoder {
                 self.place,
                 format!(
                     "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
-                    grouped(self.passed.bytes_in),
-                    grouped(self.passed.bytes_out)
+                    with_separators(self.passed.bytes_in),
+                    with_separators(self.passed.bytes_out)
                 ),
             )),
         }

@@ -9,7 +9,7 @@
 
 use std::cell::RefCell;
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::bitshuffle::{from_bits, to_bits};
 use crate::byteshuffle::{shuffle, unshuffle};
@@ -191,7 +191,7 @@ fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
     let table = count.and_then(|count| Some((rest.get(..4 * count)?, rest.get(4 * count..)?)));
     let Some((table, (sum, blocks))) = table.and_then(|(table, rest)| Some((table, rest.split_first_chunk::<4>()?)))
     else {
-        return Err(damaged(format!("{} bytes are too few for {} of content", input.len(), grouped(content))));
+        return Err(damaged(format!("{} bytes are too few for {} of content", input.len(), with_separators(content))));
     };
     if crc32c(&input[..HEADER + table.len()]).to_le_bytes() != *sum {
         return Err(damaged("the checksum of its table is another".to_owned()));

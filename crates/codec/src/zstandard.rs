@@ -2,7 +2,7 @@
 //! zstd (RFC 8878) through the reference library: frames one after another, skippable ones skipped, and nothing else
 //! after them. Windows up to 128 MiB (the library's own limit); dictionaries and the formats before 1.0 are refused.
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name, get_frame_content_size};
 
 use crate::decompress;
@@ -63,8 +63,11 @@ impl Frames {
     }
 
     fn problem(&self, reason: &str, bytes_in: u64, bytes_out: u64) -> String {
-        let numbers =
-            format!("near stored byte {}: {reason}, inflated {} bytes so far", grouped(bytes_in), grouped(bytes_out));
+        let numbers = format!(
+            "near stored byte {}: {reason}, inflated {} bytes so far",
+            with_separators(bytes_in),
+            with_separators(bytes_out)
+        );
         match (self.inside, self.frame) {
             (false, 1) => format!("is not zstd ({numbers})"),
             (false, later) => format!("has bytes after zstd frame {} that are not zstd ({numbers})", later - 1),
@@ -132,8 +135,8 @@ fn cut_short(frames: &Frames, bytes_in: usize, bytes_out: usize, place: &str) ->
         place,
         format!(
             "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
-            grouped(bytes_in as u64),
-            grouped(bytes_out as u64)
+            with_separators(bytes_in as u64),
+            with_separators(bytes_out as u64)
         ),
     )
 }

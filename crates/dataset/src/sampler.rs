@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::order::{Counts, EpochOrder, Order, Permutation, Place, Shuffle};
 
@@ -34,7 +34,7 @@ impl DatasetView {
             return Ok(Self { counts, order, first: Place { object: 0, record: 0 } });
         };
         if range.start > range.end || range.end > samples {
-            let text = format!("{} to {} of {} samples", range.start, range.end, grouped(samples));
+            let text = format!("{} to {} of {} samples", range.start, range.end, with_separators(samples));
             return Err(Error::config("select", text));
         }
         let (selected, first) = selected(&counts, &range);
@@ -131,7 +131,7 @@ impl Sampler {
     /// `times` epochs as one.
     pub fn repeat(self, times: u64) -> Result<Self> {
         let samples = self.samples.checked_mul(times).filter(|_| times > 0).ok_or_else(|| {
-            Error::config("repeat", format!("{times} times {} samples are no epoch", grouped(self.samples)))
+            Error::config("repeat", format!("{times} times {} samples are no epoch", with_separators(self.samples)))
         })?;
         Ok(Self { samples, leaves: self.leaves, step: Step::Repeat { of: Box::new(self) } })
     }

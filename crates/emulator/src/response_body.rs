@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::Stream;
-use penstock_store::Buffers;
+use penstock_store::BufferPool;
 use rustix::io::{Errno, ReadWriteFlags};
 use s3s::StdError;
 use s3s::stream::{ByteStream, RemainingLength};
@@ -22,7 +22,7 @@ pub(crate) const CHUNK: usize = 512 << 10;
 /// The bytes at `offset`, at most `want` and at most a chunk. `None` when `flags` forbid to wait and they are not in
 /// memory.
 fn read(file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Result<Option<Bytes>> {
-    let mut buffer = Buffers::of_process().take(CHUNK)?;
+    let mut buffer = BufferPool::of_process().take(CHUNK)?;
     let want = want.min(CHUNK as u64) as usize;
     let got = loop {
         match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut buffer[..want])], offset, flags) {

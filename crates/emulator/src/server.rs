@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::bucket::{Bucket, REGION, Uploads};
+use crate::bucket::{Bucket, MultipartStore, REGION};
 use crate::connections::Connections;
 use crate::fs_backend::Folder;
 use crate::limits::Limits;
@@ -84,7 +84,7 @@ pub struct Emulator {
 
 struct FrontHandle {
     front: Front,
-    uploads: Arc<Uploads>,
+    uploads: Arc<MultipartStore>,
 }
 
 impl std::fmt::Debug for FrontHandle {
@@ -125,7 +125,7 @@ impl Emulator {
         let absolute = folder.canonicalize().map_err(|error| Error::from_io(&place, &error))?;
         let opened = Arc::new(Folder::open(&absolute)?);
         let name = bucket_name(&absolute);
-        let uploads = Arc::new(Uploads::default());
+        let uploads = Arc::new(MultipartStore::default());
         let bucket =
             Bucket { name: name.as_str().into(), folder: opened, uploads: uploads.clone(), began: Stamp::now() };
         let mut builder = S3ServiceBuilder::new(bucket);

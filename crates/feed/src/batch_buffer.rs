@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use penstock_store::Mapping;
-use penstock_types::{DType, Error, Result, TensorSpec, grouped, lock};
+use penstock_types::{DType, Error, Result, TensorSpec, lock, with_separators};
 
 use super::field::Field;
 
@@ -111,7 +111,10 @@ impl Pool {
             None => {
                 let mapping = Mapping::new(layout.bytes).map_err(|why| Error::System {
                     place: "memory".to_owned(),
-                    reason: format!("the system has no {} bytes for a batch: {why}", grouped(layout.bytes as u64)),
+                    reason: format!(
+                        "the system has no {} bytes for a batch: {why}",
+                        with_separators(layout.bytes as u64)
+                    ),
                 })?;
                 Memory { hold: Mutex::default(), mapping }
             }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use penstock_record::chunk::{Step, copy_rows, decode_into};
-use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, grouped};
+use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, with_separators};
 
 use penstock_dataset::manifest::{Entry, Manifest};
 
@@ -107,9 +107,12 @@ impl Blocks {
         let Some(first) = columns.first() else { return Err(Error::config("format", format!("{place}: no array"))) };
         let samples = first.spec.shape[0];
         if let Some(other) = columns.iter().find(|column| column.spec.shape[0] != samples) {
-            let (name, want) = (&first.name, grouped(samples as u64));
-            let problem =
-                format!("`{}` has {} rows, and `{name}` {want}", other.name, grouped(other.spec.shape[0] as u64));
+            let (name, want) = (&first.name, with_separators(samples as u64));
+            let problem = format!(
+                "`{}` has {} rows, and `{name}` {want}",
+                other.name,
+                with_separators(other.spec.shape[0] as u64)
+            );
             return Err(Error::config("format", format!("{place}: {problem}; name arrays of equally many")));
         }
         if let Some(before) = self.layouts.first() {
@@ -128,7 +131,7 @@ impl Blocks {
         let height = columns[widest].chunk_shape[0];
         columns.iter_mut().filter(|column| column.flat.is_some()).for_each(|column| column.chunk_shape[0] = height);
         let too_many = || Error::Unsupported {
-            what: format!("more than {} chunks ({place})", grouped(MAX_CHUNKS as u64)),
+            what: format!("more than {} chunks ({place})", with_separators(MAX_CHUNKS as u64)),
             by: "the feed".to_owned(),
         };
         if samples.div_ceil(height) > MAX_CHUNKS {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
-use penstock_types::{Error, Result, grouped, now};
+use penstock_types::{Error, Result, now, with_separators};
 
 use super::batch_plan::RowRequest;
 use super::batch_rows::{Row, Rows};
@@ -141,7 +141,7 @@ fn decode_table(
 }
 
 fn miscounted(place: &str, found: u64, counted: u64) -> Error {
-    let (found, counted) = (grouped(found), grouped(counted));
+    let (found, counted) = (with_separators(found), with_separators(counted));
     let problem = format!(
         "holds {found} records where its count says {counted}: the dataset's objects differ, or changed since they were counted"
     );
@@ -215,7 +215,7 @@ impl Cut<'_> {
         };
         // What an index says of the record is as good as a checksum of its own.
         if self.spans.is_empty() && span.crc != 0 && !framing.checks_itself() && framing.crc(bytes) != span.crc {
-            let (at, is, want_crc) = (grouped(span.offset), framing.crc(bytes), span.crc);
+            let (at, is, want_crc) = (with_separators(span.offset), framing.crc(bytes), span.crc);
             let problem = format!(
                 "has a damaged record {} (byte {at}: checksum is {is:#010x}, want {want_crc:#010x})",
                 want.record

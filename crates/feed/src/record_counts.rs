@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::{Codec, StreamDecoder, gzip_size_hint};
-use penstock_types::{Deadline, Error, Result, grouped};
+use penstock_types::{Deadline, Error, Result, with_separators};
 
 use super::format::{FormatSpec, TrailerCount};
 use super::scan::{Scanned, scan_object};
@@ -108,7 +108,7 @@ pub(super) fn no_record(source: &Source) -> Error {
         FormatSpec::Tar {} => " (a tar's samples are its members named KEY.EXTENSION)",
         _ => "",
     };
-    let (url, objects) = (&source.manifest().url, grouped(source.manifest().objects.len() as u64));
+    let (url, objects) = (&source.manifest().url, with_separators(source.manifest().objects.len() as u64));
     Error::config("dataset", format!("{url} holds no record in {objects} objects{rule}"))
 }
 

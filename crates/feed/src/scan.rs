@@ -11,7 +11,7 @@ use futures::{StreamExt, stream};
 use penstock_codec::{Codec, StreamDecoder, decompress_into, gzip_size_hint};
 use penstock_record::magic;
 use penstock_record::tfrecord::{FrameStream, frame_len};
-use penstock_types::{Deadline, Error, Result, grouped};
+use penstock_types::{Deadline, Error, Result, with_separators};
 use tokio::sync::mpsc;
 
 use super::format::Framing;
@@ -259,7 +259,7 @@ impl Window {
         let end = if spans.len() > from { spans.pop().map_or(0, |last| last.offset - self.base) } else { 0 };
         if end == 0 {
             if self.target >= max {
-                let (max, base) = (grouped(max as u64), grouped(self.base));
+                let (max, base) = (with_separators(max as u64), with_separators(self.base));
                 let problem = format!("holds no whole record in {max} bytes from byte {base}");
                 let error = walked.err().map(|error| behind(error, self.base));
                 return Err(error.unwrap_or_else(|| Error::corrupt(place, problem)));
@@ -277,7 +277,7 @@ impl Window {
 pub(super) fn behind(error: Error, at: u64) -> Error {
     match error {
         Error::Corrupt { place, problem } if at > 0 => {
-            Error::Corrupt { place, problem: format!("{problem}, counted from byte {}", grouped(at)) }
+            Error::Corrupt { place, problem: format!("{problem}, counted from byte {}", with_separators(at)) }
         }
         other => other,
     }

@@ -13,7 +13,7 @@ use penstock_codec::{Codec, strip_suffix};
 use penstock_record::sidecar_index::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
 use penstock_record::tfrecord::frame_len;
 use penstock_store::{ObjectRef, Store, read_whole};
-use penstock_types::{Deadline, Error, Key, Result, grouped};
+use penstock_types::{Deadline, Error, Key, Result, with_separators};
 
 use super::format::FormatSpec;
 use super::source::Source;
@@ -200,7 +200,7 @@ impl SidecarIndexes {
                 return Ok(None);
             };
             if let Some(size) = shard.size.filter(|&size| size != entry.size) {
-                let (want, have) = (grouped(size), grouped(entry.size));
+                let (want, have) = (with_separators(size), with_separators(entry.size));
                 note(notes, format!("{place} says that `{}` has {want} bytes, and it has {have}", entry.key));
                 return Ok(None);
             }
@@ -212,7 +212,7 @@ impl SidecarIndexes {
 
     async fn read(&self, index: &Entry, deadline: Deadline) -> Result<Vec<u8>> {
         if index.size > MAX_BYTES {
-            let problem = format!("has {} bytes, more than any index of one object", grouped(index.size));
+            let problem = format!("has {} bytes, more than any index of one object", with_separators(index.size));
             return Err(Error::corrupt(self.place(index), problem));
         }
         let object = ObjectRef { key: self.base.join(index.key.as_bytes()), version: index.version.clone() };
@@ -239,9 +239,9 @@ fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     let silent = |from: u64, to: u64| {
         let problem = format!(
             "says nothing of bytes {} to {} of an object of {}: it is another's, or old",
-            grouped(from),
-            grouped(to),
-            grouped(size)
+            with_separators(from),
+            with_separators(to),
+            with_separators(size)
         );
         Error::corrupt(place, problem)
     };

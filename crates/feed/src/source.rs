@@ -9,8 +9,8 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::Codec;
-use penstock_store::{Buffer, Buffers, Chunk, ObjectRef, Store};
-use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, grouped, now};
+use penstock_store::{Buffer, BufferPool, Chunk, ObjectRef, Store};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, now, with_separators};
 use std::time::{Duration, Instant};
 
 use super::MAX_PLANNED_IN_ORDER;
@@ -60,7 +60,7 @@ pub struct Source {
     blocks: Option<Arc<Blocks>>,
     metrics: Arc<Metrics>,
     /// What comes in several chunks is put together here.
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
     offsets: OffsetCache,
     ignored: usize,
     format: FormatSpec,
@@ -138,7 +138,7 @@ impl Source {
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
         let (index, schedule, cache) = (None, None, None);
         let is_local = store.root().scheme == Scheme::File;
-        let (buffers, offsets) = (Buffers::of_process(), OffsetCache::new(manifest.objects.len()));
+        let (buffers, offsets) = (BufferPool::of_process(), OffsetCache::new(manifest.objects.len()));
         Ok(Self {
             store,
             base,
@@ -472,8 +472,9 @@ impl Source {
     /// The last four bytes: where gzip says how much it holds.
     pub(crate) async fn last_four(&self, object: u64, deadline: Deadline) -> Result<[u8; 4]> {
         let size = self.entry(object).size;
-        let cut =
-            || Error::corrupt(self.place(object), format!("ends inside its gzip header ({} bytes)", grouped(size)));
+        let cut = || {
+            Error::corrupt(self.place(object), format!("ends inside its gzip header ({} bytes)", with_separators(size)))
+        };
         let start = size.checked_sub(4).ok_or_else(cut)?;
         let (bytes, _) = self.range(object, ByteRange::new(start, 4), 4, deadline).await?;
         bytes.as_ref().try_into().map_err(|_| cut())
@@ -539,14 +540,14 @@ impl Source {
         if came == want {
             return Ok(());
         }
-        let problem = format!("gave {} bytes where {} were asked for", grouped(came), grouped(want));
+        let problem = format!("gave {} bytes where {} were asked for", with_separators(came), with_separators(want));
         Err(Error::corrupt(self.place_of(entry), problem))
     }
 
     fn buffer(&self, bytes: u64) -> Result<Buffer> {
         let none = |why: std::io::Error| Error::System {
             place: "memory".to_owned(),
-            reason: format!("the system has no {} bytes for an object: {why}", grouped(bytes)),
+            reason: format!("the system has no {} bytes for an object: {why}", with_separators(bytes)),
         };
         usize::try_from(bytes)
             .map_err(|_| std::io::ErrorKind::OutOfMemory.into())

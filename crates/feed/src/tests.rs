@@ -5,7 +5,7 @@ use bytes::Bytes;
 use penstock_codec::compress;
 use penstock_record::tf_example::{FeatureValue, encode_example};
 use penstock_record::tfrecord::write_frame;
-use penstock_store::{Count, Memory, PutOptions, Store};
+use penstock_store::{Memory, MeteredStore, PutOptions, Store};
 use penstock_types::{Deadline, Key, Metric, Metrics};
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
@@ -405,7 +405,7 @@ fn counted_world(name: &str, settings: &FeedSettings) -> (World, Arc<Feed>, Step
     let case = World::new(name);
     case.fill(&[1; 64], false);
     let metrics = Arc::<Metrics>::default();
-    let store = Arc::new(Count::new(case.store.clone(), metrics.clone()));
+    let store = Arc::new(MeteredStore::new(case.store.clone(), metrics.clone()));
     let source = Source::new(store, Key::from(case.prefix), case.list().unwrap(), metrics.clone()).unwrap();
     let order = Order::new(Counts::of(&[1; 64]), Some(Shuffle { seed: 1, window: 4 }));
     let steps = steps(64, 4, 0, 1, Tail::Ragged);

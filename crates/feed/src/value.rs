@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use penstock_record::tf_example::Feature;
 use penstock_record::tf_sequence_example::FeatureList;
-use penstock_types::{DType, TensorSpec, grouped};
+use penstock_types::{DType, TensorSpec, with_separators};
 
 /// What a record holds under a name.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,9 +60,9 @@ impl<'a> Part<'a> {
     /// What it is, in words with numbers.
     pub fn describe(&self) -> String {
         match self {
-            Self::Bytes(bytes) => format!("{} bytes", grouped(bytes.len() as u64)),
-            Self::Text(text) => format!("a text of {} bytes", grouped(text.len() as u64)),
-            Self::Strings(strings) => format!("a list of {} byte strings", grouped(strings.len() as u64)),
+            Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
+            Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
+            Self::Strings(strings) => format!("a list of {} byte strings", with_separators(strings.len() as u64)),
             Self::Digits(text) => {
                 format!("the text `{}`", String::from_utf8_lossy(&text[..text.len().min(32)]).escape_default())
             }
@@ -74,7 +74,7 @@ impl<'a> Part<'a> {
                 None => "a feature_list of no step".to_owned(),
             },
             Self::Array(array) => format!("{} {}", array.dtype, shown(&array.shape)),
-            Self::List(array) => format!("a list of {} {}", grouped(array.elements() as u64), array.dtype),
+            Self::List(array) => format!("a list of {} {}", with_separators(array.elements() as u64), array.dtype),
             Self::Int(value) => format!("the integer {value}"),
             Self::Null => "a null".to_owned(),
         }
@@ -176,7 +176,7 @@ impl<'a> Part<'a> {
                         out.extend(Part::Feature(step.clone()).gather(item)?);
                     }
                     if out.len() - have != item.shape.iter().product::<usize>() * size {
-                        let values = grouped(step.as_ref().map_or(0, Feature::len) as u64);
+                        let values = with_separators(step.as_ref().map_or(0, Feature::len) as u64);
                         let why = format!("step {at} has {values} values, and a step is one item");
                         return Err(self.unlike_why(&want(), &why));
                     }
@@ -270,15 +270,15 @@ impl<'a> Part<'a> {
 /// A specification in words, with its bytes.
 fn wanted(spec: &TensorSpec) -> String {
     let bytes = spec.size_bytes().unwrap_or(usize::MAX) as u64;
-    format!("{} {} ({} bytes)", spec.dtype, shown(&spec.shape), grouped(bytes))
+    format!("{} {} ({} bytes)", spec.dtype, shown(&spec.shape), with_separators(bytes))
 }
 
 fn describe_feature(feature: &Feature<'_>) -> String {
     match feature {
         Feature::Bytes(values) if values.len() == 1 => {
-            format!("bytes_list of 1 value of {} bytes", grouped(values[0].len() as u64))
+            format!("bytes_list of 1 value of {} bytes", with_separators(values[0].len() as u64))
         }
-        other => format!("{} of {} values", other.kind(), grouped(other.len() as u64)),
+        other => format!("{} of {} values", other.kind(), with_separators(other.len() as u64)),
     }
 }
 
@@ -328,7 +328,11 @@ fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
 pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), String> {
     if from == to {
         if bytes.len() != out.len() {
-            return Err(format!("it has {} bytes, not {}", grouped(bytes.len() as u64), grouped(out.len() as u64)));
+            return Err(format!(
+                "it has {} bytes, not {}",
+                with_separators(bytes.len() as u64),
+                with_separators(out.len() as u64)
+            ));
         }
         out.copy_from_slice(bytes);
         return Ok(());

@@ -2,7 +2,7 @@
 //! What a dataset of arrays must read of itself before it has records: Zarr's metadata and the indexes of its shards.
 
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_types::{ByteRange, Deadline, Error, Result, grouped};
+use penstock_types::{ByteRange, Deadline, Error, Result, with_separators};
 
 use super::format::{FormatSpec, ZarrMetadata, zarr};
 use super::source::Source;
@@ -27,7 +27,10 @@ impl Source {
                 let place = || self.listed_place(object);
                 let size = listing.objects[object].size;
                 if size > MAX_METADATA {
-                    return Err(Error::corrupt(place(), format!("has {} bytes, too many for metadata", grouped(size))));
+                    return Err(Error::corrupt(
+                        place(),
+                        format!("has {} bytes, too many for metadata", with_separators(size)),
+                    ));
                 }
                 let bytes = self.listed(object, ByteRange::new(0, size), deadline).await?.0;
                 let text = String::from_utf8(bytes.into()).map_err(|_| Error::corrupt(place(), "is no UTF-8"))?;
@@ -45,7 +48,7 @@ impl Source {
         let shards = zarr::shards(&metadata_read, listing)?;
         let bytes = shards.iter().map(|(_, _, range)| range.len).fold(0, u64::saturating_add);
         if bytes > MAX_INDEXES {
-            let what = format!("{} bytes of shard indexes ({})", grouped(bytes), listing.url);
+            let what = format!("{} bytes of shard indexes ({})", with_separators(bytes), listing.url);
             return Err(Error::Unsupported { what, by: "the feed".to_owned() });
         }
         let indexes: Vec<(String, String)> = stream::iter(shards)

@@ -16,7 +16,7 @@ use pyo3::types::PyDict;
 
 use crate::feed::{Indexed, PySource};
 use crate::runtime::{SIGNAL_POLL, enter, enter_async, runtime};
-use crate::sampler::PyCourse;
+use crate::sampler::PySampler;
 use crate::tensor::set_column;
 use crate::unindexed::Pass;
 
@@ -71,7 +71,7 @@ impl PyFeed {
     ))]
     fn new(
         py: Python<'_>,
-        course: &PyCourse,
+        course: &PySampler,
         fields: &str,
         global_batch: u64,
         rank: u64,

@@ -15,7 +15,9 @@ use penstock_feed::{
     keep_likely, kept, requests_of, scan, schema, without_indexes,
 };
 use penstock_feed::{Placements, PoolStore};
-use penstock_store::{Govern, Governor, LocalReads, ObjectRef, Opened, Rates, StoreSettings, open, read_whole};
+use penstock_store::{
+    AdaptiveLimit, LimitStore, LocalReads, ObjectRef, Opened, Rates, StoreSettings, open, read_whole,
+};
 use penstock_types::{Deadline, Error, Metrics, Result, Scheme, Url};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -24,7 +26,7 @@ use pyo3::types::PyBytes;
 use crate::epoch::{PyFeed, PyRun};
 use crate::errors::raise;
 use crate::runtime::{enter, enter_async};
-use crate::sampler::PyCourse;
+use crate::sampler::PySampler;
 use crate::tensor::{PyCudaDevice, PyRagged, PyTensor};
 use crate::unindexed::PyUnindexed;
 
@@ -67,12 +69,12 @@ fn opened(
     let governor = |url: &Url| {
         let rates = Rates { in_flight, ..Rates::default() };
         let is_far = !matches!(url.scheme, Scheme::File | Scheme::Memory);
-        is_far.then(|| Governor::new(rates, metrics.clone()))
+        is_far.then(|| AdaptiveLimit::new(rates, metrics.clone()))
     };
     let governed = |url: &Url| {
         let mut opened = open(url, &settings, metrics.clone())?;
         if let Some(governor) = governor(url) {
-            opened.store = Arc::new(Govern::new(opened.store, governor));
+            opened.store = Arc::new(LimitStore::new(opened.store, governor));
         }
         Ok::<_, Error>(opened)
     };
@@ -522,7 +524,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyCudaDevice>()?;
     module.add_class::<PySource>()?;
     module.add_class::<PyCounted>()?;
-    module.add_class::<PyCourse>()?;
+    module.add_class::<PySampler>()?;
     module.add_class::<PyFeed>()?;
     module.add_class::<PyUnindexed>()?;
     module.add_class::<PyRun>()?;

@@ -12,8 +12,8 @@ use crate::feed::{Indexed, PyCounted, PySource};
 use crate::runtime::enter;
 
 /// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
-#[pyclass(name = "Course", module = "penstock._native", frozen)]
-pub struct PyCourse {
+#[pyclass(name = "Sampler", module = "penstock._native", frozen)]
+pub struct PySampler {
     pub(crate) course: Sampler,
     pub(crate) leaves: Vec<DatasetView>,
     pub(crate) sources: Vec<Py<PySource>>,
@@ -23,7 +23,7 @@ pub struct PyCourse {
     walk: Mutex<Option<SamplerCursor>>,
 }
 
-impl PyCourse {
+impl PySampler {
     fn new(
         course: Sampler,
         leaves: Vec<DatasetView>,
@@ -40,7 +40,7 @@ impl PyCourse {
 }
 
 #[pymethods]
-impl PyCourse {
+impl PySampler {
     /// One dataset; `select` (first, after the last) is of samples as they are stored.
     #[staticmethod]
     #[pyo3(signature = (source, counted, *, seed, window, select=None))]
@@ -71,7 +71,7 @@ impl PyCourse {
 
     /// Several in the proportion of whole weights, `samples` to an epoch.
     #[staticmethod]
-    fn mix(py: Python<'_>, courses: Vec<Py<PyCourse>>, weights: Vec<u64>, samples: u64) -> PyResult<Self> {
+    fn mix(py: Python<'_>, courses: Vec<Py<PySampler>>, weights: Vec<u64>, samples: u64) -> PyResult<Self> {
         let steps = courses.iter().map(|course| course.get().course.clone()).collect();
         let mixed = enter(py, || Sampler::mix(steps, &weights, samples))?;
         let leaves = courses.iter().flat_map(|course| course.get().leaves.clone()).collect();

@@ -25,10 +25,10 @@ pub(crate) enum Pass {
 }
 
 impl Pass {
-    pub fn next(&mut self, patience: Duration) -> Result<Next> {
+    pub fn next(&mut self, timeout: Duration) -> Result<Next> {
         match self {
-            Self::Counted(run) => run.next(patience),
-            Self::Unindexed(run) => run.next(patience),
+            Self::Counted(run) => run.next(timeout),
+            Self::Unindexed(run) => run.next(timeout),
         }
     }
 

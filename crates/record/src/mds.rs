@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use penstock_codec::Codec;
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use serde::Deserialize;
 
 /// How a column's values are stored.
@@ -106,8 +106,8 @@ impl Encoding {
         match spec.size_bytes() {
             Ok(want) if want == data.len() => Ok((spec, data)),
             want => {
-                let want = want.map_or_else(|_| "more than memory".to_owned(), |want| grouped(want as u64));
-                let (dtype, shape, have) = (spec.dtype, &spec.shape, grouped(data.len() as u64));
+                let want = want.map_or_else(|_| "more than memory".to_owned(), |want| with_separators(want as u64));
+                let (dtype, shape, have) = (spec.dtype, &spec.shape, with_separators(data.len() as u64));
                 Err(Error::corrupt(place, format!("is {dtype} {shape:?} in {have} bytes, want {want}")))
             }
         }
@@ -294,7 +294,7 @@ impl<'a> Shard<'a> {
                 let offset = |at: usize| le_u32(bytes, 4 + 4 * at) as usize;
                 let last = offset(count);
                 if last != bytes.len() || offset(0) < head {
-                    let (last, len) = (grouped(last as u64), grouped(bytes.len() as u64));
+                    let (last, len) = (with_separators(last as u64), with_separators(bytes.len() as u64));
                     return Err(Error::corrupt(
                         place,
                         format!("ends its last sample at byte {last}, and has {len} bytes"),
@@ -307,8 +307,8 @@ impl<'a> Shard<'a> {
             }
             _ => {
                 let (len, count) = (
-                    grouped(bytes.len() as u64),
-                    count.map_or_else(|| "a number of".to_owned(), |count| grouped(count as u64)),
+                    with_separators(bytes.len() as u64),
+                    count.map_or_else(|| "a number of".to_owned(), |count| with_separators(count as u64)),
                 );
                 Err(Error::corrupt(
                     place,
@@ -362,7 +362,7 @@ pub fn sample_parts(sample: &[u8], columns: &[Column], place: &str) -> Result<Ve
         })
         .collect();
     if offset != sample.len() as u64 {
-        let (want, have) = (grouped(offset), grouped(sample.len() as u64));
+        let (want, have) = (with_separators(offset), with_separators(sample.len() as u64));
         return Err(Error::corrupt(place, format!("has columns of {want} bytes in {have}")));
     }
     Ok(parts)

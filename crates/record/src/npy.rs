@@ -4,7 +4,7 @@
 //! Big-endian elements are swapped on the way. Booleans are uint8, bfloat16 is unknown to NumPy. Refused with a reason:
 //! structured elements, strings, objects (a pickle) and complex numbers, and Fortran order beyond one dimension unless it is read as its transpose.
 
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 
 use crate::byteswap::swap_into;
 
@@ -46,7 +46,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     if magic != MAGIC {
         return Err(corrupt(format!("is not a .npy file (it begins `{}`)", magic.escape_ascii())));
     }
-    let cut = || corrupt(format!("ends inside its .npy header (have {} bytes)", grouped(bytes.len() as u64)));
+    let cut = || corrupt(format!("ends inside its .npy header (have {} bytes)", with_separators(bytes.len() as u64)));
     let (&[major, minor], rest) = rest.split_first_chunk::<2>().ok_or_else(cut)?;
     let (len, before) = match major {
         1 => (rest.first_chunk::<2>().map(|len| u64::from(u16::from_le_bytes(*len))).ok_or_else(cut)?, 10),
@@ -57,7 +57,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
         }
     };
     if len > MAX_HEADER as u64 {
-        return Err(corrupt(format!("has a .npy header of {} bytes, {MAX_HEADER} at most", grouped(len))));
+        return Err(corrupt(format!("has a .npy header of {} bytes, {MAX_HEADER} at most", with_separators(len))));
     }
     let data_offset = before + len as usize;
     let text = bytes.get(before..data_offset).ok_or_else(cut)?;
@@ -251,7 +251,7 @@ pub fn read_into(bytes: &[u8], spec: &TensorSpec, out: &mut [u8], place: &str) -
     }
     let data = &bytes[header.data_offset..];
     if data.len() != len {
-        let (want, have) = (grouped(len as u64), grouped(data.len() as u64));
+        let (want, have) = (with_separators(len as u64), with_separators(data.len() as u64));
         let problem = if data.len() < len { "ends inside its array" } else { "goes on behind its array" };
         return Err(Error::corrupt(place, format!("{problem} (want {want} bytes, have {have})")));
     }

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use penstock_codec::{SizedCodec, crc32, decompress_exact};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 const END: u32 = 0x0605_4b50;
 const END_64: u32 = 0x0606_4b50;
@@ -66,7 +66,7 @@ impl<'a> Directory<'a> {
             .rev()
             .find(|&at| u32_at(bytes, at) == END && at + END_LEN + usize::from(u16_at(bytes, at + 20)) == bytes.len())
             .ok_or_else(|| {
-                let len = grouped(bytes.len() as u64);
+                let len = with_separators(bytes.len() as u64);
                 corrupt(format!("is not a zip archive, or is cut: no directory ends its {len} bytes"))
             })?;
         let mut count = u64::from(u16_at(bytes, end + 10));
@@ -94,11 +94,15 @@ impl<'a> Directory<'a> {
         }
         // What stands before the archive (a program that unpacks itself) moves all offsets by its length.
         let shift = (directory_end as u64).checked_sub(len).and_then(|at| at.checked_sub(start)).ok_or_else(|| {
-            corrupt(format!("has a zip directory of {} bytes at {} that does not fit", grouped(len), grouped(start)))
+            corrupt(format!(
+                "has a zip directory of {} bytes at {} that does not fit",
+                with_separators(len),
+                with_separators(start)
+            ))
         })?;
         let directory = &bytes[(directory_end as u64 - len) as usize..directory_end];
         if count > (directory.len() / ENTRY_LEN) as u64 {
-            let (count, len) = (grouped(count), grouped(len));
+            let (count, len) = (with_separators(count), with_separators(len));
             return Err(corrupt(format!("has a zip directory of {len} bytes that cannot hold {count} members")));
         }
         let mut entries = Vec::with_capacity(count as usize);
@@ -204,16 +208,25 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let corrupt = |text: String| Problem::Corrupt(text);
     let at = local.checked_add(shift).and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
     let header = bytes.get(at..).and_then(|rest| rest.get(..LOCAL_LEN)).filter(|header| u32_at(header, 0) == LOCAL);
-    let header = header.ok_or_else(|| corrupt(format!("has no header at byte {}", grouped(local))))?;
+    let header = header.ok_or_else(|| corrupt(format!("has no header at byte {}", with_separators(local))))?;
     let offset = (at + LOCAL_LEN + usize::from(u16_at(header, 26)) + usize::from(u16_at(header, 28))) as u64;
     let room = (bytes.len() as u64).checked_sub(offset);
-    let room = room.ok_or_else(|| corrupt(format!("begins at byte {}, beyond the archive", grouped(offset))))?;
+    let room =
+        room.ok_or_else(|| corrupt(format!("begins at byte {}, beyond the archive", with_separators(offset))))?;
     if stored > room {
-        return Err(corrupt(format!("has {} stored bytes where {} are left", grouped(stored), grouped(room))));
+        return Err(corrupt(format!(
+            "has {} stored bytes where {} are left",
+            with_separators(stored),
+            with_separators(room)
+        )));
     }
     let most = if deflated { stored.saturating_mul(MAX_OF_ONE) } else { stored };
     if size > most || (!deflated && size != stored) {
-        return Err(corrupt(format!("says that {} stored bytes make {}", grouped(stored), grouped(size))));
+        return Err(corrupt(format!(
+            "says that {} stored bytes make {}",
+            with_separators(stored),
+            with_separators(size)
+        )));
     }
     Ok(Entry { name, offset, stored, size, deflated, crc32: u32_at(fields, 16) })
 }

@@ -5,7 +5,7 @@
 //! They save a scan, and they may be stale: every span is held to the object's size here, and a reader that finds other
 //! bytes at a span than it should is to say so and scan.
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use serde::Deserialize;
 
 use crate::tar::{Part, Sample};
@@ -30,7 +30,7 @@ pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result
         spans.push(RecordSpan { offset, len: len - frame });
     }
     if end != object_len {
-        let (end, object) = (grouped(end), grouped(object_len));
+        let (end, object) = (with_separators(end), with_separators(object_len));
         return Err(Error::corrupt(
             place,
             format!("ends at byte {end} of an object of {object}: it is another's, or old"),
@@ -79,7 +79,7 @@ pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<
         samples.push(Sample { key: key.into(), offset: start, len, parts });
     }
     if samples.len() as u64 != count {
-        let (have, want) = (grouped(samples.len() as u64), grouped(count));
+        let (have, want) = (with_separators(samples.len() as u64), with_separators(count));
         return Err(Error::corrupt(place, format!("lists {have} samples, and says {want}")));
     }
     Ok(samples)
@@ -154,7 +154,7 @@ fn wrong(place: &str, number: usize, line: &[u8], want: &str) -> Error {
 }
 
 fn stale(place: &str, number: usize, offset: u64, len: u64, object_len: u64) -> Error {
-    let (offset, len, object) = (grouped(offset), grouped(len), grouped(object_len));
+    let (offset, len, object) = (with_separators(offset), with_separators(len), with_separators(object_len));
     Error::corrupt(
         place,
         format!(

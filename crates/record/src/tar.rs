@@ -12,7 +12,7 @@
 
 use std::borrow::Cow;
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::magic;
 use crate::tar_header::{self as header, BLOCK, Kind, Pax};
@@ -71,7 +71,7 @@ impl<'a> Members<'a> {
         let (count, at) = (self.count + self.skipped, self.base + at as u64);
         let problem = match at {
             0 => self.not_a_tar(&format!(": its first header {problem}")),
-            _ => format!("{problem} (header of member {count}, byte {})", grouped(at)),
+            _ => format!("{problem} (header of member {count}, byte {})", with_separators(at)),
         };
         Error::corrupt(self.place, problem)
     }
@@ -95,9 +95,9 @@ impl<'a> Members<'a> {
                 format!(
                     "ends inside member {} (byte {}: want {} bytes in whole blocks, have {})",
                     self.count + self.skipped,
-                    grouped(self.base + from as u64),
-                    grouped(size),
-                    grouped(rest.len() as u64)
+                    with_separators(self.base + from as u64),
+                    with_separators(size),
+                    with_separators(rest.len() as u64)
                 ),
             )),
         }
@@ -112,7 +112,7 @@ impl<'a> Members<'a> {
                 return Ok(None);
             }
             let Some(block) = rest.first_chunk::<BLOCK>() else {
-                let (have, at) = (grouped(rest.len() as u64), grouped(self.base + at as u64));
+                let (have, at) = (with_separators(rest.len() as u64), with_separators(self.base + at as u64));
                 let problem = match (self.at, self.base) {
                     (0, 0) => {
                         self.not_a_tar(&format!(", or ends inside its first header (want 512 bytes, have {have})"))
@@ -197,7 +197,7 @@ impl<'a> Members<'a> {
     }
 
     fn refused(&self, at: usize, what: &str) -> Error {
-        let at = grouped(self.base + at as u64);
+        let at = with_separators(self.base + at as u64);
         Error::Unsupported { what: format!("{what} in {} (byte {at})", self.place), by: "the tar reader".to_owned() }
     }
 }
@@ -324,7 +324,8 @@ impl<'a> Samples<'a> {
     }
 
     fn problem(&self, key: &[u8], at: u64, problem: String) -> Error {
-        let text = format!("is no WebDataset: sample `{}` {problem} (byte {})", key.escape_ascii(), grouped(at));
+        let text =
+            format!("is no WebDataset: sample `{}` {problem} (byte {})", key.escape_ascii(), with_separators(at));
         Error::corrupt(self.members.place, text)
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One feature of a tf.Example: a list of byte strings, of floats or of integers, where it lies in the payload.
 
-use penstock_types::{DType, TensorSpec, grouped};
+use penstock_types::{DType, TensorSpec, with_separators};
 
 use crate::protobuf::{Message, Problem, Value, varint};
 
@@ -67,7 +67,12 @@ impl<'a> Feature<'a> {
         let elements = out.len() / spec.dtype.size();
         let counted = |what: &str| match self.len() {
             have if have == elements => Ok(()),
-            have => Err(format!("has {} {what}, {}: {}", grouped(have as u64), want(), grouped(elements as u64))),
+            have => Err(format!(
+                "has {} {what}, {}: {}",
+                with_separators(have as u64),
+                want(),
+                with_separators(elements as u64)
+            )),
         };
         match (self, spec.dtype) {
             (Self::Bytes(values), _) => match values.as_slice() {
@@ -76,10 +81,10 @@ impl<'a> Feature<'a> {
                     Ok(())
                 }
                 [value] => {
-                    let (have, size) = (grouped(value.len() as u64), grouped(out.len() as u64));
+                    let (have, size) = (with_separators(value.len() as u64), with_separators(out.len() as u64));
                     Err(format!("has {have} bytes, {}: {size} bytes", want()))
                 }
-                values => Err(format!("has {} byte strings, {} in one", grouped(values.len() as u64), want())),
+                values => Err(format!("has {} byte strings, {} in one", with_separators(values.len() as u64), want())),
             },
             (Self::Floats(values), DType::F32) => {
                 counted("floats")?;
@@ -94,7 +99,7 @@ impl<'a> Feature<'a> {
                 Ok(())
             }
             (Self::Floats(_), _) | (Self::Ints(_), DType::F16 | DType::F32 | DType::F64) => {
-                Err(format!("is of kind {} ({} values), {}", self.kind(), grouped(self.len() as u64), want()))
+                Err(format!("is of kind {} ({} values), {}", self.kind(), with_separators(self.len() as u64), want()))
             }
             (Self::Ints(values), dtype) => {
                 counted("integers")?;

@@ -5,7 +5,7 @@
 //! sending the walk astray. The payload's is checked where asked. An empty object holds no records.
 
 use penstock_codec::checksum::{crc32c, crc32c_masked, mask};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::magic;
 
@@ -69,7 +69,11 @@ fn short_header(record: u64, have: usize) -> String {
 }
 
 fn short_frame(record: u64, len: u64, have: u64) -> String {
-    format!("ends inside record {record} (want {} bytes, have {})", grouped(frame_len(len)), grouped(have))
+    format!(
+        "ends inside record {record} (want {} bytes, have {})",
+        with_separators(frame_len(len)),
+        with_separators(have)
+    )
 }
 
 /// The length that a header states, or what is wrong with it. `rest` is the header and what is there behind it.
@@ -83,7 +87,7 @@ fn checked_length(header: &[u8; HEADER_LEN], record: u64, offset: u64, rest: &[u
         (0, None) => format!("is not a TFRecord: length checksum of record 0 is {is:#010x}, want {want:#010x}"),
         _ => format!(
             "has a damaged length at record {record} (byte {}: checksum is {is:#010x}, want {want:#010x})",
-            grouped(offset)
+            with_separators(offset)
         ),
     })
 }
@@ -123,8 +127,8 @@ impl<'a> Frames<'a> {
             if is != want {
                 return corrupt(format!(
                     "has a damaged record {record} (byte {}, payload of {} bytes: checksum is {is:#010x}, want {want:#010x})",
-                    grouped(offset),
-                    grouped(len)
+                    with_separators(offset),
+                    with_separators(len)
                 ));
             }
         }
@@ -288,7 +292,7 @@ mod tests {
             bytes.extend(length);
             bytes.extend(crc32c_masked(&length).to_le_bytes());
             bytes.extend([0; 20]);
-            let want = grouped(frame_len(len));
+            let want = with_separators(frame_len(len));
             assert_eq!(problem(&bytes, true), format!("p ends inside record 1 (want {want} bytes, have 32)"));
         }
     }

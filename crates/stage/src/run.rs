@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use penstock_store::{Govern, Governor, Mirrors, Opened, Rates};
+use penstock_store::{AdaptiveLimit, LimitStore, Mirrors, Opened, Rates};
 use penstock_types::{Deadline, Error, Metric, Metrics, Result, Scheme, Stopwatch};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -56,7 +56,7 @@ async fn run(
     }
     let deadline = request.deadline.map_or(Deadline::NEVER, Deadline::within);
     let StageOptions { node, nodes, division, concurrency, .. } = &request.options;
-    let governor = Governor::new(Rates { in_flight: *concurrency, ..request.rates }, metrics.clone());
+    let governor = AdaptiveLimit::new(Rates { in_flight: *concurrency, ..request.rates }, metrics.clone());
     governor.take_part(division.weights.part(*node, *nodes));
     let mut stop = cancelled.clone();
     let listed = tokio::select! {
@@ -173,7 +173,7 @@ async fn run(
 
 async fn list(
     request: &StageRequest,
-    governor: &Arc<Governor>,
+    governor: &Arc<AdaptiveLimit>,
     metrics: &Arc<Metrics>,
     deadline: Deadline,
 ) -> Result<(Source, Manifest)> {
@@ -193,7 +193,7 @@ async fn list(
             (opened, Some(mirrors))
         }
     };
-    let opened = Opened { store: Arc::new(Govern::new(opened.store, governor.clone())), ..opened };
+    let opened = Opened { store: Arc::new(LimitStore::new(opened.store, governor.clone())), ..opened };
     let folder_url = url.as_folder().to_string();
     let manifest = match (&request.manifest, named) {
         (Some(path), _) => {

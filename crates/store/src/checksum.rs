@@ -8,7 +8,7 @@ use md5::Digest as _;
 use penstock_types::{Algorithm, Digest, Error, PartDigest, Result};
 
 use crate::Chunk;
-use crate::upload::Part;
+use crate::multipart::Part;
 
 /// CRC-32C of `bytes`.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {

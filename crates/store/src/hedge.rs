@@ -65,7 +65,7 @@ impl State {
     }
 
     /// When a request that is sent now will be late; `None` while that is not known, or the store throttles.
-    fn patience(&self) -> Option<Duration> {
+    fn hedge_after(&self) -> Option<Duration> {
         let is_quiet = self.throttled.is_some_and(|at| now().saturating_duration_since(at) < QUIET);
         self.late.filter(|_| !is_quiet)
     }
@@ -110,14 +110,14 @@ impl Hedge {
     fn asked(&self) -> Option<Duration> {
         let mut state = self.state();
         state.saved = (state.saved + SHARE).min(SAVED);
-        state.patience()
+        state.hedge_after()
     }
 
     /// True when one more request may be sent than were asked for.
     fn may_hedge(&self) -> bool {
         let mut state = self.state();
         // A refusal may have come while this one was waited for.
-        if state.saved < 1.0 || state.patience().is_none() {
+        if state.saved < 1.0 || state.hedge_after().is_none() {
             return false;
         }
         state.saved -= 1.0;
@@ -135,15 +135,15 @@ impl Hedge {
 
 #[async_trait]
 impl Store for Hedge {
-    crate::forward_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
+    crate::delegate_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
-        let patience = self.asked();
+        let hedge_after = self.asked();
         let sent = Stopwatch::start();
         let first = self.ask(object, ranges, deadline);
         pin_mut!(first);
-        let Some(patience) = patience else { return self.ended(first.await, &sent) };
-        if let Ok(result) = tokio::time::timeout(patience, &mut first).await {
+        let Some(hedge_after) = hedge_after else { return self.ended(first.await, &sent) };
+        if let Ok(result) = tokio::time::timeout(hedge_after, &mut first).await {
             return self.ended(result, &sent);
         }
         if !self.may_hedge() {

@@ -31,7 +31,7 @@ struct Odd {
 
 #[async_trait]
 impl Store for Odd {
-    crate::forward_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
+    crate::delegate_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let attempt = {
@@ -122,15 +122,15 @@ async fn hedge_learns_what_is_late_from_enough_peers() {
     for _ in 1..MIN_PEERS {
         state.answered(Duration::from_millis(100));
     }
-    assert_eq!(state.patience(), None);
+    assert_eq!(state.hedge_after(), None);
     state.answered(Duration::from_millis(100));
-    assert_eq!(state.patience(), Some(Duration::from_millis(200)), "twice the median");
+    assert_eq!(state.hedge_after(), Some(Duration::from_millis(200)), "twice the median");
     for at in 0..PEERS {
         state.answered(Duration::from_millis(if at % 10 == 0 { 900 } else { 100 }));
     }
-    assert_eq!(state.patience(), Some(Duration::from_millis(900)), "the 95th percentile");
+    assert_eq!(state.hedge_after(), Some(Duration::from_millis(900)), "the 95th percentile");
     (0..2 * PEERS).for_each(|_| state.answered(Duration::from_micros(10)));
-    assert_eq!(state.patience(), Some(FLOOR));
+    assert_eq!(state.hedge_after(), Some(FLOOR));
 }
 
 #[tokio::test]

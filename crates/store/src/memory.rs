@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::{StreamExt, stream};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Result, Scheme, Url, unix_now};
 
-use crate::upload::{Part, PartAt, Terms, UploadId, Uploads};
+use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version};
 
 type Objects = Arc<Mutex<BTreeMap<Key, Stored>>>;
@@ -140,7 +140,7 @@ impl Store for Memory {
         Ok(meta)
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 
@@ -162,9 +162,9 @@ fn open_uploads() -> std::sync::MutexGuard<'static, Open> {
 }
 
 #[async_trait]
-impl Uploads for Memory {
-    fn terms(&self) -> Terms {
-        Terms { least: 1, multiple: 1, most_parts: 10_000, is_ordered: false, whole: Algorithm::Crc32c }
+impl MultipartStore for Memory {
+    fn terms(&self) -> MultipartLimits {
+        MultipartLimits { least: 1, multiple: 1, most_parts: 10_000, is_ordered: false, whole: Algorithm::Crc32c }
     }
 
     async fn begin(&self, _key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
@@ -184,7 +184,7 @@ impl Uploads for Memory {
         &self,
         key: &Key,
         id: &UploadId,
-        at: &PartAt,
+        at: &PartSpec,
         bytes: Vec<Bytes>,
         _deadline: Deadline,
     ) -> Result<Part> {

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
-use crate::{Azure, Count, Gcs, Hdfs, Hedge, Local, LocalReads, Memory, Mirrors, Retry, S3, Store, StoreSettings, Web};
+use crate::{
+    Azure, Gcs, Hdfs, Hedge, Local, LocalReads, Memory, MeteredStore, Mirrors, Retry, S3, Store, StoreSettings, Web,
+};
 
 /// A store, and where in it the URL points.
 #[derive(Debug, Clone)]
@@ -72,14 +74,14 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
             match (is_file, path.parent(), path.file_name()) {
                 (true, Some(parent), Some(name)) => {
                     let name = Key::new(std::os::unix::ffi::OsStrExt::as_bytes(name).to_vec());
-                    (Arc::new(Count::new(Arc::new(local(parent)?), metrics.clone())), name)
+                    (Arc::new(MeteredStore::new(Arc::new(local(parent)?), metrics.clone())), name)
                 }
-                _ => (Arc::new(Count::new(Arc::new(local(&path)?), metrics.clone())), Key::default()),
+                _ => (Arc::new(MeteredStore::new(Arc::new(local(&path)?), metrics.clone())), Key::default()),
             }
         }
         Scheme::Memory => {
             let memory = Arc::new(Memory::named(&url.authority));
-            (Arc::new(Count::new(memory, metrics.clone())), url.key.clone())
+            (Arc::new(MeteredStore::new(memory, metrics.clone())), url.key.clone())
         }
         // S3 counts its own requests: one call may need several. Retry checks whole objects, across broken streams too.
         Scheme::S3 => {

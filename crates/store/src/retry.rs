@@ -12,9 +12,9 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Stopwatch, Url};
 
-use crate::pace::Pace;
-use crate::resume::{self, Source};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, checksum};
+use crate::rate_backoff::AdaptiveRate;
+use crate::resuming_stream::{self, Source};
+use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, checksum};
 
 /// When to send again, and when to give up.
 #[derive(Debug, Clone)]
@@ -54,14 +54,14 @@ pub(crate) struct Shared {
     pub(crate) policy: RetryPolicy,
     pub(crate) metrics: Arc<Metrics>,
     /// How fast it is asked, since it refused.
-    pace: Pace,
+    pace: AdaptiveRate,
     /// The store has answered, were it with an error.
     reached: AtomicBool,
 }
 
 impl Shared {
     fn new(inner: Arc<dyn Store>, policy: RetryPolicy, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { inner, policy, metrics, pace: Pace::default(), reached: AtomicBool::new(false) })
+        Arc::new(Self { inner, policy, metrics, pace: AdaptiveRate::default(), reached: AtomicBool::new(false) })
     }
 }
 
@@ -87,7 +87,7 @@ impl Retry {
         &*self.shared.inner
     }
 
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn attempt_timeout(&self) -> Duration {
         self.shared.policy.stall_after
     }
 
@@ -306,7 +306,7 @@ impl Store for Retry {
             _ => None,
         };
         let source = Source::new(object.key.clone(), &got.meta, ranges);
-        let chunks = resume::stream(tries, source, got.chunks);
+        let chunks = resuming_stream::stream(tries, source, got.chunks);
         let chunks = match digest {
             Some(digest) => checksum::verified(chunks, &digest, place),
             None => chunks,
@@ -341,8 +341,8 @@ impl Store for Retry {
         }
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
-        self.inner().uploads().map(|_| self as &dyn Uploads)
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
+        self.inner().uploads().map(|_| self as &dyn MultipartStore)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

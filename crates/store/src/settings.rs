@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use penstock_types::{Error, Result, Url};
 
-use crate::tenants::{is_below, tenants};
+use crate::scoped_settings::{is_below, tenants};
 use crate::{AzureSettings, GcsSettings, HdfsSettings, LocalReads, RetryPolicy};
 
 /// Settings of every kind of store.

@@ -9,7 +9,7 @@ use futures::stream::BoxStream;
 use penstock_types::{ByteRange, Deadline, Digest, Key, Result, Url};
 use serde::{Deserialize, Serialize};
 
-use crate::Uploads;
+use crate::MultipartStore;
 
 /// What pins one state of an object: an S3 ETag, a GCS generation, a file's inode, size and mtime. Opaque; compared only
 /// for equality, and only with versions of the same store.
@@ -174,7 +174,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta>;
 
     /// The door for objects in parts that outlive a process; `None` where a store has none, or needs none.
-    fn uploads(&self) -> Option<&dyn Uploads>;
+    fn uploads(&self) -> Option<&dyn MultipartStore>;
 
     /// Deletes objects; one that is not there is no error.
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()>;

@@ -48,14 +48,6 @@ impl Deadline {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// The earlier of this deadline and one `limit` from now: a part of a call may not outlive the call.
-    pub fn sooner(self, limit: Duration) -> Self {
-        match self.left() {
-            Some(left) if left <= limit => self,
-            _ => Self::within(limit),
-        }
-    }
-
     /// Errs with [`Error::Deadline`] once the moment has passed.
     pub fn check(&self, what: &str) -> Result<()> {
         if self.passed() { Err(self.error(what)) } else { Ok(()) }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::grouped;
+use crate::with_separators;
 
 /// Shorthand for results with our [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -137,7 +137,7 @@ pub enum Error {
         by: String,
     },
     /// The memory budget is too small for what was asked.
-    #[error("{what} needs {} bytes and the memory budget is {} bytes", grouped(*need), grouped(*budget))]
+    #[error("{what} needs {} bytes and the memory budget is {} bytes", with_separators(*need), with_separators(*budget))]
     BudgetExceeded {
         /// What needs the memory.
         what: String,
@@ -196,7 +196,7 @@ pub enum Error {
 fn no_space(place: &str, need: u64, free: u64) -> String {
     match need {
         0 => format!("{place} could not be written: its disk is full"),
-        need => format!("{place} has {} bytes free and {} are needed", grouped(free), grouped(need)),
+        need => format!("{place} has {} bytes free and {} are needed", with_separators(free), with_separators(need)),
     }
 }
 
@@ -313,7 +313,7 @@ impl Error {
 
     /// A [`Error::Changed`] that shows by an object's size.
     pub fn resized(place: impl Into<String>, want: u64, have: u64) -> Self {
-        let (want, have) = (grouped(want), grouped(have));
+        let (want, have) = (with_separators(want), with_separators(have));
         Self::Changed { place: place.into(), want: format!("of {want} bytes"), have: format!("one of {have} bytes") }
     }
 

@@ -72,8 +72,8 @@ impl Timer {
     }
 
     /// Is ready once `at` has come.
-    pub fn until(&self, at: Instant) -> Until {
-        Until { timer: self.clone(), at, number: None }
+    pub fn until(&self, at: Instant) -> Sleep {
+        Sleep { timer: self.clone(), at, number: None }
     }
 }
 
@@ -87,13 +87,13 @@ impl Drop for Owner {
 /// See [`Timer::until`].
 #[derive(Debug)]
 #[must_use = "a future that nobody polls waits for nothing"]
-pub struct Until {
+pub struct Sleep {
     timer: Timer,
     at: Instant,
     number: Option<u64>,
 }
 
-impl Future for Until {
+impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -116,7 +116,7 @@ impl Future for Until {
     }
 }
 
-impl Drop for Until {
+impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.timer.0.0.queue().wakers.remove(&(self.at, number));

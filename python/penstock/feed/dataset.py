@@ -348,7 +348,7 @@ class Dataset(DatasetBase):
         """Source of the record counts."""
         return self.counted().rung
 
-    def _base(self) -> _native.Course:
+    def _base(self) -> _native.Sampler:
         counted = self.counted()
         names = [name for name, _, _ in self.steps]
         start, stop = 0, counted.samples
@@ -356,7 +356,7 @@ class Dataset(DatasetBase):
             for name, a, b in self.steps[: names.index("shuffle")]:
                 first, last = cut(stop - start, name, a, b)
                 start, stop = start + first, start + last
-        return _native.Course.leaf(self.source, counted, seed=self.seed, window=self.window, select=(start, stop))
+        return _native.Sampler.leaf(self.source, counted, seed=self.seed, window=self.window, select=(start, stop))
 
     def _gets(self, batch: float, world: int) -> float:
         return expected_reads(self.counted().samples, self.source.objects, self.window, batch, world)

@@ -89,11 +89,11 @@ class Mixture(DatasetBase):
         """Node cache of each dataset in the mixture."""
         return [cache for part, _ in self.parts for cache in part.caches()]
 
-    def _base(self) -> _native.Course:
+    def _base(self) -> _native.Sampler:
         samples = (
             sum(part.samples for part, _ in self.parts) if self.requested_samples is None else self.requested_samples
         )
-        return _native.Course.mix([part.course() for part, _ in self.parts], [w for _, w in self.parts], samples)
+        return _native.Sampler.mix([part.course() for part, _ in self.parts], [w for _, w in self.parts], samples)
 
     def _gets(self, batch: float, world: int) -> float:
         return sum(

@@ -60,7 +60,7 @@ def expected_reads(samples: int, objects: int, window: int, batch: float, world:
 class _Computed:
     """Values computed once. A copy in another process computes them again."""
 
-    course: _native.Course | None = None
+    course: _native.Sampler | None = None
     identity: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[type[_Computed], tuple[()]]:
@@ -197,7 +197,7 @@ class DatasetBase:
         """Hash of the logical dataset."""
         raise NotImplementedError
 
-    def _base(self) -> _native.Course:
+    def _base(self) -> _native.Sampler:
         """The course before `steps` (those after a shuffle)."""
         raise NotImplementedError
 
@@ -206,7 +206,7 @@ class DatasetBase:
 
     # Properties that a loader reads.
 
-    def course(self) -> _native.Course:
+    def course(self) -> _native.Sampler:
         """The positions of an epoch. Counts the records if that was not done yet."""
         if self._made.course is not None:
             return self._made.course
@@ -255,7 +255,7 @@ def cut(samples: int, name: str, a: int, b: int) -> tuple[int, int]:
     return (0, min(a, samples)) if name == "take" else (samples * a // b, samples * (a + 1) // b)
 
 
-def _apply(course: _native.Course, name: str, a: int, b: int) -> _native.Course:
+def _apply(course: _native.Sampler, name: str, a: int, b: int) -> _native.Sampler:
     if name == "repeat":
         return course.repeat(a)
     return course.range(*cut(course.samples, name, a, b))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a stretch of requests is made of, and which combinations cannot be.
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
 use crate::{Arrivals, Schedule};
@@ -96,7 +96,10 @@ impl ObjectSpec {
     pub fn check(&self) -> Result<()> {
         let within = |what: &str, value: u64, most: u64| match value {
             value if (1..=most).contains(&value) => Ok(()),
-            value => Err(Error::config(what, format!("{} is not between 1 and {}", grouped(value), grouped(most)))),
+            value => Err(Error::config(
+                what,
+                format!("{} is not between 1 and {}", with_separators(value), with_separators(most)),
+            )),
         };
         within("--concurrency", u64::from(self.concurrency), MAX_WORKERS)?;
         within("--prefixes", u64::from(self.prefixes), 1 << 16)?;
@@ -129,7 +132,7 @@ impl ObjectSpec {
             return Err(Error::config("--range-size", "0 bytes are nothing to read"));
         }
         if has(&[Operation::Range]) && self.existing.is_empty() && self.range_size > self.object_size {
-            let (range, object) = (grouped(self.range_size), grouped(self.object_size));
+            let (range, object) = (with_separators(self.range_size), with_separators(self.object_size));
             return Err(Error::config("--range-size", format!("{range} bytes are more than an object's {object}")));
         }
         if !self.existing.is_empty() && has(&[Operation::Put, Operation::Delete]) {

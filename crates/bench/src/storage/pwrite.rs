@@ -3,8 +3,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use penstock_store::{Buffer, Buffers};
-use penstock_types::{Error, Result, grouped};
+use penstock_store::{Buffer, BufferPool};
+use penstock_types::{Error, Result, with_separators};
 use rustix::io::Errno;
 
 use super::blocks::Walk;
@@ -23,17 +23,17 @@ pub(super) struct Open<'a> {
 
 impl Open<'_> {
     pub(super) fn ended_early(&self, at: u64) -> Error {
-        Error::corrupt((self.place)(), format!("ends at byte {}, where more was written", grouped(at)))
+        Error::corrupt((self.place)(), format!("ends at byte {}, where more was written", with_separators(at)))
     }
 
     pub(super) fn differs(&self, at: u64) -> Error {
-        Error::corrupt((self.place)(), format!("is not what was written, from byte {} on", grouped(at)))
+        Error::corrupt((self.place)(), format!("is not what was written, from byte {} on", with_separators(at)))
     }
 }
 
 /// A block of the phase's content, at a page's beginning as O_DIRECT needs it.
 pub(super) fn prepared_block(meter: &Meter<'_>) -> Result<Buffer> {
-    let taken = Buffers::of_process().take(meter.shared.spec.block_size as usize);
+    let taken = BufferPool::of_process().take(meter.shared.spec.block_size as usize);
     let mut block = taken.map_err(|error| Error::from_io("memory for a block", &error))?;
     meter.shared.content.prepare(&mut block);
     Ok(block)

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
 use crate::{Arrivals, Schedule};
@@ -117,7 +117,10 @@ impl StorageSpec {
     pub fn check(&self) -> Result<()> {
         let within = |what: &str, value: u64, most: u64| match value {
             value if (1..=most).contains(&value) => Ok(()),
-            value => Err(Error::config(what, format!("{} is not between 1 and {}", grouped(value), grouped(most)))),
+            value => Err(Error::config(
+                what,
+                format!("{} is not between 1 and {}", with_separators(value), with_separators(most)),
+            )),
         };
         within("--threads", u64::from(self.threads), u64::from(MAX_THREADS))?;
         within("--depth", u64::from(self.depth), u64::from(MAX_DEPTH))?;
@@ -134,7 +137,7 @@ impl StorageSpec {
             return Err(Error::config("--compressible", format!("{} is no percentage", self.compressible)));
         }
         if self.file_size > 0 && self.block_size > self.file_size {
-            let (block, file) = (grouped(self.block_size), grouped(self.file_size));
+            let (block, file) = (with_separators(self.block_size), with_separators(self.file_size));
             return Err(Error::config("--block-size", format!("{block} bytes are more than a file's {file}")));
         }
         if let Some(limit) = self.time_limit_s

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use penstock_store::owned::{self, Proof};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use rustix::fs::{Mode, OFlags};
 
 use super::spec::{Phase, StorageSpec};
@@ -67,8 +67,11 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
     let held = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(|errno| failed(&place, errno))?;
     let size = if spec.file_size == 0 { held } else { spec.file_size };
     if held < size || held < spec.block_size {
-        let want = grouped(size.max(spec.block_size));
-        return Err(Error::config("PATH", format!("{place} has {} bytes and {want} are asked for", grouped(held))));
+        let want = with_separators(size.max(spec.block_size));
+        return Err(Error::config(
+            "PATH",
+            format!("{place} has {} bytes and {want} are asked for", with_separators(held)),
+        ));
     }
     // Whole blocks only: a device's last odd bytes are no block.
     let size = if spec.file_size == 0 { size / spec.block_size * spec.block_size } else { size };
@@ -81,7 +84,7 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
 fn aligned(spec: &StorageSpec, size: u64) -> Result<()> {
     for (what, value) in [("--block-size", spec.block_size), ("--file-size", size)] {
         if !value.is_multiple_of(SECTOR) {
-            let problem = format!("{} bytes are no multiple of {SECTOR}, which --direct needs", grouped(value));
+            let problem = format!("{} bytes are no multiple of {SECTOR}, which --direct needs", with_separators(value));
             return Err(Error::config(what, problem));
         }
     }

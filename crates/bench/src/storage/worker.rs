@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use penstock_dataset::order::Permutation;
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use rustix::fs::{Mode, OFlags};
 
 use super::blocks::Walk;
@@ -200,8 +200,11 @@ fn metadata(meter: &mut Meter<'_>, branch: &mut Branch, phase: Phase) -> Result<
                         if size == spec.file_size {
                             return Ok(());
                         }
-                        let problem =
-                            format!("has {} bytes where {} were written", grouped(size), grouped(spec.file_size));
+                        let problem = format!(
+                            "has {} bytes where {} were written",
+                            with_separators(size),
+                            with_separators(spec.file_size)
+                        );
                         Err(Error::corrupt(folder.place(file), problem))
                     })?;
                     if !went_on {

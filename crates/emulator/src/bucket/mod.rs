@@ -26,7 +26,7 @@ use crate::list::{Query, page};
 use crate::object_metadata::Stamp;
 use crate::preconditions::modified;
 use crate::request_body::{internal, io_error};
-pub(crate) use uploads::Uploads;
+pub(crate) use uploads::MultipartStore;
 
 /// The region that the endpoint says it is in; any is accepted in signatures.
 pub(crate) const REGION: &str = "us-east-1";
@@ -36,7 +36,7 @@ pub(crate) const REGION: &str = "us-east-1";
 pub(crate) struct Bucket {
     pub(crate) name: Arc<str>,
     pub(crate) folder: Arc<Folder>,
-    pub(crate) uploads: Arc<Uploads>,
+    pub(crate) uploads: Arc<MultipartStore>,
     pub(crate) began: Stamp,
 }
 

@@ -47,7 +47,7 @@ const MAX_COMPLETED: usize = 1000;
 
 /// Uploads that are open, and the last ones that were completed.
 #[derive(Default)]
-pub(crate) struct Uploads {
+pub(crate) struct MultipartStore {
     open: Mutex<HashMap<String, Upload>>,
     completed: Mutex<VecDeque<(String, Completed)>>,
 }
@@ -61,7 +61,7 @@ pub(super) fn open_upload<'a>(all: &'a HashMap<String, Upload>, id: &str, key: &
     all.get(id).filter(|upload| upload.key == key).ok_or_else(no_such_upload)
 }
 
-impl Uploads {
+impl MultipartStore {
     pub(super) fn all(&self) -> MutexGuard<'_, HashMap<String, Upload>> {
         lock(&self.open)
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_codec::checksum::crc32c;
-use penstock_store::{Buffers, Meta, ObjectRef, Version};
+use penstock_store::{BufferPool, Meta, ObjectRef, Version};
 use penstock_types::{ByteRange, Digest, Key, Url};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -227,7 +227,7 @@ impl Entry {
 
     /// The bytes of a range of the object as stored, cut at its end; `None` where a block is not what was written, and for
     /// bytes that are not here.
-    pub fn read(&self, range: ByteRange, buffers: &Arc<Buffers>) -> Result<Option<Bytes>> {
+    pub fn read(&self, range: ByteRange, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
             return Ok(Some(Bytes::new()));
@@ -239,12 +239,12 @@ impl Entry {
     }
 
     /// All that the entry holds; `None` where a block is not what was written.
-    pub fn read_all(&self, buffers: &Arc<Buffers>) -> Result<Option<Bytes>> {
+    pub fn read_all(&self, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         self.held(0, self.size, buffers)
     }
 
     /// Bytes of the entry, from `start` to `end`. Errs where the system has no memory for them.
-    fn held(&self, start: u64, end: u64, buffers: &Arc<Buffers>) -> Result<Option<Bytes>> {
+    fn held(&self, start: u64, end: u64, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let from = start / BLOCK * BLOCK;
         let to = end.div_ceil(BLOCK).saturating_mul(BLOCK).min(self.size);
         if end > self.size {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     fn read(entry: &Entry, range: ByteRange) -> Option<Bytes> {
-        entry.read(range, &Buffers::of_process()).unwrap()
+        entry.read(range, &BufferPool::of_process()).unwrap()
     }
 
     fn object(version: &str) -> ObjectRef {
@@ -355,7 +355,7 @@ mod tests {
         assert!(Entry::open(file.try_clone().unwrap(), &root(), &object("1"), WHOLE).is_none());
         let entry = Entry::open(file, &root(), &object("1"), Form::Planes).unwrap();
         assert_eq!(
-            (entry.meta.size, entry.read_all(&Buffers::of_process()).unwrap().unwrap()),
+            (entry.meta.size, entry.read_all(&BufferPool::of_process()).unwrap().unwrap()),
             (70, Bytes::from(planes))
         );
         assert!(Entry::open(written(&noise(10)), &root(), &object("1"), Form::Planes).is_none());

@@ -19,7 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_store::{Buffers, Chunk, GetResult, Meta, ObjectRef, Store};
+use penstock_store::{BufferPool, Chunk, GetResult, Meta, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result};
 
 use directory::{EntryLock, Folder};
@@ -83,7 +83,7 @@ pub struct NodeCache {
     inner: Arc<dyn Store>,
     folder: Arc<Folder>,
     victims: Arc<EvictionQueue>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
     metrics: Arc<Metrics>,
     transcoder: Arc<Transcoder>,
 }
@@ -165,7 +165,7 @@ impl NodeCache {
         let transcoder = Arc::new(Transcoder::new(transcode, future.clone(), limit_bytes));
         let reads_planes = transcode != Transcode::Never;
         let victims = Arc::new(EvictionQueue::new(folder.clone(), inner.root().clone(), future, reads_planes));
-        Ok(Self { inner, folder, victims, buffers: Buffers::of_process(), metrics, transcoder })
+        Ok(Self { inner, folder, victims, buffers: BufferPool::of_process(), metrics, transcoder })
     }
 
     /// Where the entries lie.
@@ -184,7 +184,7 @@ impl NodeCache {
         name: Name,
         object: &ObjectRef,
         form: Form,
-        read: impl FnOnce(Entry, &Arc<Buffers>) -> std::io::Result<Option<T>> + Send + 'static,
+        read: impl FnOnce(Entry, &Arc<BufferPool>) -> std::io::Result<Option<T>> + Send + 'static,
     ) -> Result<Option<T>> {
         let (folder, root, object) = (self.folder.clone(), self.inner.root().clone(), object.clone());
         let buffers = self.buffers.clone();
@@ -385,7 +385,7 @@ impl NodeCache {
 
 #[async_trait]
 impl Store for NodeCache {
-    penstock_store::forward_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
+    penstock_store::delegate_store!(|this| this.inner; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         deadline.check(&penstock_store::place(self.root(), &object.key))?;

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use penstock_codec::{Codec, GzipCheck, compress, restore_transposed};
-use penstock_store::{Count, Memory, PutOptions, Version, read_whole, suite};
+use penstock_store::{Memory, MeteredStore, PutOptions, Version, read_whole, suite};
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn rig() -> Rig {
     let requests = Arc::new(Metrics::default());
     let dir = tempfile::tempdir().unwrap();
     let memory = Memory::named(&dir.path().to_string_lossy());
-    Rig { store: Arc::new(Count::new(Arc::new(memory), requests.clone())), plan: Arc::default(), requests, dir }
+    Rig { store: Arc::new(MeteredStore::new(Arc::new(memory), requests.clone())), plan: Arc::default(), requests, dir }
 }
 
 impl Rig {

@@ -15,7 +15,7 @@ use penstock_codec::{
     Codec, GzipCheck, Planes, decompress_into, decompress_into_checked, gzip_size_hint, restore_transposed, transpose,
 };
 use penstock_store::{Meta, ObjectRef};
-use penstock_types::{ByteRange, Error, Metric, Result, Stopwatch, Url, grouped, lock};
+use penstock_types::{ByteRange, Error, Metric, Result, Stopwatch, Url, lock, with_separators};
 use tokio::sync::Semaphore;
 
 use super::directory::EntryLock;
@@ -89,7 +89,7 @@ impl Verdict {
             let why = format!(
                 "kept as stored, for none of the first {} is whole and inflates to {} bytes at most",
                 tried.len(),
-                grouped(MAX_INFLATED)
+                with_separators(MAX_INFLATED)
             );
             return Self { keeps: false, why };
         }
@@ -108,7 +108,14 @@ impl Verdict {
             (false, "kept as stored, for planes are larger".to_owned())
         } else if need > limit {
             // Copies that give way again are made again, for more than they save.
-            (false, format!("kept as stored, for {} bytes do not fit below {}", grouped(need), grouped(limit)))
+            (
+                false,
+                format!(
+                    "kept as stored, for {} bytes do not fit below {}",
+                    with_separators(need),
+                    with_separators(limit)
+                ),
+            )
         } else if read > WORTH * inflated {
             (false, "kept as stored, for it would gain too little".to_owned())
         } else {

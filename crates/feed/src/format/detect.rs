@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use penstock_codec::{Codec, StreamDecoder};
 use penstock_record::magic;
-use penstock_types::{Deadline, Error, Result, grouped};
+use penstock_types::{Deadline, Error, Result, with_separators};
 
 use super::{FormatSpec, unnamed_hdf5};
 use crate::source::Source;
@@ -52,7 +52,7 @@ pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
     let largest = groups.into_iter().max_by(|(a, x), (b, y)| (x, b).cmp(&(y, a)));
     let Some((likely, _)) = largest else {
         let first = manifest.objects.first().map(|entry| entry.key.to_string()).unwrap_or_default();
-        let (url, all) = (&manifest.url, grouped(all as u64));
+        let (url, all) = (&manifest.url, with_separators(all as u64));
         return Err(unread(format!("a folder without data ({url}{first}, the first of {all} objects)")));
     };
     manifest.objects.retain(|entry| !is_aside(entry) && suffix(entry) == likely);
@@ -98,7 +98,7 @@ impl Source {
         if let Some(known) = known.filter(|_| compression == Codec::None) {
             return Ok(known);
         }
-        let (all, suffix) = (grouped(objects.len() as u64), suffix(&objects[at]));
+        let (all, suffix) = (with_separators(objects.len() as u64), suffix(&objects[at]));
         let kind = match (kind, compression) {
             (Some(kind), Codec::None) => kind.to_owned(),
             (Some(kind), codec) => format!("{kind}, compressed by {codec} under a name without `{}`,", codec.suffix()),

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use penstock_types::{DType, Error, Result, grouped};
+use penstock_types::{DType, Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
 use super::tar::KEY;
@@ -102,7 +102,7 @@ fn said(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     }
     let named: Vec<String> = missing.iter().take(NAMED).map(|key| format!("`{}`", key.escape_ascii())).collect();
     let more = if missing.len() > NAMED { ", ..." } else { "" };
-    let (count, all) = (grouped(missing.len() as u64), grouped(keys.len() as u64));
+    let (count, all) = (with_separators(missing.len() as u64), with_separators(keys.len() as u64));
     let says = labels.files.first().map(|file| format!("; it has `{}`", file.escape_debug())).unwrap_or_default();
     let (place, named) = (&labels.place, named.join(", "));
     let problem = format!("{place} has no label of {count} of {all} files: {named}{more}{says}");

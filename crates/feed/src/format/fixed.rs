@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use serde::{Deserialize, Serialize};
 
 use super::{Each, Framing, Record, RecordId};
@@ -66,9 +66,9 @@ impl Framing for Fixed {
                 place,
                 format!(
                     "has {} bytes: no whole number of records of {} bytes behind a header of {}",
-                    grouped(bytes),
-                    grouped(self.record),
-                    grouped(self.header)
+                    with_separators(bytes),
+                    with_separators(self.record),
+                    with_separators(self.header)
                 ),
             )));
         }
@@ -133,7 +133,7 @@ impl Framing for Tokens {
     fn count_of_size(&self, bytes: u64, place: &str) -> Option<Result<u64>> {
         let size = self.dtype.size() as u64;
         if bytes < self.header || !(bytes - self.header).is_multiple_of(size) {
-            let (bytes, header) = (grouped(bytes), grouped(self.header));
+            let (bytes, header) = (with_separators(bytes), with_separators(self.header));
             let problem = format!("has {bytes} bytes: no whole number of {} behind a header of {header}", self.dtype);
             return Some(Err(Error::corrupt(place, problem)));
         }

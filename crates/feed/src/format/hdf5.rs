@@ -3,7 +3,7 @@
 //! format; nothing here reads HDF5's own structures, and every number is held against the object it is about.
 
 use penstock_record::chunk::{Step, hdf5_steps};
-use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, with_separators};
 use serde::{Deserialize, Serialize};
 
 use crate::chunked_arrays::{Blocks, Column, Stored, numbers};
@@ -70,7 +70,7 @@ pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) ->
         let within = |start: u64, len: u64| match start.checked_add(len) {
             Some(end) if end <= size => Ok(ByteRange::new(start, len)),
             _ => {
-                let (start, len, all) = (grouped(start), grouped(len), grouped(size));
+                let (start, len, all) = (with_separators(start), with_separators(len), with_separators(size));
                 Err(Error::corrupt(&*place, format!("has a chunk of {len} bytes at byte {start}, and has {all} bytes")))
             }
         };

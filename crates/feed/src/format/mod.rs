@@ -22,7 +22,7 @@ use std::fmt;
 use bytes::Bytes;
 use penstock_codec::Codec;
 use penstock_record::tfrecord::FrameStream;
-use penstock_types::{Error, Key, Result, grouped};
+use penstock_types::{Error, Key, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
 pub use detect::keep_likely;
@@ -217,7 +217,7 @@ impl FormatSpec {
         let names = mds::names(index, mds::INDEX)?;
         let missing: Vec<&String> = names.iter().filter(|name| !known.contains(name.as_bytes())).collect();
         let Some(first) = missing.first() else { return Ok(()) };
-        let (missing, listed) = (grouped(missing.len() as u64), grouped(names.len() as u64));
+        let (missing, listed) = (with_separators(missing.len() as u64), with_separators(names.len() as u64));
         let place =
             format!("{}{first} ({missing} of the {listed} shards that index.json lists are missing)", manifest.url);
         Err(Error::NotFound { place })

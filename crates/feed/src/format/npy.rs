@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use penstock_record::npy::{self, Header};
 use penstock_record::npz::Directory;
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 
 use super::{Each, Framing, HeadRows, Record, RecordId};
 use crate::memory::PartHold;
@@ -29,7 +29,7 @@ fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
     let spec = typed(header, place)?;
     let want = spec.size_bytes()?;
     if data.len() != want {
-        let (want, have) = (grouped(want as u64), grouped(data.len() as u64));
+        let (want, have) = (with_separators(want as u64), with_separators(data.len() as u64));
         let problem = format!("has {have} bytes of elements where its header says {want}");
         return Err(Error::corrupt(place, problem));
     }
@@ -95,7 +95,10 @@ impl Framing for Npy {
         let rows = rows(&npy::parse(content, place)?, place)?;
         for (number, span) in (0..rows.count).filter_map(|number| rows.span(number)).enumerate() {
             let Some(bytes) = content.get(span.offset as usize..span.range().end as usize) else {
-                return Err(Error::corrupt(place, format!("ends inside row {number} of {}", grouped(rows.count))));
+                return Err(Error::corrupt(
+                    place,
+                    format!("ends inside row {number} of {}", with_separators(rows.count)),
+                ));
             };
             spans.push(Span { crc: self.crc(bytes), ..span });
         }
@@ -114,7 +117,7 @@ impl Framing for Npy {
         let rows = rows(&npy::parse(head, place)?, place)?;
         let want = rows.head + rows.count * rows.row;
         if want != size {
-            let (want, have) = (grouped(want), grouped(size));
+            let (want, have) = (with_separators(want), with_separators(size));
             return Err(Error::corrupt(place, format!("has {have} bytes where its header says {want}")));
         }
         Ok(rows)

@@ -7,7 +7,7 @@ use penstock_record::magic;
 use penstock_record::tf_example::{Example, find_feature};
 use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list};
 use penstock_record::tfrecord::{FOOTER_LEN, FrameStream, Frames, HEADER_LEN, frame_len};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use super::{Each, Framing, Record, RecordId};
 use crate::value::Part;
@@ -57,8 +57,8 @@ impl Framing for TfRecord {
                 format!(
                     "has no record {} of {} bytes at byte {}: the index is of another object",
                     id.record,
-                    grouped(bytes.len() as u64),
-                    grouped(id.offset)
+                    with_separators(bytes.len() as u64),
+                    with_separators(id.offset)
                 ),
             ));
         }
@@ -69,8 +69,8 @@ impl Framing for TfRecord {
                 format!(
                     "has a damaged record {} (byte {}, payload of {} bytes: checksum is {is:#010x}, want {want:#010x})",
                     id.record,
-                    grouped(id.offset),
-                    grouped(payload.len() as u64)
+                    with_separators(id.offset),
+                    with_separators(payload.len() as u64)
                 ),
             ));
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use penstock_record::chunk::zarr::Array;
-use penstock_types::{ByteRange, Error, Result, grouped};
+use penstock_types::{ByteRange, Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
 use crate::chunked_arrays::{Blocks, Column, MAX_CHUNKS, Stored, numbers};
@@ -53,7 +53,7 @@ pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(Str
     }
     if arrays.is_empty() {
         if found.len() > MAX_ARRAYS {
-            let problem = format!("{} holds {} arrays: name some", listing.url, grouped(found.len() as u64));
+            let problem = format!("{} holds {} arrays: name some", listing.url, with_separators(found.len() as u64));
             return Err(Error::config("format", problem));
         }
         return Ok(found.into_iter().collect());
@@ -92,7 +92,7 @@ pub(crate) fn shards(metadata: &ZarrMetadata, listing: &Manifest) -> Result<Vec<
         let (grid, len) = (array.grid(), sharding.index_len() as u64);
         let count = grid.iter().try_fold(1usize, |count, side| count.checked_mul(*side));
         let Some(count) = count.filter(|&count| count <= MAX_CHUNKS) else {
-            let what = format!("more than {} shards ({})", grouped(MAX_CHUNKS as u64), place(listing, path));
+            let what = format!("more than {} shards ({})", with_separators(MAX_CHUNKS as u64), place(listing, path));
             return Err(Error::Unsupported { what, by: "the feed".to_owned() });
         };
         for number in 0..count {
@@ -104,7 +104,11 @@ pub(crate) fn shards(metadata: &ZarrMetadata, listing: &Manifest) -> Result<Vec<
             let Some(&object) = numbers.get(name.as_bytes()) else { continue };
             let size = listing.objects[object].size;
             let Some(start) = size.checked_sub(len) else {
-                let problem = format!("ends inside its shard index (have {} of {} bytes)", grouped(size), grouped(len));
+                let problem = format!(
+                    "ends inside its shard index (have {} of {} bytes)",
+                    with_separators(size),
+                    with_separators(len)
+                );
                 return Err(Error::corrupt(place(listing, &name), problem));
             };
             found.push((name, object, ByteRange::new(if sharding.index_first { 0 } else { start }, len)));

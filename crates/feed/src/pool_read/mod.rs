@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use penstock_store::{Count, GetResult, Govern, Governor, Local, LocalReads, Meta, ObjectRef, Opened, Store, Version};
+use penstock_store::{
+    AdaptiveLimit, GetResult, LimitStore, Local, LocalReads, Meta, MeteredStore, ObjectRef, Opened, Store, Version,
+};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Url, now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -118,7 +120,7 @@ struct Shared {
     pool: Arc<dyn Store>,
     known: Arc<HashMap<Key, Known>>,
     /// Own files, by their absolute paths.
-    files: Count,
+    files: MeteredStore,
     bucket: Option<Bucket>,
     reader: Option<Reader>,
     health: Health,
@@ -152,7 +154,7 @@ impl PoolStore {
     /// whose keys are below `pool.prefix`. `bucket` is the opened store of `routes.bucket`, governed where it need be.
     pub fn new(
         pool: Opened,
-        governor: Option<Arc<Governor>>,
+        governor: Option<Arc<AdaptiveLimit>>,
         manifest: &Manifest,
         routes: &Placements,
         bucket: Option<(Url, Opened)>,
@@ -178,14 +180,14 @@ impl PoolStore {
             pool = Arc::new(TimeoutStore { inner: pool, known: known.clone() });
         }
         if let Some(governor) = governor {
-            pool = Arc::new(Govern::new(pool, governor));
+            pool = Arc::new(LimitStore::new(pool, governor));
         }
         // An own file is asked for as the pool's object is: what comes in one chunk is not copied again.
         let local = Local::new(std::path::Path::new("/"))?.with_reads(reads).with_piece(crate::LARGEST_AT_ONCE);
         let shared = Shared {
             known,
             pool,
-            files: Count::new(Arc::new(local), metrics.clone()),
+            files: MeteredStore::new(Arc::new(local), metrics.clone()),
             bucket: bucket.map(|(url, opened)| Bucket::new(&url, opened, base)),
             reader: routes.reader,
             health: Health::default(),
@@ -261,7 +263,7 @@ impl Shared {
 
 #[async_trait]
 impl Store for PoolStore {
-    penstock_store::forward_store!(|this| this.shared.pool; root, capabilities, list, head, put, uploads, delete);
+    penstock_store::delegate_store!(|this| this.shared.pool; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let Some(known) = self.shared.known.get(&object.key) else {

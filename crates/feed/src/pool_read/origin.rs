@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use penstock_codec::{Codec, decompress_into};
 use penstock_store::{GetResult, ObjectRef, Opened, Version, read_whole};
-use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, grouped};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, with_separators};
 use tokio::sync::OnceCell;
 
 use super::Known;
@@ -96,8 +96,8 @@ impl Bucket {
         match bytes.len() as u64 == size {
             true => Ok(bytes),
             false => {
-                let have = grouped(bytes.len() as u64);
-                Err(Error::corrupt(place, format!("gives {have} bytes where the pool had {}", grouped(size))))
+                let have = with_separators(bytes.len() as u64);
+                Err(Error::corrupt(place, format!("gives {have} bytes where the pool had {}", with_separators(size))))
             }
         }
     }

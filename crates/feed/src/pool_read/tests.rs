@@ -81,7 +81,7 @@ impl Rig {
         self.routed_by(has_bucket, self.pool.clone(), None)
     }
 
-    fn routed_by(&self, has_bucket: bool, store: Arc<dyn Store>, governor: Option<Arc<Governor>>) -> PoolStore {
+    fn routed_by(&self, has_bucket: bool, store: Arc<dyn Store>, governor: Option<Arc<AdaptiveLimit>>) -> PoolStore {
         let bucket = has_bucket.then(|| (self.bucket.clone(), self.opened()));
         let pool = Opened { store, prefix: Key::from("data/") };
         let metrics = self.metrics.clone();
@@ -312,9 +312,9 @@ async fn wait_for_the_governor_is_not_the_engines_silence() {
     let mut rig = Rig::new();
     let body = noise(3_000);
     let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
-    let governor = Governor::new(Rates { in_flight: 1, ..Rates::default() }, rig.metrics.clone());
+    let governor = AdaptiveLimit::new(Rates { in_flight: 1, ..Rates::default() }, rig.metrics.clone());
     let routed = rig.routed_by(true, rig.pool.clone(), Some(governor.clone()));
-    let others = Govern::new(rig.pool.clone(), governor);
+    let others = LimitStore::new(rig.pool.clone(), governor);
     let held = others.get_ranges(&object, &[ByteRange::WHOLE], soon()).await.unwrap();
     let patience = Known { size: 0, own: None, nodes: Some(vec![1]), made_from: None }.patience();
     let freed = async {

@@ -34,7 +34,7 @@ async fn within<T>(patience: Duration, place: &str, work: impl Future<Output = R
 
 #[async_trait]
 impl Store for TimeoutStore {
-    penstock_store::forward_store!(|this| this.inner; root, capabilities, list, put, uploads, delete);
+    penstock_store::delegate_store!(|this| this.inner; root, capabilities, list, put, uploads, delete);
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let work = self.inner.head(key, deadline);

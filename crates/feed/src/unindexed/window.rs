@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use penstock_codec::{Codec, StreamDecoder, decompress_into};
-use penstock_types::{Deadline, Error, Result, grouped, now};
+use penstock_types::{Deadline, Error, Result, now, with_separators};
 use tokio::sync::mpsc;
 
 use super::super::scan::behind;
@@ -164,8 +164,8 @@ impl Cut {
         let end = spans.pop().map_or(0, |last| last.offset) as usize;
         if end == 0 {
             if self.target as u64 >= MAX_WINDOW {
-                let most = grouped(MAX_WINDOW);
-                let problem = format!("holds no whole record in {most} bytes from byte {}", grouped(self.base));
+                let most = with_separators(MAX_WINDOW);
+                let problem = format!("holds no whole record in {most} bytes from byte {}", with_separators(self.base));
                 return Err(walked.map_or_else(|error| behind(error, self.base), |()| Error::corrupt(place, problem)));
             }
             self.target *= 2;

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 
 use penstock_codec::{SizedCodec, decompress_exact, unshuffle};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use super::shuffle::unshuffle_bits;
 
@@ -37,14 +37,14 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     if stored != input.len() {
         return Err(corrupt(format!(
             "it says {} bytes and has {}",
-            grouped(stored as u64),
-            grouped(input.len() as u64)
+            with_separators(stored as u64),
+            with_separators(input.len() as u64)
         )));
     }
     if size != out.len() {
         return Err(Error::corrupt(
             place,
-            format!("is a chunk of {} bytes, want {}", grouped(size as u64), grouped(out.len() as u64)),
+            format!("is a chunk of {} bytes, want {}", with_separators(size as u64), with_separators(out.len() as u64)),
         ));
     }
     if out.is_empty() {
@@ -57,8 +57,8 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
         if data.len() != out.len() {
             return Err(corrupt(format!(
                 "it holds {} bytes, want {}",
-                grouped(data.len() as u64),
-                grouped(size as u64)
+                with_separators(data.len() as u64),
+                with_separators(size as u64)
             )));
         }
         out.copy_from_slice(data);
@@ -67,8 +67,8 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     if block == 0 || size.div_ceil(block) > (input.len() - HEADER) / 4 {
         return Err(corrupt(format!(
             "{} bytes in blocks of {} do not fit into it",
-            grouped(size as u64),
-            grouped(block as u64)
+            with_separators(size as u64),
+            with_separators(block as u64)
         )));
     }
     let packing = match flags >> 5 {

@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use penstock_codec::checksum::crc32c;
 use penstock_codec::{SizedCodec, decompress_exact, unshuffle};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use crate::byteswap::swap_into;
 
@@ -175,7 +175,7 @@ fn sized(have: &[u8], want: usize, place: &str) -> Result<()> {
     if have.len() == want {
         return Ok(());
     }
-    let (have, want) = (grouped(have.len() as u64), grouped(want as u64));
+    let (have, want) = (with_separators(have.len() as u64), with_separators(want as u64));
     Err(Error::corrupt(place, format!("is a chunk of {have} bytes, want {want}")))
 }
 
@@ -187,7 +187,8 @@ fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
                 decompress_exact(SizedCodec::Lz4Block, block, out, place)
             }
             Some((size, _)) => {
-                let (have, want) = (grouped(u32::from_le_bytes(*size).into()), grouped(out.len() as u64));
+                let (have, want) =
+                    (with_separators(u32::from_le_bytes(*size).into()), with_separators(out.len() as u64));
                 Err(Error::corrupt(place, format!("is a chunk of {have} bytes, want {want}")))
             }
             None => Err(Error::corrupt(place, "ends inside the size of its LZ4 block")),

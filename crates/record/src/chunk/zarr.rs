@@ -3,7 +3,7 @@
 //! what was never written, and the index of shards.
 
 use penstock_codec::SizedCodec;
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use serde_json::Value;
 
 use super::{Step, decode_into};
@@ -51,7 +51,7 @@ impl Sharding {
     /// the index's bytes, `object_len` those of the object.
     pub fn parse_index(&self, stored: &[u8], object_len: u64, place: &str) -> Result<Vec<Option<(u64, u64)>>> {
         if stored.len() != self.index_len() {
-            let (have, want) = (grouped(stored.len() as u64), grouped(self.index_len() as u64));
+            let (have, want) = (with_separators(stored.len() as u64), with_separators(self.index_len() as u64));
             return Err(Error::corrupt(place, format!("has a shard index of {have} bytes, want {want}")));
         }
         let mut index = vec![0; 16 * self.chunks];
@@ -65,7 +65,8 @@ impl Sharding {
             match offset.checked_add(len) {
                 Some(end) if end <= object_len => Ok(Some((offset, len))),
                 _ => {
-                    let (offset, len, all) = (grouped(offset), grouped(len), grouped(object_len));
+                    let (offset, len, all) =
+                        (with_separators(offset), with_separators(len), with_separators(object_len));
                     let text = format!("has chunk {number} at byte {offset} with {len} bytes, and has {all} bytes");
                     Err(Error::corrupt(place, text))
                 }

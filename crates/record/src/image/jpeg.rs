@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use turbojpeg_sys as tj;
 
 use super::crop::Region;
@@ -78,7 +78,8 @@ pub(super) fn decode(
     // A cut image mostly decodes, grey from the cut on, with a warning that depends on where the crop lies. Whether it
     // is whole must not depend on that.
     if !ends(bytes) {
-        let text = format!("ends before its JPEG does (no end marker in its {} bytes)", grouped(bytes.len() as u64));
+        let text =
+            format!("ends before its JPEG does (no end marker in its {} bytes)", with_separators(bytes.len() as u64));
         return Err(Error::corrupt(place, text));
     }
     DECODER.with_borrow_mut(|decoder| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The markers of a JPEG up to its frame header: its size and what it is.
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use super::{Kind, Probe, exif};
 
@@ -14,8 +14,8 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let cut = |at: usize| {
         corrupt(format!(
             "ends inside its JPEG headers (byte {} of {})",
-            grouped(at as u64),
-            grouped(bytes.len() as u64)
+            with_separators(at as u64),
+            with_separators(bytes.len() as u64)
         ))
     };
     loop {

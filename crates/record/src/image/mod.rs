@@ -24,7 +24,7 @@ use std::cell::RefCell;
 use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
-use penstock_types::{DType, Error, Result, TensorSpec, grouped};
+use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 
 use self::crop::Region;
 use self::exif::Turn;
@@ -235,8 +235,11 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     let probe = probe(bytes, place)?;
     let count = u64::from(probe.width) * u64::from(probe.height);
     if count == 0 || count > spec.most_pixels {
-        let (width, height, most) =
-            (grouped(probe.width.into()), grouped(probe.height.into()), grouped(spec.most_pixels));
+        let (width, height, most) = (
+            with_separators(probe.width.into()),
+            with_separators(probe.height.into()),
+            with_separators(spec.most_pixels),
+        );
         return Err(Error::corrupt(place, format!("is an image of {width} x {height} pixels, 1 to {most} are taken")));
     }
     let turn = if spec.orient { Turn::of(probe.orientation) } else { Turn::default() };

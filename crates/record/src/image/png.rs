@@ -3,7 +3,7 @@
 
 use std::io::Cursor;
 
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 use png::{ColorType, Decoder, Info, Limits, Transformations};
 
 use super::{Kind, Pixels, Probe, jpeg::reserve};
@@ -16,7 +16,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let header =
         bytes.get(..24).filter(|header| header.starts_with(b"\x89PNG\r\n\x1a\n") && &header[12..16] == b"IHDR");
     let Some([.., w3, w2, w1, w0, h3, h2, h1, h0]) = header else {
-        let len = grouped(bytes.len() as u64);
+        let len = with_separators(bytes.len() as u64);
         return Err(Error::corrupt(place, format!("is a damaged PNG: its {len} bytes do not begin with a header")));
     };
     let (width, height) = (u32::from_be_bytes([*w3, *w2, *w1, *w0]), u32::from_be_bytes([*h3, *h2, *h1, *h0]));

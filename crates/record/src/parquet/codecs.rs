@@ -5,7 +5,7 @@ use std::io::Read;
 
 use ::parquet::basic::Compression;
 use penstock_codec::{Codec, GzipCheck, SizedCodec, decompress_exact, decompress_into_checked};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 /// Bytes that Brotli's decoder buffers of its input.
 const BROTLI_INPUT: usize = 4096;
@@ -41,7 +41,7 @@ fn damaged(problem: String, place: &str) -> Error {
 }
 
 fn other_size(made: u64, want: usize, place: &str) -> Error {
-    damaged(format!("has {} bytes, want {}", grouped(made), grouped(want as u64)), place)
+    damaged(format!("has {} bytes, want {}", with_separators(made), with_separators(want as u64)), place)
 }
 
 /// Decompresses `input` into `out`, which it fills. `place` names the column in messages.
@@ -68,7 +68,7 @@ fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> 
             let end = stream.read_exact(out).and_then(|()| stream.read(&mut [0]));
             match end {
                 Ok(0) => Ok(()),
-                Ok(_) => Err(damaged(format!("has more than {} bytes", grouped(out.len() as u64)), place)),
+                Ok(_) => Err(damaged(format!("has more than {} bytes", with_separators(out.len() as u64)), place)),
                 Err(problem) => Err(damaged(format!("is damaged Brotli: {problem}"), place)),
             }
         }

@@ -2,7 +2,7 @@
 //! The end of a Parquet file: how long its footer is, and how many rows that says there are. Reads no page.
 
 use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use super::guarded;
 use super::thrift::Input;
@@ -19,7 +19,7 @@ const MAX_ROWS: u64 = 1 << 40;
 /// How many of a file's last bytes are its footer, the tail included, by the last bytes of it.
 pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
     let Some(tail) = end.last_chunk::<TAIL>() else {
-        return Err(Error::corrupt(place, format!("is no Parquet: it has {} bytes", grouped(size))));
+        return Err(Error::corrupt(place, format!("is no Parquet: it has {} bytes", with_separators(size))));
     };
     let ([l0, l1, l2, l3, magic @ ..], len) = (*tail, size);
     if &magic == b"PARE" {
@@ -34,7 +34,7 @@ pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
         ));
     }
     if footer > len || footer > MAX_FOOTER {
-        let (footer, len) = (grouped(footer), grouped(len));
+        let (footer, len) = (with_separators(footer), with_separators(len));
         return Err(Error::corrupt(place, format!("is damaged Parquet: its footer has {footer} bytes of {len}")));
     }
     Ok(footer)

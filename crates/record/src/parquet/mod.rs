@@ -26,7 +26,7 @@ use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 use ::parquet::file::reader::ChunkReader;
 use bytes::Bytes;
-use penstock_types::{Error, Result, catch_panic, grouped};
+use penstock_types::{Error, Result, catch_panic, with_separators};
 
 pub use columns::{Column, Element};
 use columns::{describe, number_namesakes};
@@ -132,7 +132,7 @@ impl Table {
             Some(row) => {
                 let name = self.columns.get(column).map_or("", |column| column.name.as_str());
                 let place = format!("column `{name}` of {}", self.place);
-                Err(Error::corrupt(place, format!("is null in row {}", grouped(*row))))
+                Err(Error::corrupt(place, format!("is null in row {}", with_separators(*row))))
             }
         }
     }
@@ -265,7 +265,7 @@ impl Run<'_> {
     ) -> Result<()> {
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         let ends = |have: u64| {
-            let (have, want) = (grouped(self.first + have), grouped(self.first + self.rows.end));
+            let (have, want) = (with_separators(self.first + have), with_separators(self.first + self.rows.end));
             Error::corrupt(self.place, format!("is damaged Parquet: it ends at row {have}, want {want}"))
         };
         if self.rows.start > 0 {

@@ -15,7 +15,7 @@ use ::parquet::file::metadata::ColumnChunkMetaData;
 use ::parquet::file::reader::ChunkReader;
 use bytes::Bytes;
 use penstock_codec::crc32;
-use penstock_types::{Error, Result, grouped};
+use penstock_types::{Error, Result, with_separators};
 
 use super::page_header::{DATA, DATA_V2, DICTIONARY, Header};
 use super::thrift::{Input, Problem};
@@ -119,12 +119,12 @@ impl<R: ChunkReader> Pages<R> {
                 Ok(header) => header,
                 Err(_) if self.at >= self.end => return Ok(None),
                 Err(problem) => {
-                    let at = grouped(self.at);
+                    let at = with_separators(self.at);
                     return Err(external(self.damaged(format!("has a damaged header at byte {at}: {problem}"))));
                 }
             };
             if header.compressed as u64 > self.bound - self.at {
-                let (size, at) = (grouped(header.compressed as u64), grouped(self.at));
+                let (size, at) = (with_separators(header.compressed as u64), with_separators(self.at));
                 return Err(external(self.damaged(format!("of {size} bytes at byte {at} goes on behind its chunk"))));
             }
             // Pages of no values, which pyarrow writes now and then, would end the crate's reading; others are unknown.
@@ -257,7 +257,7 @@ impl<R: ChunkReader> Pages<R> {
                 _ => self.value_bytes(),
             };
             if values > content.len() / least {
-                let (count, len) = (grouped(values as u64), grouped(content.len() as u64));
+                let (count, len) = (with_separators(values as u64), with_separators(content.len() as u64));
                 return Err(self.damaged(format!("of {len} bytes cannot hold a dictionary of {count} values")));
             }
             return within(values.saturating_mul(self.value_bytes()), "a dictionary");
@@ -274,7 +274,7 @@ impl<R: ChunkReader> Pages<R> {
             for _ in 0..1 + usize::from(prefixed) {
                 let stated = skip_deltas(&mut lengths).map_err(|problem| self.damaged(problem))?;
                 if stated > values as u64 {
-                    let (stated, values) = (grouped(stated), grouped(values as u64));
+                    let (stated, values) = (with_separators(stated), with_separators(values as u64));
                     return Err(self.damaged(format!("of {values} values states {stated} lengths")));
                 }
             }

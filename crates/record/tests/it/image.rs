@@ -177,7 +177,7 @@ fn cut_images_are_refused_wherever_the_crop_lies() {
     }
     let bytes = &files()["420.jpg"];
     let text = problem(&bytes[..bytes.len() - 20], &ImageSpec::new(24, 32));
-    let len = penstock_types::grouped(bytes.len() as u64 - 20);
+    let len = penstock_types::with_separators(bytes.len() as u64 - 20);
     assert_eq!(text, format!("a.jpg ends before its JPEG does (no end marker in its {len} bytes)"));
 }
 

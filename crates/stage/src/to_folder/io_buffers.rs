@@ -3,7 +3,7 @@
 
 use std::io;
 
-use penstock_store::{Buffer, Buffers};
+use penstock_store::{Buffer, BufferPool};
 
 /// Bytes of a buffer: they are still in the processor's cache when they are written, and few calls write an object.
 pub(crate) const IO_BUFFER_BYTES: usize = 512 << 10;
@@ -23,7 +23,7 @@ pub(crate) struct IoBuffer {
 impl IoBuffer {
     /// An empty buffer.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { memory: Buffers::of_process().take(IO_BUFFER_BYTES)?, len: 0 })
+        Ok(Self { memory: BufferPool::of_process().take(IO_BUFFER_BYTES)?, len: 0 })
     }
 
     /// Copies as many of `bytes` as fit, and returns how many.

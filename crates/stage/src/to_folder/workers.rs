@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use penstock_store::{Govern, Governor, Mirrors, Opened, Store, StoreSettings};
+use penstock_store::{AdaptiveLimit, LimitStore, Mirrors, Opened, Store, StoreSettings};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -45,8 +45,8 @@ impl Source {
     }
 
     /// The same, asked as much at a time as the governor lets.
-    pub fn governed(self, governor: &Arc<Governor>) -> Self {
-        Self { store: Arc::new(Govern::new(self.store, governor.clone())), ..self }
+    pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
+        Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }
 
     /// The folder that an earlier stage read from.

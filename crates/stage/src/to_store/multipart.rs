@@ -9,7 +9,7 @@ use bytes::Bytes;
 use penstock_codec::Codec;
 use penstock_codec::checksum::Crc32c;
 use penstock_store::owned::OwnedFile;
-use penstock_store::{Meta, Part, PartAt, Terms, UploadId, Uploads};
+use penstock_store::{Meta, MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
 use penstock_types::{Algorithm, Digest, Error, Result, lock};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
@@ -49,7 +49,7 @@ pub(crate) struct MultipartUpload<'a> {
     pub change: &'a Transform,
     pub promised: &'a [Digest],
     pub hold: PartSink,
-    pub terms: Option<Terms>,
+    pub terms: Option<MultipartLimits>,
     pub part_bytes: u64,
     /// Parts and ranged reads in flight.
     sends: usize,
@@ -154,12 +154,12 @@ impl<'a> MultipartUpload<'a> {
         Ok(this)
     }
 
-    fn multipart_store(&self) -> Result<&'a dyn Uploads> {
+    fn multipart_store(&self) -> Result<&'a dyn MultipartStore> {
         self.context.to.store.uploads().ok_or_else(|| Error::bug("a store lost its uploads"))
     }
 
     /// Takes up what an earlier run left, or begins.
-    async fn resume_or_create(&mut self, door: &dyn Uploads) -> Result<()> {
+    async fn resume_or_create(&mut self, door: &dyn MultipartStore) -> Result<()> {
         let context = self.context;
         let head = Head {
             source: context.reader.place(self.entry),
@@ -312,12 +312,12 @@ impl<'a> MultipartUpload<'a> {
                 }
             }
         }
-        let at = PartAt { number, offset, ends: if is_last { whole } else { None } };
+        let at = PartSpec { number, offset, ends: if is_last { whole } else { None } };
         self.spawn_part(at, bytes).await
     }
 
     /// A part on its way; in order where the store wants that.
-    pub async fn spawn_part(&mut self, at: PartAt, bytes: Vec<Bytes>) -> Result<()> {
+    pub async fn spawn_part(&mut self, at: PartSpec, bytes: Vec<Bytes>) -> Result<()> {
         let PartSink::Parts { id, .. } = &self.hold else { return Err(Error::bug("a part without an upload")) };
         let (context, id, key) = (self.context.clone(), id.clone(), self.context.to.key(&self.change.item.target));
         self.in_flight.spawn(async move {

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::checksum::crc32c;
 use penstock_codec::{Codec, StreamDecoder};
-use penstock_store::{Part, PartAt, combined};
+use penstock_store::{Part, PartSpec, combined};
 use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -264,7 +264,7 @@ impl MultipartUpload<'_> {
                 self.context.check(self.entry, &crc, self.promised)?;
                 ends = crc.first().and_then(value);
             }
-            self.spawn_part(PartAt { number, offset: whole.start, ends }, bytes).await?;
+            self.spawn_part(PartSpec { number, offset: whole.start, ends }, bytes).await?;
         }
         self.join(0).await?;
         self.parts.sort_by_key(|part| part.number);

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_codec::{Codec, strip_suffix};
-use penstock_store::{Govern, Governor, Store, StoreSettings};
+use penstock_store::{AdaptiveLimit, LimitStore, Store, StoreSettings};
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
 use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
@@ -35,12 +35,17 @@ impl Target {
     }
 
     /// The same, asked as much at a time as the governor lets.
-    pub fn governed(self, governor: &Arc<Governor>) -> Self {
-        Self { store: Arc::new(Govern::new(self.store, governor.clone())), ..self }
+    pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
+        Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }
 
     /// A place to write to.
-    pub fn open(url: &Url, settings: &StoreSettings, metrics: &Arc<Metrics>, governor: &Arc<Governor>) -> Result<Self> {
+    pub fn open(
+        url: &Url,
+        settings: &StoreSettings,
+        metrics: &Arc<Metrics>,
+        governor: &Arc<AdaptiveLimit>,
+    ) -> Result<Self> {
         let opened = Self::to(url, settings, metrics)?.governed(governor);
         let folder = &opened.url;
         if !opened.store.capabilities().put {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use penstock_store::{Governor, Rates};
+use penstock_store::{AdaptiveLimit, Rates};
 use penstock_types::{Deadline, Error, Key, Metrics, Result};
 use tokio::sync::watch;
 
@@ -164,7 +164,7 @@ impl Fetch<'_> {
         };
         let dest_dir = dest_dir.clone();
         let rates = Rates { in_flight: options.concurrency, ..Rates::default() };
-        let source = source.governed(&Governor::new(rates, metrics));
+        let source = source.governed(&AdaptiveLimit::new(rates, metrics));
         let crew = Workers { source, dest_dir, parts, journal, options, cores, progress, deadline };
         crew.work(&Arc::new(manifest), &items, cancelled.clone()).await
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::Codec;
-use penstock_store::{Governor, Meta, ObjectRef, Rates};
+use penstock_store::{AdaptiveLimit, Meta, ObjectRef, Rates};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Metric, Metrics, Result, Stopwatch, Url};
 use tokio::sync::{Semaphore, watch};
 
@@ -91,7 +91,8 @@ async fn verify(
     deadline: Deadline,
     clock: Stopwatch,
 ) -> Result<Verified> {
-    let governor = Governor::new(Rates { in_flight: request.concurrency.max(1), ..Rates::default() }, metrics.clone());
+    let governor =
+        AdaptiveLimit::new(Rates { in_flight: request.concurrency.max(1), ..Rates::default() }, metrics.clone());
     let to = Target::to(url, &request.settings, metrics)?.governed(&governor);
     let names = manifest_names(&to, deadline).await?;
     let found = documents(&to, names, deadline).await?;
@@ -313,7 +314,7 @@ async fn unexpected(
 async fn mend(
     request: &VerifyRequest,
     to: &Target,
-    governor: &Governor,
+    governor: &AdaptiveLimit,
     records: &[Record],
     bad: &[usize],
     progress: &Arc<Progress>,

@@ -8,7 +8,7 @@ use http::Uri;
 use penstock_types::{Error, Result};
 use reqsign_azure_storage::Credential;
 
-use crate::wire::{is_loopback, uri};
+use crate::transport::{is_loopback, uri};
 
 /// The key that every Azurite has, published in its documentation: it opens nothing but a test's own storage.
 const EMULATED: &str = "devstoreaccount1";

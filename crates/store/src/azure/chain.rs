@@ -17,14 +17,14 @@ use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, Error, ProvideCredential, Result};
 use serde::Deserialize;
 
-use crate::credentials::Lasting;
-use crate::wire::QUERY;
+use crate::credentials::Expiring;
+use crate::transport::QUERY;
 
 const RESOURCE: &str = "https://storage.azure.com/";
 /// Where a token does not say when it ends.
 const SHORT_S: i64 = 300;
 
-impl Lasting for Credential {
+impl Expiring for Credential {
     fn ends_s(&self) -> Option<i64> {
         match self {
             Self::BearerToken { expires_in, .. } => expires_in.map(Timestamp::as_second),

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::sign::Sign;
 use crate::StoreSettings;
-use crate::credentials::desk::{Desk, head, variables};
+use crate::credentials::test_token_server::{TestTokenServer, head, variables};
 
 fn recorded(request: &str) -> (u16, String) {
     let line = request.lines().next().unwrap_or_default();
@@ -52,7 +52,7 @@ const WHO: [(&str, &str); 3] =
 
 #[tokio::test]
 async fn test_azure_tokens_of_each_source_are_asked_once() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("federated"), "federated-1").unwrap();
     for (more, want) in [
         (vec![("AZURE_FEDERATED_TOKEN_FILE", "HOME/federated")], "workload-token"),
@@ -68,7 +68,7 @@ async fn test_azure_tokens_of_each_source_are_asked_once() {
 
 #[tokio::test]
 async fn test_azure_source_that_fails_ends_the_search_and_tells_no_secret() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let more =
         [("AZURE_CLIENT_SECRET", "secret-wrong"), ("PENSTOCK_AZURE_IMDS", "1"), ("AZURE_IMDS_ENDPOINT", "DESK/imds")];
     let error = token(&variables(&[&WHO[..], &more].concat(), &desk, home.path())).await.unwrap_err().to_string();
@@ -80,7 +80,7 @@ async fn test_azure_source_that_fails_ends_the_search_and_tells_no_secret() {
 
 #[tokio::test]
 async fn test_azure_metadata_is_asked_only_when_told() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let mut env = variables(&[("AZURE_IMDS_ENDPOINT", "DESK/imds")], &desk, home.path());
     assert!(token(&env).await.is_err());
     assert!(desk.seen().is_empty());

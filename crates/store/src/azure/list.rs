@@ -10,8 +10,8 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 
 use super::{Ask, Container, md5};
 use crate::page_tokens::PageTokens;
-use crate::wire::{body, pair, unquoted, xml};
-use crate::{ListStream, Meta, Version, dates};
+use crate::transport::{body, pair, unquoted, xml};
+use crate::{ListStream, Meta, Version, http_date};
 
 /// The largest page that is read: 5,000 names of 1,024 characters, each escaped, and their properties.
 const PAGE_LIMIT: usize = 64 << 20;
@@ -120,7 +120,7 @@ fn parse(body: &[u8]) -> Result<Page> {
                 "Etag" => entry.etag = Some(text),
                 "Content-MD5" => entry.md5 = Some(text),
                 "Content-Encoding" => entry.encoding = Some(text).filter(|name| !name.is_empty()),
-                "Last-Modified" => entry.modified_s = dates::http(&text),
+                "Last-Modified" => entry.modified_s = http_date::http(&text),
                 "ResourceType" => entry.is_folder = text == "directory",
                 _ => {}
             },

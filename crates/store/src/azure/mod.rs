@@ -6,13 +6,13 @@
 //! reaches an error or a `Debug`.
 
 mod account;
+mod block_list;
 mod chain;
 #[cfg(test)]
 mod chain_tests;
 mod list;
 mod put;
 mod sign;
-mod upload;
 
 pub use self::account::AzureSettings;
 
@@ -30,10 +30,12 @@ use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric,
 
 use self::account::Account;
 use self::sign::Sign;
-use crate::count::count_error;
-use crate::wire::client::{Http, Parts};
-use crate::wire::{Remote, delete_each, quoted, read, said, status, text, unquoted, within, xml};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
+use crate::metered::count_error;
+use crate::transport::client::{Http, Parts};
+use crate::transport::{Remote, delete_each, quoted, read, said, status, text, unquoted, within, xml};
+use crate::{
+    Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
+};
 
 /// What the requests are written for: from 2021-02-12 on, listings write some names percent-encoded.
 const API: &str = "2020-12-06";
@@ -272,7 +274,7 @@ impl Remote for Container {
             version: text(headers, "etag").map(|etag| Version(unquoted(etag).to_owned())),
             digests: text(headers, whole).and_then(md5).into_iter().collect(),
             encoding: text(headers, "content-encoding").filter(|name| !name.is_empty()).map(str::to_owned),
-            modified_s: text(headers, "last-modified").and_then(dates::http),
+            modified_s: text(headers, "last-modified").and_then(http_date::http),
         }
     }
 
@@ -308,7 +310,7 @@ impl Store for Azure {
         put::put(&self.container, key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 

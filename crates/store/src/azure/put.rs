@@ -12,8 +12,8 @@ use hyper::body::Incoming;
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
 
 use super::{Ask, Container};
-use crate::wire::client::Parts;
-use crate::wire::{add_precondition, cut, header_of, pair, unmet, unquoted};
+use crate::transport::client::Parts;
+use crate::transport::{add_precondition, cut, header_of, pair, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
 /// Blobs above this go in blocks, over several connections.

@@ -12,10 +12,10 @@ use reqsign_file_read_tokio::TokioFileRead;
 
 use super::AzureSettings;
 use super::chain::Chain;
-use crate::credentials::door::Door;
-use crate::credentials::{self, Keeper, Shared, Stamp, name_of};
-use crate::wire::client::Http;
-use crate::wire::unsigned;
+use crate::credentials::guarded_http::GuardedClient;
+use crate::credentials::{self, CredentialCache, Shared, Stamp, name_of};
+use crate::transport::client::Http;
+use crate::transport::unsigned;
 
 /// What to do without credentials.
 const ADVICE: &str = "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in with `az login`, or \
@@ -25,7 +25,7 @@ static KEEPERS: Shared<Credential> = Shared::new();
 
 /// Signs requests; see `credentials`.
 pub(super) struct Sign {
-    keeper: Option<Arc<Keeper<Credential>>>,
+    keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
 }
 
@@ -44,9 +44,9 @@ impl Sign {
             let context = Context::new()
                 .with_file_read(TokioFileRead)
                 .with_command_execute(TokioCommandExecute)
-                .with_http_send(Door::new(Http::new(), asks_instance).naming(identity))
+                .with_http_send(GuardedClient::new(Http::new(), asks_instance).naming(identity))
                 .with_env(StaticEnv { home_dir: None, envs: variables.clone() });
-            Keeper::new(context, Chain { given, asks_instance, asks_cli, variables })
+            CredentialCache::new(context, Chain { given, asks_instance, asks_cli, variables })
         });
         Self { keeper: Some(keeper), signer }
     }

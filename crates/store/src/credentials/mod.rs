@@ -5,9 +5,9 @@
 //! Owns when to ask again. What to ask, and whom, each store's chain knows. A credential that still holds is used while
 //! its renewal fails, and a refusal by the store ("expired") renews it once.
 
+pub(crate) mod guarded_http;
 #[cfg(test)]
-pub(crate) mod desk;
-pub(crate) mod door;
+pub(crate) mod test_token_server;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 const TRUSTED: Duration = Duration::from_secs(30);
 
 /// What the keeper must know of a credential.
-pub(crate) trait Lasting: SigningCredential + Clone {
+pub(crate) trait Expiring: SigningCredential + Clone {
     /// When it ends, in seconds since the epoch.
     fn ends_s(&self) -> Option<i64>;
 
@@ -45,13 +45,13 @@ struct Kept<C> {
 }
 
 /// A credential as handed out. `generation` tells the keeper which one was refused.
-pub(crate) struct Taken<C> {
+pub(crate) struct Lease<C> {
     pub(crate) credential: C,
     pub(crate) generation: u64,
 }
 
 /// Keeps one source's credential for all who sign with it.
-pub(crate) struct Keeper<C: Lasting> {
+pub(crate) struct CredentialCache<C: Expiring> {
     context: Context,
     source: Box<dyn ProvideCredentialDyn<Credential = C>>,
     state: Mutex<State<C>>,
@@ -74,7 +74,7 @@ fn due_in(left: Duration) -> Duration {
     left.saturating_sub(lead).max(Duration::from_secs(1).min(left / 2))
 }
 
-impl<C: Lasting> Keeper<C> {
+impl<C: Expiring> CredentialCache<C> {
     pub(crate) fn new(context: Context, source: impl ProvideCredential<Credential = C>) -> Self {
         let state = State { kept: None, generation: 0, refused: false };
         Self { context, source: Box::new(source), state: Mutex::new(state), asking: tokio::sync::Mutex::new(()) }
@@ -89,19 +89,19 @@ impl<C: Lasting> Keeper<C> {
     }
 
     /// The kept credential if it holds, and whether it is due for renewal.
-    fn held(&self) -> Option<(Taken<C>, bool)> {
+    fn held(&self) -> Option<(Lease<C>, bool)> {
         let state = self.state();
         let kept = state.kept.as_ref()?;
         let now_s = unix_now().as_secs() as i64;
         if kept.credential.ends_s().is_some_and(|ends_s| ends_s <= now_s + MARGIN_S) {
             return None;
         }
-        let taken = Taken { credential: kept.credential.clone(), generation: kept.generation };
+        let taken = Lease { credential: kept.credential.clone(), generation: kept.generation };
         Some((taken, kept.due.is_some_and(|due| kept.since.elapsed() >= due)))
     }
 
     /// A credential to sign with; the source is asked where there is none, or where the kept one is about to end.
-    pub(crate) async fn take(&self) -> Result<Taken<C>> {
+    pub(crate) async fn take(&self) -> Result<Lease<C>> {
         match self.held() {
             Some((taken, false)) => Ok(taken),
             // One renews; the others go on with what still holds.
@@ -127,7 +127,7 @@ impl<C: Lasting> Keeper<C> {
         }
     }
 
-    async fn ask(&self) -> Result<Taken<C>> {
+    async fn ask(&self) -> Result<Lease<C>> {
         let credential = self.source.provide_credential_dyn(&self.context).await?;
         let credential = credential.ok_or_else(|| Error::credential_invalid(NOTHING))?;
         let now_s = unix_now().as_secs() as i64;
@@ -140,7 +140,7 @@ impl<C: Lasting> Keeper<C> {
         state.generation += 1;
         let after_refusal = std::mem::take(&mut state.refused);
         let generation = state.generation;
-        let taken = Taken { credential: credential.clone(), generation };
+        let taken = Lease { credential: credential.clone(), generation };
         state.kept = Some(Kept { credential, since: Stopwatch::start(), due, generation, after_refusal });
         Ok(taken)
     }
@@ -166,8 +166,8 @@ impl<C: Lasting> Keeper<C> {
 pub(crate) type Stamp = Option<u64>;
 
 /// Signs a request with the credential that is current; without a keeper it goes as it is.
-pub(crate) async fn sign<C: Lasting>(
-    keeper: Option<&Keeper<C>>,
+pub(crate) async fn sign<C: Expiring>(
+    keeper: Option<&CredentialCache<C>>,
     signer: &impl SignRequest<Credential = C>,
     head: &mut request::Parts,
 ) -> Result<Stamp> {
@@ -178,7 +178,7 @@ pub(crate) async fn sign<C: Lasting>(
 }
 
 /// The store calls the credential expired; true when the request may be sent again with a new one.
-pub(crate) fn renews<C: Lasting>(keeper: Option<&Keeper<C>>, stamp: Stamp) -> bool {
+pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: Stamp) -> bool {
     matches!((keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
 }
 
@@ -187,17 +187,17 @@ pub(crate) const NOTHING: &str = "no source has any";
 
 /// Keepers that live in this process, by what they were made from: stores opened alike renew together. A forked child
 /// has its own, since whoever was asking is not there.
-pub(crate) struct Shared<C: Lasting>(Mutex<Option<Living<C>>>);
+pub(crate) struct Shared<C: Expiring>(Mutex<Option<Registry<C>>>);
 
-type Living<C> = HashMap<(u32, String), Weak<Keeper<C>>>;
+type Registry<C> = HashMap<(u32, String), Weak<CredentialCache<C>>>;
 
-impl<C: Lasting> Shared<C> {
+impl<C: Expiring> Shared<C> {
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
     /// The keeper of this name, or the one that `make` gives. The name holds secrets, and goes nowhere.
-    pub(crate) fn get(&self, name: String, make: impl FnOnce() -> Keeper<C>) -> Arc<Keeper<C>> {
+    pub(crate) fn get(&self, name: String, make: impl FnOnce() -> CredentialCache<C>) -> Arc<CredentialCache<C>> {
         let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let living = slot.get_or_insert_with(HashMap::new);
         living.retain(|_, keeper| keeper.strong_count() > 0);
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    impl Lasting for Token {
+    impl Expiring for Token {
         fn ends_s(&self) -> Option<i64> {
             self.ends_s
         }
@@ -266,10 +266,10 @@ mod tests {
         }
     }
 
-    fn keeper(life_s: Option<i64>, fails_after: usize) -> (Arc<Keeper<Token>>, Arc<AtomicUsize>) {
+    fn keeper(life_s: Option<i64>, fails_after: usize) -> (Arc<CredentialCache<Token>>, Arc<AtomicUsize>) {
         let asked: Arc<AtomicUsize> = Arc::default();
         let mint = Mint { asked: asked.clone(), life_s, fails_after };
-        (Arc::new(Keeper::new(Context::new(), mint)), asked)
+        (Arc::new(CredentialCache::new(Context::new(), mint)), asked)
     }
 
     #[tokio::test]
@@ -323,7 +323,8 @@ mod tests {
     #[test]
     fn test_shared_same_name_is_the_same_keeper_while_it_lives() {
         static SHARED: Shared<Token> = Shared::new();
-        let make = || Keeper::new(Context::new(), Mint { asked: Arc::default(), life_s: None, fails_after: 9 });
+        let make =
+            || CredentialCache::new(Context::new(), Mint { asked: Arc::default(), life_s: None, fails_after: 9 });
         let (a, b) = (SHARED.get("x".into(), make), SHARED.get("x".into(), make));
         assert!(Arc::ptr_eq(&a, &b));
         assert!(!Arc::ptr_eq(&a, &SHARED.get("y".into(), make)));

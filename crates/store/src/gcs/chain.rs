@@ -14,15 +14,15 @@ use reqsign_google::{
 };
 use serde_json::{Value, json};
 
-use crate::credentials::Lasting;
-use crate::credentials::door::Door;
+use crate::credentials::Expiring;
+use crate::credentials::guarded_http::GuardedClient;
 
 pub(super) const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
 /// Where tokens of users and service accounts come from, unless their file says otherwise.
 const TOKENS: &str = "https://oauth2.googleapis.com/token";
 
-impl Lasting for Credential {
+impl Expiring for Credential {
     fn ends_s(&self) -> Option<i64> {
         self.token.as_ref()?.expires_at.map(Timestamp::as_second)
     }
@@ -35,7 +35,7 @@ impl Lasting for Credential {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Chain {
-    pub(super) door: Door,
+    pub(super) door: GuardedClient,
     pub(super) asks_instance: bool,
 }
 

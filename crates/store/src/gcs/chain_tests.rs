@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::sign::Sign;
 use crate::StoreSettings;
-use crate::credentials::desk::{Desk, head, variables};
+use crate::credentials::test_token_server::{TestTokenServer, head, variables};
 
 fn recorded(request: &str) -> (u16, String) {
     let line = request.lines().next().unwrap_or_default();
@@ -49,14 +49,14 @@ fn write(path: &Path, told: &serde_json::Value) {
     std::fs::write(path, told.to_string()).unwrap();
 }
 
-fn user(desk: &Desk, refresh: &str) -> serde_json::Value {
+fn user(desk: &TestTokenServer, refresh: &str) -> serde_json::Value {
     json!({"type": "authorized_user", "client_id": "c", "client_secret": "cs", "refresh_token": refresh,
            "token_uri": format!("{}/token", desk.url)})
 }
 
 #[tokio::test]
 async fn test_user_of_gcloud_is_found_where_gcloud_writes_and_asked_once() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&desk, "refresh-1"));
     assert_eq!(token(&variables(&[], &desk, home.path())).await.unwrap(), "Bearer user-token");
     assert_eq!(desk.seen().len(), 1);
@@ -69,7 +69,7 @@ async fn test_user_of_gcloud_is_found_where_gcloud_writes_and_asked_once() {
 
 #[tokio::test]
 async fn test_user_who_must_log_in_again_is_told_so_and_nobody_else_is_asked() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&desk, "refresh-old"));
     let metadata = desk.url.replace("http://", "");
     let env = variables(&[("PENSTOCK_GS_METADATA", "1"), ("GCE_METADATA_HOST", &metadata)], &desk, home.path());
@@ -82,7 +82,7 @@ async fn test_user_who_must_log_in_again_is_told_so_and_nobody_else_is_asked() {
 
 #[tokio::test]
 async fn test_service_account_is_turned_into_one_token() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let made = std::process::Command::new("openssl").args(["genpkey", "-algorithm", "RSA"]).output().unwrap();
     let key = String::from_utf8(made.stdout).unwrap();
     let told = json!({"type": "service_account", "client_email": "s@p.example", "private_key": key,
@@ -95,7 +95,7 @@ async fn test_service_account_is_turned_into_one_token() {
 
 #[tokio::test]
 async fn test_external_account_exchanges_the_subject_of_its_file() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("subject"), "subject-1").unwrap();
     for format in [json!(null), json!({"type": "text"})] {
         let mut source = json!({"file": home.path().join("subject")});
@@ -120,7 +120,7 @@ async fn test_external_account_exchanges_the_subject_of_its_file() {
 
 #[tokio::test]
 async fn test_metadata_is_asked_only_when_told() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let metadata = desk.url.replace("http://", "");
     let mut env = variables(&[("GCE_METADATA_HOST", &metadata)], &desk, home.path());
     assert!(token(&env).await.unwrap_err().to_string().contains("PENSTOCK_GS_ANONYMOUS=1"));
@@ -131,7 +131,7 @@ async fn test_metadata_is_asked_only_when_told() {
 
 #[tokio::test]
 async fn test_named_file_that_is_none_is_said() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/nowhere.json")], &desk, home.path());
     assert!(token(&env).await.unwrap_err().to_string().contains("cannot be read"));
     std::fs::write(home.path().join("nowhere.json"), "not json").unwrap();

@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 use super::{Ask, Bucket, Described};
 use crate::page_tokens::PageTokens;
-use crate::wire::client::Parts;
-use crate::wire::{body, pair};
+use crate::transport::client::Parts;
+use crate::transport::{body, pair};
 use crate::{ListStream, Meta};
 
 /// The largest page that is read: 1,000 names of 1,024 bytes, each escaped, and what is told of each.

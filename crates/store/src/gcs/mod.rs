@@ -9,8 +9,8 @@ mod chain;
 mod chain_tests;
 mod list;
 mod put;
+mod resumable_upload;
 mod sign;
-mod upload;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,10 +28,12 @@ use percent_encoding::percent_encode;
 use serde::Deserialize;
 
 use self::sign::Sign;
-use crate::count::count_error;
-use crate::wire::client::{Http, Parts};
-use crate::wire::{QUERY, Remote, body, delete_each, is_loopback, read, said, status, text, within};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
+use crate::metered::count_error;
+use crate::transport::client::{Http, Parts};
+use crate::transport::{QUERY, Remote, body, delete_each, is_loopback, read, said, status, text, within};
+use crate::{
+    Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
+};
 
 /// The largest description of one object that is read.
 const ONE: usize = 1 << 20;
@@ -195,7 +197,7 @@ impl Described {
             digests: crc.into_iter().chain(md5).collect(),
             encoding: self.content_encoding.filter(|name| !name.is_empty()),
             // Whole seconds, as a read's Last-Modified has them: one object has one time.
-            modified_s: self.updated.as_deref().and_then(dates::iso8601).map(f64::floor),
+            modified_s: self.updated.as_deref().and_then(http_date::iso8601).map(f64::floor),
         })
     }
 }
@@ -382,7 +384,7 @@ impl Remote for Bucket {
             version: text(headers, "x-goog-generation").map(|generation| Version(generation.to_owned())),
             digests: digests.collect(),
             encoding: encoding.filter(|name| !name.is_empty() && *name != "identity").map(str::to_owned),
-            modified_s: text(headers, "last-modified").and_then(dates::http),
+            modified_s: text(headers, "last-modified").and_then(http_date::http),
         }
     }
 
@@ -418,7 +420,7 @@ impl Store for Gcs {
         put::put(&self.bucket, key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 

@@ -10,8 +10,8 @@ use http::header::{self, HeaderMap};
 use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result};
 
 use super::{Ask, Bucket, generation};
-use crate::wire::client::Parts;
-use crate::wire::{header_of, unmet};
+use crate::transport::client::Parts;
+use crate::transport::{header_of, unmet};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
 /// The precondition of a write, as a query goes on.

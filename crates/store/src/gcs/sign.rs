@@ -12,10 +12,10 @@ use reqsign_google::{Credential, RequestSigner};
 
 use super::GcsSettings;
 use super::chain::{Chain, SCOPE};
-use crate::credentials::door::Door;
-use crate::credentials::{self, Keeper, Shared, Stamp, name_of};
-use crate::wire::client::Http;
-use crate::wire::unsigned;
+use crate::credentials::guarded_http::GuardedClient;
+use crate::credentials::{self, CredentialCache, Shared, Stamp, name_of};
+use crate::transport::client::Http;
+use crate::transport::unsigned;
 
 /// What to do without credentials.
 const ADVICE: &str = "set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default \
@@ -25,7 +25,7 @@ static KEEPERS: Shared<Credential> = Shared::new();
 
 /// Signs requests; see `credentials`.
 pub(super) struct Sign {
-    keeper: Option<Arc<Keeper<Credential>>>,
+    keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
 }
 
@@ -39,13 +39,13 @@ impl Sign {
         let keeper = KEEPERS.get(format!("{}\0{}", settings.asks_instance, name_of(&variables)), || {
             let metadata = variables.get("GCE_METADATA_HOST").filter(|_| settings.asks_instance);
             let metadata = metadata.map(|host| format!("http://{host}/"));
-            let door = Door::new(Http::new(), settings.asks_instance).naming(metadata.as_deref());
+            let door = GuardedClient::new(Http::new(), settings.asks_instance).naming(metadata.as_deref());
             let context = Context::new()
                 .with_file_read(TokioFileRead)
                 .with_command_execute(TokioCommandExecute)
                 .with_http_send(door.clone())
                 .with_env(StaticEnv { home_dir: None, envs: variables });
-            Keeper::new(context, Chain { door, asks_instance: settings.asks_instance })
+            CredentialCache::new(context, Chain { door, asks_instance: settings.asks_instance })
         });
         Self { keeper: Some(keeper), signer }
     }

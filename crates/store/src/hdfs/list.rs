@@ -8,7 +8,7 @@ use futures::{Stream, TryStreamExt, stream};
 use hdfs_native::client::FileStatus;
 use penstock_types::{Deadline, Error, Key, Metric, Result};
 
-use super::{Cluster, NAMENODE, TEMPORARY, Temper, meta, refusal};
+use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, meta, refusal};
 use crate::Meta;
 
 /// Pages of 1,000 entries that one folder may take, each within the limit of a NameNode's call.
@@ -80,7 +80,7 @@ impl Walk {
         let path = format!("/{}", key.as_str().unwrap_or_default().trim_end_matches('/'));
         let place = cluster.place(key);
         let work = async {
-            let client = cluster.client(Temper::Hasty).await?;
+            let client = cluster.client(ClientKind::Fast).await?;
             cluster.call(&place, NAMENODE * PAGES, client.list_status(&path, false)).await
         };
         let listed = match cluster.timed(&format!("LIST {place}"), self.deadline, work).await {

@@ -25,21 +25,21 @@ use hdfs_native::{Client, ClientBuilder};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Scheme, Url};
 
 pub use self::settings::HdfsSettings;
-use crate::count::count_error;
-use crate::wire::within;
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version};
+use crate::metered::count_error;
+use crate::transport::within;
+use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version};
 
 /// A DataNode that sends nothing for this long is left for the next copy. hdfs-native may meet its silence four times in
 /// one read (midway, on two kept connections, on a new one) before it turns away: 4 s, under the 5 s that are promised.
-const SILENCE: Duration = Duration::from_secs(1);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The same where every copy was silent: then it is the disks that are slow.
-const PATIENCE: Duration = Duration::from_secs(15);
+const SLOW_TIMEOUT: Duration = Duration::from_secs(15);
 /// A NameNode that answers no call for this long is asked on a new connection.
 const NAMENODE: Duration = Duration::from_secs(20);
 /// Deletes that run at once.
 const AT_ONCE: usize = 16;
 /// How long hdfs-native keeps connections to DataNodes for all of a process, with some room.
-const KEPT: Duration = Duration::from_millis(3200);
+const POOL_TTL: Duration = Duration::from_millis(3200);
 /// Temporary names begin with this; listings leave them out.
 const TEMPORARY: &str = ".penstock-tmp-";
 
@@ -61,8 +61,8 @@ struct Cluster {
 struct Clients {
     process: u32,
     runtime: tokio::runtime::Id,
-    hasty: Client,
-    patient: Client,
+    fast: Client,
+    slow: Client,
 }
 
 impl fmt::Debug for Hdfs {
@@ -73,9 +73,9 @@ impl fmt::Debug for Hdfs {
 
 /// Which of the two clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Temper {
-    Hasty,
-    Patient,
+enum ClientKind {
+    Fast,
+    Slow,
 }
 
 impl Hdfs {
@@ -162,18 +162,18 @@ impl Cluster {
         };
         if is_forked {
             // hdfs-native keeps connections in a table of the whole process; those of the parent lapse meanwhile.
-            tokio::time::sleep(KEPT).await;
+            tokio::time::sleep(POOL_TTL).await;
         }
-        let clients = Clients { process, runtime, hasty: self.build(SILENCE)?, patient: self.build(PATIENCE)? };
+        let clients = Clients { process, runtime, fast: self.build(IDLE_TIMEOUT)?, slow: self.build(SLOW_TIMEOUT)? };
         *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = Some(clients.clone());
         Ok(clients)
     }
 
-    async fn client(&self, temper: Temper) -> Result<Client> {
+    async fn client(&self, kind: ClientKind) -> Result<Client> {
         let clients = self.clients().await?;
-        Ok(match temper {
-            Temper::Hasty => clients.hasty,
-            Temper::Patient => clients.patient,
+        Ok(match kind {
+            ClientKind::Fast => clients.fast,
+            ClientKind::Slow => clients.slow,
         })
     }
 
@@ -198,7 +198,7 @@ impl Cluster {
 
     async fn status(&self, key: &Key) -> Result<FileStatus> {
         let (path, place) = (self.path(key)?, self.place(key));
-        let client = self.client(Temper::Hasty).await?;
+        let client = self.client(ClientKind::Fast).await?;
         match self.call(&place, NAMENODE, client.get_file_info(&path)).await {
             // A file stands where the key has a folder.
             Err(Error::KeyRefused { .. }) => Err(Error::NotFound { place }),
@@ -229,7 +229,7 @@ impl Cluster {
         if self.standing(key).await?.is_none_or(|status| status.isdir) {
             return Ok(());
         }
-        let client = self.client(Temper::Hasty).await?;
+        let client = self.client(ClientKind::Fast).await?;
         match self.call(&place, NAMENODE, client.delete(&path, false)).await {
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -308,7 +308,7 @@ impl Store for Hdfs {
     }
 
     /// None: what a NameNode can join (`concat`) the protocol library has no call for.
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         None
     }
 

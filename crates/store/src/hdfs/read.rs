@@ -16,12 +16,12 @@ use futures::{FutureExt, StreamExt};
 use hdfs_native::file::FileReader;
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Result, Stopwatch};
 
-use super::{Cluster, NAMENODE, Temper, error};
-use crate::count::timed;
+use super::{ClientKind, Cluster, NAMENODE, error};
 use crate::local::plan;
+use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version};
 
-/// A read that gave nothing for this long is asked for a second time. Far above a disk's own time, far under `SILENCE`.
+/// A read that gave nothing for this long is asked for a second time. Far above a disk's own time, far under `IDLE_TIMEOUT`.
 const HEDGE: Duration = Duration::from_millis(400);
 /// Tries to see one version on both sides of an open.
 const LOOKS: u32 = 4;
@@ -34,7 +34,7 @@ struct Reading {
     meta: Meta,
     place: String,
     reader: FileReader,
-    temper: Temper,
+    kind: ClientKind,
     /// What is still to be read: which range, from where, to where.
     left: VecDeque<(usize, u64, u64)>,
     /// The stream of the first of them, once it has begun.
@@ -52,7 +52,7 @@ pub(super) async fn get(
     cluster.metrics.count(Metric::Requests);
     cluster.metrics.count(Metric::Gets);
     let started = Stopwatch::start();
-    let (meta, reader) = open(cluster, &object.key, object.version.as_ref(), Temper::Hasty).await?;
+    let (meta, reader) = open(cluster, &object.key, object.version.as_ref(), ClientKind::Fast).await?;
     let place = cluster.place(&object.key);
     let left = plan(ranges, meta.size, &place)?;
     let reading = Reading {
@@ -60,7 +60,7 @@ pub(super) async fn get(
         meta: meta.clone(),
         place,
         reader,
-        temper: Temper::Hasty,
+        kind: ClientKind::Fast,
         left,
         stream: None,
         is_hedged: false,
@@ -71,9 +71,14 @@ pub(super) async fn get(
 }
 
 /// Opens the blocks of one version: the pinned one, else the one that stands before and after.
-async fn open(cluster: &Arc<Cluster>, key: &Key, pin: Option<&Version>, temper: Temper) -> Result<(Meta, FileReader)> {
+async fn open(
+    cluster: &Arc<Cluster>,
+    key: &Key,
+    pin: Option<&Version>,
+    kind: ClientKind,
+) -> Result<(Meta, FileReader)> {
     let (path, place) = (cluster.path(key)?, cluster.place(key));
-    let client = cluster.client(temper).await?;
+    let client = cluster.client(kind).await?;
     let mut want = match pin {
         Some(version) => version.clone(),
         None => cluster.head(key).await?.version.unwrap_or_else(|| Version(String::new())),
@@ -136,7 +141,7 @@ impl Reading {
                 self.is_hedged = true;
                 self.cluster.metrics.count(Metric::Requests);
                 self.cluster.metrics.count(Metric::Gets);
-                let second = second(&self.cluster, &self.meta, self.temper, at, end);
+                let second = second(&self.cluster, &self.meta, self.kind, at, end);
                 let faster = match select(pin!(advance(&mut stream)), pin!(second)).await {
                     Either::Left((first, _)) => {
                         next = Some(first);
@@ -162,12 +167,12 @@ impl Reading {
                 Next::Panicked => return Err(error::odd(&self.place)),
                 Next::Failed(error) => error,
             };
-            if self.temper == Temper::Patient {
+            if self.kind == ClientKind::Slow {
                 return Err(error::of(&self.place, &self.cluster.root.to_string(), &error));
             }
             // Each copy was silent or gone. It may be that the file is gone: the open tells.
-            self.temper = Temper::Patient;
-            let (_, reader) = open(&self.cluster, &self.meta.key, self.meta.version.as_ref(), Temper::Patient).await?;
+            self.kind = ClientKind::Slow;
+            let (_, reader) = open(&self.cluster, &self.meta.key, self.meta.version.as_ref(), ClientKind::Slow).await?;
             (self.reader, self.stream) = (reader, None);
         }
     }
@@ -198,11 +203,11 @@ async fn advance(stream: &mut Stream) -> Next {
 async fn second(
     cluster: &Arc<Cluster>,
     meta: &Meta,
-    temper: Temper,
+    kind: ClientKind,
     at: u64,
     end: u64,
 ) -> Option<(FileReader, Stream, Bytes)> {
-    let (_, reader) = open(cluster, &meta.key, meta.version.as_ref(), temper).await.ok()?;
+    let (_, reader) = open(cluster, &meta.key, meta.version.as_ref(), kind).await.ok()?;
     let mut stream = bytes_of(&reader, at, end);
     match advance(&mut stream).await {
         Next::Bytes(bytes) => Some((reader, stream, bytes)),

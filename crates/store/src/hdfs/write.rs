@@ -11,7 +11,7 @@ use hdfs_native::client::FileStatus;
 use hdfs_native::{Client, WriteOptions};
 use penstock_types::{Error, Key, Metric, Result};
 
-use super::{Cluster, NAMENODE, TEMPORARY, Temper, error, meta, version};
+use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, error, meta, version};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
 /// What is written at once, between two looks at whether the write goes on.
@@ -34,7 +34,7 @@ pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, op
     cluster.metrics.count(Metric::Puts);
     cluster.metrics.add(Metric::BytesSent, parts.iter().map(|part| part.len() as u64).sum());
 
-    let client = cluster.client(Temper::Patient).await?;
+    let client = cluster.client(ClientKind::Slow).await?;
     let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let temporary = format!("{folder}/{TEMPORARY}{:016x}", rand::random::<u64>());
     let temporary = Temporary { client: client.clone(), path: temporary, is_ours: true };

@@ -18,7 +18,7 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::oneshot;
 
-use crate::{Buffer, Buffers};
+use crate::{Buffer, BufferPool};
 
 /// What a file system may ask offsets, lengths and memory to be multiples of; no disk of today asks for more.
 const ALIGN: u64 = 4096;
@@ -213,7 +213,7 @@ pub(super) struct Direct {
 impl Direct {
     /// True when this file is to be read here: the kernel gives a ring and the file system bypasses its cache. From then
     /// on the file is for nothing else.
-    pub fn takes(&self, file: &OwnedFd, buffers: &Arc<Buffers>) -> bool {
+    pub fn takes(&self, file: &OwnedFd, buffers: &Arc<BufferPool>) -> bool {
         let set = |flags| rustix::fs::fcntl_setfl(file, flags);
         let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
         if self.ring.get_or_init(|| Ring::start().ok()).is_none() || set(flags | OFlags::DIRECT).is_err() {
@@ -238,7 +238,7 @@ impl Direct {
         start: u64,
         end: u64,
         size: u64,
-        buffers: &Arc<Buffers>,
+        buffers: &Arc<BufferPool>,
     ) -> io::Result<Bytes> {
         let lost = || io::Error::from(io::ErrorKind::BrokenPipe);
         let ring = self.ring.get().and_then(Option::as_ref).ok_or_else(lost)?;
@@ -310,7 +310,7 @@ mod tests {
         let bytes = noise(3 * PIECE as usize + 4321);
         std::fs::write(dir.path().join("a"), &bytes).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let (direct, buffers) = (Direct::default(), Arc::new(Buffers::default()));
+        let (direct, buffers) = (Direct::default(), Arc::new(BufferPool::default()));
         let file = Arc::new(OwnedFd::from(std::fs::File::open(dir.path().join("a")).unwrap()));
         assert!(direct.takes(&file, &buffers), "this machine gives a ring and its disk takes O_DIRECT");
         proptest!(|(start in 0..bytes.len(), len in 1usize..2_000_000)| {
@@ -328,7 +328,7 @@ mod tests {
         let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")).unwrap();
         std::fs::write(dir.path().join("a"), noise(1 << 20)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let (direct, buffers) = (Direct::default(), Arc::new(Buffers::default()));
+        let (direct, buffers) = (Direct::default(), Arc::new(BufferPool::default()));
         let file = Arc::new(OwnedFd::from(std::fs::File::open(dir.path().join("a")).unwrap()));
         assert!(direct.takes(&file, &buffers));
         let wake = Arc::downgrade(&direct.ring.get().unwrap().as_ref().unwrap().wake);

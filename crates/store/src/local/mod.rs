@@ -21,7 +21,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
 pub use self::direct::LocalReads;
 pub use self::read::plan;
-use crate::{Buffers, Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads};
+use crate::{BufferPool, Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -32,14 +32,14 @@ pub struct Local {
     /// Most bytes of a chunk that comes through the page cache.
     piece: u64,
     direct: Arc<direct::Direct>,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
 }
 
 impl Local {
     /// The store of a folder, by its absolute path; it need not exist yet.
     pub fn new(path: &Path) -> Result<Self> {
         let root = Url::from_path(path)?.as_folder();
-        let (direct, buffers) = (Arc::default(), Buffers::of_process());
+        let (direct, buffers) = (Arc::default(), BufferPool::of_process());
         Ok(Self { root, path: path.to_owned(), reads: LocalReads::Threads, piece: read::PIECE, direct, buffers })
     }
 
@@ -122,7 +122,7 @@ impl Store for Local {
         self.blocking("PUT", deadline, move |store| write::put(&store, &key, &parts, &options)).await
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         None
     }
 

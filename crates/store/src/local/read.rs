@@ -12,7 +12,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result};
 use super::direct::{LocalReads, is_cached};
 use super::path::{Opened, version};
 use super::{Local, blocking};
-use crate::{Buffers, Chunk, GetResult, ObjectRef, Version};
+use crate::{BufferPool, Chunk, GetResult, ObjectRef, Version};
 
 /// Bytes that one system call asks for unless the store was told: past 2 MiB the copy from the page cache dominates.
 pub(super) const PIECE: u64 = 2 << 20;
@@ -31,7 +31,7 @@ const DIRECT_LEAST: u64 = 64 << 10;
 
 struct Reader {
     piece: u64,
-    buffers: Arc<Buffers>,
+    buffers: Arc<BufferPool>,
     file: Arc<OwnedFd>,
     place: Arc<str>,
     version: Option<Version>,

@@ -6,7 +6,7 @@
 //! says or gives otherwise is named and left out for good; one that does not answer rests a while. Sends nothing again by
 //! itself: an error that every member shares is the caller's (`Retry` goes on from the byte it reached, elsewhere).
 
-mod member;
+mod replica;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -17,11 +17,11 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use penstock_types::{ByteRange, Deadline, Digest, Error, Key, Result, Url};
 
-use self::member::Member;
-pub use self::member::MirrorReport;
+pub use self::replica::MirrorReport;
+use self::replica::Replica;
 use crate::local::plan;
 use crate::{
-    Capabilities, GetResult, ListStream, Meta, ObjectRef, Opened, PutOptions, Store, Uploads, Version, checksum,
+    Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, Opened, PutOptions, Store, Version, checksum,
 };
 
 /// Objects whose agreement is remembered. A stage has some hundreds on their way.
@@ -36,7 +36,7 @@ pub struct Mirrors {
 #[derive(Debug)]
 struct Shared {
     /// The first is the dataset's own store.
-    members: Vec<Member>,
+    members: Vec<Replica>,
     agreed: Mutex<HashMap<Key, Agreed>>,
     /// Size by key and version, in 16 bytes an object: what the first said while it could be asked.
     sizes: Mutex<HashMap<u64, u64>>,
@@ -63,7 +63,7 @@ impl Mirrors {
             return Err(Error::bug("mirrors of nothing"));
         }
         let shared = Shared {
-            members: members.into_iter().map(Member::new).collect(),
+            members: members.into_iter().map(Replica::new).collect(),
             agreed: Mutex::default(),
             sizes: Mutex::default(),
             hasher: RandomState::new(),
@@ -73,7 +73,7 @@ impl Mirrors {
 
     /// How the reads were spread, in the order of the members.
     pub fn report(&self) -> Vec<MirrorReport> {
-        self.shared.members.iter().map(Member::report).collect()
+        self.shared.members.iter().map(Replica::report).collect()
     }
 
     /// Tells what a manifest says, so that mirrors can be held against it while the first store is away.
@@ -97,7 +97,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    fn first(&self) -> &Member {
+    fn first(&self) -> &Replica {
         &self.members[0]
     }
 
@@ -325,7 +325,7 @@ impl Store for Mirrors {
         self.shared.first().store.put(key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         self.shared.first().store.uploads()
     }
 

@@ -11,7 +11,7 @@ use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result};
 use super::error::Said;
 use super::{Ask, Bucket, checksum_header, error};
 use crate::checksum;
-use crate::wire::{client::Parts, within, xml};
+use crate::transport::{client::Parts, within, xml};
 
 /// Keys that S3 takes in one request.
 const MOST: usize = 1000;

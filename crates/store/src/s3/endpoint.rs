@@ -5,7 +5,7 @@ use http::Uri;
 use penstock_types::{Error, Result};
 
 use crate::S3Settings;
-use crate::wire::{is_loopback, uri};
+use crate::transport::{is_loopback, uri};
 
 /// A bucket's address.
 pub(super) struct Endpoint {

@@ -6,7 +6,7 @@ use hyper::body::Incoming;
 use penstock_types::{Error, Key};
 
 use super::Bucket;
-use crate::wire::{self, status::shown, xml};
+use crate::transport::{self, status::shown, xml};
 
 /// What an error's body says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(super) async fn of_answer(
     answer: Response<Incoming>,
 ) -> Error {
     let (head, body) = answer.into_parts();
-    let mut said = Said::parse(&wire::said(body).await);
+    let mut said = Said::parse(&transport::said(body).await);
     if said.code.is_empty()
         && let Some(code) = head.headers.get("x-amz-error-code").and_then(|code| code.to_str().ok())
     {
@@ -93,7 +93,7 @@ pub(super) fn of_status(
             | "ChecksumMismatch",
         ) => Error::corrupt(place, format!("arrived damaged at the store ({reason})")),
         (_, "SlowDown" | "Throttling" | "ThrottlingException" | "TooManyRequests" | "RequestLimitExceeded")
-        | (429 | 503, _) => wire::status::throttled(place, status, headers),
+        | (429 | 503, _) => transport::status::throttled(place, status, headers),
         (404, "NoSuchUpload") => Error::Server { place, status: 404, reason },
         (301 | 302 | 307 | 308, _) | (400, "AuthorizationHeaderMalformed") if region(headers, said).is_some() => {
             let region = region(headers, said).unwrap_or_default();
@@ -114,7 +114,7 @@ pub(super) fn of_status(
             Some(key) => bucket.refused(key, "this store keeps objects as files, and a file stands against a folder"),
             None => Error::System { place, reason },
         },
-        _ => wire::status::of(place, bucket.endpoint.shown(), method, status, headers, reason),
+        _ => transport::status::of(place, bucket.endpoint.shown(), method, status, headers, reason),
     }
 }
 

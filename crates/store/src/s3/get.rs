@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HEAD and GET of one key; `wire::read` makes reads of them.
+//! HEAD and GET of one key; `transport::read` makes reads of them.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use http::{HeaderMap, Method, Response};
 use hyper::body::Incoming;
 use penstock_types::{Deadline, Key, Metric, Metrics, Result};
 
-use super::{Ask, Bucket, parts};
-use crate::wire::{Remote, quoted, read};
+use super::{Ask, Bucket, composite_checksum};
+use crate::transport::{Remote, quoted, read};
 use crate::{Meta, Version};
 
 const MODE: &str = "x-amz-checksum-mode";
@@ -60,7 +60,7 @@ impl Remote for Bucket {
     }
 
     async fn vouched(&self, meta: Meta, headers: &HeaderMap, deadline: Deadline) -> Result<Meta> {
-        parts::vouched(self, meta, headers, deadline).await
+        composite_checksum::vouched(self, meta, headers, deadline).await
     }
 
     fn slices(&self) -> bool {

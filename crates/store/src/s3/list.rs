@@ -12,8 +12,8 @@ use percent_encoding::percent_decode;
 
 use super::{Ask, Bucket};
 use crate::page_tokens::PageTokens;
-use crate::wire::{client::innermost, pair, unquoted, within, xml};
-use crate::{ListStream, Meta, Version, dates};
+use crate::transport::{client::innermost, pair, unquoted, within, xml};
+use crate::{ListStream, Meta, Version, http_date};
 
 /// The largest page that is read: 1000 keys of 1,024 bytes, each byte url-encoded, come to a quarter of this.
 const PAGE_LIMIT: usize = 16 << 20;
@@ -104,7 +104,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
                 "Key" => entry.key = Some(text),
                 "Size" => entry.size = text.parse().ok(),
                 "ETag" => entry.etag = Some(text),
-                "LastModified" => entry.modified_s = dates::iso8601(&text),
+                "LastModified" => entry.modified_s = http_date::iso8601(&text),
                 _ => {}
             },
             _ => {}

@@ -5,16 +5,16 @@
 //! and no signed URL reaches an error or a `Debug`.
 
 mod chain;
+mod composite_checksum;
 mod delete;
 mod endpoint;
 mod error;
 mod get;
+mod large_put;
 mod list;
 mod multipart;
-mod parts;
 mod put;
 mod sign;
-mod upload;
 
 use std::fmt;
 use std::path::Path;
@@ -29,11 +29,12 @@ use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric,
 
 use self::endpoint::Endpoint;
 use self::sign::Sign;
-use crate::count::count_error;
-use crate::wire::client::{Http, Parts};
-use crate::wire::{Remote, read, text, unquoted, within};
+use crate::metered::count_error;
+use crate::transport::client::{Http, Parts};
+use crate::transport::{Remote, read, text, unquoted, within};
 use crate::{
-    Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, S3Settings, Store, Uploads, Version, dates,
+    Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, S3Settings, Store, Version,
+    http_date,
 };
 
 /// See the module. Cheap to clone.
@@ -170,7 +171,7 @@ impl Bucket {
             version: etag.map(|etag| Version(etag.to_owned())),
             digests,
             encoding: text("content-encoding").and_then(stored_encoding),
-            modified_s: text("last-modified").and_then(dates::http),
+            modified_s: text("last-modified").and_then(http_date::http),
         }
     }
 }
@@ -260,7 +261,7 @@ impl Store for S3 {
         put::put(&self.bucket, key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 

@@ -6,8 +6,8 @@ use http::header::{self, HeaderValue};
 use http::{HeaderMap, Method};
 use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result, unix_now};
 
-use super::{Ask, Bucket, checksum_header, multipart};
-use crate::wire::{add_precondition, client::Parts, unmet, unquoted};
+use super::{Ask, Bucket, checksum_header, large_put};
+use crate::transport::{add_precondition, client::Parts, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
 /// Objects above this go in parts. S3 takes 5 GiB at once; in parts, several connections share the work.
@@ -23,7 +23,7 @@ pub(super) async fn put(
     let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
     if size > SINGLE {
         checksum::check_parts(options.checksum.as_ref(), &parts, || bucket.place_of(Some(key)))?;
-        return multipart::put(bucket, key, parts, size, options, deadline).await;
+        return large_put::put(bucket, key, parts, size, options, deadline).await;
     }
     let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));
     // The caller's digest travels where S3 has a header for it; ours otherwise.

@@ -12,15 +12,15 @@ use reqsign_file_read_tokio::TokioFileRead;
 
 use super::chain::Chain;
 use crate::S3Settings;
-use crate::credentials::door::Door;
-use crate::credentials::{self, Keeper, NOTHING, Shared, Stamp, name_of};
-use crate::wire::client::Http;
+use crate::credentials::guarded_http::GuardedClient;
+use crate::credentials::{self, CredentialCache, NOTHING, Shared, Stamp, name_of};
+use crate::transport::client::Http;
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
 /// Signs requests; see `credentials`.
 pub(super) struct Sign {
-    keeper: Option<Arc<Keeper<Credential>>>,
+    keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
     sources: String,
     /// The environment's keys stay what they are for as long as the process lives.
@@ -49,13 +49,13 @@ impl Sign {
         let home = settings.home.as_ref().map(|home| home.display().to_string()).unwrap_or_default();
         let name = format!("{home}\0{region}\0{}\0{}", settings.asks_instance, name_of(&settings.variables));
         let keeper = KEEPERS.get(name, || {
-            let door = Door::new(http.clone(), settings.asks_instance).naming(full).naming(relative);
+            let door = GuardedClient::new(http.clone(), settings.asks_instance).naming(full).naming(relative);
             let context = Context::new()
                 .with_file_read(TokioFileRead)
                 .with_command_execute(TokioCommandExecute)
                 .with_http_send(door)
                 .with_env(StaticEnv { home_dir: settings.home.clone(), envs: settings.variables.clone() });
-            Keeper::new(context, chain)
+            CredentialCache::new(context, chain)
         });
         let is_fixed = variable("AWS_ACCESS_KEY_ID").and(variable("AWS_SECRET_ACCESS_KEY")).is_some();
         Self { keeper: Some(keeper), signer, sources, is_fixed }
@@ -90,5 +90,5 @@ fn is_container_host(url: &str) -> bool {
     let Ok(uri) = url.parse::<http::Uri>() else { return false };
     let host = uri.host().unwrap_or_default();
     let is_known = matches!(host, "169.254.170.2" | "169.254.170.23" | "[fd00:ec2::23]");
-    uri.scheme_str() == Some("https") || is_known || crate::wire::is_loopback(host)
+    uri.scheme_str() == Some("https") || is_known || crate::transport::is_loopback(host)
 }

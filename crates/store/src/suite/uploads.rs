@@ -5,10 +5,10 @@ use bytes::Bytes;
 use penstock_types::{Algorithm, Digest, Key};
 
 use super::{Bench, pattern};
-use crate::{ObjectRef, Part, PartAt, Precondition, PutOptions, UploadId, Uploads, checksum};
+use crate::{MultipartStore, ObjectRef, Part, PartSpec, Precondition, PutOptions, UploadId, checksum};
 
 /// Bytes of an object, and how they are cut: two parts of the shortest, and a bit.
-fn cut(door: &dyn Uploads) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
+fn cut(door: &dyn MultipartStore) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
     let part = door.terms().part_bytes(300 << 10, 0) as usize;
     let bytes = pattern(2 * part + 1234);
     let cuts = vec![0..part, part..2 * part, 2 * part..bytes.len()];
@@ -26,7 +26,7 @@ async fn send(
     let Some(door) = bench.store.uploads() else { panic!("no uploads") };
     let cut = cuts[number].clone();
     let ends = (cut.end == bytes.len()).then(|| checksum::crc32c(bytes));
-    let at = PartAt { number: number as u32, offset: cut.start as u64, ends };
+    let at = PartSpec { number: number as u32, offset: cut.start as u64, ends };
     // In two pieces: no store may take a part for one buffer.
     let (a, b) = bytes[cut.clone()].split_at(cut.len() / 3);
     let pieces = vec![Bytes::copy_from_slice(a), Bytes::copy_from_slice(b)];
@@ -105,7 +105,7 @@ pub(super) async fn upload_over_a_new_object_is_refused(bench: &Bench) {
     }
     bench.put(&key, b"another writer's").await;
     let last = cuts.len() - 1;
-    let at = PartAt { number: last as u32, offset: cuts[last].start as u64, ends: Some(checksum::crc32c(&bytes)) };
+    let at = PartSpec { number: last as u32, offset: cuts[last].start as u64, ends: Some(checksum::crc32c(&bytes)) };
     let piece = vec![Bytes::copy_from_slice(&bytes[cuts[last].clone()])];
     let outcome = match door.part(&key, &id, &at, piece, bench.deadline()).await {
         Err(error) => Err(error),

@@ -11,7 +11,7 @@ use percent_encoding::percent_decode;
 
 use super::Site;
 use crate::ListStream;
-use crate::wire::{Remote, body, text};
+use crate::transport::{Remote, body, text};
 
 /// The largest page that is read: 400,000 names of 100 bytes, twice each, with their markup.
 const PAGE_LIMIT: usize = 128 << 20;

@@ -19,10 +19,12 @@ use http::{Method, Response, StatusCode, Uri};
 use hyper::body::Incoming;
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Scheme, Url};
 
-use crate::count::count_error;
-use crate::wire::client::{Http, Parts};
-use crate::wire::{Remote, header_of, quoted, read, said, status, text, unquoted, uri, within};
-use crate::{Capabilities, GetResult, ListStream, Meta, ObjectRef, PutOptions, Store, Uploads, Version, dates};
+use crate::metered::count_error;
+use crate::transport::client::{Http, Parts};
+use crate::transport::{Remote, header_of, quoted, read, said, status, text, unquoted, uri, within};
+use crate::{
+    Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
+};
 
 /// Before the time of a version that is one, where a server gives no ETag; the size follows it, as a second is long.
 const MODIFIED: &str = "modified:";
@@ -216,7 +218,7 @@ impl Remote for Site {
             version: version.or_else(|| Some(format!("{MODIFIED}{}:{size}", modified?))).map(Version),
             digests: Vec::new(),
             encoding: text(headers, "content-encoding").filter(|name| *name != "identity").map(str::to_owned),
-            modified_s: modified.and_then(dates::http),
+            modified_s: modified.and_then(http_date::http),
         }
     }
 
@@ -259,7 +261,7 @@ impl Store for Web {
         Err(Error::Unsupported { what: format!("a write to {}", self.site.place(key)), by: by(self.site.root.scheme) })
     }
 
-    fn uploads(&self) -> Option<&dyn Uploads> {
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
         None
     }
 

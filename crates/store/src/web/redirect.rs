@@ -7,7 +7,7 @@ use http::Uri;
 use http::uri::Authority;
 use penstock_types::{Error, Result};
 
-use crate::wire::is_loopback;
+use crate::transport::is_loopback;
 
 /// Redirects that one request follows.
 pub(super) const MOST: usize = 5;

@@ -34,7 +34,7 @@ pub(super) fn unreachable() -> Error {
 
 #[async_trait]
 impl Store for Breaking {
-    penstock_store::forward_store!(|this| this.inner; root, capabilities, list, head, uploads, delete);
+    penstock_store::delegate_store!(|this| this.inner; root, capabilities, list, head, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let Some((pieces, error)) = lock(&self.next).pop_front() else {

@@ -14,7 +14,7 @@ struct Knowing {
 
 #[async_trait]
 impl Store for Knowing {
-    penstock_store::forward_store!(|this| this.rig.pool; root, capabilities, list, head, put, uploads, delete);
+    penstock_store::delegate_store!(|this| this.rig.pool; root, capabilities, list, head, put, uploads, delete);
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let current = ObjectRef::current(object.key.clone());

@@ -4,7 +4,7 @@
 //!
 //! A source that is set up ends the search, also when it fails: the next one would be somebody else.
 
-mod files;
+mod profile_files;
 mod sso;
 mod sts;
 #[cfg(test)]
@@ -16,13 +16,13 @@ use reqsign_aws_v4::{Credential, ECSCredentialProvider, EnvCredentialProvider, I
 use reqsign_core::{Context, Error, ProvideCredential, Result};
 use serde::Deserialize;
 
-use self::files::{Files, From, Means, words};
-use crate::credentials::Lasting;
+use self::profile_files::{Files, ProfileSource, RoleSource, words};
+use crate::credentials::Expiring;
 
 /// Roles that assume roles that assume roles.
 const DEEPEST: usize = 8;
 
-impl Lasting for Credential {
+impl Expiring for Credential {
     fn ends_s(&self) -> Option<i64> {
         self.expires_in.map(|ends| ends.as_second())
     }
@@ -49,17 +49,23 @@ impl Chain {
         sources.join(", ")
     }
 
-    async fn of_profile(&self, context: &Context, files: &Files, means: Means, depth: usize) -> Result<Credential> {
+    async fn of_profile(
+        &self,
+        context: &Context,
+        files: &Files,
+        means: ProfileSource,
+        depth: usize,
+    ) -> Result<Credential> {
         match means {
-            Means::Keys { id, secret, token } => {
+            ProfileSource::Keys { id, secret, token } => {
                 Ok(Credential { access_key_id: id, secret_access_key: secret, session_token: token, expires_in: None })
             }
-            Means::Process { command } => process(context, &command).await,
-            Means::Sso(sso) => sso::keys(context, &sso).await,
-            Means::WebIdentity { role, session, token_file } => {
+            ProfileSource::Process { command } => process(context, &command).await,
+            ProfileSource::Sso(sso) => sso::keys(context, &sso).await,
+            ProfileSource::WebIdentity { role, session, token_file } => {
                 sts::with_web_identity(context, &self.region, &role, session.as_deref(), &token_file).await
             }
-            Means::Role { role, session, external, from } => {
+            ProfileSource::Role { role, session, external, from } => {
                 let by = self.source_of_role(context, files, from, &role, depth).await?;
                 sts::assume(context, &self.region, &by, &role, session.as_deref(), external.as_deref()).await
             }
@@ -71,14 +77,14 @@ impl Chain {
         &'a self,
         context: &'a Context,
         files: &'a Files,
-        from: From,
+        from: RoleSource,
         role: &'a str,
         depth: usize,
     ) -> Pin<Box<dyn Future<Output = Result<Credential>> + Send + 'a>> {
         Box::pin(async move {
             let nothing = |whom: &str| Error::config_invalid(format!("{whom} has no keys to assume {role} with"));
             match from {
-                From::Profile(source) => {
+                RoleSource::Profile(source) => {
                     if depth >= DEEPEST {
                         return Err(Error::config_invalid(format!(
                             "the source profiles of {role} go round in a circle"
@@ -86,11 +92,11 @@ impl Chain {
                     }
                     let whom = format!("profile {source}");
                     // A profile may name itself: its own keys then assume its own role.
-                    let own = matches!(files.means(&source, false)?, Some(Means::Role { from: From::Profile(next), .. }) if next == source);
+                    let own = matches!(files.means(&source, false)?, Some(ProfileSource::Role { from: RoleSource::Profile(next), .. }) if next == source);
                     let means = files.means(&source, own)?.ok_or_else(|| nothing(&whom))?;
                     self.of_profile(context, files, means, depth + 1).await
                 }
-                From::Place(place) => {
+                RoleSource::Place(place) => {
                     let found = match place.as_str() {
                         "Environment" => EnvCredentialProvider::new().provide_credential(context).await?,
                         "EcsContainer" => ECSCredentialProvider::new().provide_credential(context).await?,
@@ -128,7 +134,7 @@ impl ProvideCredential for Chain {
         if let (Some(role), Some(file), false) = (
             context.env_var("AWS_ROLE_ARN"),
             context.env_var("AWS_WEB_IDENTITY_TOKEN_FILE"),
-            matches!(means, Some(Means::Role { .. })),
+            matches!(means, Some(ProfileSource::Role { .. })),
         ) {
             return sts::with_web_identity(context, &self.region, &role, None, &file).await.map(Some);
         }

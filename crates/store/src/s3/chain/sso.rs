@@ -14,8 +14,8 @@ use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, Error, Result, hash};
 use serde::{Deserialize, Serialize};
 
-use super::files::Sso;
-use crate::wire::QUERY;
+use super::profile_files::Sso;
+use crate::transport::QUERY;
 
 /// A token with less than this left is renewed.
 const LEAD: Duration = Duration::from_secs(300);

@@ -7,7 +7,7 @@ use percent_encoding::percent_encode;
 use reqsign_aws_v4::{Credential, RequestSigner};
 use reqsign_core::{Context, Error, Result, SignRequest, hash};
 
-use crate::wire::{QUERY, xml};
+use crate::transport::{QUERY, xml};
 
 /// The service's address, and the region that its requests are signed for.
 pub(super) fn endpoint(context: &Context, region: &str) -> (String, String) {

@@ -8,7 +8,7 @@ use penstock_types::Error;
 
 use super::super::sign::Sign;
 use crate::StoreSettings;
-use crate::credentials::desk::{Desk, head, in_s, variables};
+use crate::credentials::test_token_server::{TestTokenServer, head, in_s, variables};
 
 const STS: &str = "<AssumeRoleResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\"><AssumeRoleResult>\
     <Credentials><AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>rs</SecretAccessKey><SessionToken>role-token\
@@ -57,7 +57,7 @@ fn recorded(request: &str) -> (u16, String) {
 
 fn sign(env: &HashMap<String, String>) -> Sign {
     let settings = StoreSettings::from_env(env).unwrap().s3;
-    Sign::new(&settings, settings.region.as_deref().unwrap_or("us-east-1"), &crate::wire::client::Http::new())
+    Sign::new(&settings, settings.region.as_deref().unwrap_or("us-east-1"), &crate::transport::client::Http::new())
 }
 
 /// The access key and session token that a request is signed with.
@@ -97,7 +97,7 @@ fn cache(home: &Path, access: &str, refresh: &str, left_s: i64) -> std::path::Pa
 
 #[tokio::test]
 async fn test_sso_session_is_renewed_and_filed_for_others() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     files(home.path(), SSO, "");
     let path = cache(home.path(), "access-0", "refresh-1", -10);
     let env = variables(&ENDS, &desk, home.path());
@@ -114,7 +114,7 @@ async fn test_sso_session_is_renewed_and_filed_for_others() {
 
 #[tokio::test]
 async fn test_sso_login_that_is_over_says_how_to_log_in_and_asks_nobody_else() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     files(home.path(), SSO, "");
     let mut env = variables(&ENDS, &desk, home.path());
     env.insert("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), format!("{}/box", desk.url));
@@ -133,7 +133,7 @@ async fn test_sso_login_that_is_over_says_how_to_log_in_and_asks_nobody_else() {
 
 #[tokio::test]
 async fn test_roles_by_web_identity_and_by_another_profile() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("token"), "token-of-ours\n").unwrap();
     let irsa = [
         ("AWS_ROLE_ARN", "arn:aws:iam::12:role/r"),
@@ -166,7 +166,7 @@ async fn test_roles_by_web_identity_and_by_another_profile() {
 
 #[tokio::test]
 async fn test_role_refused_shows_the_code_and_not_the_token() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("token"), "token-of-a-stranger").unwrap();
     let pairs =
         [("AWS_ROLE_ARN", "arn:r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "HOME/token"), ("AWS_ENDPOINT_URL_STS", "DESK")];
@@ -176,7 +176,7 @@ async fn test_role_refused_shows_the_code_and_not_the_token() {
 
 #[tokio::test]
 async fn test_container_is_asked_where_its_variables_are_set() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("pod"), "box-secret\n").unwrap();
     let pod =
         [("AWS_CONTAINER_CREDENTIALS_FULL_URI", "DESK/box"), ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "HOME/pod")];
@@ -190,7 +190,7 @@ async fn test_container_is_asked_where_its_variables_are_set() {
 
 #[tokio::test]
 async fn test_instance_metadata_is_asked_only_when_told() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let mut env = variables(&[("AWS_EC2_METADATA_SERVICE_ENDPOINT", "DESK")], &desk, home.path());
     assert_eq!(signed(&env).await.unwrap_err().code(), "denied");
     assert!(desk.seen().is_empty(), "{:?}", desk.seen());
@@ -206,7 +206,7 @@ fn program(home: &Path, text: &str) {
 
 #[tokio::test]
 async fn test_process_with_quotes_runs_and_one_that_fails_is_not_quoted() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let give = format!(
         r#"echo "{{\"Version\":1,\"AccessKeyId\":\"$1\",\"SecretAccessKey\":\"s\",\"Expiration\":\"{}\"}}""#,
         in_s(900)
@@ -222,7 +222,7 @@ async fn test_process_with_quotes_runs_and_one_that_fails_is_not_quoted() {
 
 #[tokio::test]
 async fn test_profile_that_is_nowhere_is_named() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let error = signed(&variables(&ENDS, &desk, home.path())).await.unwrap_err();
     assert_eq!(error.code(), "config");
     assert!(error.to_string().contains("AWS_PROFILE is team"), "{error}");
@@ -230,7 +230,7 @@ async fn test_profile_that_is_nowhere_is_named() {
 
 #[tokio::test]
 async fn test_all_stores_of_a_process_ask_once() {
-    let (desk, home) = (Desk::start(recorded).await, tempfile::tempdir().unwrap());
+    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("token"), "token-of-ours").unwrap();
     let pairs =
         [("AWS_ROLE_ARN", "arn:r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "HOME/token"), ("AWS_ENDPOINT_URL_STS", "DESK")];

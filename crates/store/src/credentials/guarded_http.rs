@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The only way by which credential sources reach the network. Tokens travel over TLS, or to this machine; the clouds'
+//! metadata addresses, which a machine that is no instance of theirs would ask in vain (or ask a stranger), are
+//! answered with an error unless they were asked for.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::Scheme;
+use http::{Request, Response, Uri};
+use http_body_util::{BodyExt, Limited};
+use reqsign_core::{Error, HttpSend, Result};
+
+use crate::transport::client::{Http, Parts, SendError};
+use crate::transport::is_loopback;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(crate) struct GuardedClient {
+    http: Http,
+    /// Metadata addresses may be asked.
+    asks_metadata: bool,
+    /// Hosts that the launcher of this process named in a variable made for it (a container's credentials).
+    named: Vec<String>,
+    /// A token endpoint that the credentials' own file names in place of this fixed one.
+    moved: Option<(&'static str, Uri)>,
+}
+
+impl GuardedClient {
+    pub(crate) fn new(http: Http, asks_metadata: bool) -> Self {
+        Self { http, asks_metadata, named: Vec::new(), moved: None }
+    }
+
+    /// Lets requests pass to the host of `url` too.
+    pub(crate) fn naming(mut self, url: Option<&str>) -> Self {
+        let host = url.and_then(|url| url.parse::<Uri>().ok()).and_then(|url| Some(url.host()?.to_owned()));
+        self.named.extend(host);
+        self
+    }
+
+    /// Sends what is meant for `from` to `to`.
+    pub(crate) fn moving(mut self, from: &'static str, to: Option<Uri>) -> Self {
+        self.moved = to.map(|to| (from, to));
+        self
+    }
+
+    fn check(&self, uri: &Uri) -> Result<()> {
+        let host = uri.host().unwrap_or_default();
+        let is_named = self.named.iter().any(|named| named.eq_ignore_ascii_case(host));
+        if is_metadata(host) {
+            return match self.asks_metadata || is_named {
+                true => Ok(()),
+                false => Err(Error::config_invalid(format!(
+                    "the metadata address {host} is not asked unless PENSTOCK_S3_IMDS, PENSTOCK_AZURE_IMDS or \
+                     PENSTOCK_GS_METADATA says 1"
+                ))),
+            };
+        }
+        if uri.scheme() == Some(&Scheme::HTTPS) || is_loopback(host) || is_named {
+            return Ok(());
+        }
+        Err(Error::config_invalid(format!("{host} would be asked for a token over plain http")))
+    }
+}
+
+/// Link-local, or a name or address by which a cloud serves its instances.
+pub(crate) fn is_metadata(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V4(address)) => address.is_link_local() || address.octets() == [100, 100, 100, 200],
+        Ok(IpAddr::V6(address)) => {
+            address.to_ipv4_mapped().is_some_and(|address| address.is_link_local())
+                || address.segments()[0] & 0xffc0 == 0xfe80
+                || address.segments()[..2] == [0xfd00, 0x0ec2]
+        }
+        Err(_) => {
+            let host = host.trim_end_matches('.').to_ascii_lowercase();
+            matches!(host.as_str(), "metadata" | "metadata.google.internal")
+        }
+    }
+}
+
+/// Small requests, and not for ever.
+impl HttpSend for GuardedClient {
+    async fn http_send(&self, request: Request<Bytes>) -> Result<Response<Bytes>> {
+        const LIMIT: Duration = Duration::from_secs(10);
+        let broken = |text: String| Error::unexpected(text).set_retryable(true);
+        let (mut head, body) = request.into_parts();
+        if let Some((from, to)) = &self.moved
+            && head.uri == *from
+        {
+            head.uri = to.clone();
+        }
+        self.check(&head.uri)?;
+        let work = async {
+            head.headers.insert(http::header::CONTENT_LENGTH, body.len().into());
+            let answer =
+                self.http.send(Request::from_parts(head, Parts::new([body]))).await.map_err(|error| match error {
+                    SendError::Network(reason) => broken(reason),
+                    SendError::Proxy(reason) => Error::unexpected(reason),
+                    SendError::Certificate(reason) => {
+                        Error::unexpected(format!("the server's certificate is not trusted: {reason}"))
+                    }
+                })?;
+            let (head, body) = answer.into_parts();
+            let body =
+                Limited::new(body, 1 << 20).collect().await.map_err(|_| broken("the answer broke off".into()))?;
+            Ok(Response::from_parts(head, body.to_bytes()))
+        };
+        tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| Err(broken("no answer in 10 s".into())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passes(door: &GuardedClient, url: &str) -> bool {
+        door.check(&url.parse().unwrap()).is_ok()
+    }
+
+    #[test]
+    fn test_door_metadata_addresses_are_shut_unless_asked_for() {
+        let urls = [
+            "http://169.254.169.254/latest/api/token",
+            "http://169.254.170.2/v2/credentials/x",
+            "http://[fd00:ec2::254]/latest",
+            "http://[::ffff:169.254.169.254]/",
+            "http://metadata.google.internal/computeMetadata/v1/",
+            "http://METADATA.google.internal./x",
+            "https://169.254.169.254/",
+            "http://100.100.100.200/",
+        ];
+        let (shut, open) = (GuardedClient::new(Http::new(), false), GuardedClient::new(Http::new(), true));
+        for url in urls {
+            assert!(!passes(&shut, url) && passes(&open, url), "{url}");
+        }
+        let container = shut.naming(Some("http://169.254.170.2/v2/credentials/x"));
+        assert!(passes(&container, urls[1]) && !passes(&container, urls[0]));
+    }
+
+    #[test]
+    fn test_door_tokens_travel_over_tls_or_on_this_machine() {
+        let door = GuardedClient::new(Http::new(), true);
+        assert!(passes(&door, "https://sts.example/") && passes(&door, "http://127.0.0.1:9/x"));
+        assert!(!passes(&door, "http://sts.example/"));
+    }
+}

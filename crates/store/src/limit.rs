@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How much is asked of a store at a time: requests/s and bytes/s of a whole job, and as many requests in flight as the
+//! store bears without refusing (429, 503) or growing slow. Above [`Retry`](crate::Retry): what waits here is not silent.
+//!
+//! Concurrency follows AIMD, as TCP does it: doubled round by round until the first sign of trouble, then one more after
+//! each calm round; a tenth less when first bytes take twice as long as in the best of recent rounds. Refusals are of
+//! requests a second, which `Retry` paces; here they only end a round without growth.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{StreamExt, stream};
+use penstock_types::{
+    Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Stopwatch, Url, now,
+};
+use tokio::sync::Notify;
+
+use crate::{
+    Capabilities, Chunk, GetResult, ListStream, Meta, MultipartLimits, MultipartStore, ObjectRef, Part, PartSpec,
+    PutOptions, Store, UploadId,
+};
+
+/// Requests in flight at the start: enough to fill a 10 Gb/s link at 8 MiB and 100 ms, few enough to be polite.
+const START: usize = 16;
+/// Keys that a page of a listing holds: what one request of it brings.
+const PAGE: u64 = 1000;
+/// A round whose first bytes took longer than this many times the best round's is a slow one.
+const SLOW: f64 = 2.0;
+/// What first bytes of a local store vary by for no reason of the store's.
+const JITTER: f64 = 0.005;
+/// By how much the best round is forgotten each round: a store that has become slower for good is not fought for ever.
+const FORGET: f64 = 1.02;
+
+/// What a job may ask for; the default is bounded by the store alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Requests a second, those that are sent again among them.
+    pub requests_per_s: Option<f64>,
+    /// Bytes of objects a second, both ways together.
+    pub bytes_per_s: Option<f64>,
+    /// Most requests in flight.
+    pub in_flight: usize,
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self { requests_per_s: None, bytes_per_s: None, in_flight: 64 }
+    }
+}
+
+impl Rates {
+    /// Errs with `Config` for a rate that nothing could be moved at.
+    pub fn check(&self) -> Result<()> {
+        let bad = |rate: Option<f64>| rate.filter(|rate| !(rate.is_finite() && *rate > 0.0));
+        if let Some(rate) = bad(self.requests_per_s) {
+            return Err(Error::config("--max-requests-per-s", format!("{rate} moves nothing")));
+        }
+        if let Some(rate) = bad(self.bytes_per_s) {
+            return Err(Error::config("--max-bytes-per-s", format!("{rate} moves nothing")));
+        }
+        Ok(())
+    }
+}
+
+/// When the next unit may pass at a rate.
+#[derive(Debug, Default)]
+struct Bucket {
+    next: Option<Instant>,
+}
+
+impl Bucket {
+    /// Units that may pass at once after a pause: a tenth of a second's.
+    const BURST: Duration = Duration::from_millis(100);
+
+    /// Takes `units`, and says how long what is taken now, and how long what comes next, must wait.
+    fn take(&mut self, units: f64, rate: f64) -> (Duration, Duration) {
+        let at = now();
+        let earliest = at.checked_sub(Self::BURST).unwrap_or(at);
+        let begin = self.next.map_or(earliest, |next| next.max(earliest));
+        // A century bounds what a tiny rate can ask for.
+        let end = begin + Duration::from_secs_f64((units / rate).clamp(0.0, 3e9));
+        self.next = Some(end);
+        (begin.saturating_duration_since(at), end.saturating_duration_since(at))
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    limit: usize,
+    in_flight: usize,
+    /// No trouble has been met yet.
+    doubling: bool,
+    throttles_seen: u64,
+    round: Round,
+    best: Option<f64>,
+}
+
+/// What has been spent of the rates.
+#[derive(Debug)]
+struct Spent {
+    requests: Bucket,
+    bytes: Bucket,
+    retries_seen: u64,
+    part: f64,
+}
+
+/// The calls that ended since the limit last changed.
+#[derive(Debug, Default)]
+struct Round {
+    calls: usize,
+    first_bytes: f64,
+    timed: usize,
+}
+
+/// What all calls of one job share, of however many stores.
+#[derive(Debug)]
+pub struct AdaptiveLimit {
+    rates: Rates,
+    metrics: Arc<Metrics>,
+    spent: Arc<Mutex<Spent>>,
+    state: Mutex<State>,
+    freed: Notify,
+}
+
+impl AdaptiveLimit {
+    /// A governor that learns of refusals and of requests sent again from the metrics of the stores that it governs.
+    pub fn new(rates: Rates, metrics: Arc<Metrics>) -> Arc<Self> {
+        let retries_seen = metrics.get(Metric::Retries);
+        let spent = Spent { requests: Bucket::default(), bytes: Bucket::default(), retries_seen, part: 1.0 };
+        Self::spending(rates, metrics, Arc::new(Mutex::new(spent)))
+    }
+
+    /// One more for another store of the same job: the rates are common to both, requests in flight are not, so that
+    /// calls to the one may wait for calls to the other.
+    pub fn beside(&self) -> Arc<Self> {
+        Self::spending(self.rates, self.metrics.clone(), self.spent.clone())
+    }
+
+    fn spending(rates: Rates, metrics: Arc<Metrics>, spent: Arc<Mutex<Spent>>) -> Arc<Self> {
+        let most = rates.in_flight.max(1);
+        let state = State {
+            limit: START.min(most),
+            in_flight: 0,
+            doubling: true,
+            throttles_seen: metrics.get(Metric::Throttles),
+            round: Round::default(),
+            best: None,
+        };
+        let rates = Rates { in_flight: most, ..rates };
+        Arc::new(Self { rates, metrics, spent, state: Mutex::new(state), freed: Notify::new() })
+    }
+
+    /// This process takes this part of the job's rates, from 0 to 1.
+    pub fn take_part(&self, part: f64) {
+        self.spent().part = if part.is_finite() { part.clamp(1e-9, 1.0) } else { 1.0 };
+    }
+
+    /// Requests that may be in flight now.
+    pub fn limit(&self) -> usize {
+        self.state().limit
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spent(&self) -> std::sync::MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `count` more requests may be sent.
+    async fn rate(&self, count: u64) {
+        let Some(rate) = self.rates.requests_per_s else { return };
+        let wait = {
+            let mut spent = self.spent();
+            let retries = self.metrics.get(Metric::Retries);
+            let again = retries.saturating_sub(spent.retries_seen);
+            spent.retries_seen = retries;
+            let rate = rate * spent.part;
+            if again > 0 {
+                spent.requests.take(again as f64, rate);
+            }
+            spent.requests.take(count as f64, rate).0
+        };
+        if wait > Duration::ZERO {
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Waits as long as these bytes, which have passed, take at the rate.
+    async fn passed(&self, bytes: u64) {
+        let Some(rate) = self.rates.bytes_per_s else { return };
+        let wait = {
+            let mut spent = self.spent();
+            let rate = rate * spent.part;
+            spent.bytes.take(bytes as f64, rate).1
+        };
+        if wait > Duration::ZERO {
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Waits until one more request may be in flight, and may be sent.
+    async fn enter(self: &Arc<Self>, what: &str, deadline: Deadline) -> Result<Slot> {
+        let enter = async {
+            let slot = self.slot().await;
+            self.rate(1).await;
+            slot
+        };
+        match deadline.instant() {
+            None => Ok(enter.await),
+            Some(at) => tokio::time::timeout_at(at.into(), enter).await.map_err(|_| deadline.error(what)),
+        }
+    }
+
+    async fn slot(self: &Arc<Self>) -> Slot {
+        loop {
+            {
+                let mut state = self.state();
+                if state.in_flight < state.limit {
+                    state.in_flight += 1;
+                    if state.in_flight < state.limit {
+                        self.freed.notify_one();
+                    }
+                    return Slot { governor: self.clone(), sent: Stopwatch::start(), first_byte: None };
+                }
+            }
+            self.freed.notified().await;
+        }
+    }
+
+    /// A call has ended: the limit follows how it went.
+    fn left(&self, first_byte: Option<Duration>) {
+        let throttles = self.metrics.get(Metric::Throttles);
+        let mut state = self.state();
+        state.in_flight -= 1;
+        if throttles > state.throttles_seen {
+            state.throttles_seen = throttles;
+            state.doubling = false;
+            state.round = Round::default();
+        } else {
+            state.round.calls += 1;
+            if let Some(first_byte) = first_byte {
+                state.round.first_bytes += first_byte.as_secs_f64();
+                state.round.timed += 1;
+            }
+            if state.round.calls >= state.limit {
+                let round = std::mem::take(&mut state.round);
+                state.turn(&round, self.rates.in_flight);
+            }
+        }
+        drop(state);
+        self.freed.notify_one();
+    }
+}
+
+impl State {
+    /// A calm round has ended.
+    fn turn(&mut self, round: &Round, most: usize) {
+        let mut slow = false;
+        // A few calls tell nothing about a store.
+        if round.timed >= 4 {
+            let mean = round.first_bytes / round.timed as f64;
+            slow = self.best.is_some_and(|best| mean > best * SLOW + JITTER);
+            self.best = Some(self.best.map_or(mean, |best| (best * FORGET).min(mean)));
+        }
+        if slow {
+            self.doubling = false;
+            // Not below the start: a store whose answers vary is not starved for it.
+            self.limit = (self.limit - self.limit / 10).max(START.min(self.limit));
+        } else if self.doubling {
+            self.limit = self.limit.saturating_mul(2).min(most);
+        } else {
+            self.limit = (self.limit + 1).min(most);
+        }
+    }
+}
+
+/// One request's leave to be in flight.
+struct Slot {
+    governor: Arc<AdaptiveLimit>,
+    sent: Stopwatch,
+    first_byte: Option<Duration>,
+}
+
+impl Slot {
+    fn answered(&mut self) {
+        self.first_byte.get_or_insert_with(|| self.sent.elapsed());
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.governor.left(self.first_byte);
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct LimitStore {
+    inner: Arc<dyn Store>,
+    governor: Arc<AdaptiveLimit>,
+}
+
+impl LimitStore {
+    /// Governs the calls to `inner`.
+    pub fn new(inner: Arc<dyn Store>, governor: Arc<AdaptiveLimit>) -> Self {
+        Self { inner, governor }
+    }
+
+    async fn enter(&self, what: &str, key: &Key, deadline: Deadline) -> Result<Slot> {
+        // The name is made up only where it may be needed.
+        let what = match deadline.instant() {
+            None => String::new(),
+            Some(_) => format!("{what} {}", crate::place(self.inner.root(), key)),
+        };
+        self.governor.enter(&what, deadline).await
+    }
+}
+
+/// Chunks at the governor's rate; the slot is held until they end or are dropped.
+fn governed(chunks: BoxStream<'static, Result<Chunk>>, slot: Slot) -> BoxStream<'static, Result<Chunk>> {
+    stream::unfold((chunks, slot), |(mut chunks, slot)| async move {
+        let next = chunks.next().await?;
+        if let Ok(chunk) = &next {
+            slot.governor.passed(chunk.bytes.len() as u64).await;
+        }
+        Some((next, (chunks, slot)))
+    })
+    .boxed()
+}
+
+#[async_trait]
+impl Store for LimitStore {
+    fn root(&self) -> &Url {
+        self.inner.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    /// Pages take their turn in the requests a second; a listing is one call in flight at a time by itself.
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        let listing = self.inner.list(prefix, after, deadline);
+        stream::unfold((listing, 0u64), move |(mut listing, seen)| async move {
+            if seen % PAGE == 0 {
+                self.governor.rate(1).await;
+            }
+            let next = listing.next().await?;
+            Some((next, (listing, seen + 1)))
+        })
+        .boxed()
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        let mut slot = self.enter("HEAD", key, deadline).await?;
+        let meta = self.inner.head(key, deadline).await?;
+        slot.answered();
+        Ok(meta)
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        let mut slot = self.enter("GET", &object.key, deadline).await?;
+        let got = self.inner.get_ranges(object, ranges, deadline).await?;
+        slot.answered();
+        Ok(GetResult { meta: got.meta, chunks: governed(got.chunks, slot) })
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        let _slot = self.enter("PUT", key, deadline).await?;
+        let bytes = parts.iter().map(|part| part.len() as u64).sum();
+        let meta = self.inner.put(key, parts, options, deadline).await?;
+        self.governor.passed(bytes).await;
+        Ok(meta)
+    }
+
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
+        self.inner.uploads().map(|_| self as &dyn MultipartStore)
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        let _slot = self.enter("DELETE", &Key::default(), deadline).await?;
+        self.inner.delete(keys, deadline).await
+    }
+}
+
+impl LimitStore {
+    fn door(&self) -> Result<&dyn MultipartStore> {
+        self.inner.uploads().ok_or_else(|| Error::bug("an upload in a store that takes none"))
+    }
+}
+
+#[async_trait]
+impl MultipartStore for LimitStore {
+    fn terms(&self) -> MultipartLimits {
+        // Asked of none but a store that has the door.
+        let none = MultipartLimits { least: 1, multiple: 1, most_parts: 1, is_ordered: true, whole: Algorithm::Crc32c };
+        self.inner.uploads().map_or(none, |uploads| uploads.terms())
+    }
+
+    async fn begin(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
+        let _slot = self.enter("POST", key, deadline).await?;
+        self.door()?.begin(key, options, deadline).await
+    }
+
+    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
+        let _slot = self.enter("GET", key, deadline).await?;
+        self.door()?.held(key, id, parts, deadline).await
+    }
+
+    async fn part(
+        &self,
+        key: &Key,
+        id: &UploadId,
+        at: &PartSpec,
+        bytes: Vec<Bytes>,
+        deadline: Deadline,
+    ) -> Result<Part> {
+        let _slot = self.enter("PUT", key, deadline).await?;
+        let size = bytes.iter().map(|piece| piece.len() as u64).sum();
+        let part = self.door()?.part(key, id, at, bytes, deadline).await?;
+        self.governor.passed(size).await;
+        Ok(part)
+    }
+
+    async fn finish(
+        &self,
+        key: &Key,
+        id: &UploadId,
+        parts: &[Part],
+        whole: &[Digest],
+        options: &PutOptions,
+        deadline: Deadline,
+    ) -> Result<Meta> {
+        let _slot = self.enter("POST", key, deadline).await?;
+        self.door()?.finish(key, id, parts, whole, options, deadline).await
+    }
+
+    async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()> {
+        let _slot = self.enter("DELETE", key, deadline).await?;
+        self.door()?.abort(key, id, deadline).await
+    }
+}
+
+#[cfg(test)]
+#[path = "limit_tests.rs"]
+mod tests;

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One of several stores of a dataset: how fast it is, whether it rests, and why it was left out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::stream::{self, BoxStream};
+use futures::{StreamExt, TryStreamExt};
+use penstock_types::{Deadline, Error, Key, Result, Stopwatch, now};
+use serde::{Deserialize, Serialize};
+
+use crate::{Chunk, Opened, Store};
+
+/// The first rest of a member that does not answer; it doubles with each failure in a row.
+const REST: Duration = Duration::from_millis(500);
+/// No rest is longer.
+const LONGEST_REST: Duration = Duration::from_secs(30);
+/// Of the fastest one's rate, what every member is taken to have.
+const LEAST: f64 = 0.02;
+/// A read that is dropped after such a silence was given up for it.
+const SILENT: Duration = Duration::from_secs(5);
+/// Weight of the newest read in a member's rate.
+const NEWEST: f64 = 0.2;
+
+/// How one mirror fared.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MirrorReport {
+    /// Its root and prefix.
+    pub url: String,
+    /// Reads that it was asked for.
+    pub reads: u64,
+    /// Bytes that it gave.
+    pub bytes: u64,
+    /// Reads that failed.
+    pub errors: u64,
+    /// Why it was left out, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Replica {
+    pub store: Arc<dyn Store>,
+    /// What the keys of the dataset begin with here.
+    pub prefix: Key,
+    pub url: String,
+    tally: Arc<Tally>,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    reads: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+    in_flight: AtomicU64,
+    health: Mutex<Health>,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    left_out: Option<String>,
+    rests_until: Option<Instant>,
+    failures: u32,
+    /// Bytes a second of one read, the latest counting most; 0 until one has ended.
+    rate: f64,
+}
+
+impl Replica {
+    pub fn new(opened: Opened) -> Self {
+        let url = opened.store.root().with_key(opened.store.root().key.join(opened.prefix.as_bytes())).to_string();
+        Self { store: opened.store, prefix: opened.prefix, url, tally: Arc::default() }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.tally.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn root(&self) -> String {
+        self.store.root().to_string()
+    }
+
+    /// The key here of what is `key` at the first store, whose dataset lies under `first`.
+    pub fn key_of(&self, first: &Key, key: &Key) -> Option<Key> {
+        match key.strip_prefix(&first.as_folder()) {
+            Some(tail) => Some(self.prefix.as_folder().join(tail.as_bytes())),
+            None => (key == first).then(|| self.prefix.clone()),
+        }
+    }
+
+    pub fn rests(&self) -> bool {
+        self.health().rests_until.is_some_and(|until| now() < until)
+    }
+
+    pub fn is_left_out(&self) -> bool {
+        self.health().left_out.is_some()
+    }
+
+    pub fn rate(&self) -> f64 {
+        self.health().rate
+    }
+
+    /// Its share of the reads: its rate over what it has to do, and never nothing, as it may get faster. One that has not been seen yet is taken for the fastest.
+    pub fn weight(&self, fastest: f64) -> f64 {
+        let rate = match self.rate() {
+            rate if rate > 0.0 => rate.max(fastest * LEAST),
+            _ => fastest.max(1.0),
+        };
+        rate / (1.0 + self.tally.in_flight.load(Ordering::Relaxed) as f64)
+    }
+
+    pub fn away(&self) -> Error {
+        Error::Unreachable { place: self.url.clone(), reason: "it did not answer, and rests".to_owned() }
+    }
+
+    pub fn fail(&self, _error: &Error) {
+        self.tally.errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Asked again after a while.
+    pub fn rest(&self, error: &Error) {
+        self.fail(error);
+        let mut health = self.health();
+        let asked = match error {
+            Error::Throttled { retry_after, .. } => retry_after.unwrap_or_default(),
+            _ => Duration::ZERO,
+        };
+        let rest = REST.saturating_mul(1 << health.failures.min(8)).max(asked).min(LONGEST_REST);
+        health.failures += 1;
+        health.rests_until = Some(now() + rest);
+    }
+
+    pub fn rest_if_away(&self, error: &Error, deadline: Deadline) {
+        if error.retryable() && !deadline.passed() {
+            self.rest(error);
+        }
+    }
+
+    /// Never asked again.
+    pub fn leave_out(&self, why: String) {
+        self.tally.errors.fetch_add(1, Ordering::Relaxed);
+        self.health().left_out.get_or_insert(why);
+    }
+
+    /// The first store is the dataset: it cannot be left out of it.
+    pub fn leave_out_unless_first(&self, at: usize, why: String) {
+        match at {
+            0 => {
+                self.tally.errors.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => self.leave_out(why),
+        }
+    }
+
+    pub fn report(&self) -> MirrorReport {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        MirrorReport {
+            url: self.url.clone(),
+            reads: read(&self.tally.reads),
+            bytes: read(&self.tally.bytes),
+            errors: read(&self.tally.errors),
+            left_out: self.health().left_out.clone(),
+        }
+    }
+
+    /// A read begins.
+    pub fn begin(&self) -> Reading {
+        self.tally.reads.fetch_add(1, Ordering::Relaxed);
+        self.tally.in_flight.fetch_add(1, Ordering::Relaxed);
+        Reading { member: self.clone(), clock: Stopwatch::start(), heard: Stopwatch::start(), bytes: 0, is_over: false }
+    }
+}
+
+/// A read on its way; its end is seen also where it is dropped.
+pub(super) struct Reading {
+    member: Replica,
+    clock: Stopwatch,
+    /// Since its last byte.
+    heard: Stopwatch,
+    bytes: u64,
+    is_over: bool,
+}
+
+impl Reading {
+    /// The chunks as they are, counted. `of` is the key of an object that is not the first store's: wrong bytes are then
+    /// the mirror's fault.
+    pub fn watched(
+        self,
+        chunks: BoxStream<'static, Result<Chunk>>,
+        of: Option<Key>,
+    ) -> BoxStream<'static, Result<Chunk>> {
+        stream::try_unfold((self, chunks, of), |(mut reading, mut chunks, of)| async move {
+            match chunks.try_next().await {
+                Ok(Some(chunk)) => {
+                    reading.heard = Stopwatch::start();
+                    reading.bytes += chunk.bytes.len() as u64;
+                    reading.member.tally.bytes.fetch_add(chunk.bytes.len() as u64, Ordering::Relaxed);
+                    Ok(Some((chunk, (reading, chunks, of))))
+                }
+                Ok(None) => {
+                    reading.is_over = true;
+                    reading.ended();
+                    Ok(None)
+                }
+                Err(error) => {
+                    reading.is_over = true;
+                    match (&error, &of) {
+                        (Error::Corrupt { .. }, Some(_)) => reading.member.leave_out(error.to_string()),
+                        _ if error.retryable() => reading.member.rest(&error),
+                        _ => reading.member.fail(&error),
+                    }
+                    Err(error)
+                }
+            }
+        })
+        .boxed()
+    }
+
+    fn ended(&self) {
+        let rate = self.bytes as f64 / self.clock.elapsed().as_secs_f64().max(1e-6);
+        let mut health = self.member.health();
+        health.failures = 0;
+        health.rests_until = None;
+        health.rate = if health.rate > 0.0 { health.rate * (1.0 - NEWEST) + rate * NEWEST } else { rate };
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        // Given up in silence: whoever waited turns elsewhere, and so shall the next.
+        if !self.is_over && self.heard.elapsed() >= SILENT {
+            self.member.rest(&self.member.away());
+        }
+        self.member.tally.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The requests a second that a store which refuses (429, 503) is asked for, by all calls together.
+//!
+//! Until the first refusal there is none. Then it is searched for: a refusal leaves of the pace what part of the requests
+//! sent at it got through, one half at least and nine tenths at most; each success goes a step back towards the pace that
+//! was refused, and beyond it by so little that about one request in fifty finds the limit again. Calls that would back
+//! off each by itself all wait while the store has room, and come back together when it has none.
+//!
+//! Refusals that a slower pace does not make fewer are of no limit (a proxy or a shard that is unwell): the pace stays above
+//! half of one at which ten requests in a row got through, as long as most requests do.
+//!
+//! Owns whose turn it is, and when. Counts nothing and sends nothing.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use penstock_types::now;
+
+/// Requests a second after the first refusal. Too many costs a few refusals, each of which halves it; too few is soon more.
+const START: f64 = 4000.0;
+/// The slowest pace; below it each call's own back-off is slow enough.
+const LEAST: f64 = 10.0;
+/// What a refusal leaves of the pace at least.
+const LEFT: f64 = 0.5;
+/// Successes that are counted, so that a refusal leaves nine tenths at most.
+const MANY: u32 = 9;
+/// Where fewer requests than these get through between two cuts, on the whole, no pace is proven any more.
+const FEW: f64 = 1.5;
+/// The part of that mean that the last cut is worth.
+const LAST: f64 = 1.0 / 8.0;
+/// The part of the way back to the pace that was refused that a success is worth.
+const BACK: f64 = 1.0 / 32.0;
+/// The part of the pace that a success adds at least: forty of them make up for one refusal.
+const BEYOND: f64 = 1.0 / 400.0;
+/// Timers wake late by as much; what is lost to that alone is made good.
+const LATE: Duration = Duration::from_millis(2);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct AdaptiveRate {
+    state: Mutex<Option<State>>,
+    /// When the next request may be sent; held by the call whose turn is next, the others queue behind it.
+    next: tokio::sync::Mutex<Option<Instant>>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Requests a second.
+    rate: f64,
+    /// The pace that was refused last.
+    refused: f64,
+    /// Since when the pace was not cut.
+    since: Instant,
+    /// Requests sent since then that got through.
+    passed: u32,
+    /// How many that is from cut to cut.
+    mean: f64,
+    /// The fastest pace that let many through in a row.
+    proven: f64,
+}
+
+/// Leave to send one request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Permit {
+    at: Instant,
+    /// How long it was waited for.
+    pub waited: Duration,
+}
+
+impl AdaptiveRate {
+    fn state(&self) -> MutexGuard<'_, Option<State>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn interval(&self) -> Option<Duration> {
+        self.state().as_ref().map(|state| Duration::from_secs_f64(1.0 / state.rate))
+    }
+
+    /// Waits for leave to send a request: first come, first served.
+    pub async fn turn(&self) -> Permit {
+        let came = now();
+        if self.interval().is_none() {
+            return Permit { at: came, waited: Duration::ZERO };
+        }
+        let mut next = self.next.lock().await;
+        // A timer that was late, and a lock, are no wait for a turn.
+        let has_room = next.is_none_or(|next| next <= came);
+        let begin = |at: Instant| next.map_or(at, |next| next.max(at.checked_sub(LATE).unwrap_or(at)));
+        tokio::time::sleep_until(begin(now()).into()).await;
+        let at = now();
+        *next = Some(begin(at) + self.interval().unwrap_or_default());
+        Permit { at, waited: if has_room { Duration::ZERO } else { at.saturating_duration_since(came) } }
+    }
+
+    /// The request of `turn` got through.
+    pub fn passed(&self, turn: Permit) {
+        if let Some(state) = self.state().as_mut().filter(|state| turn.at > state.since) {
+            state.passed = state.passed.saturating_add(1);
+            // One that did not wait says nothing of a faster pace.
+            if !turn.waited.is_zero() {
+                state.rate += (BACK * (state.refused - state.rate)).max(BEYOND * state.rate);
+            }
+        }
+    }
+
+    /// The request of `turn` was refused.
+    pub fn refused(&self, turn: Permit) {
+        let mut slot = self.state();
+        let first = || State { rate: START, refused: START, since: turn.at, passed: 0, mean: MANY.into(), proven: 0.0 };
+        let is_first = slot.is_none();
+        let state = slot.get_or_insert_with(first);
+        // What was sent before the last cut tells of the pace before it.
+        if !is_first && turn.at <= state.since {
+            return;
+        }
+        state.mean += LAST * (f64::from(state.passed.min(4 * MANY)) - state.mean);
+        if state.passed >= MANY {
+            state.proven = state.proven.max(state.rate);
+        } else if state.mean < FEW {
+            state.proven /= 2.0;
+        }
+        let counted = f64::from(state.passed.min(MANY));
+        let left = (counted / (counted + 1.0)).max(LEFT);
+        // A store that lets nothing through is away, which tells no limit: the way back is to the last that was found.
+        if state.passed > 0 {
+            state.refused = state.rate;
+        }
+        state.rate = (state.rate * left).max(state.proven / 2.0).max(LEAST);
+        (state.since, state.passed) = (now(), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Requests one by one of a store that lets `limit` a second through, each when its turn has come, until `count` have
+    /// passed: how many a second those were, and how many were refused. The clock is the turns' own.
+    fn simulated(pace: &AdaptiveRate, limit: f64, count: u32) -> (f64, u32) {
+        let start = now();
+        let (mut at, mut free, mut passed, mut refused) = (0.0, 0.0, 0, 0);
+        while passed < count {
+            let rate = pace.state().as_ref().map(|state| state.rate);
+            at += rate.map_or(0.0, |rate| 1.0 / rate);
+            let turn = Permit { at: start + Duration::from_secs_f64(at), waited: Duration::from_nanos(1) };
+            if at >= free {
+                free = at + 1.0 / limit;
+                passed += 1;
+                pace.passed(turn);
+            } else {
+                refused += 1;
+                pace.refused(turn);
+            }
+        }
+        (f64::from(passed) / at, refused)
+    }
+
+    #[test]
+    fn pace_of_a_store_that_refuses_is_found_and_kept_with_few_refusals() {
+        for limit in [20.0, 50.0, 200.0, 5500.0] {
+            let pace = AdaptiveRate::default();
+            simulated(&pace, limit, 2000);
+            let (rate, refused) = simulated(&pace, limit, 2000);
+            assert!(rate > 0.85 * limit && refused < 100, "{limit}: {rate}/s, {refused} refused");
+            // Ten times as much, and back.
+            simulated(&pace, 10.0 * limit, 2000);
+            assert!(simulated(&pace, 10.0 * limit, 2000).0 > 8.5 * limit, "{limit}");
+            simulated(&pace, limit, 2000);
+            assert!(simulated(&pace, limit, 2000).0 > 0.85 * limit, "{limit}");
+        }
+    }
+
+    #[test]
+    fn refusals_that_a_slower_pace_does_not_make_fewer_do_not_end_the_work() {
+        for one_in in [20, 10] {
+            let (pace, mut noise) = (AdaptiveRate::default(), 1_u64);
+            for at in 1..20_000 {
+                noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let turn = Permit { at: now() + Duration::from_secs(at), waited: Duration::from_nanos(1) };
+                match (noise >> 33) % one_in {
+                    0 => pace.refused(turn),
+                    _ => pace.passed(turn),
+                }
+            }
+            let rate = pace.state().as_ref().map(|state| state.rate).unwrap();
+            assert!(rate > START / 16.0, "one in {one_in}: {rate}/s");
+        }
+    }
+
+    #[test]
+    fn pace_is_back_soon_after_a_store_that_refused_everything() {
+        let pace = AdaptiveRate::default();
+        simulated(&pace, 500.0, 2000);
+        for _ in 0..40 {
+            pace.refused(Permit { at: now() + Duration::from_secs(60), waited: Duration::ZERO });
+        }
+        assert_eq!(pace.state().as_ref().map(|state| state.rate), Some(LEAST));
+        let (_, refused) = simulated(&pace, 500.0, 100);
+        assert!(refused < 20 && pace.state().as_ref().is_some_and(|state| state.rate > 200.0));
+    }
+
+    #[tokio::test]
+    async fn requests_that_wait_for_nothing_do_not_raise_the_pace() {
+        let pace = AdaptiveRate::default();
+        pace.refused(pace.turn().await);
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let turn = pace.turn().await;
+            assert_eq!(turn.waited, Duration::ZERO);
+            pace.passed(turn);
+        }
+        assert_eq!(pace.state().as_ref().map(|state| state.rate), Some(START / 2.0));
+    }
+
+    #[tokio::test]
+    async fn turns_come_one_by_one_and_a_call_that_gives_up_holds_nobody() {
+        let pace = AdaptiveRate::default();
+        assert_eq!(pace.turn().await.waited, Duration::ZERO);
+        pace.refused(pace.turn().await);
+        assert_eq!(pace.state().as_ref().map(|state| state.rate), Some(START / 2.0));
+        pace.turn().await;
+        if let Some(state) = pace.state().as_mut() {
+            state.rate = 20.0;
+        }
+        pace.turn().await;
+        let gives_up = tokio::time::timeout(Duration::from_millis(1), pace.turn());
+        let (gone, stays) = tokio::join!(gives_up, pace.turn());
+        assert!(gone.is_err() && stays.waited >= Duration::from_millis(40), "{stays:?}");
+    }
+
+    #[test]
+    fn refusals_of_one_burst_cut_once() {
+        let pace = AdaptiveRate::default();
+        let turn = Permit { at: now(), waited: Duration::ZERO };
+        (0..5).for_each(|_| pace.refused(turn));
+        pace.passed(turn);
+        let state = pace.state();
+        assert_eq!(state.as_ref().map(|state| (state.rate, state.passed)), Some((START / 2.0, 0)));
+    }
+}

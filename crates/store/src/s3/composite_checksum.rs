@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What S3 knows of a multipart upload whose parts alone have checksums: a checksum of checksums (`COMPOSITE`) or, older,
+//! an ETag that is the MD5 of MD5s (`...-8`). Either says how many parts there are and not how large: a HEAD of the first
+//! part tells that, and one of the last that all are alike. Where they are not, nothing is promised.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use http::Method;
+use http::header::{self, HeaderMap};
+use penstock_types::{Algorithm, Deadline, Digest, Error, Metric, PartDigest, Result};
+
+use super::{Ask, Bucket, is_encrypted};
+use crate::transport::{quoted, read, text, unquoted};
+use crate::{Meta, checksum};
+
+/// A digest of the digests of so many parts.
+#[derive(Debug, PartialEq)]
+struct CompositeChecksum {
+    kind: PartDigest,
+    value: Vec<u8>,
+    parts: u64,
+}
+
+/// The description of a whole object, with the digest of its parts where that is the best there is.
+pub(super) async fn vouched(bucket: &Bucket, mut meta: Meta, headers: &HeaderMap, deadline: Deadline) -> Result<Meta> {
+    if checksum::cheapest(&meta.digests).is_none()
+        && let Some(CompositeChecksum { kind, value, parts }) = composite(headers, bucket.verifies_md5)
+        && let Some(part_bytes) = part_bytes(bucket, &meta, parts, deadline).await?
+    {
+        meta.digests.push(Digest { algorithm: Algorithm::Parts(kind, part_bytes), value });
+    }
+    Ok(meta)
+}
+
+/// What the headers of a whole object tell of its parts.
+fn composite(headers: &HeaderMap, takes_md5: bool) -> Option<CompositeChecksum> {
+    let counted = |text: &str| {
+        let (value, parts) = text.rsplit_once('-')?;
+        Some((
+            value.to_owned(),
+            parts.parse::<u64>().ok().filter(|parts| (1..=super::large_put::MOST).contains(parts))?,
+        ))
+    };
+    let crc = |name: &str, kind: PartDigest| {
+        let (value, parts) = counted(text(headers, name)?)?;
+        let value = BASE64_STANDARD.decode(value).ok().filter(|value| value.len() == 4)?;
+        Some(CompositeChecksum { kind, value, parts })
+    };
+    let md5 = || {
+        let (value, parts) = counted(unquoted(text(headers, "etag")?))?;
+        let value = format!("md5:{value}").parse::<Digest>().ok()?.value;
+        Some(CompositeChecksum { kind: PartDigest::Md5, value, parts }).filter(|composite| composite.value.len() == 16)
+    };
+    crc("x-amz-checksum-crc32c", PartDigest::Crc32c)
+        .or_else(|| crc("x-amz-checksum-crc32", PartDigest::Crc32))
+        .or_else(|| (takes_md5 && !is_encrypted(headers)).then(md5)?)
+}
+
+/// Bytes of each part but the last, which may be shorter; `None` where that is not known, or they are not alike.
+async fn part_bytes(bucket: &Bucket, meta: &Meta, parts: u64, deadline: Deadline) -> Result<Option<u64>> {
+    if meta.size == 0 || parts == 1 {
+        return Ok(Some(meta.size).filter(|size| *size > 0));
+    }
+    if !bucket.verifies_parts {
+        return Ok(None);
+    }
+    let Some(first) = length_of(bucket, meta, 1, deadline).await? else { return Ok(None) };
+    if first == 0 || meta.size.div_ceil(first) != parts {
+        return Ok(None);
+    }
+    // Of two parts, the second is the rest.
+    if parts > 2 && length_of(bucket, meta, parts, deadline).await? != Some(meta.size - first * (parts - 1)) {
+        return Ok(None);
+    }
+    Ok(Some(first))
+}
+
+/// Bytes of one part; `None` from a store that does not tell them.
+async fn length_of(bucket: &Bucket, meta: &Meta, number: u64, deadline: Deadline) -> Result<Option<u64>> {
+    let query = format!("partNumber={number}");
+    let mut ask = Ask { query: &query, ..Ask::new(Method::HEAD, Metric::Heads, Some(&meta.key)) };
+    if let Some(version) = &meta.version {
+        ask.headers.insert(header::IF_MATCH, quoted(version)?);
+    }
+    match bucket.send(ask, deadline).await {
+        Ok(answer) => read::length(bucket, &meta.key, answer.headers()).map(Some),
+        // moto compares If-Match with the part's own ETag and answers 412. Reads are pinned to the object's version, so a
+        // replaced object still ends as `Changed` there.
+        Err(Error::Changed { .. }) => Ok(None),
+        Err(error) if error.retryable() => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_str(value).unwrap())).collect()
+    }
+
+    #[test]
+    fn test_composite_prefers_a_crc_and_takes_an_etag_only_where_it_may_be_md5s() {
+        let etag = ("etag", "\"0123456789abcdef0123456789abcdef-3\"");
+        let crc = headers(&[("x-amz-checksum-crc32", "AAAAAQ==-2"), etag]);
+        let want = CompositeChecksum { kind: PartDigest::Crc32, value: vec![0, 0, 0, 1], parts: 2 };
+        assert_eq!(composite(&crc, true), Some(want));
+        let md5 = composite(&headers(&[etag]), true).unwrap();
+        assert_eq!((md5.kind, md5.parts, md5.value.len()), (PartDigest::Md5, 3, 16));
+        assert_eq!(composite(&headers(&[etag]), false), None);
+        assert_eq!(composite(&headers(&[etag, ("x-amz-server-side-encryption", "aws:kms")]), true), None);
+        for odd in ["AAAAAQ==", "AAAAAQ==-0", "AAAAAQ==-10001", "AAAAAQ==-x", "AAA=-2", "-2", "\"0123-2\""] {
+            assert_eq!(composite(&headers(&[("x-amz-checksum-crc32c", odd), ("etag", odd)]), true), None, "{odd}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn prop_composite_of_any_headers_does_not_panic(crc in "[ -~]{0,20}", etag in "[ -~]{0,40}") {
+            let _ = composite(&headers(&[("x-amz-checksum-crc32c", &crc), ("etag", &etag)]), true);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A store made as slow as another: latency, bytes/s and requests/s. For tests, and where the block layer and the emulator
+//! cannot do it. Bytes above the rate queue up to a bound, past which and for requests above the burst it throttles, as
+//! stores do.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, now};
+
+use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
+
+/// Limits of a store; the default has none.
+#[derive(Debug, Clone, Default)]
+pub struct ThrottleConfig {
+    /// Median time before an answer begins.
+    pub latency: Duration,
+    /// What one answer in a hundred exceeds; a log-normal distribution lies through both. Zero: the median is all there is.
+    pub latency_p99: Duration,
+    /// Body bytes, both ways together.
+    pub bytes_per_s: Option<f64>,
+    /// Requests.
+    pub requests_per_s: Option<f64>,
+    /// Requests that may come at once before the rate binds.
+    pub burst: u32,
+    /// Time that bytes may queue; a request that finds more ahead of it is throttled.
+    pub queue: Duration,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct ThrottledStore {
+    inner: Arc<dyn Store>,
+    gate: Arc<Throttle>,
+}
+
+#[derive(Debug)]
+struct Throttle {
+    limits: ThrottleConfig,
+    /// When the bytes, and the requests, that were let in so far will have passed at the rate.
+    bytes_until: Mutex<Option<Instant>>,
+    requests_until: Mutex<Option<Instant>>,
+}
+
+fn lock(mutex: &Mutex<Option<Instant>>) -> std::sync::MutexGuard<'_, Option<Instant>> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Throttle {
+    /// Lets a request in after its latency, or throttles it.
+    async fn enter(&self, place: impl Fn() -> String) -> Result<()> {
+        let throttled = |wait: Duration| Error::Throttled {
+            place: place(),
+            refused: 1,
+            sent: 1,
+            window: Duration::ZERO,
+            retry_after: Some(wait),
+            status: 503,
+        };
+        let at = now();
+        let backlog = lock(&self.bytes_until).map_or(Duration::ZERO, |until| until.saturating_duration_since(at));
+        if backlog > self.limits.queue {
+            return Err(throttled(backlog - self.limits.queue));
+        }
+        if let Some(rate) = self.limits.requests_per_s.filter(|rate| *rate > 0.0) {
+            let each = Duration::from_secs_f64(1.0 / rate);
+            let slack = each * self.limits.burst.max(1);
+            let mut until = lock(&self.requests_until);
+            let next = until.map_or(at, |until| until.max(at)) + each;
+            let ahead = next - at;
+            if ahead > slack {
+                return Err(throttled(ahead - slack));
+            }
+            *until = Some(next);
+        }
+        let latency = self.latency();
+        if latency > Duration::ZERO {
+            tokio::time::sleep(latency).await;
+        }
+        Ok(())
+    }
+
+    /// A draw from the log-normal distribution through the median and the 99th percentile.
+    fn latency(&self) -> Duration {
+        let (median, p99) = (self.limits.latency.as_secs_f64(), self.limits.latency_p99.as_secs_f64());
+        if p99 <= median || median == 0.0 {
+            return self.limits.latency;
+        }
+        // Box and Muller; 2.326 is the 99th percentile of the standard normal distribution.
+        let (u, v) = (1.0 - rand::random::<f64>(), rand::random::<f64>());
+        let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+        Duration::from_secs_f64(median * ((p99 / median).ln() / 2.326 * normal).exp())
+    }
+
+    /// Waits until `bytes` more have passed at the rate.
+    async fn pass(&self, bytes: u64, deadline: Deadline) -> Result<()> {
+        let Some(rate) = self.limits.bytes_per_s.filter(|rate| *rate > 0.0) else { return Ok(()) };
+        let until = {
+            let mut until = lock(&self.bytes_until);
+            let next = until.map_or_else(now, |until| until.max(now())) + Duration::from_secs_f64(bytes as f64 / rate);
+            *until = Some(next);
+            next
+        };
+        // Who gives up on his bytes has taken the bandwidth all the same.
+        tokio::time::sleep_until(deadline.instant().map_or(until, |at| at.min(until)).into()).await;
+        deadline.check("bytes of a shaped store")
+    }
+}
+
+impl ThrottledStore {
+    /// Holds `inner` to `limits`.
+    pub fn new(inner: Arc<dyn Store>, limits: ThrottleConfig) -> Self {
+        let gate = Throttle { limits, bytes_until: Mutex::new(None), requests_until: Mutex::new(None) };
+        Self { inner, gate: Arc::new(gate) }
+    }
+
+    pub(crate) fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    /// One request that carries `bytes`.
+    pub(crate) async fn pass(&self, key: &Key, bytes: u64, deadline: Deadline) -> Result<()> {
+        self.enter(key, deadline).await?;
+        self.gate.pass(bytes, deadline).await
+    }
+
+    async fn enter(&self, key: &Key, deadline: Deadline) -> Result<()> {
+        let work = self.gate.enter(|| crate::place(self.inner.root(), key));
+        match deadline.instant() {
+            Some(at) => {
+                let what = "a request to a shaped store";
+                tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what)))
+            }
+            None => work.await,
+        }
+    }
+}
+
+#[async_trait]
+impl Store for ThrottledStore {
+    fn root(&self) -> &Url {
+        self.inner.root()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
+        let (prefix, after) = (prefix.clone(), after.cloned());
+        stream::once(async move {
+            self.enter(&prefix, deadline).await?;
+            Ok(self.inner.list(&prefix, after.as_ref(), deadline))
+        })
+        .try_flatten()
+        .boxed()
+    }
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
+        self.enter(key, deadline).await?;
+        self.inner.head(key, deadline).await
+    }
+
+    async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
+        self.enter(&object.key, deadline).await?;
+        let got = self.inner.get_ranges(object, ranges, deadline).await?;
+        let gate = self.gate.clone();
+        let chunks = got.chunks.and_then(move |chunk: Chunk| {
+            let gate = gate.clone();
+            async move { gate.pass(chunk.bytes.len() as u64, deadline).await.map(|()| chunk) }
+        });
+        Ok(GetResult { meta: got.meta, chunks: chunks.boxed() })
+    }
+
+    async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
+        self.enter(key, deadline).await?;
+        self.gate.pass(parts.iter().map(|part| part.len() as u64).sum(), deadline).await?;
+        self.inner.put(key, parts, options, deadline).await
+    }
+
+    fn uploads(&self) -> Option<&dyn MultipartStore> {
+        self.inner().uploads().map(|_| self as &dyn MultipartStore)
+    }
+
+    async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
+        self.enter(&Key::default(), deadline).await?;
+        self.inner.delete(keys, deadline).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memory;
+
+    fn shaped(limits: ThrottleConfig) -> ThrottledStore {
+        ThrottledStore::new(Arc::new(Memory::named("shape")), limits)
+    }
+
+    #[tokio::test]
+    async fn test_shape_requests_above_the_burst_are_throttled_with_a_time_to_wait() {
+        let store = shaped(ThrottleConfig { requests_per_s: Some(0.01), burst: 3, ..ThrottleConfig::default() });
+        let mut codes = Vec::new();
+        for _ in 0..5 {
+            let error = store.head(&Key::from("none"), Deadline::NEVER).await.unwrap_err();
+            if let Error::Throttled { retry_after, .. } = &error {
+                assert!(
+                    retry_after.is_some_and(|wait| wait > Duration::from_secs(90) && wait <= Duration::from_secs(100))
+                );
+            }
+            codes.push(error.code());
+        }
+        assert_eq!(codes, ["not-found", "not-found", "not-found", "throttled", "throttled"]);
+    }
+
+    #[tokio::test]
+    async fn test_shape_bytes_above_the_queue_are_throttled() {
+        let store = shaped(ThrottleConfig {
+            bytes_per_s: Some(1.0),
+            queue: Duration::from_secs(10),
+            ..ThrottleConfig::default()
+        });
+        let (key, parts) = (Key::from("a"), vec![Bytes::from_static(&[0; 100])]);
+        let late = Deadline::within(Duration::from_millis(20));
+        let error = store.put(&key, parts, &PutOptions::default(), late).await.unwrap_err();
+        assert_eq!(error.code(), "deadline");
+        let error = store.head(&key, Deadline::NEVER).await.unwrap_err();
+        assert_eq!(error.code(), "throttled");
+    }
+
+    #[test]
+    fn test_shape_latency_has_its_median_and_its_99th_percentile() {
+        let (median, p99) = (Duration::from_millis(10), Duration::from_millis(100));
+        let gate = shaped(ThrottleConfig { latency: median, latency_p99: p99, ..ThrottleConfig::default() }).gate;
+        let draws: Vec<Duration> = (0..20_000).map(|_| gate.latency()).collect();
+        let share = |limit| draws.iter().filter(|draw| **draw > limit).count() as f64 / draws.len() as f64;
+        assert!((share(median) - 0.5).abs() < 0.03, "{}", share(median));
+        assert!((share(p99) - 0.01).abs() < 0.005, "{}", share(p99));
+    }
+}

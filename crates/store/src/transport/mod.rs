@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the stores that speak HTTP share: the client, reads in ranges, XML, and the meaning of plain statuses.
+
+pub(crate) mod client;
+mod proxy;
+pub(crate) mod read;
+pub(crate) mod status;
+mod tls;
+pub(crate) mod xml;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use http::header::HeaderValue;
+use http::{HeaderMap, Response, Uri, header};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use penstock_types::{Deadline, Error, Key, Metrics, Result};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
+use reqsign_core::ErrorKind;
+
+use crate::{Meta, Precondition, Version};
+
+/// What every signature leaves as it is; in a path, `/` too. Dots stay, so `..` reaches the store as it is.
+pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
+
+/// What `read` asks of a store: one request at a time, and what its answer means.
+#[async_trait]
+pub(crate) trait Remote: Send + Sync + 'static {
+    /// A key as errors name it.
+    fn place(&self, key: &Key) -> String;
+
+    /// The endpoint as errors name it.
+    fn shown(&self) -> &str;
+
+    fn metrics(&self) -> &Arc<Metrics>;
+
+    async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
+
+    /// Sends one GET, of a range or (`None`) of all, and gives its answer back if that is a success.
+    async fn get(
+        &self,
+        key: &Key,
+        pin: Option<&Version>,
+        range: Option<HeaderValue>,
+        deadline: Deadline,
+    ) -> Result<Response<Incoming>>;
+
+    /// What the headers of an answer tell of an object of `size` bytes.
+    fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta;
+
+    /// The same with the digest that only another question makes useful; asked of whole objects that came without one.
+    async fn vouched(&self, meta: Meta, _: &HeaderMap, _: Deadline) -> Result<Meta> {
+        Ok(meta)
+    }
+
+    /// A server that answers a ranged read with all of it is taken as it is, and the ranges are cut out here.
+    fn slices(&self) -> bool;
+}
+
+/// Ends `work` at the deadline.
+pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    match deadline.instant() {
+        Some(at) => tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what))),
+        None => work.await,
+    }
+}
+
+/// All of a small answer; more than `limit` bytes, or an answer that breaks off, is an error at `place`.
+pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place: &str) -> Result<Bytes> {
+    within(deadline, place, async {
+        let body = Limited::new(body, limit).collect().await;
+        let broken =
+            |reason: String| Error::Unreachable { place: place.to_owned(), reason: format!("the answer: {reason}") };
+        Ok(body.map_err(|error| broken(client::innermost(&*error)))?.to_bytes())
+    })
+    .await
+}
+
+/// The body of an error: little of it, and not for long.
+pub(crate) async fn said(body: Incoming) -> Bytes {
+    const LIMIT: usize = 64 << 10;
+    const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+    let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, LIMIT).collect()).await;
+    body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default()
+}
+
+/// `name=value` of a query.
+pub(crate) fn pair(name: &str, value: &[u8]) -> String {
+    format!("{name}={}", percent_encode(value, QUERY))
+}
+
+/// The URI of a key below `base`, or of `base` itself.
+pub(crate) fn uri(base: &str, key: Option<&[u8]>, query: &str) -> Result<Uri> {
+    let mut text = base.to_owned();
+    if let Some(key) = key {
+        text.push('/');
+        text.extend(percent_encode(key, PATH));
+    }
+    if !query.is_empty() {
+        text.push('?');
+        text.push_str(query);
+    }
+    text.parse().map_err(|_| Error::Unsupported {
+        what: format!("a key of {} bytes", key.map_or(0, <[u8]>::len)),
+        by: "HTTP".to_owned(),
+    })
+}
+
+/// Adds a precondition to a write, where versions are ETags.
+pub(crate) fn add_precondition(headers: &mut HeaderMap, precondition: &Precondition) -> Result<()> {
+    match precondition {
+        Precondition::None => None,
+        Precondition::Absent => headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*")),
+        Precondition::Matches(version) => headers.insert(header::IF_MATCH, quoted(version)?),
+    };
+    Ok(())
+}
+
+/// Says which condition of a write did not hold.
+pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
+    match (error, precondition) {
+        (Error::Precondition { place, .. }, Precondition::Absent) => {
+            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+        }
+        (Error::Precondition { place, .. } | Error::NotFound { place }, Precondition::Matches(version)) => {
+            Error::Precondition { place, reason: format!("version {version} is no longer current") }
+        }
+        (error, Precondition::None | Precondition::Absent | Precondition::Matches(_)) => error,
+    }
+}
+
+/// Why a request goes unsigned, with `advice` for whoever has no credentials.
+pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -> Error {
+    let place = place.to_owned();
+    // Past the first colon a message may quote what a file, a command or a server said.
+    let text = error.to_string();
+    let told = text.split(':').next().unwrap_or_default();
+    match error.kind() {
+        _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {told}") },
+        ErrorKind::RequestInvalid => Error::bug(format!("a request cannot be signed: {told}")),
+        _ => Error::Denied { place, reason: format!("no credentials ({told}): {advice}") },
+    }
+}
+
+/// A header's text, if it is text.
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// ETags travel in quotes; a weak one is kept as it is.
+pub(crate) fn unquoted(etag: &str) -> &str {
+    etag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(etag)
+}
+
+/// The header value that names a version.
+pub(crate) fn quoted(version: &Version) -> Result<HeaderValue> {
+    let text = if version.0.starts_with("W/") { version.0.clone() } else { format!("\"{}\"", version.0) };
+    HeaderValue::from_str(&text).map_err(|_| Error::config("version", format!("`{}` is no ETag", text.escape_debug())))
+}
+
+/// A text that a user gave, as a header.
+pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
+    HeaderValue::from_str(text).map_err(|_| Error::config(what, format!("`{}` is no header", text.escape_debug())))
+}
+
+/// True for names and addresses of this machine.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Deletes keys one by one, some at once; one that is not there is no error, a `root` that is not there is.
+pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
+where
+    F: Future<Output = Result<T>>,
+{
+    const AT_ONCE: usize = 16;
+    let gone = |deleted: Result<T>| match deleted {
+        Ok(_) => Ok(()),
+        Err(Error::NotFound { place }) if place != root => Ok(()),
+        Err(error) => Err(error),
+    };
+    stream::iter(keys.to_vec()).map(delete).buffer_unordered(AT_ONCE).map(gone).try_collect().await
+}
+
+/// The same bytes in parts of `size`; nothing is copied.
+pub(crate) fn cut(parts: Vec<Bytes>, size: u64) -> Vec<Vec<Bytes>> {
+    let mut rest: VecDeque<Bytes> = parts.into();
+    let mut out = Vec::new();
+    let (mut part, mut room) = (Vec::new(), size);
+    while let Some(mut bytes) = rest.pop_front() {
+        if bytes.len() as u64 > room {
+            rest.push_front(bytes.split_off(room as usize));
+        }
+        room -= bytes.len() as u64;
+        part.push(bytes);
+        if room == 0 {
+            out.push(std::mem::take(&mut part));
+            room = size;
+        }
+    }
+    if !part.is_empty() {
+        out.push(part);
+    }
+    out
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What plain HTTP statuses mean to a caller; a store with words of its own looks at those first.
+
+use std::time::Duration;
+
+use http::{HeaderMap, Method, StatusCode};
+use penstock_types::{Error, unix_now};
+
+use crate::http_date;
+
+/// Characters of a store's own words that are shown.
+const SHOWN: usize = 200;
+
+/// Cut, and without what could draw on a terminal.
+pub(crate) fn shown(text: &str) -> String {
+    text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Retry-After: seconds, or a date.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    wait(headers.get("retry-after")?.to_str().ok()?)
+}
+
+fn wait(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => Some(Duration::from_secs_f64((http_date::http(text)? - unix_now().as_secs_f64()).max(0.0))),
+    }
+}
+
+/// The store refused for rate.
+pub(crate) fn throttled(place: String, status: StatusCode, headers: &HeaderMap) -> Error {
+    let (retry_after, status) = (retry_after(headers), status.as_u16());
+    Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after, status }
+}
+
+/// The error of a status alone. `reason` is what the store said with it; `by` is its endpoint.
+pub(crate) fn of(
+    place: String,
+    by: &str,
+    method: &Method,
+    status: StatusCode,
+    headers: &HeaderMap,
+    reason: String,
+) -> Error {
+    let is_read = *method == Method::GET || *method == Method::HEAD;
+    match status.as_u16() {
+        429 | 503 => throttled(place, status, headers),
+        404 | 410 => Error::NotFound { place },
+        401 | 403 | 407 => Error::Denied { place, reason },
+        412 if is_read => Error::Changed { place, want: String::new(), have: "another".to_owned() },
+        412 => Error::Precondition { place, reason: "its condition does not hold".to_owned() },
+        416 => Error::corrupt(place, "has no bytes where they were asked for"),
+        405 | 501 => Error::Unsupported { what: format!("{method} {place} ({reason})"), by: by.to_owned() },
+        408 | 500..=599 => Error::Server { place, status: status.as_u16(), reason },
+        status => Error::System { place, reason: format!("the store answered {status}: {reason}") },
+    }
+}
+
+/// A status in words, where nothing else was said.
+pub(crate) fn words(status: StatusCode) -> String {
+    status.canonical_reason().unwrap_or("no reason given").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_retry_after_takes_seconds_and_dates() {
+        assert_eq!(wait("3"), Some(Duration::from_secs(3)));
+        assert_eq!(wait("0.25"), Some(Duration::from_millis(250)));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
+        assert!(wait("Fri, 31 Dec 9999 23:59:59 GMT").unwrap() > Duration::from_secs(1 << 30));
+        for text in ["", "soon", "-1", "nan", "inf", "1e300"] {
+            assert_eq!(wait(text), None, "{text}");
+        }
+    }
+}
